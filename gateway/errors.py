@@ -122,6 +122,12 @@ class TokensLimited(RateLimited):
     type = "tokens"
 
 
+class QuotaExceeded(RateLimited):
+    """429: a budget is used up; no retry helps before it resets."""
+
+    type = "insufficient_quota"
+
+
 class Unavailable(Refusal):
     """503: no worker or service that the request needs is ready now."""
 

@@ -126,6 +126,9 @@ class Metrics:
         self.admission = Counter(
             "sluice_admission", "Admission decisions.", ("entitlement", "decision", "reason")
         )
+        self.budget_warnings = Counter(
+            "sluice_budget_warnings", "Budgets that reached their warn_at.", ("scope",)
+        )
         self.slo_requests = Counter(
             "sluice_slo_requests",
             "Streams of entitlements with a target time to first token, by whether it was kept.",

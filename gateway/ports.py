@@ -17,6 +17,7 @@ from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.records.endpoint import Endpoint
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
@@ -109,6 +110,8 @@ class Settlement(Record, frozen=True, kw_only=True):
     """False when the request was sent to no engine: the estimate is refunded in full."""
     unix_s: float = 0.0
     """Time of the end by the gateway's clock; 0 for now. A store may use its own clock instead."""
+    money: int = 0
+    """Cost of the usage in nano-units; 0 where no budget is in money."""
 
 
 class ClientReply(Protocol):
@@ -179,6 +182,16 @@ class LeaseStore(Protocol):
         Takes effect at once or soon, never waits and never raises: it runs while a
         cancelled request unwinds.
         """
+
+
+class Budgets(Protocol):
+    """The administrative side of limits that span models. Raises StateFailure."""
+
+    async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
+        """Counters of these limits, in their order."""
+
+    async def add(self, limit: Limit, amount: int) -> LimitView:
+        """Add to a limit's amount until its window ends; a negative amount takes away."""
 
 
 class AccountView(Record, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ def root(
 
 def register() -> None:
     """Add every verb; each imports its dependencies only when it runs."""
+    from sluice.budget.command import budget
     from sluice.calibrate.command import calibrate
     from sluice.check import check
     from sluice.compress.command import compress
@@ -64,7 +65,7 @@ def register() -> None:
     verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
     for verb in (*verbs, replay, calibrate, train, top, traffic, why, usage):
         app.command(name=verb.__name__.replace("_", "-"))(verb)
-    for group in (tenant, tenants, key):
+    for group in (tenant, tenants, key, budget):
         app.add_typer(group)
     app.add_typer(import_)
 

@@ -89,6 +89,7 @@ class Settler:
                 # What no model computed is charged nothing.
                 dispatched=dispatched and incoming.endpoint.computes,
                 unix_s=now_unix_s,
+                price=None if served is None else served.price,
             )
         progress.timer.end("settle")
         slot_nano = 0.0 if attempts is None else attempts.slot_nano

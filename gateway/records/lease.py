@@ -1,5 +1,6 @@
 """Admission's input (Ask) and output (Lease, Limits)."""
 
+from gateway.records.limit import Limit, LimitUse
 from gateway.records.record import Record
 
 
@@ -16,6 +17,10 @@ class Ask(Record, frozen=True, kw_only=True):
     sequences: int
     kv_bytes: int = 0
     """KV cache that `cost_tokens` occupy on the engines."""
+    limits: tuple[Limit, ...] = ()
+    """Of the key, the entitlement and the tenant, over all models."""
+    money: int = 0
+    """Cost of `cost_tokens` in nano-units; 0 where no budget is in money."""
 
 
 class Limits(Record, frozen=True, kw_only=True):
@@ -52,3 +57,7 @@ class Lease(Record, frozen=True, kw_only=True):
     limits: Limits | None = None
     issued_unix_s: float = 0.0
     """By the store's clock."""
+    asked: tuple[Limit, ...] = ()
+    """Its request's limits over all models."""
+    uses: tuple[LimitUse, ...] = ()
+    """Their levels once it was taken, in their order."""

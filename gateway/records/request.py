@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Raw
 
 from gateway.records.endpoint import Endpoint
+from gateway.records.limit import Limit
 from gateway.records.record import Record
 from gateway.records.trace import NO_TRACE, Trace
 
@@ -27,6 +28,8 @@ class TenantKey(Record, frozen=True, kw_only=True):
     """Whether it uses no further entitlements of its tenant."""
     expires_unix_s: float | None = None
     suspended: bool = False
+    limits: tuple[Limit, ...] = ()
+    """Its own; those of its tenant and entitlements come on top."""
 
 
 class Principal(Record, frozen=True, kw_only=True):
@@ -58,6 +61,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """Baseline token rate, used as the fairness weight; 0 if none is stated."""
     slo_ms: int = 0
     """Target time to first token; 0 for none."""
+    limits: tuple[Limit, ...] = ()
+    """Of its key, its entitlement and its tenant, over all models."""
 
     @property
     def owner(self) -> str:

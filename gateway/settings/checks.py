@@ -17,6 +17,7 @@ from gateway.settings.price_checks import check_prices
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_engine_tls, unfit_server_tls
+from gateway.settings.token_pools import limits_tenants
 from predictor.artifact import ArtifactError, load
 from predictor.online import PrefillPredictor
 
@@ -52,6 +53,12 @@ def check_config(document: Document, config: Config) -> None:
     if (found := unfit_workers(config)) is not None:
         document.add(("server", "workers"), *found)
     _check_roles(document, config)
+    if config.state.url.startswith("redis+cluster://") and limits_tenants(config):
+        document.add(
+            ("state", "url"),
+            "limits of tenants and keys count over all models, which a cluster spreads",
+            "use one server (redis:// or redis+sentinel://), or give budgets to entitlements",
+        )
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
     if config.server.tls is not None and (wrong := unfit_server_tls(config.server.tls)):

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 from gateway.settings.fleet import ModelConfig, SplitAliasConfig
 from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
+from gateway.settings.tenancy.budgets import Budgets
 from gateway.settings.tenancy.sections import KeyHash, TenantConfig
 from gateway.settings.tls import ServerTlsConfig
 from gateway.settings.types import (
@@ -211,6 +212,8 @@ class EntitlementConfig(Section):
     """`sha256:` hashes of the keys; two keys may be valid at once, to allow rotation."""
     expires_at: Instant | None = None
     """After this the keys answer 403; UTC unless an offset is given."""
+    budgets: Budgets = ()
+    """What may be used by this entitlement."""
 
     @property
     def baseline(self) -> int:

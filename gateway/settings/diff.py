@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from gateway.records.record import Record
 from gateway.settings.config import Config
 from gateway.settings.fleet import ModelConfig
-from gateway.settings.token_pools import managed
+from gateway.settings.token_pools import limits_tenants, managed
 
 LIVE: Final = (
     r"(entitlements|tenants)\[.*",
@@ -59,7 +59,9 @@ def merged(before: Config, after: Config) -> Config:
         else model
         for model in before.models
     )
-    update = {name: getattr(after, name) for name in ("health", "timeouts", "retry", "tenants")}
+    update = {name: getattr(after, name) for name in ("health", "timeouts", "retry")}
+    if "tenants" not in fixed:
+        update["tenants"] = after.tenants
     if not any(path.startswith("entitlements") for path in fixed):
         update["entitlements"] = after.entitlements
     found = before.model_copy(update={**update, "models": models})
@@ -101,6 +103,8 @@ def _fixed(before: Config, after: Config) -> frozenset[str]:
     if found or {model.name for model in before.models} != set(known):
         # Limits of entitlements are checked against the models of the same file.
         found.add("entitlements")
+    if limits_tenants(before) != limits_tenants(after):
+        found.add("tenants")  # all models become managed, or no longer are
     return frozenset(found)
 
 

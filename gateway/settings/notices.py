@@ -6,7 +6,7 @@ from gateway.policy.entitlements.entitlement import BACKFILL
 from gateway.policy.model_runtime import PRIORITY_FLAGS
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig
-from gateway.settings.token_pools import managed, tenant_keys, terms_of
+from gateway.settings.token_pools import every_limit, managed, tenant_keys, terms_of
 
 
 def remarks(config: Config) -> list[str]:
@@ -20,6 +20,7 @@ def remarks(config: Config) -> list[str]:
         found.append(f"no server.admin_key: {closed}")
     for model in config.models:
         found.extend(_about_model(config, model))
+    found.extend(_about_money(config))
     by_name = {model.name: model for model in config.models}
     used = {name for key in tenant_keys(config) for name in key.entitlements}
     for entitlement in config.entitlements:
@@ -27,6 +28,21 @@ def remarks(config: Config) -> list[str]:
         about = _about_entitlement(entitlement, by_name[entitlement.model], opened=opened)
         found.extend(f"entitlement {entitlement.name}: {line}" for line in about)
     return found
+
+
+def _about_money(config: Config) -> Iterator[str]:
+    spenders = {
+        limit.name.partition("/")[0] if limit.scope == "key" else limit.name
+        for limit in every_limit(config)
+        if limit.unit == "money"
+    }
+    free = {model.name for model in config.models if model.price is None}
+    for entitlement in config.entitlements:
+        if entitlement.model in free and spenders & {entitlement.tenant, entitlement.name}:
+            yield (
+                f"entitlement {entitlement.name}: a budget is in money, and the model "
+                f"{entitlement.model} has no price, so that its use is free"
+            )
 
 
 def _about_model(config: Config, model: ModelConfig) -> Iterator[str]:

@@ -15,9 +15,11 @@ from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.token_pool.terms import Terms
 from gateway.ports import EntitlementEntry
+from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig
+from gateway.settings.tenancy.budgets import budget_limits, key_limits
 from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
 
 LIMITS = (
@@ -27,13 +29,44 @@ LIMITS = (
 
 
 def managed(config: Config, model: ModelConfig) -> bool:
-    """Whether an entitlement of the model states a class or a limit, so load may be refused."""
-    return any(
+    """Whether an entitlement of the model states a class or a limit, so load may be refused.
+
+    Limits of tenants and keys are counted where a lease is taken, so with them every model is.
+    """
+    return limits_tenants(config) or any(
         "service_class" in e.model_fields_set
+        or e.budgets
         or any(getattr(e, name) is not None for name in LIMITS)
         for e in config.entitlements
         if e.model == model.name
     )
+
+
+def limits_tenants(config: Config) -> bool:
+    """Whether a tenant or a key has limits of its own, over all models."""
+    return any(
+        tenant.budgets
+        or any(key.budgets or key.max_concurrency or key.requests_per_minute for key in tenant.keys)
+        for tenant in config.tenants
+    )
+
+
+def limits_of(config: Config) -> dict[tuple[str, str], tuple[Limit, ...]]:
+    """Budgets of entitlements and tenants, by which of both and by name."""
+    currency = config.currency
+    found = {
+        ("tenant", t.name): budget_limits("tenant", t.name, t.budgets, currency)
+        for t in config.tenants
+    }
+    for e in config.entitlements:
+        found["entitlement", e.name] = budget_limits("entitlement", e.name, e.budgets, currency)
+    return {owner: limits for owner, limits in found.items() if limits}
+
+
+def every_limit(config: Config) -> list[Limit]:
+    """All limits that span models: of keys, entitlements and tenants."""
+    shared = [limit for limits in limits_of(config).values() for limit in limits]
+    return shared + [limit for key in tenant_keys(config) for limit in key.limits]
 
 
 def base_terms(model: ModelConfig) -> Terms:
@@ -111,13 +144,15 @@ def tenant_keys(config: Config) -> list[TenantKey]:
     """Every key of the file's tenants."""
     own = entitlements_by_tenant(config)
     return [
-        _tenant_key(tenant, key, own.get(tenant.name, ()))
+        _tenant_key(tenant, key, own.get(tenant.name, ()), config.currency)
         for tenant in config.tenants
         for key in tenant.keys
     ]
 
 
-def _tenant_key(tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str]) -> TenantKey:
+def _tenant_key(
+    tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str], currency: str
+) -> TenantKey:
     listed = tenant.entitlements if key.entitlements is None else key.entitlements
     return TenantKey(
         tenant=tenant.name,
@@ -128,6 +163,7 @@ def _tenant_key(tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str]) 
         only_listed=listed is not None,
         expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
         suspended=key.suspended,
+        limits=key_limits(tenant.name, key.name, key, currency),
     )
 
 
@@ -141,7 +177,7 @@ def fields_of(entitlement: EntitlementConfig) -> dict[str, object]:
     return {
         name: getattr(entitlement, name)
         for name in EntitlementConfig.model_fields
-        if name != "api_keys"
+        if name not in {"api_keys", "budgets"}
     }
 
 

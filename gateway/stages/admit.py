@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.errors import BadRequest
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.prices import cost_nano
 from gateway.ports import LeaseStore
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Ask, Lease
@@ -42,6 +43,8 @@ async def admit(
         cost_tokens=cost_tokens,
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,
+        limits=principal.limits,
+        money=_cost(served, principal, estimate, cost_tokens) if principal.limits else 0,
     )
     try:
         return await store.admit(ask)
@@ -50,7 +53,20 @@ async def admit(
         if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
             raise
     kv_bytes = lowest * served.admission.kv_bytes_per_token
-    return await store.admit(msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes))
+    money = ask.money and _cost(served, principal, estimate, lowest)
+    return await store.admit(
+        msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes, money=money)
+    )
+
+
+def _cost(
+    served: ModelRuntime, principal: Principal, estimate: LengthEstimate, cost_tokens: int
+) -> int:
+    """What a budget in money reserves for so many tokens, none of them cached."""
+    if served.price is None or not any(limit.unit == "money" for limit in principal.limits):
+        return 0
+    prompt_tokens = min(estimate.input_tokens_total, cost_tokens)
+    return cost_nano(served.price, prompt_tokens, cost_tokens - prompt_tokens)
 
 
 def lowest_cost_tokens(estimate: LengthEstimate) -> int:

@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.entitlements.entitlement import RESERVING
+from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, TenantKey
 
 PREFIX: Final = 4
@@ -41,9 +42,15 @@ class Keyring:
         self,
         principals: Mapping[bytes, Principal] | None = None,
         tenant_keys: Sequence[TenantKey] = (),
+        limits: Mapping[tuple[str, str], tuple[Limit, ...]] | None = None,
     ) -> None:
-        """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one."""
+        """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one.
+
+        `limits` over all models, by (`entitlement` or `tenant`, its name).
+        """
         self.open = True
+        self.limits = limits or {}
+        """Of principals; see `limit`."""
         """Only while no entitlement was ever entered: deleting the last one opens nothing."""
         self.tenanted = False
         """Whether there ever was a tenant's key, which closes the gateway, too."""
@@ -98,6 +105,8 @@ class Keyring:
         """
         self.open = False
         self.remove(principal.entitlement)
+        if self.limits or principal.limits:
+            principal = self._limited(principal)
         mine = tuple(dict.fromkeys(digests))
         for digest in mine:
             for entry in self._buckets.get(digest[:PREFIX], ()):
@@ -113,6 +122,19 @@ class Keyring:
         self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
         self._tenant_of[principal.entitlement] = principal.tenant
         self._changed(principal.tenant)
+
+    def limit(self, limits: Mapping[tuple[str, str], tuple[Limit, ...]]) -> None:
+        """Replace the limits over all models of entitlements and tenants."""
+        if limits == self.limits:
+            return
+        self.limits = limits
+        for principal in [p for known in self._tenants.values() for p in known.values()]:
+            self.put(principal, self._digests[principal.entitlement])
+
+    def _limited(self, principal: Principal) -> Principal:
+        own = self.limits.get(("entitlement", principal.entitlement), ())
+        whole = self.limits.get(("tenant", principal.tenant), ())
+        return msgspec.structs.replace(principal, limits=own + whole)
 
     def remove(self, entitlement: str) -> None:
         """Forget an entitlement and its keys; unknown ones are no failure."""
@@ -172,7 +194,9 @@ def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
         names += sorted(known.keys() - set(names))
     choices: dict[str, tuple[Principal, ...]] = {}
     for name in names:
-        principal = msgspec.structs.replace(known[name], key=key.name)
+        principal = known[name]
+        limits = key.limits + principal.limits
+        principal = msgspec.structs.replace(principal, key=key.name, limits=limits)
         model = principal.model
         if model is not None and (key.models is None or model in key.models):
             choices[model] = (*choices.get(model, ()), principal)

@@ -1,6 +1,7 @@
 """The x-sluice-* and x-ratelimit-* headers of an answer."""
 
 from gateway.policy.admission.denials import limit_lines
+from gateway.policy.admission.limit_refusals import title
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Lines
 from gateway.records.attempt import Binding
@@ -34,9 +35,21 @@ def response_lines(
             f"x-sluice-compressed: {'none' if prompt is None else prompt.compressed}\r\n"
             f"x-sluice-queue-ms: {int(queue_s * 1000)}\r\n"
         )
+    if lease is not None and lease.uses:
+        lines += _warnings(lease)
     if lease is not None and lease.limits is not None and _applied(served, lease):
         lines += limit_lines(lease.limits)
     return lines.encode()
+
+
+def _warnings(lease: Lease) -> str:
+    """Budgets that reached the level that warns, in one header."""
+    warned = [
+        f"{limit.scope} {limit.name}: {title(limit)} {100 * use.level // max(1, use.amount)}% used"
+        for limit, use in zip(lease.asked, lease.uses, strict=True)
+        if 0 < limit.warn <= use.level
+    ]
+    return f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
 
 
 def _applied(served: ModelRuntime | None, lease: Lease) -> bool:

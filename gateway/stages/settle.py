@@ -8,12 +8,14 @@ limit reached) is a lower bound of its length, never an observation of it.
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prices import cost_nano
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
+from gateway.records.price import TokenPrice
 from gateway.records.request import BodyFacts, Principal, Prompt
 
 _CUT = frozenset({"length", "max_tokens", "incomplete"})
@@ -27,11 +29,23 @@ def settle(
     *,
     dispatched: bool,
     unix_s: float = 0.0,
+    price: TokenPrice | None = None,
 ) -> Usage | None:
-    """Release the lease; the usage it was charged (None for a full refund)."""
+    """Release the lease; the usage it was charged (None for a full refund).
+
+    `price` is that of the model's tokens, for budgets in money.
+    """
     usage = charged(outcome, estimate) if dispatched else None
-    store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s))
+    money = money_of(price, lease, usage) if lease.asked else 0
+    store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s, money=money))
     return usage
+
+
+def money_of(price: TokenPrice | None, lease: Lease, usage: Usage | None) -> int:
+    """What budgets in money count of a request, in nano-units; 0 where it has none."""
+    if price is None or usage is None or not any(one.unit == "money" for one in lease.asked):
+        return 0
+    return cost_nano(price, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
 
 
 def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:

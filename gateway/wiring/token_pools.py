@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
+from gateway.adapters.entitlements.budgets import BudgetDesk
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.entitlements.registry import Registry
@@ -34,6 +35,8 @@ from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import (
     base_terms,
     entries,
+    every_limit,
+    limits_of,
     managed,
     shape_of,
     worker_shares,
@@ -74,7 +77,7 @@ class AdmissionRuntime:
         self._served = models
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
-        self.keyring = Keyring()
+        self.keyring = Keyring(limits=limits_of(config))
         trail = Audit(time.time)
         self.tenant_sync, self.tenants = make_tenants(config, self.keyring, trail, clock)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
@@ -99,6 +102,8 @@ class AdmissionRuntime:
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
             trail=trail,
         )
+        self.budgets = BudgetDesk(self.store, every_limit(config), metrics, note=self.registry.note)
+        self.store.on_warning = self.budgets.warned
         self.upkeep = self._make_upkeep()
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
             self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
@@ -175,6 +180,8 @@ class AdmissionRuntime:
 
     def adopt_tenants(self, config: Config) -> None:
         """Apply another version of the file's tenants: a key that left it stops at once."""
+        self.keyring.limit(limits_of(config))
+        self.budgets.replace(every_limit(config))
         self.tenant_sync.adopt(tenant_file(config))
 
     def _open_store(

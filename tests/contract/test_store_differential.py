@@ -15,13 +15,20 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.redis.lease_codec import decision, moved, token_pool_of
+from gateway.adapters.store.redis.lease_codec import (
+    LimitEncoder,
+    decision,
+    moved,
+    token_pool_of,
+)
 from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
-from gateway.policy.admission import admission, debt, eviction
+from gateway.policy.admission import admission, debt, eviction, own_limits
 from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
+from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+from gateway.records.limit import Holding, Limit, Spent
 
 pytestmark = pytest.mark.redis
 T = TypeVar("T")
@@ -82,7 +89,17 @@ class Pair:
         expected = admission.admit(self.book, request, self.now_s, observe=observe)
         fields = msgspec.structs.asdict(request)
         lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
-        answer = self.script("admit", lease_id=lease_id, owner=owner, observe=observe, **fields)
+        wanted = own_limits.wanted(request)
+        limited = bool(request.limits)
+        asked = LimitEncoder().asked(request.limits, wanted, self.now_s, "limits")
+        answer = self.script(
+            "admit",
+            lease_id=lease_id,
+            owner=owner,
+            observe=observe,
+            asked=asked if limited else None,
+            **fields,
+        )
         found, gives_way, issued_s = decision(answer)
         assert found == expected
         if isinstance(expected, Denial):
@@ -92,6 +109,9 @@ class Pair:
         else:
             self.met.add(f"funded: {expected.funded}")
             self.met |= {w for w in ("spilled", "protected") if getattr(expected, w)}
+            self.met |= {"warned" for use in expected.uses if use.crossed}
+            demoted = expected.spilled and expected.pool == request.pool
+            self.met |= {"demoted"} if demoted and expected.uses else set()
         held = self.book.leases.get(request.lease_id)
         if held is not None and not isinstance(expected, Denial):
             evictable = request.lease_id in self.book.pools[held.pool].evictable
@@ -100,11 +120,11 @@ class Pair:
     def settle(self, lease_id: str, charge: int | None) -> None:
         if lease_id in self.book.tombstones:
             self.met.add("late usage")
-        expected = admission.settle(self.book, lease_id, charge, self.now_s)
+        spent = None if charge is None else Spent(charge, 3 * charge)
+        expected = admission.settle(self.book, lease_id, charge, self.now_s, spent)
         charged: Any = False if charge is None else charge
-        assert (
-            bool(self.script("settle", lease_id=lease_id, charge=charged, timely=True)) == expected
-        )
+        answer = self.script("settle", lease_id=lease_id, charge=charged, timely=True, spent=spent)
+        assert bool(answer) == expected
 
     def resize(self, lease_id: str, tokens: int, kv_bytes: int) -> None:
         expected = admission.resize(self.book, lease_id, tokens, kv_bytes, self.now_s)
@@ -176,6 +196,7 @@ class Pair:
             assert seen.accounts[name].terms == account.terms
         self._compare_pools(seen)
         self._compare_leases()
+        self._compare_limits()
         assert self._set("active") == token_pool.active
 
     def _compare_pools(self, seen: TokenPool) -> None:
@@ -207,6 +228,8 @@ class Pair:
             for field, value in kept[lease_id].items():
                 if field == "evictable":
                     assert (lease_id in token_pool.pools[held.pool].evictable) == value
+                elif field == "held":
+                    assert tuple(Holding(*each) for each in value[1:]) == held.held
                 elif field != "serial":
                     assert getattr(held, field) == value, field
         expiry = self._sorted("expiry")
@@ -215,8 +238,27 @@ class Pair:
         }
         first = token_pool.leases.first()
         assert [m[16:] for m, _ in expiry[:1]] == ([] if first is None else [first.id])
-        tombstones = {k.decode(): tuple(DECODE(v)) for k, v in self._hash("graves")}
+        tombstones = {k.decode(): _tombstone(*DECODE(v)) for k, v in self._hash("graves")}
         assert tombstones == token_pool.tombstones
+
+    def _compare_limits(self) -> None:
+        found: Any = self.client.hgetall("limits")
+        counters = {k.decode(): DECODE(v) for k, v in found.items()}
+        for limit_id, counter in self.book.limits.counters.items():
+            # What was only looked at is written by neither.
+            total, reserved, warned_s, added, until_s, *slices = counters.get(
+                limit_id, (0, 0, -1, 0, 0)
+            )
+            assert (total, reserved, warned_s) == (
+                counter.total,
+                counter.reserved,
+                counter.warned_s,
+            )
+            assert (added, until_s) == (counter.added, counter.added_until_s)
+            theirs = {s: n for s, n in zip(slices[::2], slices[1::2], strict=True) if n}
+            ours = zip(counter.starts, counter.spent, strict=True)
+            # Reading drops what is too old, in the scripts only once they write it.
+            assert {s: n for s, n in ours if n}.items() <= theirs.items()
 
     def _key(self, name: str) -> str:
         return self.calls.key.replace(":state", f":{name}")
@@ -234,7 +276,25 @@ class Pair:
         return [(member.decode(), score) for member, score in found]
 
 
+def _tombstone(name: str, tokens: int, funded: str, held: Sequence[Any] = ()) -> Any:
+    return name, tokens, funded, tuple(Holding(*each) for each in held[1:])
+
+
 # -- histories
+
+
+def _limit(unit: Any, amount: int, window: str = "", **more: Any) -> Limit:
+    known = {"id": f"{unit}:{window}", "scope": "key", "name": "t/k", "amount": amount}
+    return Limit(**{**known, "unit": unit, "window": window, **more})
+
+
+LIMITS = (
+    _limit("sequences", 3),
+    _limit("requests", 4, "minute"),
+    _limit("tokens", 900, "hour", warn=500),
+    _limit("money", 2_000, "1d", warn=1_000),
+    _limit("tokens", 400, "day", spot=True),
+)
 
 
 def some_terms(pick: Pick) -> Terms:
@@ -289,12 +349,14 @@ def some_step(pair: Pair, pick: Pick) -> None:
                 kv_bytes=pick((0, 0, 500, 2_500)),
                 sequences=pick((1, 1, 1, 2, 3)),
                 owner=pick(("x", "y")),
+                limits=pick(((),) * 4 + (LIMITS, LIMITS[:2], LIMITS[2:], LIMITS[3:])),
+                money=pick((10, 700)),
             )
             pair.admit(request, observe=pick((False,) * 9 + (True,)))
         case "settle":
             pair.settle(pick(held), pick((None, 0, 1, 50, 130, 700)))
         case "pass":
-            pair.now_s += pick((0.0, 0.001, 0.37, 0.37, 1.1, 1.1, 5.0, 9.93, 31.0))
+            pair.now_s += pick((0.0, 0.001, 0.37, 0.37, 1.1, 1.1, 5.0, 9.93, 31.0, 3_000.0))
         case "resize":
             pair.resize(pick(held), pick((10, 200, 900)), pick((0, 100, 4_000)))
         case "transfer":
@@ -362,6 +424,7 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     assert met >= {f"denied: {reason}" for reason in get_args(DenialReason)}
     assert met >= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
     assert met >= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
+    assert met >= {"warned", "demoted"}
 
 
 @pytest.mark.parametrize(
@@ -387,6 +450,11 @@ def test_debt_in_every_unit_grows_alike(redis_process: RedisServer, owed: dict[s
         assert pair.book.accounts["a"].debt > 0
 
 
+def _asked(limit: Limit) -> tuple[Any, ...]:
+    wanted = Wanted(1, 50, 70)
+    return tuple(LimitEncoder().asked((limit,), wanted, 1_700_000_000.25, "limits")[1])
+
+
 def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
     """Calls that may share a script, some on leases that others of them took."""
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -400,8 +468,11 @@ def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
             "kv_bytes": pick((0, 10, 1000)),
             "sequences": pick((1, 1, 2, 4)),
         }
-        admit = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, **request}
-        settle = {"lease_id": lease_id, "charge": pick((False, 0, 60, 900)), "timely": True}
+        asked = pick((None, ("limits", *(_asked(limit) for limit in LIMITS))))
+        own = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, "asked": asked}
+        admit = {**own, **request}
+        settle: dict[str, Any] = {"lease_id": lease_id, "timely": True, "spent": (60, 180)}
+        settle["charge"] = pick((False, 0, 60, 900))
         resize = {"lease_id": lease_id, "estimate_tokens": 70, "kv_bytes": 20}
         transfer = {"lease_id": lease_id, "pool": pick((0, 1)), "force": pick((True, False))}
         named = {"admit": admit, "settle": settle, "resize": resize, "transfer": transfer}
@@ -452,6 +523,7 @@ def some_admit(lease_id: str, **more: Any) -> dict[str, Any]:
         "estimate_tokens": 1,
         "kv_bytes": 0,
         "sequences": 1,
+        "asked": None,
     }
     return {"lease_id": lease_id, "owner": "o", "observe": False, **request, **more}
 
@@ -463,7 +535,7 @@ def test_a_call_that_fails_spares_those_that_share_its_script(redis_process: Red
         calls = [
             ("admit", some_admit("x", pool="none")),
             ("admit", some_admit("l")),
-            ("settle", {"lease_id": "l", "charge": False, "timely": True}),
+            ("settle", {"lease_id": "l", "charge": False, "timely": True, "spent": None}),
         ]
         answers = pair.group(calls)
         assert isinstance(answers[0], Exception)
@@ -483,7 +555,7 @@ def test_a_call_that_a_full_server_refuses_is_not_counted(redis_process: RedisSe
                 [
                     ("admit", some_admit("refused", kv_bytes=5)),
                     ("resize", {"lease_id": "kept", "estimate_tokens": 9, "kv_bytes": 9}),
-                    ("settle", {"lease_id": "settled", "charge": 5, "timely": True}),
+                    ("settle", {"lease_id": "settled", "charge": 5, "timely": True, "spent": None}),
                 ]
             )
         finally:

@@ -414,7 +414,7 @@ async def test_a_lease_taken_alone_is_told_twice_and_counted_once(
             "issued_unix_s": 1.0,
         }
         adopt = argument(owner="o", leases=[alone])
-        settle = grouped("settle", lease_id="a+", charge=30, timely=False)
+        settle = grouped("settle", lease_id="a+", charge=30, timely=False, spent=None)
         answers = [
             await link.call(name, packed)
             for _ in range(2)

@@ -100,6 +100,17 @@ class Registry:
         """The newest changes that this process made, newest first."""
         return self._audit.latest(count)
 
+    def note(
+        self,
+        who: str,
+        what: str,
+        name: str,
+        before: Mapping[str, object],
+        after: Mapping[str, object],
+    ) -> None:
+        """Audit an event of a budget."""
+        self._audit.note(who, what, name, before, after)
+
     async def pools(self, model: str) -> list[PoolView]:
         """Counters of a model's pools; empty if the model is not managed or the store is away."""
         return await self._reader.pools(model)

@@ -23,9 +23,9 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     """Fingerprint of the admin key."""
     what: str
     """create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
-    revoke_key."""
+    revoke_key, raise_budget, or budget_warning (by the gateway itself, so `who` is empty)."""
     entitlement: str
-    """Empty for a change of a tenant."""
+    """Its name, or the id of a budget; empty for a change of a tenant."""
     tenant: str = ""
     """The tenant, where it or one of its keys was changed; else empty."""
     before: Mapping[str, object] = {}

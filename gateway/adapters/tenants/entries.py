@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from gateway.ports import StoredEntry
+from gateway.records.limit import Limit
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
 
@@ -104,7 +105,8 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
     own = {key.sha256.hex() for key in of_file}
     former = {key.former_sha256 for key in entry.keys}
     gone = former.union(entry.revoked_sha256)
-    made = (_opened(name, key, given, order, own) for key in entry.keys)
+    limits = {key.name: key.limits for key in of_file}
+    made = (_opened(name, key, given, order, own, limits.get(key.name, ())) for key in entry.keys)
     kept = (
         _limited(key, entry.in_file.get(digest))
         for key in of_file
@@ -131,8 +133,12 @@ def _opened(
     given: tuple[str, ...] | None,
     order: tuple[str, ...],
     own: set[str],
+    limits: tuple[Limit, ...],
 ) -> Iterable[TenantKey]:
-    """The key and, after a rotation, the one before it; a key that the file lists is the file's."""
+    """The key and, after a rotation, the one before it; a key that the file lists is the file's.
+
+    `limits` are those of the file's key of this name, which a rotation does not lift.
+    """
     listed = given if key.entitlements is None else key.entitlements
     found = TenantKey(
         tenant=tenant,
@@ -143,6 +149,7 @@ def _opened(
         only_listed=listed is not None,
         expires_unix_s=key.expires_unix_s or None,
         suspended=key.suspended,
+        limits=limits,
     )
     if key.sha256 not in own:
         yield found

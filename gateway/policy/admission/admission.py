@@ -2,6 +2,8 @@
 
 Order of checks (token-pools paper, section 4.3; the project filled the gaps it leaves):
 
+- limits of the key, the entitlement and the tenant over all models, where there are any
+  (`gateway.policy.admission.own_limits`).
 0 reap expired leases; repeat the earlier grant for a lease id that is already held.
 1 the entitlement is in force.  3 the request can ever fit.  4 concurrency.  5 token rate.
 6 KV (`gateway.policy.admission.limits`).  7 a contended pool, 8 an uncontended one
@@ -16,7 +18,7 @@ All checks run before any state changes; a grant or denial is then applied in on
 embedded store calls these functions, and the Redis scripts transcribe them.
 """
 
-from gateway.policy.admission import limits, placement
+from gateway.policy.admission import limits, own_limits, placement
 from gateway.policy.admission.decision import (
     AdmissionRequest,
     Denial,
@@ -27,6 +29,7 @@ from gateway.policy.admission.decision import (
 )
 from gateway.policy.admission.placement import min_weight, overshoot
 from gateway.policy.admission.retry_after import MAX_S, tenant_of, wait_too
+from gateway.policy.budgets.limit_book import Weighed
 from gateway.policy.entitlements.entitlement import RESERVING, SPILLED_WEIGHT
 from gateway.policy.token_pool.buckets import (
     BUCKET_S,
@@ -42,6 +45,7 @@ from gateway.policy.token_pool.buckets import (
 from gateway.policy.token_pool.leases import reap, renew, resize, settle
 from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, RETAINED_DENIALS, Account, TokenPool
+from gateway.records.limit import LimitUse
 
 __all__ = [
     "BUCKET_S",
@@ -86,9 +90,14 @@ def admit(
         )
     average(account, now_s)
     w = weight_now(token_pool, account)
+    over: Denial | None = None
+    weighed: list[Weighed] = []
+    if request.limits:
+        weighed, over, request = own_limits.weigh(token_pool, request, now_s)
+        w = min(w, SPILLED_WEIGHT) if request.demoted else w
     would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
-    if not fast_admit(token_pool, account, request, now_s):
-        found = _decide(token_pool, account, request, w, now_s)
+    if over is not None or not fast_admit(token_pool, account, request, now_s):
+        found = over or _decide(token_pool, account, request, w, now_s)
         if isinstance(found, Denial):
             _refused(token_pool, account, request, w, found, now_s)
             if not (observe or account.terms.observe):
@@ -96,7 +105,8 @@ def admit(
             would_deny, funded = found.reason, "none"
         else:
             place, funded = found
-            pool, spilled, contended = place.pool, place.spilled, place.contended
+            pool, contended = place.pool, place.contended
+            spilled = place.spilled or request.demoted
     lease = LeaseRecord(
         request.lease_id,
         request.entitlement,
@@ -112,6 +122,9 @@ def admit(
         would_deny,
         spilled,
     )
+    uses: tuple[LimitUse, ...] = ()
+    if request.limits:
+        lease.held, uses = token_pool.limits.reserve(request.limits, weighed)
     token_pool.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own" and not would_deny:
         account.level -= request.estimate_tokens  # check 5 filled it and found enough
@@ -119,7 +132,7 @@ def admit(
         pay(token_pool, account, funded, request.estimate_tokens, now_s)
     account.debited += request.estimate_tokens
     token_pool.hold(account, lease)
-    return _granted(token_pool, account, lease, contended=contended)
+    return _granted(token_pool, account, lease, uses, contended=contended)
 
 
 def transfer(
@@ -233,7 +246,12 @@ def _refused(
 
 
 def _granted(
-    token_pool: TokenPool, account: Account, lease: LeaseRecord, *, contended: bool
+    token_pool: TokenPool,
+    account: Account,
+    lease: LeaseRecord,
+    uses: tuple[LimitUse, ...] = (),
+    *,
+    contended: bool,
 ) -> Grant:
     terms, pool = account.terms, lease.pool
     limit, used = max_sequences(token_pool, account), account.total
@@ -257,6 +275,8 @@ def _granted(
         level_tokens=account.level,
         rate_tokens_per_s=terms.tokens_per_s,
         service_s=token_pool.pools[pool].service_s,
+        held=lease.held,
+        uses=uses,
     )
 
 
@@ -277,6 +297,7 @@ def fast_admit(
     if (
         terms.tokens_per_s <= 0
         or request.sequences != 1
+        or request.demoted
         or terms.suspended
         or 0 < terms.expires_unix_s <= now_s
         or (most and account.total >= most)

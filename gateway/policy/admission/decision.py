@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.records.record import Record
 
 DenialReason = Literal[
@@ -15,8 +16,12 @@ DenialReason = Literal[
     "tokens",
     "kv",
     "priority",
+    "key_requests",
+    "key_concurrency",
+    "budget",
+    "budget_reserved",
 ]
-Unit = Literal["sequences", "tokens", "bytes of KV cache"]
+Unit = Literal["sequences", "tokens", "bytes of KV cache", "requests", "money"]
 
 
 class AdmissionRequest(Record, frozen=True, kw_only=True):
@@ -33,6 +38,12 @@ class AdmissionRequest(Record, frozen=True, kw_only=True):
     sequences: int = 1
     owner: str = ""
     """The process that asks for the lease."""
+    limits: tuple[Limit, ...] = ()
+    """Of its key, its entitlement and its tenant, over all models."""
+    money: int = 0
+    """What it costs if it uses its estimate, in billionths; 0 where no budget is in money."""
+    demoted: bool = False
+    """Leftovers only: a budget that it passes says `on_exceed: spot`."""
 
 
 class Grant(Record, frozen=True, kw_only=True):
@@ -53,6 +64,10 @@ class Grant(Record, frozen=True, kw_only=True):
     level_tokens: float
     rate_tokens_per_s: float
     service_s: float
+    held: tuple[Holding, ...] = ()
+    """What it reserved of its limits."""
+    uses: tuple[LimitUse, ...] = ()
+    """Level of each of its limits, in their order."""
 
 
 class Denial(Record, frozen=True, kw_only=True):
@@ -66,6 +81,12 @@ class Denial(Record, frozen=True, kw_only=True):
     unit: Unit = "sequences"
     of_pool: bool = False
     """The pool's load caused it, not a limit of the entitlement."""
+    limit_index: int = -1
+    """Which of the request's limits caused it; -1 for none."""
+    reserved: float = 0.0
+    """Of `used`, by requests in flight."""
+    resets_unix_s: float = 0.0
+    """When a budget has room again; 0 where that is not known."""
 
 
 class Placement(Record, frozen=True, kw_only=False):

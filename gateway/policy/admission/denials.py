@@ -5,19 +5,26 @@ type `requests`. A request that can never fit is a 400, an expired or suspended 
 an entitlement without capacity a 503.
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.admission.limit_refusals import limit_refusal
 from gateway.policy.admission.retry_after import MAX_S, retry_after_s
 from gateway.records.lease import Limits
+from gateway.records.limit import Limit
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-def refusal_of(denial: Denial, entitlement: str, jitter: float) -> Refusal:
-    """The refusal to send; `jitter` in [0, 1] spreads the retries."""
+def refusal_of(
+    denial: Denial, entitlement: str, jitter: float, limits: Sequence[Limit] = ()
+) -> Refusal:
+    """The refusal to send; `jitter` in [0, 1] spreads the retries. `limits` were the request's."""
     reason = denial.reason
+    if denial.limit_index >= 0:
+        return limit_refusal(denial, limits[denial.limit_index], jitter)
     match reason:
         case "entitlement_expired" | "entitlement_suspended" | "entitlement_unknown":
             what = {"expired": "has expired", "suspended": "is suspended"}

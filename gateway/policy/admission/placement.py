@@ -41,7 +41,7 @@ def place(
     kv_full = kv_over(token_pool, pool, request.kv_bytes, 0)
     contended = kv_full or used + n > slots
     if not contended:
-        within = account.own(pool) + n <= terms.baseline_of(pool)
+        within = not request.demoted and account.own(pool) + n <= terms.baseline_of(pool)
         fills_up = protected or (within and not reserved and terms.service_class not in BACKFILL)
         if fills_up or used + n <= slots - token_pool.terms.headroom:
             return Placement(pool)
@@ -76,7 +76,7 @@ def could_outrank(token_pool: TokenPool, request: AdmissionRequest) -> bool:
 
 def within_reserve(account: Account, request: AdmissionRequest) -> bool:
     """Whether a request is within its entitlement's reserve in the requested pool."""
-    if account.terms.service_class not in RESERVING:
+    if account.terms.service_class not in RESERVING or request.demoted:
         return False
     baseline = account.terms.baseline_of(request.pool)
     return account.own(request.pool) + request.sequences <= baseline

@@ -7,18 +7,30 @@ counter. The token-pools paper (section 4.3) does not cover crashes.
 
 from gateway.policy.token_pool.buckets import average, correct, pay, serve
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, REAP_BATCH, TOMBSTONES, TokenPool
+from gateway.records.limit import Spent
 
 MEAN_GAIN = 0.1
 
 
-def settle(token_pool: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:
+def settle(
+    token_pool: TokenPool,
+    lease_id: str,
+    charge: int | None,
+    now_s: float,
+    spent: Spent | None = None,
+) -> bool:
     """End a lease and charge it; `charge` None refunds all. False when it was not in force.
 
-    For an expired lease, the first late usage replaces the charged estimate.
+    For an expired lease, the first late usage replaces the charged estimate. `spent` is what
+    budgets count; absent, they count the charge.
     """
+    if spent is None and charge is not None:
+        spent = Spent(charge)
     lease = token_pool.leases.take(lease_id)
     if lease is None:
-        return _settle_expired(token_pool, lease_id, charge, now_s)
+        return _settle_expired(token_pool, lease_id, charge, now_s, spent)
+    if lease.held:
+        token_pool.limits.settle(lease.held, spent)
     account = token_pool.accounts[lease.entitlement]
     average(account, now_s)
     token_pool.release(account, lease)
@@ -58,6 +70,9 @@ def resize(
     else:
         account.refunded -= more
     token_pool.move(account, lease.pool, 0, kv_bytes - lease.kv_bytes)
+    if lease.held:
+        before = lease.estimate_tokens
+        lease.held = token_pool.limits.resize(lease.held, before, estimate_tokens)
     lease.estimate_tokens = estimate_tokens
     lease.kv_bytes = kv_bytes
     token_pool.note(account, lease)
@@ -102,20 +117,31 @@ def lapse(token_pool: TokenPool, lease_id: str, now_s: float) -> bool:
     token_pool.release(account, lease)
     account.used += lease.estimate_tokens
     serve(token_pool, account, lease.funded, lease.estimate_tokens)
-    token_pool.tombstones[lease.id] = (lease.entitlement, lease.estimate_tokens, lease.funded)
+    if lease.held:
+        token_pool.limits.lapse(lease.held)
+    token_pool.tombstones[lease.id] = (
+        lease.entitlement,
+        lease.estimate_tokens,
+        lease.funded,
+        lease.held,
+    )
     if len(token_pool.tombstones) > TOMBSTONES:
         del token_pool.tombstones[next(iter(token_pool.tombstones))]
     return True
 
 
-def _settle_expired(token_pool: TokenPool, lease_id: str, charge: int | None, now_s: float) -> bool:
+def _settle_expired(
+    token_pool: TokenPool, lease_id: str, charge: int | None, now_s: float, spent: Spent | None
+) -> bool:
     """Replace an expired lease's charged estimate by its usage, once; counters stay."""
     tombstone = token_pool.tombstones.pop(lease_id, None)
     if tombstone is None:
         return False
     if token_pool.journal is not None:
         token_pool.journal.leases.add(lease_id)
-    entitlement, charged, funded = tombstone
+    entitlement, charged, funded, held = tombstone
+    if held:
+        token_pool.limits.correct(held, spent)
     account = token_pool.accounts.get(entitlement)
     if account is not None:
         token_pool.note(account)

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile
+from gateway.records.limit import Holding
 from gateway.records.record import Record
 
 
@@ -28,6 +29,8 @@ class LeaseRecord(Struct, gc=False):
     """In observe mode, the reason of the denial that was not applied, or ""."""
     spilled: bool = False
     evicted: bool = False
+    held: tuple[Holding, ...] = ()
+    """Reserved of limits of its key, entitlement and tenant."""
 
 
 UNLIMITED = 1 << 53

@@ -9,10 +9,12 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 
 from bisect import bisect_left, bisect_right, insort
 
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolCounters
 from gateway.policy.token_pool.open_leases import OpenLeases
 from gateway.policy.token_pool.terms import LeaseRecord, Terms
+from gateway.records.limit import Holding
 
 __all__ = [
     "FIRST_SERVICE_S",
@@ -46,6 +48,7 @@ class TokenPool:
         "epoch",
         "journal",
         "leases",
+        "limits",
         "own_served",
         "pools",
         "priority_denials",
@@ -60,8 +63,10 @@ class TokenPool:
         "tombstones",
     )
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, limits: LimitBook | None = None) -> None:
         self.terms = terms
+        self.limits = limits or LimitBook()
+        """Limits of keys, entitlements and tenants; all models of a process share them."""
         self.epoch = 0
         """Counts changes of the terms; accounts recompute derived values of older epochs."""
         self.pools = [PoolCounters() for _ in terms.slots]
@@ -73,8 +78,8 @@ class TokenPool:
         self.leases = OpenLeases()
         self.reap_at_s = 0.0
         """No lease expires before this time."""
-        self.tombstones: dict[str, tuple[str, int, str]] = {}
-        """Expired lease id -> (entitlement, tokens charged, funded), oldest first."""
+        self.tombstones: dict[str, tuple[str, int, str, tuple[Holding, ...]]] = {}
+        """Expired lease id -> (entitlement, tokens charged, funded, limits), oldest first."""
         self.active: set[str] = set()
         """Entitlements that the next tick has to update."""
         self.surplus = 0.0

@@ -9,12 +9,13 @@ _STACK: Final = (
     "this is a part of a values file: `sluice import production-stack FILE -o sluice.yaml` "
     "converts one"
 )
-_BUDGET: Final = "there are no budgets yet: limit the rate with an entitlement's tokens_per_second"
+_BUDGET: Final = (
+    "write `budgets: [{money: 100, window: month}]`, or `tokens`, at a tenant, a key or an "
+    "entitlement"
+)
 _TOKENS: Final = "give an entitlement's `tokens_per_second`, in tokens a second"
 _PRICE: Final = "write `price: {input, output}`, per million tokens"
-_REQUESTS: Final = (
-    "there are no limits of requests a minute yet: give an entitlement's tokens_per_second"
-)
+_REQUESTS: Final = "write `requests_per_minute` at a tenant's key"
 _PARALLEL: Final = "give an entitlement's `max_concurrency`"
 _ANY: Final = {
     "max_budget": _BUDGET,
@@ -46,7 +47,9 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         **_ANY,
         "key": "write `sha256`, from `sluice hash-key`: keys are never in the file",
         "token": "write `sha256`",
-        "max_concurrency": "give it to an entitlement that only this key lists",
+        "max_parallel_requests": "write `max_concurrency`",
+        "rpm": "write `requests_per_minute`",
+        "rpm_limit": "write `requests_per_minute`",
     },
     "Config": {
         "model_list": _LITELLM,

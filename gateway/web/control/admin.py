@@ -10,6 +10,7 @@ from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load, find_decision, newest
 from gateway.web.control.roles import admin_guard
 from gateway.web.control.surface import Control
+from gateway.web.control.tenancy.admin_budgets import budget_routes
 from gateway.web.control.tenancy.admin_tenants import tenant_routes
 from gateway.web.control.tenant_decisions import decision_not_found
 from gateway.web.problems import json_response
@@ -21,8 +22,10 @@ def admin_router(control: Control) -> APIRouter:
     _reading_routes(app, control)
     worker_routes(app, control)
     reload_routes(app, control)
+    who = (control.keys.admin_sha256 or b"").hex()[:8]
+    if control.budgets is not None:
+        budget_routes(app, control.budgets, who)
     if control.registry is not None:
-        who = (control.keys.admin_sha256 or b"").hex()[:8]
         entitlement_routes(app, control.registry, who, control.peers, control.attainment)
         if control.tenants is not None:
             tenant_routes(app, control.tenants, who)

@@ -137,6 +137,16 @@ class TenantService(Protocol):
         """End a key for good."""
 
 
+class BudgetService(Protocol):
+    """Budgets and limits of keys, as the routes use them. Methods raise Refusal."""
+
+    async def page(self, after: str | None, limit: int) -> dict[str, object]:
+        """Limits by id with their counters: "data", and in "next" the `after` of the next page."""
+
+    async def add(self, limit_id: str, by: object, who: str) -> dict[str, object]:
+        """Add to a budget until its window ends."""
+
+
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine that an admin adds; its key, CA and way of ranks are those of the pool's first."""
 
@@ -185,6 +195,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Take a worker out of the rotation (True) or put it back; returns the number of its pools."""
     workers: WorkerService | None = None
     """None: there are no admin routes that add or remove workers."""
+    budgets: BudgetService | None = None
+    """None: there are no admin routes of budgets."""
     reload: ReloadService | None = None
     """None: there is no admin route that reloads the configuration."""
     peers: Peers = NoPeers()

@@ -14,6 +14,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape, fields_from
 from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
+from gateway.records.limit import Limit
 from gateway.records.record import Record
 from gateway.records.request import Principal
 from gateway.web.control.attainment import Attainment
@@ -31,6 +32,8 @@ class TenantView(Record, frozen=True, kw_only=True):
     """Current terms of an entitlement, by name."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
     """`TokenPools.view`; called for managed models only."""
+    limits: Callable[[Sequence[Limit]], Awaitable[list[dict[str, object]]]]
+    """Limits over all models, with their counters."""
     managed: Callable[[str], bool]
     """Whether the model of this name is managed."""
     shapes: Mapping[str, ModelShape]
@@ -83,6 +86,8 @@ async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
         "managed": model is not None and tenant.managed(model),
         "refused": await all_refusals(tenant.peers, refusals(tenant.metrics, name), name),
     }
+    if principal.limits:
+        found["limits"] = await tenant.limits(principal.limits)
     terms = tenant.terms(name)
     if model is None or terms is None:
         return found

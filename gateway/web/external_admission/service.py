@@ -51,6 +51,7 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
 from gateway.stages import request_metrics
+from gateway.stages.settle import money_of
 from gateway.web.external_admission.held_slots import HeldSlots
 from gateway.web.external_admission.records import refused_record, settled_record
 
@@ -265,7 +266,13 @@ class AdmissionService:
         )
         unix_s = self._wall_clock()
         self._store.settle(
-            lease, Settlement(usage=usage, dispatched=usage is not None, unix_s=unix_s)
+            lease,
+            Settlement(
+                usage=usage,
+                dispatched=usage is not None,
+                unix_s=unix_s,
+                money=money_of(served.price, lease, usage),
+            ),
         )
         settled = settled_as(open_lease, ending, usage, held_tokens)
         self._settled[lease.id] = (open_lease.principal.tenant, settled)

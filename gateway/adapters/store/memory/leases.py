@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,17 +19,19 @@ from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import limits_of, refusal_of
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit, LimitUse, LimitView, Spent
 
 __all__ = ["MemoryLeases", "account_view", "lease_of"]
 
 
 class MemoryLeases(MemoryPools):
-    """LeaseStore, TokenPools and Upkeep over plain objects."""
+    """LeaseStore, TokenPools, Budgets and Upkeep over plain objects."""
 
     def __init__(
         self,
@@ -53,6 +55,11 @@ class MemoryLeases(MemoryPools):
         self._jitter = jitter
         self._leases: dict[str, Lease] = {}
         self._evict: Callable[[str], None] = lambda _: None
+        self.limits = LimitBook()
+        self.on_warning: Callable[[Limit, LimitUse], None] = _unheard
+        """Called for the first request in a window that reaches a level that warns."""
+        for token_pool in self.token_pools.values():
+            token_pool.limits = self.limits
         self.settled_total = 0
         self.refunded_total = 0
 
@@ -65,7 +72,9 @@ class MemoryLeases(MemoryPools):
         """See LeaseStore."""
         found = self.take(ask)
         if isinstance(found, Denial):
-            raise refusal_of(found, ask.entitlement, self._jitter())
+            raise refusal_of(found, ask.entitlement, self._jitter(), ask.limits)
+        if found.uses:
+            warn(found, self.on_warning)
         return found
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
@@ -99,6 +108,16 @@ class MemoryLeases(MemoryPools):
             # Each slice uses its own time, because leases are kept in the order of their expiry.
             self.prolong(held[start : start + SLICE])
             await asyncio.sleep(0)
+
+    # -- Budgets
+
+    async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
+        """See Budgets."""
+        return [self.limits.view(limit, self._now()) for limit in limits]
+
+    async def add(self, limit: Limit, amount: int) -> LimitView:
+        """See Budgets."""
+        return self.limits.add(limit, amount, self._now())
 
     # -- synchronous forms
 
@@ -186,6 +205,8 @@ class MemoryLeases(MemoryPools):
             kv_bytes=ask.kv_bytes,
             sequences=ask.sequences,
             owner=self.owner,
+            limits=ask.limits,
+            money=ask.money,
         )
         served = self._models[ask.model]
         now_s = self._now()
@@ -200,7 +221,7 @@ class MemoryLeases(MemoryPools):
         return lease_of(ask, found, now_s)
 
     def _charge(self, token_pool: TokenPool, lease_id: str, settlement: Settlement) -> None:
-        usage, charge = settlement.usage, None
+        usage, charge, spent = settlement.usage, None, None
         if usage is not None:
             charge = charge_tokens(
                 token_pool.terms.profile,
@@ -208,7 +229,8 @@ class MemoryLeases(MemoryPools):
                 usage.completion_tokens,
                 usage.cached_tokens,
             )
-        admission.settle(token_pool, lease_id, charge, self._now.at(settlement.unix_s))
+            spent = Spent(usage.prompt_tokens + usage.completion_tokens, settlement.money)
+        admission.settle(token_pool, lease_id, charge, self._now.at(settlement.unix_s), spent)
 
     def _counted(self, ask: Ask) -> Lease:
         served = self._models[ask.model]
@@ -252,4 +274,17 @@ def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
         would_deny=grant.would_deny,
         limits=limits_of(grant),
         issued_unix_s=issued_unix_s,
+        asked=ask.limits,
+        uses=grant.uses,
     )
+
+
+def warn(lease: Lease, hear: Callable[[Limit, LimitUse], None]) -> None:
+    """Tell of the limits whose level that warns this lease was the first to reach."""
+    for limit, use in zip(lease.asked, lease.uses, strict=False):
+        if use.crossed:
+            hear(limit, use)
+
+
+def _unheard(_limit: Limit, _use: LimitUse) -> None:
+    pass

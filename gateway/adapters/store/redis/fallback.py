@@ -8,6 +8,7 @@ Redis must learn.
 from collections.abc import Callable, Iterable
 
 from gateway.adapters.store.redis.bucket_levels import take_back
+from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.adapters.store.redis.local_share import entitlement_share, share_of, terms_share
 from gateway.policy.admission import admission, debt, eviction
@@ -16,13 +17,17 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Spent
 
 
 class LocalFallback:
     """Holds the share while there is one. Without a share, most methods do nothing."""
 
-    def __init__(self, token_pool: TokenPool, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, token_pool: TokenPool, wall_clock: Callable[[], float], limits: KnownLimits
+    ) -> None:
         """`token_pool` tracks the bucket levels; `wall_clock` gives Unix seconds."""
+        self._limits = limits
         self._token_pool = token_pool
         self._now_s = wall_clock
         self._replicas = 1
@@ -32,13 +37,16 @@ class LocalFallback:
         """Return the present share, or create one for one of `replicas` replicas."""
         if self.share is None:
             self._replicas = replicas
-            self.share = share_of(self._token_pool, kept, replicas, self._now_s())
+            leases = list(kept)
+            limits = self._limits.begin(id(self), leases, replicas)
+            self.share = share_of(self._token_pool, leases, replicas, self._now_s(), limits)
         return self.share
 
     def end(self) -> None:
         """End the share: Redis decides again."""
         if self.share is not None:
             take_back(self._token_pool, self.share, self._replicas)
+            self._limits.end(id(self))
             self.share = None
 
     def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
@@ -51,6 +59,8 @@ class LocalFallback:
             estimate_tokens=ask.cost_tokens,
             kv_bytes=ask.kv_bytes,
             sequences=ask.sequences,
+            limits=ask.limits,
+            money=ask.money,
         )
         found = admission.admit(share, request, self._now_s(), observe=observe)
         record = share.leases.get(ask.lease_id)
@@ -70,10 +80,10 @@ class LocalFallback:
         if self.share is not None:
             admission.resize(self.share, lease_id, cost_tokens, kv_bytes, self._now_s())
 
-    def settled(self, lease_id: str, charge: int | None) -> None:
+    def settled(self, lease_id: str, charge: int | None, spent: Spent | None) -> None:
         """Note that a lease ended."""
         if self.share is not None:
-            admission.settle(self.share, lease_id, charge, self._now_s())
+            admission.settle(self.share, lease_id, charge, self._now_s(), spent)
 
     def victims(self, lease: Lease) -> list[str]:
         """Ids of the leases to evict for this one."""

@@ -1,21 +1,29 @@
 """A lease that this process holds, and its encoding in calls to Redis and in the answers."""
 
-from typing import Any, cast
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Final, cast
 
 import msgspec
 
-from gateway.adapters.store.redis.scripts import grouped
+from gateway.adapters.store.redis.scripts import encode, grouped
 from gateway.adapters.store.redis.wire import Op
 from gateway.policy.admission.admission import Denial, Grant
+from gateway.policy.budgets.limit_book import Wanted
+from gateway.policy.budgets.windows import Span, Spans
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Holding, Limit, LimitUse
 
 _decode = msgspec.msgpack.decode
 LOCAL_SUFFIX = "+"
 """Suffix of the key of a lease that was taken without Redis. It must differ from the plain id,
 because an admission whose answer was lost may have taken that one and is being given back."""
+UNLIMITED: Final = 16
+"""Fields of a grant without limits over all models."""
+UNWINDOWED: Final = Span(0.0, inf, 0, 0)
 
 
 class RedisLease:
@@ -25,25 +33,36 @@ class RedisLease:
         "estimate_tokens",
         "funded",
         "gives_way",
+        "held",
         "key",
         "kv_bytes",
         "lease",
         "resizing",
     )
 
-    def __init__(self, lease: Lease, key: str, *, funded: str, gives_way: bool) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        key: str,
+        *,
+        funded: str,
+        gives_way: bool,
+        held: tuple[Holding, ...] = (),
+    ) -> None:
         self.lease = lease
         self.key = key
         """Its lease id in Redis."""
         self.funded = funded
         """The bucket that paid: own, surplus or none."""
         self.gives_way = gives_way
+        self.held = held
+        """What it reserved of limits over all models."""
         self.estimate_tokens = lease.cost_tokens
         self.kv_bytes = lease.kv_bytes
         self.resizing: Op | None = None
         """Its last resize; a later one replaces it until it is sent."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self, limits_key: str) -> dict[str, Any]:
         """The lease in the form that `lua/adopt.lua` takes."""
         return {
             "id": self.key,
@@ -55,10 +74,42 @@ class RedisLease:
             "weight": self.lease.weight,
             "spilled": self.lease.spilled,
             "issued_unix_s": self.lease.issued_unix_s,
+            "held": (limits_key, *self.held) if self.held else None,
         }
 
 
-def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
+class LimitEncoder:
+    """Encodes limits as `lua/limits.lua` takes them, each once in a slice of its window."""
+
+    def __init__(self) -> None:
+        self.spans = Spans()
+        self._known: dict[str, tuple[Limit, Span, msgspec.Raw]] = {}
+
+    def asked(
+        self, limits: Sequence[Limit], wanted: Wanted, now_s: float, limits_key: str
+    ) -> list[Any]:
+        """A request's limits, and what it wants of them."""
+        found: list[Any] = [limits_key]
+        for limit in limits:
+            known = self._known.get(limit.id)
+            if known is None or known[0] is not limit or now_s >= known[1].next_s:
+                known = self._encoded(limit, now_s)
+            found.append((wanted.of(limit.unit), known[2]))
+        return found
+
+    def _encoded(self, limit: Limit, now_s: float) -> tuple[Limit, Span, msgspec.Raw]:
+        span = UNWINDOWED
+        if limit.window:
+            span = self.spans.at(limit.window, limit.zone, now_s)
+        fields = (
+            *(limit.id, limit.unit, limit.amount, span.step_s, span.start_s, span.next_s),
+            *(span.kept_s, limit.warn, limit.spot),
+        )
+        known = self._known[limit.id] = (limit, span, msgspec.Raw(encode(fields)))
+        return known
+
+
+def admit_argument(ask: Ask, owner: str, asked: list[Any] | None, *, observe: bool) -> bytes:
     """The argument of `lua/admit.lua`."""
     return grouped(
         "admit",
@@ -71,6 +122,7 @@ def admit_argument(ask: Ask, owner: str, *, observe: bool) -> bytes:
         estimate_tokens=ask.cost_tokens,
         kv_bytes=ask.kv_bytes,
         sequences=ask.sequences,
+        asked=asked,
     )
 
 
@@ -79,6 +131,7 @@ def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
     reported = _decode(answer)
     if not reported[0]:
         return denial(reported), False, 0.0
+    held, uses = reported[16:] if len(reported) > UNLIMITED else ((), ())
     grant = Grant(
         pool=reported[1],
         weight=float(reported[2]),
@@ -93,6 +146,8 @@ def decision(answer: bytes) -> tuple[Grant | Denial, bool, float]:
         level_tokens=float(reported[11]),
         rate_tokens_per_s=float(reported[12]),
         service_s=float(reported[13]),
+        held=tuple(Holding(*each) for each in held[1:]),
+        uses=tuple(LimitUse(*each) for each in uses),
     )
     return grant, reported[14], float(reported[15])
 
@@ -105,7 +160,8 @@ def moved(answer: bytes) -> tuple[Denial | None, bool]:
 
 def denial(reported: list[Any]) -> Denial:
     """Decode a denial of the scripts."""
-    _, reason, wait_s, limit, used, requested, unit, of_pool = reported
+    _, reason, wait_s, limit, used, requested, unit, of_pool, *own = reported
+    index, reserved, resets_s = own or (-1, 0.0, 0.0)
     return Denial(
         reason=cast("Any", reason),
         wait_s=float(wait_s),
@@ -114,6 +170,9 @@ def denial(reported: list[Any]) -> Denial:
         requested=float(requested),
         unit=unit,
         of_pool=of_pool,
+        limit_index=index,
+        reserved=float(reserved),
+        resets_unix_s=float(resets_s),
     )
 
 

@@ -12,21 +12,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.memory.token_pools import SteadyClock
+from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.link import RedisLink
 from gateway.adapters.store.redis.model import RedisModel
 from gateway.adapters.store.redis.route import route_of
-from gateway.adapters.store.redis.scripts import Calls, Scripts
+from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import RedisWire
+from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import AccountView, PoolView, Settlement
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit, LimitUse, LimitView
 
+LIMITS_AT_ONCE: Final = 100
+"""Most limits whose counters one script reads."""
 EVICTED_EVERY_S: Final = 0.1
 """How often a process that holds evictable leases asks for evictions."""
 
@@ -67,12 +74,17 @@ class RedisLeases:
             clock=clock,
             wall_clock=SteadyClock(clock, wall_clock),
             jitter=jitter,
+            limits=KnownLimits(),
         )
+        self._now_s = process.wall_clock
+        self._encoder = process.limits.encoder
         scripts, route = Scripts(script_clock), route_of(url)
         for name, token_pool in token_pools.items():
             model = self._models[name] = RedisModel(models[name], token_pool, process)
+            calls = Calls(scripts, name, len(token_pool.pools))
+            model.limits_key = calls.limits_key(one_server=route.one_server)
             model.link = RedisLink(
-                RedisWire(route, Calls(scripts, name, len(token_pool.pools))),
+                RedisWire(route, calls),
                 clock=clock,
                 chance=jitter,
                 prepare=model.prepare,
@@ -169,6 +181,49 @@ class RedisLeases:
         """See LeaseStore."""
         for model in self._models.values():
             model.evict = evict
+
+    @property
+    def on_warning(self) -> Callable[[Limit, LimitUse], None]:
+        """Called for the first request in a window that reaches a level that warns."""
+        return self._local.on_warning
+
+    @on_warning.setter
+    def on_warning(self, hear: Callable[[Limit, LimitUse], None]) -> None:
+        self._local.on_warning = hear
+        for model in self._models.values():
+            model.on_warning = hear
+
+    # -- Budgets
+
+    async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
+        """See Budgets."""
+        found: list[LimitView] = []
+        for start in range(0, len(limits), LIMITS_AT_ONCE):
+            found += await self._limits(limits[start : start + LIMITS_AT_ONCE], 0)
+        return found
+
+    async def add(self, limit: Limit, amount: int) -> LimitView:
+        """See Budgets."""
+        return (await self._limits([limit], amount))[0]
+
+    async def _limits(self, limits: Sequence[Limit], added: int) -> list[LimitView]:
+        model = next(iter(self._models.values()))
+        key, wanted = model.limits_key, Wanted(0, 0, 0)
+        asked = self._encoder.asked(limits, wanted, self._now_s(), key)
+        answer = await model.link.call("budget", argument(asked=asked, added=added))
+        return [
+            LimitView(
+                id=limit.id,
+                used=used,
+                reserved=reserved,
+                added=more,
+                resets_unix_s=float(resets_s),
+                total=total,
+            )
+            for limit, (used, reserved, more, resets_s, total) in zip(
+                limits, msgspec.msgpack.decode(answer), strict=True
+            )
+        ]
 
     # -- TokenPools
 

@@ -12,16 +12,21 @@ import msgspec
 
 from gateway.adapters.store.redis.bucket_levels import lend
 from gateway.adapters.store.redis.lease_codec import RedisLease
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import LeaseRecord, Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 
 
 def share_of(
-    token_pool: TokenPool, kept: Iterable[RedisLease], replicas: int, now_s: float
+    token_pool: TokenPool,
+    kept: Iterable[RedisLease],
+    replicas: int,
+    now_s: float,
+    limits: LimitBook | None = None,
 ) -> TokenPool:
     """One replica's share of a token pool, with the leases that it holds."""
-    share = TokenPool(terms_share(token_pool.terms, replicas))
+    share = TokenPool(terms_share(token_pool.terms, replicas), limits)
     share.ticked_s = now_s
     for account in token_pool.accounts.values():
         share.define(entitlement_share(account.terms, replicas))
@@ -44,6 +49,7 @@ def share_of(
             "",
             one.lease.would_deny,
             spilled=one.lease.spilled,
+            held=one.held,
         )
         share.move(holder, record.pool, record.sequences, record.kv_bytes)
         holder.debited += record.estimate_tokens

@@ -7,11 +7,12 @@ settled, and an admission whose answer was lost is given back.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from gateway.adapters.store.memory.leases import lease_of
+from gateway.adapters.store.memory.leases import lease_of, warn
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.lease_codec import (
     LOCAL_SUFFIX,
@@ -27,10 +28,12 @@ from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import refusal_of
+from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit, LimitUse, Spent
 
 
 class RedisModel(RedisPools):
@@ -43,6 +46,7 @@ class RedisModel(RedisPools):
         self.alone_total = 0
         """Leases taken without Redis."""
         self._giving_way = 0
+        self.on_warning: Callable[[Limit, LimitUse], None] = lambda _limit, _use: None
 
     @property
     def may_be_evicted(self) -> bool:
@@ -54,7 +58,8 @@ class RedisModel(RedisPools):
         known = self.leases.get(ask.lease_id)
         if known is not None:
             return known.lease
-        packed = admit_argument(ask, self._process.owner, observe=self._observes)
+        asked = self._asked(ask) if ask.limits else None
+        packed = admit_argument(ask, self._process.owner, asked, observe=self._observes)
         for _ in range(2):
             if not self.link.up:
                 break
@@ -66,6 +71,8 @@ class RedisModel(RedisPools):
             bucket_levels.note_decision(
                 self.token_pool, ask.entitlement, ask.cost_tokens, found, self._now_s()
             )
+            if isinstance(found, Grant) and found.uses:
+                self._process.limits.note(ask.limits, found)
             return self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
         return self._admit_alone(ask)
 
@@ -114,13 +121,16 @@ class RedisModel(RedisPools):
         if redis_lease is None:
             # Another gateway's lease, or one from before this gateway restarted.
             for key in (lease.id, lease.id + LOCAL_SUFFIX):
-                self._release(key, charge)
+                self._release(key, charge, _spent(settlement))
             return False
         self.served.fleet.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
         bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
-        self._release(redis_lease.key, charge)
-        self._fallback.settled(lease.id, charge)
+        spent = _spent(settlement) if redis_lease.held else None
+        if redis_lease.held:
+            self._process.limits.note_settled(redis_lease.held, spent)
+        self._release(redis_lease.key, charge, spent)
+        self._fallback.settled(lease.id, charge, spent)
         return True
 
     async def reclaim(self, lease: Lease) -> None:
@@ -158,14 +168,18 @@ class RedisModel(RedisPools):
         self, ask: Ask, found: Grant | Denial, key: str, issued_s: float, *, gives_way: bool
     ) -> Lease:
         if isinstance(found, Denial):
-            raise refusal_of(found, ask.entitlement, self._process.jitter())
+            raise refusal_of(found, ask.entitlement, self._process.jitter(), ask.limits)
         known = self.leases.get(ask.lease_id)
         if known is not None:  # admitted twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
-        self.leases[lease.id] = RedisLease(lease, key, funded=found.funded, gives_way=gives_way)
+        self.leases[lease.id] = RedisLease(
+            lease, key, funded=found.funded, gives_way=gives_way, held=found.held
+        )
         self._giving_way += gives_way
         self.served.fleet.pools[lease.pool].inflight += lease.sequences
+        if lease.uses:
+            warn(lease, self.on_warning)
         return lease
 
     def _admit_alone(self, ask: Ask) -> Lease:
@@ -176,7 +190,7 @@ class RedisModel(RedisPools):
         key = ask.lease_id + LOCAL_SUFFIX
         lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
         self.alone_total += 1
-        self.link.post("adopt", self._adoption([self.leases[lease.id].record()]))
+        self.link.post("adopt", self._adoption([self.leases[lease.id].record(self.limits_key)]))
         return lease
 
     def _refused_alone(self, redis_lease: RedisLease, pool: int) -> Refusal | None:
@@ -210,10 +224,22 @@ class RedisModel(RedisPools):
             profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         )
 
-    def _release(self, key: str, charge: int | None) -> None:
+    def _asked(self, ask: Ask) -> list[Any]:
+        wanted = Wanted(ask.sequences, ask.cost_tokens, ask.money)
+        encoder = self._process.limits.encoder
+        return encoder.asked(ask.limits, wanted, self._now_s(), self.limits_key)
+
+    def _release(self, key: str, charge: int | None, spent: Spent | None = None) -> None:
         charged: Any = False if charge is None else charge
-        timely = self.link.up
-        self.link.post("settle", grouped("settle", lease_id=key, charge=charged, timely=timely))
+        packed = grouped("settle", lease_id=key, charge=charged, timely=self.link.up, spent=spent)
+        self.link.post("settle", packed)
+
+
+def _spent(settlement: Settlement) -> Spent | None:
+    usage = settlement.usage
+    if usage is None:
+        return None
+    return Spent(usage.prompt_tokens + usage.completion_tokens, settlement.money)
 
 
 def _unavailable() -> Unavailable:

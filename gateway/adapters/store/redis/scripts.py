@@ -30,9 +30,9 @@ def lua(name: str) -> str:
 GROUPED: Final = {
     "admit": (
         *("lease_id", "owner", "observe", "entitlement", "pool", "alternates"),
-        *("estimate_tokens", "kv_bytes", "sequences"),
+        *("estimate_tokens", "kv_bytes", "sequences", "asked"),
     ),
-    "settle": ("lease_id", "charge", "timely"),
+    "settle": ("lease_id", "charge", "timely", "spent"),
     "resize": ("lease_id", "estimate_tokens", "kv_bytes"),
     "transfer": ("lease_id", "pool", "force"),
 }
@@ -41,7 +41,7 @@ MAX_GROUPED: Final = 32
 """Most calls in one script. It blocks the server meanwhile, for about 1 ms."""
 _NAMES: Final = (
     *("calls", "renew", "adopt", "reap", "tick"),
-    *("evict", "evicted", "define", "remove", "change", "view"),
+    *("evict", "evicted", "define", "remove", "change", "view", "budget"),
 )
 _KEYS: Final = (
     *("state", "defs", "accounts", "leases", "expiry", "graves", "graves_order", "active"),
@@ -70,12 +70,13 @@ RECORDS: Final = {
     "lease": (
         *("entitlement", "pool", "sequences", "estimate_tokens", "kv_bytes", "weight"),
         *("issued_s", "funded", "owner", "would_deny", "spilled", "evicted", "evictable"),
-        *("adopted", "serial"),
+        *("adopted", "serial", "held"),
     ),
+    "limit": (*("id", "unit", "amount", "step_s", "start_s", "next_s", "kept_s", "warn", "spot"),),
 }
 """Fields of the records in the keys, in their order."""
-_WITHIN: Final = ("profile", "pool")
-"""Records that are arrays within another record: in the terms and in the book."""
+_WITHIN: Final = ("profile", "pool", "limit")
+"""Records that are arrays within another record: in the terms, in the book, in a call."""
 _LAYER: Final = "-- LAYER\n"
 _SERVER_CLOCK: Final = "local now_s, read_s, ticked_by_s = book_time()"
 _TEST_CLOCK: Final = "local now_s, read_s, ticked_by_s = tonumber(ARGV[#ARGV]), nil, nil"
@@ -119,7 +120,8 @@ def _makers() -> str:
     return "\nelse".join(made) + "\nend"
 
 
-_LAYERS: Final = lua("book").split(_LAYER)
+_LIMITS: Final = f"local function make_limits()\n{lua('limits')}\nend"
+_LAYERS: Final = lua("book").replace("-- LIMITS", _LIMITS).split(_LAYER)
 _BOOK: Final = "return (function()\n".join(_LAYERS)
 _ENDS: Final = ["end)()"] * (len(_LAYERS) - 1)
 _CHECKS: Final = f"local function make_checks()\n{lua('place')}\n{lua('checks')}\nend"
@@ -198,6 +200,10 @@ class Calls:
 
     def _named(self, name: str) -> str:
         return f"sluice:{VERSION}:{self.tag}:{name}"
+
+    def limits_key(self, *, one_server: bool) -> str:
+        """The hash of limits' counters: one for all models, or in a cluster each model's own."""
+        return self._named("limits") if not one_server else f"sluice:{VERSION}:limits"
 
 
 def _bulk(part: bytes) -> bytes:

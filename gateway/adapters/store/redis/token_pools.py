@@ -14,6 +14,7 @@ import msgspec
 from gateway.adapters.store.memory.leases import account_view
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.fallback import LocalFallback
+from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.lease_codec import LOCAL_SUFFIX, RedisLease, token_pool_of
 from gateway.adapters.store.redis.link import RedisAway, RedisLink
 from gateway.adapters.store.redis.scripts import argument
@@ -45,6 +46,7 @@ class Process(Record, frozen=True, kw_only=True):
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     jitter: Callable[[], float]
+    limits: KnownLimits
 
 
 class RedisPools:
@@ -59,7 +61,9 @@ class RedisPools:
         self.replicas = 1
         self.leads = False
         self._process = process
-        self._fallback = LocalFallback(token_pool, process.wall_clock)
+        self.limits_key = ""
+        """The hash of the counters of limits over all models."""
+        self._fallback = LocalFallback(token_pool, process.wall_clock, process.limits)
         self._epoch = ""
         self._introduced = False
         self._ticked = SLICE
@@ -175,7 +179,7 @@ class RedisPools:
         for part in _slices(list(held)):
             # An emptied server knows none of the leases; one that fell behind lacks the newest.
             gone = await link.ask("renew", argument(lease_ids=part))
-            records = [held[raw.decode()].record() for raw in gone]
+            records = [held[raw.decode()].record(self.limits_key) for raw in gone]
             await link.ask("adopt", self._adoption(records))
 
     def came_up(self) -> None:
@@ -223,7 +227,9 @@ class RedisPools:
     def _adopt_again(self, keys: set[str]) -> None:
         """Have Redis adopt leases that it no longer holds; their requests are still running."""
         gone = [
-            redis_lease.record() for redis_lease in self.leases.values() if redis_lease.key in keys
+            redis_lease.record(self.limits_key)
+            for redis_lease in self.leases.values()
+            if redis_lease.key in keys
         ]
         for part in _slices(gone):
             self.link.post("adopt", self._adoption(part))

@@ -11,6 +11,7 @@ from gateway.adapters.store.sqlite.estimators import open_file
 from gateway.adapters.store.sqlite.lease_snapshot import (
     AccountCopy,
     Batch,
+    LimitCopy,
     PoolCopy,
     SnapshotSlice,
     Tombstone,
@@ -20,6 +21,8 @@ from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1
+LIMITS_KEPT_S: Final = 100 * 86_400.0
+"""Counters of limits that nobody used are dropped after this time, longer than any window."""
 PAUSE_S: Final = 0.0005
 """Pause between two parts of a large write."""
 _TABLES: Final = (
@@ -60,6 +63,13 @@ CREATE TABLE IF NOT EXISTS pool_tombstone (  -- expired leases, oldest first by 
   PRIMARY KEY (model, id)
 ) STRICT
 """,
+    """
+CREATE TABLE IF NOT EXISTS limit_counter (
+  id TEXT PRIMARY KEY,
+  saved_unix_s REAL NOT NULL,
+  record TEXT NOT NULL
+) STRICT
+""",
 )
 _DROP: Final = (
     "DELETE FROM pool_lease WHERE model = ? AND id = ?",
@@ -87,6 +97,8 @@ class Rows:
         """In the order of their expiry."""
         self.tombstones: list[tuple[str, str, Tombstone]] = []
         """(model, id, expired lease), oldest first."""
+        self.limits: list[tuple[str, LimitCopy]] = []
+        """(id, counter)."""
 
 
 def open_tables(path: Path) -> sqlite3.Connection:
@@ -124,6 +136,9 @@ def load(file: sqlite3.Connection) -> Rows:
     rows.leases.sort(key=lambda row: row[1].expires_s)
     for model, lease_id, record in file.execute("SELECT * FROM pool_tombstone ORDER BY rowid"):
         rows.tombstones.append((model, lease_id, tombstone.decode(record)))
+    limit = msgspec.json.Decoder(LimitCopy)
+    for limit_id, record in file.execute("SELECT id, record FROM limit_counter"):
+        rows.limits.append((limit_id, limit.decode(record)))
     return rows
 
 
@@ -145,6 +160,11 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
         if len(batch.parts) > 1:
             # Without it, this thread retakes the interpreter before the event loop wakes up.
             time.sleep(PAUSE_S)
+    file.executemany(
+        "INSERT OR REPLACE INTO limit_counter VALUES (?, ?, ?)",
+        [(limit_id, now_s, _text(copy)) for limit_id, copy in batch.limits.items()],
+    )
+    file.execute("DELETE FROM limit_counter WHERE saved_unix_s < ?", (now_s - LIMITS_KEPT_S,))
     file.execute(_PRUNE, (TOMBSTONES,))
     file.execute("COMMIT")
     while batch.parts:  # freed here bit by bit, not all at once in the event loop

@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 
 from gateway.policy.admission.debt import SETTLED
+from gateway.policy.budgets.limit_book import Counter, LimitBook
 from gateway.policy.token_pool.counters import Account, Journal
 from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+from gateway.records.limit import Holding
 
 SLICE: Final = 200
 """Accounts and leases copied between two pauses."""
@@ -49,6 +51,18 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False, array_like=True):
     entitlement: str
     charged_tokens: int
     funded: str
+    held: tuple[Holding, ...] = ()
+
+
+class LimitCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The part of a limit's counter that is kept; what is reserved follows from the leases."""
+
+    total: int
+    warned_s: float
+    added: int
+    added_until_s: float
+    starts: list[float]
+    spent: list[int]
 
 
 class PoolCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +93,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     parts: list[SnapshotSlice] = []
     pools: dict[str, PoolCopy] = {}
+    limits: dict[str, LimitCopy] = {}
+    """By id; of the same moment as the last part, so that they hold its leases' reservations."""
 
 
 async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
@@ -99,6 +115,11 @@ async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
         batch.pools.update(
             (model, copy_pool(token_pool)) for model, token_pool in token_pools.items()
         )
+    for token_pool in token_pools.values():
+        book = token_pool.limits
+        if book.changed:
+            changed, book.changed = book.changed, set()
+            batch.limits.update((name, copy_limit(book.counters[name])) for name in changed)
     return batch
 
 
@@ -137,6 +158,25 @@ def copy_lease(token_pool: TokenPool, lease_id: str) -> LeaseRecord | Tombstone 
         return msgspec.structs.replace(record)
     tombstone = token_pool.tombstones.get(lease_id)
     return None if tombstone is None else Tombstone(*tombstone)
+
+
+def copy_limit(counter: Counter) -> LimitCopy:
+    """A copy of a limit's counter."""
+    return LimitCopy(
+        total=counter.total,
+        warned_s=counter.warned_s,
+        added=counter.added,
+        added_until_s=counter.added_until_s,
+        starts=[*counter.starts],
+        spent=[*counter.spent],
+    )
+
+
+def restore_limit(book: LimitBook, limit_id: str, copy: LimitCopy) -> None:
+    """Restore a limit's saved counter."""
+    counter = book.counter(limit_id)
+    for field in LimitCopy.__struct_fields__:
+        setattr(counter, field, getattr(copy, field))
 
 
 def copy_pool(token_pool: TokenPool) -> PoolCopy:
@@ -192,6 +232,7 @@ def restore_lease(token_pool: TokenPool, record: LeaseRecord, now_s: float) -> b
     account.since_s = now_s
     record.expires_s = min(record.expires_s, now_s + LEASE_TTL_S)
     token_pool.move(account, record.pool, record.sequences, record.kv_bytes)
+    token_pool.limits.hold(record.held)
     token_pool.hold(account, record)
     token_pool.pools[record.pool].evictable.pop(record.id, None)
     return True

@@ -79,6 +79,7 @@ class SqliteLeases:
             return
         for token_pool in self._token_pools.values():
             token_pool.journal = Journal()
+            token_pool.limits.changed = set()
         await self._restore(rows)
         self._saving.start()
 
@@ -89,6 +90,7 @@ class SqliteLeases:
             await self.save()
             for token_pool in self._token_pools.values():
                 token_pool.journal = None
+                token_pool.limits.changed = None
         closed = asyncio.wrap_future(self._thread.submit(self._close))
         await asyncio.wait([closed], timeout=LIMIT_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -101,7 +103,7 @@ class SqliteLeases:
         if self._anew:
             self._note_all_leases()
         batch = await collect(self._token_pools)
-        if not batch.parts:
+        if not batch.parts and not batch.limits:
             return
         done = self._thread.submit(self._write, batch, anew=self._anew)
         self._writing = (asyncio.wrap_future(done), batch)
@@ -120,6 +122,9 @@ class SqliteLeases:
                 _log.warning("limits are kept across restarts again")
             self.up = True
             return True
+        for token_pool in self._token_pools.values():
+            if token_pool.limits.changed is not None:
+                token_pool.limits.changed.update(batch.limits)
         for part in batch.parts:
             journal = self._token_pools[part.model].journal
             if journal is not None:
@@ -142,6 +147,9 @@ class SqliteLeases:
 
     async def _restore(self, rows: Rows) -> None:
         now_s = self._wall_clock()
+        book = next(iter(self._token_pools.values())).limits  # which all models share
+        for limit_id, limit in rows.limits:
+            lease_snapshot.restore_limit(book, limit_id, limit)
         for model, pool in rows.pools.items():
             if model in self._token_pools:
                 lease_snapshot.restore_pool(self._token_pools[model], pool, now_s)

@@ -11,6 +11,7 @@ from msgspec import Raw
 from gateway.errors import Forbidden, Unauthorized
 from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.request.head import digest_of
+from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, TenantKey
 from gateway.stages import authenticate as stage
 from gateway.stages.authenticate import Keyring, authenticate, entitled
@@ -243,3 +244,22 @@ def test_a_suspended_tenant_is_refused_by_all_of_its_keys() -> None:
         with pytest.raises(Forbidden, match="tenant 't' is suspended"):
             asked(keyring, key, "m")
     assert asked(keyring, "other", "m") == "b"
+
+
+def test_a_request_has_the_limits_of_its_key_its_entitlement_and_its_tenant() -> None:
+    def limit(name: str, amount: int = 1) -> Limit:
+        return Limit(id=name, scope="tenant", name=name, unit="tokens", amount=amount)
+
+    limits = {("entitlement", "chat"): (limit("e"),), ("tenant", "t"): (limit("t"),)}
+    keyring = Keyring(tenant_keys=[tenant_key("web", limits=(limit("k"),))], limits=limits)
+    for name, model in (("chat", "m"), ("code", "n")):
+        keyring.put(who(name, model=model), [digest(f"own-{name}")])
+
+    def ids(key: str, model: str) -> list[str]:
+        principal = authenticate(keyring, digest(key), 0.0)
+        return [each.id for each in entitled(principal, model, 0.0).limits]
+
+    assert (ids("web", "m"), ids("web", "n")) == (["k", "e", "t"], ["k", "t"])
+    assert (ids("own-chat", "m"), ids("own-code", "n")) == (["e", "t"], ["t"])
+    keyring.limit({("entitlement", "code"): (limit("c"),)})
+    assert (ids("web", "m"), ids("web", "n"), ids("own-chat", "m")) == (["k"], ["k", "c"], [])

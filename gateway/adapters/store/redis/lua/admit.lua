@@ -2,12 +2,14 @@
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,
---          kv_bytes, sequences}. observe: the model's setting; denials are only noted.
+--          kv_bytes, sequences, asked}. observe: the model's setting; denials are only noted.
+--          asked: limits of the key, entitlement and tenant (limits.lua); nil for none.
 --
 -- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
 -- limit_sequences, inflight_sequences, depth_tokens, level_tokens, rate_tokens_per_s, service_s,
--- evictable, issued_unix_s} or {false, reason, wait_s, limit, used, requested, unit, of the pool}.
--- A held lease id gets its existing grant.
+-- evictable, issued_unix_s, held, uses} or {false, reason, wait_s, limit, used, requested, unit, of
+-- the pool}, for a limit of its own followed by its place in `asked`, what is reserved of it and
+-- when it resets. A held lease id gets its existing grant.
 --
 -- A transcription of gateway/policy/admission/admission.py.
 
@@ -38,7 +40,7 @@ local function comes_in(account, request)
   return request.estimate_tokens <= depth and own_level(account, depth) >= request.estimate_tokens
 end
 
-local function granted(account, lease, contended, evictable)
+local function granted(account, lease, contended, evictable, uses)
   local entitlement, p = account.terms, lease.pool
   local limit, used = most_sequences(account), account.total
   local protected = false
@@ -52,10 +54,11 @@ local function granted(account, lease, contended, evictable)
   return pack({true, p, lease.weight, lease.spilled, contended, protected, lease.funded,
     lease.would_deny, limit, used, entitlement.tokens_per_s > 0 and depth_tokens(account) or 0,
     account.level, entitlement.tokens_per_s, book.pools[p + 1].service_s,
-    evictable, lease.issued_s})
+    evictable, lease.issued_s, lease.held, lease.held and (uses or {})})
 end
 
-local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences)
+local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences,
+  asked)
   local request = {
     entitlement = entitlement, pool = pool, alternates = alternates, estimate_tokens = tokens,
     kv_bytes = kv_bytes, sequences = sequences,
@@ -73,7 +76,13 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
   average(account)
   local w = weight_now(account)
   local denial, place, funded = nil, {pool = request.pool, spilled = false, contended = false}, 'own'
-  if not comes_in(account, request) then
+  local known
+  if asked then
+    known = limits().read(asked)
+    denial, request.demoted = limits().weigh(known, book.pools[pool + 1].service_s)
+    if request.demoted then w = min(w, SPILLED_WEIGHT) end
+  end
+  if not denial and (request.demoted or not comes_in(account, request)) then
     denial, place, funded = checks().decide(account, request, w)
   end
   local would_deny = ''
@@ -84,20 +93,23 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
     place = {pool = request.pool, spilled = false, contended = false}
     funded = 'none' -- no bucket pays for a request that would have been refused
   end
+  local spilled = place.spilled or request.demoted == true and would_deny == ''
   local lease = {
     entitlement = request.entitlement,
     pool = place.pool,
     sequences = request.sequences,
     estimate_tokens = request.estimate_tokens,
     kv_bytes = request.kv_bytes,
-    weight = place.spilled and min(w, SPILLED_WEIGHT) or w,
+    weight = spilled and min(w, SPILLED_WEIGHT) or w,
     issued_s = now_s,
     funded = funded,
     owner = owner,
     would_deny = would_deny,
-    spilled = place.spilled,
+    spilled = spilled,
     evicted = false,
   }
+  local uses
+  if known then lease.held, uses = limits().reserve(known) end
   hold(account, lease, id)
   move(account, place.pool, request.sequences, request.kv_bytes)
   if funded == 'own' then
@@ -106,7 +118,7 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
     pay(account, funded, request.estimate_tokens)
   end
   account.debited = account.debited + request.estimate_tokens
-  return granted(account, lease, place.contended, gives_way(account, lease))
+  return granted(account, lease, place.contended, gives_way(account, lease), uses)
 end
 
 return admit

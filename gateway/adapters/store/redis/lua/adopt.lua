@@ -2,7 +2,7 @@
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,
---          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s}
+--          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s, held (limits.lua; or nil)}
 --
 -- Returns how many were taken over. Leases in force, and leases that were adopted and settled
 -- before, are left alone, because the call may be a repetition. There are no checks: the engines
@@ -37,8 +37,11 @@ local function adopt(known)
     call('HDEL', GRAVES, known.id)
     call('ZREM', GRAVES_ORDER, known.id)
     account.used = account.used - grave[2]
-    lease.estimate_tokens, lease.funded = grave[2], grave[3]
+    lease.estimate_tokens, lease.funded, lease.held = grave[2], grave[3], grave[4]
+    if lease.held then limits().revive(lease.held) end
   else
+    lease.held = known.held
+    if lease.held then limits().adopt(lease.held) end
     pay(account, lease.funded, known.estimate_tokens)
     account.debited = account.debited + known.estimate_tokens
   end

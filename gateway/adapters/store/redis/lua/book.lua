@@ -9,7 +9,7 @@
 --   3 accounts      hash: entitlement -> record of its counters; absent: all are zero
 --   4 leases        hash: lease id -> record
 --   5 expiry        sorted set: serial .. lease id, by expiry
---   6 graves        hash: expired lease id -> msgpack {entitlement, tokens charged, funded};
+--   6 graves        hash: expired lease id -> msgpack {entitlement, tokens charged, funded, held};
 --                   {false} for an adopted lease that was settled
 --   7 graves_order  sorted set: their ids, by serial
 --   8 active        set: entitlements that the next tick must update
@@ -22,6 +22,8 @@
 --                   (sorted set likewise), denials and denials_last (sorted sets of tenants by
 --                   weight: those refused by the pool in this tick, and in the last but not this)
 -- ARGV     see each script; tests append the time
+--
+-- Counters of limits that span models are in a hash of their own, which calls name (limits.lua).
 --
 -- A record holds its fields in msgpack, one after another and without their names, which would
 -- cost more to read and write than all values. scripts.py has the names (RECORDS) and expands
@@ -76,6 +78,7 @@ local now_s, read_s, ticked_by_s = book_time()
 local terms, book
 local accounts = {}
 
+-- LIMITS
 -- LAYER
 
 local function weights_of(p) return KEYS[14 + 4 * p] end
@@ -151,6 +154,12 @@ local function lease_of(id)
   local lease
   lease = READ_lease(kept)
   return lease
+end
+
+local made_limits
+local function limits()
+  made_limits = made_limits or make_limits()
+  return made_limits
 end
 
 -- -- ledger
@@ -385,7 +394,8 @@ local function reap(most)
     finish(account, lease, id)
     account.used = account.used + lease.estimate_tokens
     serve(account, lease.funded, lease.estimate_tokens)
-    bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded})
+    if lease.held then limits().lapse(lease.held) end
+    bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded, lease.held})
   end
   local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
   book.reap_at_s = first[2] and tonumber(first[2]) or now_s + LEASE_TTL_S

@@ -2,7 +2,8 @@
 -- that admit and transfer. A transcription of gateway/policy/admission/placement.py, of check 4 in
 -- limits.py, and of retry_after.py.
 --
--- `request` everywhere: {entitlement, pool, alternates, estimate_tokens, kv_bytes, sequences}.
+-- `request` everywhere: {entitlement, pool, alternates, estimate_tokens, kv_bytes, sequences,
+-- demoted}.
 -- A place: {pool, spilled, contended, denied}. A denial: {reason, wait_s, limit, used, requested,
 -- unit, of the pool}; the last field tells whether the pool, not the entitlement, is the reason.
 
@@ -41,7 +42,7 @@ end
 
 -- Whether a request is within its entitlement's baseline in the requested pool.
 local function within_reserve(account, request)
-  if not RESERVING[account.terms.service_class] then return false end
+  if not RESERVING[account.terms.service_class] or request.demoted then return false end
   return own(account, request.pool) + request.sequences <= baseline_of(account.terms, request.pool)
 end
 
@@ -84,7 +85,7 @@ local function find_place(account, request, w)
   local kv_full = kv_over(p, request.kv_bytes, 0)
   local contended = kv_full or used + n > slots
   if not contended then
-    local within = own(account, p) + n <= baseline_of(entitlement, p)
+    local within = not request.demoted and own(account, p) + n <= baseline_of(entitlement, p)
     local fills_up = protected
       or (within and not reserved and not BACKFILL[entitlement.service_class])
     if fills_up or used + n <= slots - terms.headroom then
@@ -176,5 +177,5 @@ local function over_concurrency(account, request)
 end
 
 local function denied(denial)
-  return pack({false, denial[1], denial[2], denial[3], denial[4], denial[5], denial[6], denial[7]})
+  return pack({false, unpack(denial)})
 end

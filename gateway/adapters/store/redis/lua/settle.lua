@@ -1,19 +1,21 @@
 -- settle, version 6: ends a lease and charges it, once.
 --
 -- KEYS     see book.lua
--- arg      {lease_id, charge, timely}: charge in tokens, false refunds all. timely: it ended just
---          now; otherwise its duration is unknown and updates no mean.
+-- arg      {lease_id, charge, timely, spent}: charge in tokens, false refunds all. timely: it ended
+--          just now; otherwise its duration is unknown and updates no mean. spent: what budgets
+--          count, {tokens, money}; nil or false for nothing.
 --
 -- Returns 1 if the lease was in force, else 0. The first usage reported after a lease expired
 -- replaces its charged estimate. A transcription of gateway/policy/token_pool/leases.py.
 
-local function settle_late(id, charge)
+local function settle_late(id, charge, spent)
   local kept = call('HGET', GRAVES, id)
   if not kept then return 0 end
   local grave = unpacked(kept)
   if not grave[1] then return 0 end
   call('HDEL', GRAVES, id)
   call('ZREM', GRAVES_ORDER, id)
+  if grave[4] then limits().correct(grave[4], spent) end
   local account = account_of(grave[1])
   if not account then return 0 end
   account.used = account.used - grave[2]
@@ -21,12 +23,13 @@ local function settle_late(id, charge)
   return 0
 end
 
-local function settle(id, charge, timely)
+local function settle(id, charge, timely, spent)
   local lease = lease_of(id)
-  if not lease then return settle_late(id, charge) end
+  if not lease then return settle_late(id, charge, spent) end
   local account = account_of(lease.entitlement)
   average(account)
   finish(account, lease, id)
+  if lease.held then limits().settle(lease.held, spent) end
   if lease.adopted then bury(id, {false}) end
   local used = charge or 0
   correct(account, lease.funded, lease.estimate_tokens, used)

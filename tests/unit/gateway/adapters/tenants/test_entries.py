@@ -11,6 +11,7 @@ from gateway.adapters.tenants.entries import (
     with_key,
     with_revoked,
 )
+from gateway.records.limit import Limit
 from tests.tenant_fakes import WHO, TenantRig, file_key, file_of
 
 D = ["11" * 32, "22" * 32, "33" * 32]
@@ -83,3 +84,15 @@ async def test_a_directory_that_lost_its_memory_gets_it_back() -> None:
     await rig.sync.poll()
     other = await TenantRig(rig.directory).start()
     assert (other.opens(key), other.opens(gone)) == (True, False)
+
+
+def test_rotating_a_key_of_the_file_does_not_lift_its_limits() -> None:
+    limit = Limit(id="k", scope="key", name="acme/web", unit="sequences", amount=3)
+    file = file_of("acme", web=file_key("web", limits=(limit,)))
+    rotated = KeyEntry(name="web", sha256=D[0], former_sha256=D[1], former_until_unix_s=99.0)
+    keys = keys_of("acme", file, acme(rotated, KeyEntry(name="new", sha256=D[2])))
+    assert {key.sha256.hex(): key.limits for key in keys if key.sha256.hex() in D} == {
+        D[0]: (limit,),
+        D[1]: (limit,),
+        D[2]: (),
+    }

@@ -113,7 +113,7 @@ def test_admission_reaps_first_and_so_many_at_once() -> None:
 
 def test_only_so_many_expired_leases_are_remembered() -> None:
     token_pool = pool(entitled())
-    token_pool.tombstones = {f"old{n}": ("e", 1, "none") for n in range(TOMBSTONES)}
+    token_pool.tombstones = {f"old{n}": ("e", 1, "none", ()) for n in range(TOMBSTONES)}
     granted(token_pool)
     admission.reap(token_pool, LATE_S)
     assert len(token_pool.tombstones) == TOMBSTONES

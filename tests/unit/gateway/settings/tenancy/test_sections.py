@@ -103,7 +103,7 @@ def test_names_and_keys_are_given_once() -> None:
     ("was", "now", "fix"),
     [
         ("model: m}", "model: m, models: [m, n]}", "stands under `tenants`"),
-        ("model: m}", "model: m, max_budget: 10}", "there are no budgets yet"),
+        ("model: m}", "model: m, max_budget: 10}", "`budgets: [{money: 100, window: month}]`"),
         ("{name: web,", "{name: web, tpm_limit: 10,", "`tokens_per_second`"),
         ("{name: web,", "{name: web, blocked: true,", "`suspended: true`"),
         ("tenants:", "model_list: []\ntenants:", "`sluice import litellm FILE -o sluice.yaml`"),

@@ -1,5 +1,6 @@
 """GET /v1/sluice/me: a tenant's own terms and counters, and nobody else's."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from gateway.policy.entitlements.terms import ModelShape
 from gateway.policy.request.head import digest_of
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.web.control.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model
@@ -64,6 +66,7 @@ class Bench:
                     authenticate=self._authenticate,
                     terms=self.terms.get,
                     view=self.store.view,
+                    limits=self._limits,
                     managed=lambda model: model == "m",
                     shapes={"m": shape, "bare": shape},
                     metrics=self.metrics,
@@ -72,6 +75,9 @@ class Bench:
             )
         )
         self._transport = httpx.ASGITransport(app=app)
+
+    async def _limits(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
+        return [{"id": limit.id} for limit in limits]
 
     async def decision(self, request_id: str, key: str) -> httpx.Response:
         """The answer of a look-up."""

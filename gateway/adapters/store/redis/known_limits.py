@@ -1,0 +1,93 @@
+"""What this process knows of limits over all models, so that a share of them holds without Redis.
+
+Each answer to an admission reports the level of its limits. When Redis goes away, every limit is
+divided by the number of replicas, and so is what was known to be used of it. All models of the
+process share these parts, until Redis decides again for all of them.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from gateway.adapters.store.redis.lease_codec import LimitEncoder, RedisLease
+from gateway.policy.admission.decision import Grant
+from gateway.policy.budgets.limit_book import Counter, LimitBook, used_of
+from gateway.records.limit import Holding, Limit, LimitUse, Spent
+
+
+class _Heard:
+    """A limit's level, as Redis reported it last."""
+
+    __slots__ = ("allowed", "level", "limit", "slice_s")
+
+    def __init__(self, limit: Limit, held: Holding, use: LimitUse) -> None:
+        self.limit = limit
+        self.slice_s = held.slice_s
+        self.level = use.level
+        self.allowed = use.amount
+
+
+class KnownLimits:
+    """Levels as last heard, and the parts of the limits while there are any."""
+
+    def __init__(self) -> None:
+        self.encoder = LimitEncoder()
+        self._heard: dict[str, _Heard] = {}
+        self._known = LimitBook()
+        """Levels that the last parts left."""
+        self._share: LimitBook | None = None
+        self._sharing: set[int] = set()
+        """Models that decide over the parts: ids of their `LocalFallback`."""
+
+    def note(self, limits: Sequence[Limit], grant: Grant) -> None:
+        """Take over the levels that Redis reports with a grant."""
+        for limit, held, use in zip(limits, grant.held, grant.uses, strict=False):
+            self._heard[limit.id] = _Heard(limit, held, use)
+
+    def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """Correct them by what a request used."""
+        for holding in held:
+            heard = self._heard.get(holding.id)
+            if heard is not None and heard.slice_s == holding.slice_s:
+                heard.level += used_of(holding, spent) - holding.amount
+
+    def _learn(self, heard: _Heard) -> None:
+        limit = heard.limit
+        if not limit.window:
+            return
+        counter = self._known.counter(limit.id)
+        span = self.encoder.spans.at(limit.window, limit.zone, heard.slice_s)
+        counter.starts, counter.spent = [heard.slice_s], [heard.level]
+        counter.added = heard.allowed - limit.amount
+        counter.added_until_s = span.next_s + span.kept_s
+        if limit.warn and heard.level >= limit.warn:
+            counter.warned_s = heard.slice_s
+
+    def begin(self, user: int, kept: Iterable[RedisLease], replicas: int) -> LimitBook:
+        """The parts; a model that decides over them holds these leases."""
+        if self._share is None:
+            for heard in self._heard.values():
+                self._learn(heard)
+            self._heard.clear()
+            self._share = LimitBook(replicas)
+            for limit_id, counter in self._known.counters.items():
+                self._share.counters[limit_id] = _scaled(counter, 1 / max(1, replicas))
+        self._sharing.add(user)
+        for redis_lease in kept:
+            self._share.hold(redis_lease.held)
+        return self._share
+
+    def end(self, user: int) -> None:
+        """Redis decides for a model again."""
+        self._sharing.discard(user)
+        if self._share is not None and not self._sharing:
+            for limit_id, counter in self._share.counters.items():
+                self._known.counters[limit_id] = _scaled(counter, self._share.parts)
+            self._share = None
+
+
+def _scaled(counter: Counter, by: float) -> Counter:
+    """A counter's levels times a number; nothing of it is reserved."""
+    copy = Counter()
+    copy.starts, copy.spent = [*counter.starts], [int(spent * by) for spent in counter.spent]
+    copy.warned_s = counter.warned_s
+    copy.added, copy.added_until_s = counter.added, counter.added_until_s
+    return copy

@@ -1,0 +1,11 @@
+-- budget, version 6: reads limits' counters, and adds to one of them for its window.
+--
+-- KEYS     see book.lua
+-- ARGV[1]  {asked, added}: limits as limits.lua takes them; added to the first one, or 0
+--
+-- Returns msgpack {used, reserved, added, resets_unix_s, total} of each.
+
+local known, seen = limits().read(arg.asked), {}
+if arg.added ~= 0 then limits().add(known, 1, arg.added) end
+for i in ipairs(known.limits) do seen[i] = limits().view(known, i) end
+return pack(seen)

@@ -1,0 +1,245 @@
+-- limits, version 6: limits of keys, entitlements and tenants, over all models. Made only for
+-- requests that have any. A transcription of gateway/policy/budgets/limit_book.py.
+--
+-- All counters are fields of one hash, whose name comes with each call: models without limits
+-- need no further key. A counter is a msgpack list: the fields below, then the slices' starts and
+-- amounts in turn, ascending. Of a limit of sequences only RESERVED is used.
+--
+-- asked    {hash, {wanted, {id, unit, amount, step_s, start_s, next_s, kept_s, warn, spot}} ...}
+-- held     of a lease: {hash, {id, unit, slice_s, amount} ...}
+
+local TOTAL, RESERVED, WARNED_S, ADDED, ADDED_UNTIL_S, SLICES = 1, 2, 3, 4, 5, 6
+
+local function counters_of(hash, ids)
+  local kept = call('HMGET', hash, unpack(ids))
+  for i = 1, #ids do
+    kept[i] = kept[i] and unpacked(kept[i]) or {0, 0, -1, 0, 0}
+  end
+  return kept
+end
+
+local function counters_held(held)
+  local ids = {}
+  for i = 2, #held do ids[i - 1] = held[i][1] end
+  return counters_of(held[1], ids), ids
+end
+
+local function save_counters(hash, ids, counters)
+  local written = {}
+  for i, id in ipairs(ids) do
+    written[#written + 1] = id
+    written[#written + 1] = pack(counters[i])
+  end
+  call('HSET', hash, unpack(written))
+end
+
+local function roll(counter, limit)
+  local start_s = now_s < limit.next_s and limit.start_s or limit.next_s
+  if limit.step_s > 0 then start_s = math.floor(now_s / limit.step_s) * limit.step_s end
+  local newest = #counter - 1
+  if newest < SLICES or counter[newest] < start_s then
+    counter[#counter + 1], counter[#counter + 2] = start_s, 0
+  else
+    start_s = counter[newest]
+  end
+  while #counter > SLICES + 3 and counter[SLICES + 2] < start_s - limit.kept_s do
+    table.remove(counter, SLICES)
+    table.remove(counter, SLICES)
+  end
+  return start_s
+end
+
+local function level(counter, since_s)
+  local used = 0
+  for i = #counter - 1, SLICES, -2 do
+    if counter[i] < since_s then break end
+    used = used + counter[i + 1]
+  end
+  return used
+end
+
+local function allowed(counter, amount)
+  return now_s < counter[ADDED_UNTIL_S] and amount + counter[ADDED] or amount
+end
+
+local function post(counter, slice_s, amount)
+  counter[TOTAL] = counter[TOTAL] + amount
+  for i = #counter - 1, SLICES, -2 do
+    if counter[i] == slice_s then
+      counter[i + 1] = counter[i + 1] + amount
+      return
+    end
+  end
+end
+
+-- When so much is free again: by the calendar at the next window, else as slices age.
+local function resets_s(counter, limit, start_s, amount)
+  if limit.step_s == 0 then return limit.next_s end
+  local freed = 0
+  for i = SLICES, #counter - 1, 2 do
+    if counter[i] >= start_s - limit.kept_s then
+      freed = freed + counter[i + 1]
+      if freed >= amount then return counter[i] + limit.kept_s + limit.step_s end
+    end
+  end
+  return start_s + limit.kept_s + limit.step_s
+end
+
+local function read(asked)
+  local limits, ids = {}, {}
+  for i = 2, #asked do
+    local limit
+    limit = READ_limit(asked[i][2])
+    limit.wanted = asked[i][1]
+    limits[i - 1], ids[i - 1] = limit, limit.id
+  end
+  return {hash = asked[1], counters = counters_of(asked[1], ids), ids = ids, limits = limits}
+end
+
+-- The denial by the first limit that the request passes, and whether one demotes it.
+local function weigh(known, service_s)
+  local demoted = false
+  for i, limit in ipairs(known.limits) do
+    local counter = known.counters[i]
+    local amount, reserved = allowed(counter, limit.amount), counter[RESERVED]
+    if limit.unit == 'sequences' then
+      if reserved + limit.wanted > amount then
+        return {'key_concurrency', service_s / max(1, reserved), amount, reserved, limit.wanted,
+          'sequences', false, i - 1, reserved, 0}, demoted
+      end
+    else
+      local start_s = roll(counter, limit)
+      local used = level(counter, start_s - limit.kept_s)
+      if used + limit.wanted > amount then
+        if limit.spot then
+          demoted = true
+        else
+          local free_s = resets_s(counter, limit, start_s, used + limit.wanted - amount)
+          local reason, wait_s = 'key_requests', free_s - now_s
+          if limit.unit ~= 'requests' then
+            reason = 'budget'
+            if used - reserved + limit.wanted <= amount then
+              reason = 'budget_reserved'
+              wait_s = service_s / max(1, math.floor(reserved / max(1, limit.wanted)))
+            end
+          end
+          return {reason, wait_s, amount, used, limit.wanted, limit.unit, false, i - 1, reserved,
+            free_s}, demoted
+        end
+      end
+    end
+  end
+  return nil, demoted
+end
+
+-- Takes what the request may use; returns the lease's `held`, and each limit's level, amount and
+-- whether this request crossed the level that warns.
+local function reserve(known)
+  local held, uses = {known.hash}, {}
+  for i, limit in ipairs(known.limits) do
+    local counter, start_s, crossed = known.counters[i], 0, false
+    local used
+    counter[RESERVED] = counter[RESERVED] + limit.wanted
+    if limit.unit == 'sequences' then
+      used = counter[RESERVED]
+    else
+      start_s = roll(counter, limit)
+      counter[#counter] = counter[#counter] + limit.wanted
+      counter[TOTAL] = counter[TOTAL] + limit.wanted
+      used = level(counter, start_s - limit.kept_s)
+      if 0 < limit.warn and limit.warn <= used and counter[WARNED_S] < start_s - limit.kept_s then
+        counter[WARNED_S], crossed = start_s, true
+      end
+    end
+    held[#held + 1] = {known.ids[i], limit.unit, start_s, limit.wanted}
+    uses[#uses + 1] = {used, allowed(counter, limit.amount), crossed}
+  end
+  save_counters(known.hash, known.ids, known.counters)
+  return held, uses
+end
+
+-- Changes the counters of a lease's limits: `sign` -1 ends its reservations, 1 begins them again,
+-- and `correction` gives for each of them the change of what was counted.
+local function change(held, sign, correction)
+  local counters, ids = counters_held(held)
+  for i, counter in ipairs(counters) do
+    local _, unit, slice_s, amount = unpack(held[i + 1])
+    counter[RESERVED] = counter[RESERVED] + sign * amount
+    local more = unit ~= 'sequences' and correction(unit, amount) or 0
+    if more ~= 0 then post(counter, slice_s, more) end
+  end
+  save_counters(held[1], ids, counters)
+end
+
+-- What was used instead of what was reserved: {tokens, money}, or false for nothing.
+local function used_by(spent)
+  return function(unit, amount)
+    if not spent then return -amount end
+    if unit == 'tokens' then return spent[1] - amount end
+    return unit == 'money' and spent[2] - amount or 0
+  end
+end
+
+local function nothing() return 0 end
+
+local function resized(held, before, after)
+  local resizes = {held[1]}
+  local counters, ids = counters_held(held)
+  for i, counter in ipairs(counters) do
+    local id, unit, slice_s, amount = unpack(held[i + 1])
+    local now = amount
+    if unit == 'tokens' then now = after end
+    if unit == 'money' then now = math.floor(amount * after / max(1, before)) end
+    if now ~= amount then
+      counter[RESERVED] = counter[RESERVED] + now - amount
+      post(counter, slice_s, now - amount)
+    end
+    resizes[#resizes + 1] = {id, unit, slice_s, now}
+  end
+  save_counters(held[1], ids, counters)
+  return resizes
+end
+
+-- Counts the reservations of a lease that this server did not know.
+local function adopt(held)
+  local counters, ids = counters_held(held)
+  for i, counter in ipairs(counters) do
+    local _, unit, slice_s, amount = unpack(held[i + 1])
+    counter[RESERVED] = counter[RESERVED] + amount
+    if unit ~= 'sequences' then
+      local newest = #counter - 1
+      if newest < SLICES or counter[newest] < slice_s then
+        counter[#counter + 1], counter[#counter + 2] = slice_s, 0
+      end
+      post(counter, slice_s, amount)
+    end
+  end
+  save_counters(held[1], ids, counters)
+end
+
+-- What an administrator sees: used, reserved, added, when it resets, total.
+local function view(known, i)
+  local counter, limit = known.counters[i], known.limits[i]
+  if limit.unit == 'sequences' then return {counter[RESERVED], counter[RESERVED], 0, 0, 0} end
+  local start_s = roll(counter, limit)
+  return {level(counter, start_s - limit.kept_s), counter[RESERVED], allowed(counter, 0),
+    resets_s(counter, limit, start_s, 1), counter[TOTAL]}
+end
+
+local function add(known, i, amount)
+  local counter, limit = known.counters[i], known.limits[i]
+  local start_s = roll(counter, limit)
+  local next_s = limit.step_s > 0 and start_s + limit.step_s or limit.next_s
+  counter[ADDED] = allowed(counter, 0) + amount
+  counter[ADDED_UNTIL_S] = next_s + limit.kept_s
+  save_counters(known.hash, known.ids, known.counters)
+end
+
+return {
+  read = read, weigh = weigh, reserve = reserve, add = add, view = view, resized = resized,
+  adopt = adopt,
+  settle = function(held, spent) change(held, -1, used_by(spent)) end,
+  lapse = function(held) change(held, -1, nothing) end,
+  revive = function(held) change(held, 1, nothing) end,
+  correct = function(held, spent) change(held, 0, used_by(spent)) end,
+}

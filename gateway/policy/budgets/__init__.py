@@ -1,0 +1,1 @@
+"""What keys, entitlements and tenants may use over all models: windows of time, and counters."""

@@ -1,0 +1,283 @@
+"""Counters of all limits of keys, entitlements and tenants, over all models of a process.
+
+A lease reserves of each limit of its request what it may use; its settlement corrects that to what
+it used, in the slice of time that it was admitted in. A reservation must fit, so a budget is
+passed only by what an answer uses beyond its reservation. Lua repeats these functions
+(`limits.lua`). Times are Unix seconds of the store's clock; all amounts are whole numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gateway.policy.budgets.windows import Span, Spans
+from gateway.records.limit import Holding, Limit, LimitUnit, LimitUse, LimitView, Spent
+
+NEVER: Final = -1.0
+
+
+class Counter:
+    """What was counted of one limit."""
+
+    __slots__ = ("added", "added_until_s", "reserved", "spent", "starts", "total", "warned_s")
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Since the beginning, reservations included."""
+        self.reserved = 0
+        """By leases in force; of sequences, those in flight."""
+        self.warned_s = NEVER
+        """Start of the last slice in which the level that warns was reached."""
+        self.added = 0
+        """By an administrator, until `added_until_s`."""
+        self.added_until_s = 0.0
+        self.starts: list[float] = []
+        """Slices, ascending, the oldest of which no longer counts; `spent` in each."""
+        self.spent: list[int] = []
+
+    def roll(self, start_s: float, kept_s: float) -> float:
+        """Begin the slice that starts then, unless a later one began; forget old ones."""
+        starts = self.starts
+        if not starts or starts[-1] < start_s:
+            starts.append(start_s)
+            self.spent.append(0)
+        start_s = starts[-1]
+        # One that just ended is kept for the settlement of what was admitted in it.
+        while len(starts) > 2 and starts[1] < start_s - kept_s:
+            del starts[0], self.spent[0]
+        return start_s
+
+    def level(self, since_s: float) -> int:
+        """The sum over the slices from then on."""
+        used = 0
+        for at in range(len(self.starts) - 1, -1, -1):
+            if self.starts[at] < since_s:
+                break
+            used += self.spent[at]
+        return used
+
+    def post(self, slice_s: float, amount: int) -> None:
+        """Correct what was counted in a slice; one that is long gone leaves the total only."""
+        self.total += amount
+        for at in range(len(self.starts) - 1, -1, -1):
+            if self.starts[at] == slice_s:
+                self.spent[at] += amount
+                return
+
+    def allowed(self, amount: int, now_s: float) -> int:
+        """A limit's amount, with what was added to it."""
+        return amount + self.added if now_s < self.added_until_s else amount
+
+
+class Over(NamedTuple):
+    """A limit that a request would pass."""
+
+    place: int
+    """Of the limit, among the request's."""
+    used: int
+    requested: int
+    amount: int
+    reserved: int
+    resets_s: float
+    """When enough is free again, as far as that is known."""
+
+
+class Weighed(NamedTuple):
+    """One limit of a request, as it stands before the request."""
+
+    counter: Counter
+    asked: int
+    amount: int
+    level: int
+    start_s: float
+    """Of the current slice."""
+    since_s: float
+    """Start of the first slice that counts."""
+
+
+class Wanted(NamedTuple):
+    """What a request would take."""
+
+    sequences: int
+    tokens: int
+    money: int
+
+    def of(self, unit: LimitUnit) -> int:
+        """The amount in a limit's unit."""
+        if unit == "tokens":
+            return self.tokens
+        if unit == "money":
+            return self.money
+        return self.sequences if unit == "sequences" else 1
+
+
+class LimitBook:
+    """The counters by limit. Each operation is one atomic step: none awaits."""
+
+    def __init__(self, parts: int = 1) -> None:
+        """`parts`: processes over which every limit is divided while they cannot be reached."""
+        self.parts = max(1, parts)
+        self.counters: dict[str, Counter] = {}
+        self.changed: set[str] | None = None
+        """Limits changed since a reader took the set; None without one."""
+        self.spans = Spans()
+
+    def counter(self, limit_id: str) -> Counter:
+        """A limit's counter, made when it is first asked for."""
+        counter = self.counters.get(limit_id)
+        if counter is None:
+            counter = self.counters[limit_id] = Counter()
+        return counter
+
+    def weigh(
+        self, limits: Sequence[Limit], wanted: Wanted, now_s: float
+    ) -> tuple[list[Weighed], Over | None, bool]:
+        """Each limit, the first that refuses the request, and whether one gives it leftovers only.
+
+        What is weighed is valid until anything else changes.
+        """
+        found: list[Weighed] = []
+        over: Over | None = None
+        demoted = False
+        for limit in limits:
+            counter = self.counter(limit.id)
+            asked, amount = wanted.of(limit.unit), self._amount(limit, counter, now_s)
+            level, start_s, since_s, resets_s = counter.reserved, 0.0, 0.0, 0.0
+            if limit.window:
+                span = self.spans.at(limit.window, limit.zone, now_s)
+                start_s = counter.roll(span.start_s, span.kept_s)
+                since_s = start_s - span.kept_s
+                level = counter.level(since_s)
+                if level + asked > amount:
+                    resets_s = _resets_s(counter, span, start_s, level + asked - amount)
+            if over is not None or level + asked <= amount:
+                pass
+            elif limit.spot:
+                demoted = True
+            else:
+                over = Over(len(found), level, asked, amount, counter.reserved, resets_s)
+            found.append(Weighed(counter, asked, amount, level, start_s, since_s))
+        return found, over, demoted
+
+    def reserve(
+        self, limits: Sequence[Limit], weighed: Sequence[Weighed]
+    ) -> tuple[tuple[Holding, ...], tuple[LimitUse, ...]]:
+        """Take what a request may use of its limits, whether or not it fits."""
+        held: list[Holding] = []
+        uses: list[LimitUse] = []
+        for limit, (counter, asked, amount, level, start_s, since_s) in zip(
+            limits, weighed, strict=True
+        ):
+            counter.reserved += asked
+            crossed = False
+            if limit.window:
+                counter.spent[-1] += asked
+                counter.total += asked
+                if 0 < limit.warn <= level + asked and counter.warned_s < since_s:
+                    counter.warned_s, crossed = start_s, True
+            held.append(Holding(limit.id, limit.unit, start_s, asked))
+            uses.append(LimitUse(level + asked, amount, crossed))
+            self._note(limit.id)
+        return tuple(held), tuple(uses)
+
+    def settle(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """Replace reservations by what was used; None gives everything back."""
+        for holding in held:
+            self.counter(holding.id).reserved -= holding.amount
+        self.correct(held, spent)
+
+    def lapse(self, held: Sequence[Holding]) -> None:
+        """End reservations that were used up, as far as anybody knows."""
+        for holding in held:
+            self.counter(holding.id).reserved -= holding.amount
+            self._note(holding.id)
+
+    def correct(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """Replace what ended reservations counted by what was used."""
+        for holding in held:
+            self._note(holding.id)
+            more = used_of(holding, spent) - holding.amount
+            if more and holding.unit != "sequences":
+                self.counter(holding.id).post(holding.slice_s, more)
+
+    def resize(
+        self, held: tuple[Holding, ...], before_tokens: int, after_tokens: int
+    ) -> tuple[Holding, ...]:
+        """Reserve more or less, as the lease does; money in proportion."""
+        resized = []
+        for holding in held:
+            amount = holding.amount
+            if holding.unit == "tokens":
+                amount = after_tokens
+            elif holding.unit == "money":
+                amount = amount * after_tokens // max(1, before_tokens)
+            if amount != holding.amount:
+                counter = self.counter(holding.id)
+                counter.reserved += amount - holding.amount
+                counter.post(holding.slice_s, amount - holding.amount)
+                self._note(holding.id)
+            resized.append(Holding(holding.id, holding.unit, holding.slice_s, amount))
+        return tuple(resized)
+
+    def hold(self, held: Sequence[Holding]) -> None:
+        """Count the leases of a former process as in force; what they took is counted already."""
+        for holding in held:
+            self.counter(holding.id).reserved += holding.amount
+
+    def add(self, limit: Limit, amount: int, now_s: float) -> LimitView:
+        """Add to a limit's amount, until its window ends; of the latest days, for as many."""
+        counter = self.counter(limit.id)
+        span = self.spans.at(limit.window, limit.zone, now_s)
+        before = counter.added if now_s < counter.added_until_s else 0
+        counter.added = before + amount
+        counter.added_until_s = span.next_s + span.kept_s
+        self._note(limit.id)
+        return self.view(limit, now_s)
+
+    def view(self, limit: Limit, now_s: float) -> LimitView:
+        """A limit's counters now."""
+        counter = self.counter(limit.id)
+        used, resets_s = counter.reserved, 0.0
+        if limit.unit != "sequences":
+            span = self.spans.at(limit.window, limit.zone, now_s)
+            start_s = counter.roll(span.start_s, span.kept_s)
+            used = counter.level(start_s - span.kept_s)
+            resets_s = _resets_s(counter, span, start_s, 1)
+        return LimitView(
+            id=limit.id,
+            used=used,
+            reserved=counter.reserved,
+            added=counter.allowed(0, now_s),
+            resets_unix_s=resets_s,
+            total=counter.total,
+        )
+
+    def _amount(self, limit: Limit, counter: Counter, now_s: float) -> int:
+        amount = counter.allowed(limit.amount, now_s)
+        return amount if self.parts == 1 else max(1, amount // self.parts)
+
+    def _note(self, limit_id: str) -> None:
+        if self.changed is not None:
+            self.changed.add(limit_id)
+
+
+def used_of(holding: Holding, spent: Spent | None) -> int:
+    """What a request used of a limit in the end; nothing where all is given back."""
+    if spent is None:
+        return 0
+    if holding.unit == "tokens":
+        return spent.tokens
+    return spent.money if holding.unit == "money" else holding.amount
+
+
+def _resets_s(counter: Counter, span: Span, start_s: float, amount: int) -> float:
+    """When so much is free again: by the calendar at the next window, else as slices age."""
+    if not span.step_s:
+        return span.next_s
+    freed = 0
+    for began_s, spent in zip(counter.starts, counter.spent, strict=True):
+        if began_s < start_s - span.kept_s:
+            continue
+        freed += spent
+        if freed >= amount:
+            return began_s + span.kept_s + span.step_s
+    return start_s + span.kept_s + span.step_s

@@ -1,0 +1,79 @@
+"""A limit of a key, an entitlement or a tenant: how it is stated, held by a lease, and reported."""
+
+from typing import Literal
+
+from gateway.records.record import Record
+
+Scope = Literal["key", "entitlement", "tenant"]
+LimitUnit = Literal["sequences", "requests", "tokens", "money"]
+
+
+class Limit(Record, frozen=True, kw_only=True):
+    """Sequences in flight at most (`sequences`), or an amount of a unit in a window of time."""
+
+    id: str
+    """Names its counter in every store. A change of the amount keeps what was counted."""
+    scope: Scope
+    name: str
+    """Whose it is: the entitlement, the tenant, or TENANT/KEY."""
+    unit: LimitUnit
+    amount: int
+    window: str = ""
+    """minute (of which any 60 s count), hour, day, week, month by the calendar, or the last days
+    as in `30d`; empty for sequences."""
+    zone: str = "UTC"
+    """Time zone of the calendar."""
+    warn: int = 0
+    """Amount from which answers warn; 0 for never."""
+    spot: bool = False
+    """Beyond it requests are admitted to leftovers only, instead of refused."""
+    currency: str = ""
+    """Label of money."""
+
+    @property
+    def budget(self) -> bool:
+        """Whether it is a budget, not a limit of requests or sequences."""
+        return self.unit in ("tokens", "money")
+
+
+class Holding(Record, frozen=True, kw_only=False, array_like=True):
+    """What a lease has reserved of one limit."""
+
+    id: str
+    unit: LimitUnit
+    slice_s: float
+    """Start of the part of the window that it is counted in; a later settlement corrects that."""
+    amount: int
+
+
+class Spent(Record, frozen=True, kw_only=False, array_like=True):
+    """What a request used in the end, in the units of budgets."""
+
+    tokens: int
+    money: int = 0
+
+
+class LimitUse(Record, frozen=True, kw_only=False, array_like=True):
+    """A limit's level after a grant, reservations included."""
+
+    level: int
+    amount: int
+    """What may be used, with what an administrator added."""
+    crossed: bool
+    """This request was the first in its window to reach the level that warns."""
+
+
+class LimitView(Record, frozen=True, kw_only=True):
+    """A limit's counters, for administrators and tenants."""
+
+    id: str
+    used: int
+    """In the current window, reservations included."""
+    reserved: int
+    """By requests in flight."""
+    added: int
+    """What an administrator added to the amount of this window."""
+    resets_unix_s: float
+    """When it is next counted from nothing, or, of the last days, when the oldest part ends."""
+    total: int
+    """Since the beginning."""

@@ -1,0 +1,1 @@
+"""`sluice budget`: budgets of a running gateway."""

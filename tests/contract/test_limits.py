@@ -1,0 +1,400 @@
+"""Limits of keys, entitlements and tenants hold on every store, to the token."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import QuotaExceeded, RateLimited, Refusal
+from gateway.policy.token_pool.terms import Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S
+from gateway.ports import Budgets, Settlement
+from gateway.records.attempt import Usage
+from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit, LimitView
+from tests.contract.test_token_pool_invariants import OPENERS, Opened, Opener, opener_on
+from tests.histories import histories
+from tests.token_pools import NOW_S, entitled
+
+TERMS = Terms(slots=(500, 500))
+MONTH = Limit(
+    id="tenant:t:tokens:month",
+    scope="tenant",
+    name="t",
+    unit="tokens",
+    amount=10_000,
+    window="month",
+    warn=8_000,
+)
+
+
+@pytest.fixture(params=[*OPENERS, pytest.param("redis", marks=pytest.mark.redis)])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    known = OPENERS.get(request.param)
+    return known or opener_on(request.getfixturevalue("redis_server"))
+
+
+def key(unit: Any, amount: int, window: str = "") -> Limit:
+    return Limit(
+        id=f"key:t/k:{unit}", scope="key", name="t/k", unit=unit, amount=amount, window=window
+    )
+
+
+def like(limit: Limit, **changes: Any) -> Limit:
+    return msgspec.structs.replace(limit, **changes)
+
+
+async def take(
+    opened: Opened, lease_id: str, *limits: Limit, tokens: int = 100, **more: Any
+) -> Lease:
+    return await opened.store.admit(
+        Ask(
+            lease_id=lease_id,
+            model="m",
+            entitlement=more.pop("entitlement", "e"),
+            pool=0,
+            alternates=(),
+            cost_tokens=tokens,
+            sequences=more.pop("sequences", 1),
+            limits=limits,
+            **more,
+        )
+    )
+
+
+def used(tokens: int, money: int = 0) -> Settlement:
+    usage = Usage(prompt_tokens=tokens, completion_tokens=0)
+    return Settlement(usage=usage, dispatched=True, unix_s=NOW_S, money=money)
+
+
+REFUND = Settlement(usage=None, dispatched=False, unix_s=NOW_S)
+
+
+async def seen(opened: Opened, limit: Limit) -> LimitView:
+    await opened.quiet()
+    store: Any = opened.store
+    budgets: Budgets = store
+    return (await budgets.levels([limit]))[0]
+
+
+async def refusal(opened: Opened, lease_id: str, *limits: Limit, **more: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await take(opened, lease_id, *limits, **more)
+    return caught.value
+
+
+async def test_a_budget_is_reserved_corrected_and_refunded_to_the_token(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    try:
+        a, b, c = [await take(opened, name, MONTH, tokens=1_000) for name in "abc"]
+        assert ((view := await seen(opened, MONTH)).used, view.reserved) == (3_000, 3_000)
+        opened.store.settle(a, used(1_234))
+        opened.store.settle(b, used(7))
+        opened.store.settle(c, REFUND)
+        opened.store.settle(c, used(500))  # once only
+        view = await seen(opened, MONTH)
+        assert (view.used, view.reserved, view.total) == (1_241, 0, 1_241)
+    finally:
+        await opened.close()
+
+
+async def test_a_used_up_budget_says_what_is_used_and_when_it_resets(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    budget = like(MONTH, zone="Europe/Berlin")
+    try:
+        opened.store.settle(await take(opened, "a", budget), used(9_950))
+        found = await refusal(opened, "b", budget)
+        assert isinstance(found, QuotaExceeded)
+        assert (found.status, found.type, found.code) == (429, *["insufficient_quota"] * 2)
+        assert found.should_retry is False
+        assert found.retry_after_s is None
+        assert "the tenant 't': 9950 tokens of 10000 tokens are used" in found.message
+        assert "resets_at: 2023-12-01T00:00:00+01:00" in found.message
+        opened.store.settle(await take(opened, "c", budget, tokens=50), used(50))
+        opened.at(datetime(2023, 12, 1, tzinfo=ZoneInfo("Europe/Berlin")).timestamp())
+        await take(opened, "d", budget)
+        assert (await seen(opened, budget)).used == 100
+    finally:
+        await opened.close()
+
+
+async def test_what_running_requests_reserve_is_worth_waiting_for(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    try:
+        lease = await take(opened, "a", MONTH, tokens=9_950)
+        found = await refusal(opened, "b", MONTH)
+        assert (found.reason, found.code, found.should_retry) == (
+            "budget_reserved",
+            "rate_limit_exceeded",
+            True,
+        )
+        opened.store.settle(lease, used(10))
+        await take(opened, "b", MONTH)
+    finally:
+        await opened.close()
+
+
+async def test_a_key_gets_exactly_its_requests_a_minute(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    limit = key("requests", 60, "minute")
+    try:
+        found = await asyncio.gather(
+            *(take(opened, f"l{n}", limit) for n in range(200)), return_exceptions=True
+        )
+        refused = [each for each in found if isinstance(each, RateLimited)]
+        assert len(refused) == 140
+        assert {each.reason for each in refused} == {"key_requests"}
+        assert "the API key 'k' on requests a minute: limit 60, used 60" in refused[0].message
+        wait_s = refused[0].retry_after_s
+        assert wait_s is not None
+        assert 60 <= wait_s <= 65
+        opened.at(NOW_S + 59)
+        assert (await refusal(opened, "soon", limit)).reason == "key_requests"
+        opened.at(NOW_S + wait_s)
+        await take(opened, "later", limit)
+    finally:
+        await opened.close()
+
+
+async def test_a_key_has_exactly_its_sequences_in_flight(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e"), entitled("f")])
+    limit = key("sequences", 5)
+    try:
+        found = await asyncio.gather(
+            *(take(opened, f"l{n}", limit, entitlement="ef"[n % 2]) for n in range(30)),
+            return_exceptions=True,
+        )
+        leases = [each for each in found if isinstance(each, Lease)]
+        assert len(leases) == 5
+        assert (await refusal(opened, "x", limit)).reason == "key_concurrency"
+        opened.store.settle(leases[0], used(3))
+        await opened.quiet()
+        await take(opened, "y", limit)
+        assert (await refusal(opened, "z", limit)).reason == "key_concurrency"
+    finally:
+        await opened.close()
+
+
+async def test_a_refused_request_takes_nothing_of_any_limit(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    limits = (key("sequences", 9), key("requests", 9, "minute"), like(MONTH, amount=10))
+    try:
+        assert (await refusal(opened, "a", *limits)).reason == "budget"
+        for limit in limits:
+            assert ((view := await seen(opened, limit)).used, view.total) == (0, 0)
+    finally:
+        await opened.close()
+
+
+async def test_an_expired_lease_is_charged_until_its_usage_comes(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    running = key("sequences", 1)
+    try:
+        lease = await take(opened, "a", MONTH, running, tokens=700)
+        opened.at(NOW_S + LEASE_TTL_S + 1)
+        await opened.store.tick()
+        view = await seen(opened, MONTH)
+        assert (view.used, view.reserved) == (700, 0)
+        assert (await seen(opened, running)).used == 0
+        opened.store.settle(lease, used(40))
+        assert (await seen(opened, MONTH)).used == 40
+        assert (await seen(opened, running)).used == 0
+    finally:
+        await opened.close()
+
+
+async def test_a_stream_that_outgrows_its_reservation_is_counted_as_it_runs(
+    opener: Opener,
+) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    cost = like(MONTH, id="tenant:t:money:month", unit="money", amount=10**9, warn=0)
+    try:
+        lease = await take(opened, "a", MONTH, cost, tokens=100, money=5_000)
+        opened.store.resize(lease, 300, 0)
+        assert (await seen(opened, MONTH)).used == 300
+        assert (await seen(opened, cost)).used == 15_000
+        opened.store.settle(lease, used(310, 1_234))
+        view = await seen(opened, MONTH)
+        assert (view.used, view.reserved, view.total) == (310, 0, 310)
+        assert ((view := await seen(opened, cost)).used, view.reserved) == (1_234, 0)
+    finally:
+        await opened.close()
+
+
+async def test_beyond_a_budget_that_says_spot_only_leftovers_are_given(opener: Opener) -> None:
+    terms = Terms(slots=(3,), headroom=1)
+    opened = await opener(
+        terms, [entitled("e", "guaranteed", baseline=(3,), created=1), entitled("f", created=2)]
+    )
+    budget = like(MONTH, amount=50, warn=0, spot=True)
+    try:
+        low = await take(opened, "a", budget)
+        assert low.spilled
+        assert not low.protected
+        assert low.weight <= 1
+        await take(opened, "b")
+        assert (await refusal(opened, "c", budget)).reason == "priority"  # the last free slot
+        await take(opened, "d")
+    finally:
+        await opened.close()
+
+
+async def test_the_first_request_to_reach_warn_at_tells_so_once(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    store: Any = opened.store
+    heard: list[tuple[str, int]] = []
+    store.on_warning = lambda limit, use: heard.append((limit.id, use.level))
+    try:
+        for number in range(9):
+            lease = await take(opened, f"l{number}", MONTH, tokens=1_000)
+            assert (lease.uses[0].level >= MONTH.warn) == (number >= 7)
+        assert heard == [(MONTH.id, 8_000)]
+    finally:
+        await opened.close()
+
+
+async def test_an_administrator_adds_to_a_budget_for_its_window_alone(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    store: Any = opened.store
+    day = like(MONTH, id="tenant:t:tokens:day", window="day", amount=100, warn=0)
+    try:
+        opened.store.settle(await take(opened, "a", day), used(100))
+        assert (await refusal(opened, "b", day)).reason == "budget"
+        assert (await store.add(day, 500)).added == 500
+        await take(opened, "b", day, tokens=500)
+        assert (await store.add(day, -100)).added == 400
+        opened.at(NOW_S + 86_400)
+        view = await seen(opened, day)
+        assert (view.used, view.added) == (0, 0)
+    finally:
+        await opened.close()
+
+
+async def test_the_latest_thirty_days_never_hold_more_than_the_amount(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    rolling = like(MONTH, id="tenant:t:tokens:30d", window="30d", amount=3_000, warn=0)
+    spent: list[tuple[float, int]] = []
+    try:
+        for day in range(70):
+            now_s = NOW_S + day * 86_400 + 3_600.0 * (day % 5)
+            opened.at(now_s)
+            for number in range(3):
+                try:
+                    lease = await take(opened, f"l{day}.{number}", rolling, tokens=100)
+                except RateLimited:
+                    continue
+                opened.store.settle(lease, used(100))
+                spent.append((now_s, 100))
+        for end_s, _ in spent:
+            within = sum(n for at_s, n in spent if end_s - 30 * 86_400 < at_s <= end_s)
+            assert within <= 3_000
+        assert sum(n for _, n in spent) >= 6_000
+    finally:
+        await opened.close()
+
+
+@pytest.mark.parametrize(
+    ("night", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-06-10", 24)]
+)
+async def test_a_turn_of_the_day_loses_and_doubles_nothing(
+    opener: Opener, night: str, hours: int
+) -> None:
+    """Under load, also where a day has 23 or 25 hours: requests run across both its midnights."""
+    zone = ZoneInfo("Europe/Berlin")
+    opened = await opener(TERMS, [entitled("e")])
+    day = like(MONTH, id="t:day", window="day", zone="Europe/Berlin", amount=10**9, warn=0)
+    first_s = datetime.fromisoformat(night).replace(tzinfo=zone).timestamp()
+    counted: dict[str, int] = {}
+    turns = 0
+    try:
+        for midnight_s in (first_s, first_s + hours * 3600):
+            running: list[tuple[str, Lease]] = []
+            for step in range(-30, 30):
+                now_s = midnight_s + step * 2.5
+                opened.at(now_s)
+                today = datetime.fromtimestamp(now_s, zone).date().isoformat()
+                turns += today not in counted
+                asked = [take(opened, f"l{now_s}.{n}", day, tokens=50) for n in range(5)]
+                running += [(today, lease) for lease in await asyncio.gather(*asked)]
+                counted[today] = counted.get(today, 0) + 5 * 50
+                while len(running) > 20 or (step == 29 and running):
+                    began, lease = running.pop(0)
+                    tokens = len(running) * 7 % 90
+                    opened.store.settle(lease, used(tokens) if tokens % 11 else REFUND)
+                    counted[began] += (tokens if tokens % 11 else 0) - 50
+                view = await seen(opened, day)
+                assert view.used == counted[today]
+                assert view.reserved == 50 * len(running)
+                assert view.total == sum(counted.values())
+                ends = datetime.fromtimestamp(view.resets_unix_s, zone)
+                assert (
+                    ends.hour,
+                    ends.minute,
+                    ends.date() > datetime.fromisoformat(today).date(),
+                ) == (0, 0, True)
+        assert turns == 3
+    finally:
+        await opened.close()
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@given(data=st.data())
+@histories(20, steps=1)
+def test_after_any_history_exactly_what_was_used_is_counted(
+    store: str, data: st.DataObject
+) -> None:
+    async def run() -> None:
+        opened = await OPENERS[store](TERMS, [entitled("e")])
+        open_leases: list[Lease] = []
+        spent = 0
+        limits: Sequence[Limit] = (MONTH, key("sequences", 4))
+        try:
+            for number in range(data.draw(st.integers(1, 30))):
+                ends = data.draw(st.sampled_from((True, False)))
+                if open_leases and ends:
+                    lease = open_leases.pop(0)
+                    tokens = data.draw(st.sampled_from((None, 0, 90, 2_500)))
+                    opened.store.settle(lease, REFUND if tokens is None else used(tokens))
+                    spent += tokens or 0
+                    continue
+                try:
+                    lease = await take(opened, f"l{number}", *limits, tokens=800)
+                except RateLimited:
+                    assert spent + 800 * len(open_leases) + 800 > 10_000 or len(open_leases) == 4
+                else:
+                    open_leases.append(lease)
+            view = await seen(opened, MONTH)
+            assert (view.used, view.reserved) == (
+                spent + 800 * len(open_leases),
+                800 * len(open_leases),
+            )
+        finally:
+            await opened.close()
+
+    asyncio.run(run())
+
+
+async def test_budgets_are_kept_over_a_restart() -> None:
+    opened = await OPENERS["sqlite"](TERMS, [entitled("e")])
+    running = key("sequences", 2)
+    store: Any = opened.store
+    try:
+        opened.store.settle(await take(opened, "a", MONTH, running), used(4_000))
+        await take(opened, "b", MONTH, running, tokens=300)
+        await store.add(MONTH, 77)
+        await opened.start_again(TERMS, [entitled("e")])
+        view = await seen(opened, MONTH)
+        assert (view.used, view.reserved, view.added) == (4_300, 300, 77)
+        assert (await seen(opened, running)).used == 1
+        opened.at(NOW_S + LEASE_TTL_S + 1)
+        await opened.store.tick()
+        assert ((view := await seen(opened, MONTH)).used, view.reserved) == (4_300, 0)
+        assert (await seen(opened, running)).used == 0
+    finally:
+        await opened.close()

@@ -1,0 +1,147 @@
+"""Limits over all models on a real Redis: two models, two replicas, and a Redis that goes away."""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from bench.common.redis_server import RedisServer, redis_program
+from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.errors import RateLimited, Unavailable
+from gateway.policy.token_pool.terms import Terms
+from gateway.records.lease import Lease
+from gateway.records.limit import Limit
+from tests.integration.test_redis_leases import asked, eventually, opened, tenant, used
+
+pytestmark = pytest.mark.redis
+BUDGET = Limit(
+    id="tenant:t:tokens:month",
+    scope="tenant",
+    name="t",
+    unit="tokens",
+    amount=10_000,
+    window="month",
+)
+FLIGHT = Limit(id="key:t/k:sequences", scope="key", name="t/k", unit="sequences", amount=8)
+WIDE = Terms(slots=(500, 500))
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that the test may break."""
+    if redis_program() is None:
+        pytest.skip("redis-server is not on PATH")
+    with RedisServer() as server:
+        yield server
+
+
+async def take(
+    store: RedisLeases, lease_id: str, *limits: Limit, model: str = "m", tokens: int = 100
+) -> Lease:
+    ask = asked(lease_id, model=model, entitlement=f"e-{model}", tokens=tokens)
+    return await store.admit(msgspec.structs.replace(ask, limits=limits))
+
+
+async def taken(store: RedisLeases, count: int, *limits: Limit, name: str) -> list[Lease]:
+    """Those of so many requests that are admitted."""
+    asks = [take(store, f"{name}{n}", *limits) for n in range(count)]
+    found = await asyncio.gather(*asks, return_exceptions=True)
+    refused = [each for each in found if not isinstance(each, Lease)]
+    assert all(isinstance(each, RateLimited) for each in refused), refused
+    return [each for each in found if isinstance(each, Lease)]
+
+
+TENANTS = (tenant("e-m"), tenant("e-n", model="n"))
+
+
+async def test_a_budget_is_one_over_all_models_and_replicas(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    models = ("m", "n")
+    async with (
+        opened(redis_server.url, *TENANTS, models=models, terms=WIDE, owner="a") as one,
+        opened(redis_server.url, *TENANTS, models=models, terms=WIDE, owner="b") as other,
+    ):
+        leases = []
+        for number in range(100):
+            store, model = (one, other)[number % 2], models[number // 2 % 2]
+            leases.append((store, await take(store, f"l{number}", BUDGET, model=model)))
+        for model in models:
+            with pytest.raises(RateLimited):
+                await take(other, f"x{model}", BUDGET, model=model)
+        for store, lease in leases:
+            store.settle(lease, used(30, 0))
+        for store in (one, other):
+            for model in models:
+                await store.pools(model)
+        (view,) = await one.levels([BUDGET])
+        assert (view.used, view.reserved) == (3_000, 0)
+
+
+async def test_without_redis_each_replica_has_its_part_and_redis_learns_of_it(
+    own_server: RedisServer,
+) -> None:
+    async with (
+        opened(own_server.url, TENANTS[0], terms=WIDE, owner="a") as one,
+        opened(own_server.url, TENANTS[0], terms=WIDE, owner="b") as other,
+    ):
+        for store in (one, other):
+            await store.tick()
+        await one.tick()
+        assert one.replicas("m") == other.replicas("m") == 2
+        for store in (one, other):
+            lease = await take(store, f"{store}", BUDGET, FLIGHT, tokens=2_000)
+            store.settle(lease, used(2_000, 0))
+            await store.pools("m")
+        await take(one, "again", BUDGET)  # it hears of the other's
+        own_server.hang()
+        assert len(await taken(one, 9, FLIGHT, name="f")) == 4, "half of 8"
+        alone = await taken(one, 60, BUDGET, name="alone")
+        assert len(alone) == 29, "half of 10,000, less half of the 4,100 known"
+        own_server.resume()
+        await eventually(lambda: one.up and other.up)
+        for lease in alone:
+            one.settle(lease, used(50, 0))
+        await one.pools("m")
+        (view,) = await one.levels([BUDGET])
+        assert view.used == 4_000 + 100 + 29 * 50
+        assert (await one.levels([FLIGHT]))[0].used == 4
+
+
+async def test_a_redis_that_flaps_gives_no_part_twice(own_server: RedisServer) -> None:
+    async with opened(own_server.url, TENANTS[0], terms=WIDE) as store:
+        await store.tick()
+        store.settle(await take(store, "a", BUDGET, tokens=9_000), used(9_000, 0))
+        await store.pools("m")
+        admitted = 0
+        for turn in range(3):
+            own_server.hang()
+            leases = await taken(store, 20, BUDGET, name=f"t{turn}.")
+            admitted += len(leases)
+            own_server.resume()
+            await eventually(lambda: store.up)
+        assert admitted == 10
+
+
+async def test_fail_mode_closed_admits_nothing_of_a_budget(own_server: RedisServer) -> None:
+    async with opened(own_server.url, TENANTS[0], terms=WIDE, fail_mode="closed") as store:
+        await take(store, "a", BUDGET)
+        own_server.hang()
+        with pytest.raises(Unavailable):
+            await take(store, "b", BUDGET)
+
+
+async def test_what_runs_is_counted_in_a_redis_that_lost_its_data(own_server: RedisServer) -> None:
+    async with opened(own_server.url, TENANTS[0], terms=WIDE) as store:
+        lease = await take(store, "a", BUDGET, FLIGHT)
+        own_server.kill()
+        own_server.start()
+        await store.renew()
+        await eventually(lambda: store.failures_total > 0 and store.up)
+        (budget, flight) = await store.levels([BUDGET, FLIGHT])
+        assert (budget.reserved, flight.used) == (100, 1)
+        store.settle(lease, used(70, 0))
+        await store.pools("m")
+        (budget, flight) = await store.levels([BUDGET, FLIGHT])
+        assert (budget.used, budget.reserved, flight.used) == (70, 0, 0)
