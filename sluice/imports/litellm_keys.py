@@ -1,8 +1,9 @@
 """Rows of LiteLLM's keys and teams -> tenants, their keys and their entitlements.
 
 LiteLLM stores the SHA-256 of a key in hex, as Sluice does: clients keep their keys. A team is a
-tenant with one entitlement for each of its models. A key with limits of its own gets entitlements
-of its own, because limits belong to those. A key is left out rather than opened too far.
+tenant with one entitlement for each of its models. A key with a token rate or a priority of its own
+gets entitlements of its own, because these belong to entitlements. A key is left out rather than
+opened too far.
 """
 
 from dataclasses import dataclass, field
@@ -10,24 +11,23 @@ from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Model
+from sluice.imports.litellm_limits import budgets_of
 from sluice.imports.litellm_router import named
 from sluice.imports.litellm_rows import digest_of, instant_of, limits_of, listed, models_in, rows_of
 from sluice.imports.report import Report
 from sluice.imports.sections import Row, label, literal
 
 _HASHES_ONLY: Final = "hashes alone say no models: ask /key/list with return_full_object=true"
-_BUDGETS: Final = "there are no budgets yet; the key works without one"
 _LEFT_OUT: Final = {
-    "max_budget": _BUDGETS,
-    "soft_budget": _BUDGETS,
-    "model_max_budget": _BUDGETS,
-    "rpm_limit": "there are no limits of requests a minute yet",
-    "model_rpm_limit": "there are no limits of requests a minute yet",
+    "soft_budget": "give the budget `warn_at`",
+    "model_max_budget": "give the entitlement of that model its budgets",
+    "model_rpm_limit": "requests a minute are limited for a key over all of its models",
     "model_tpm_limit": "give the entitlement of that model its tokens_per_second",
     "aliases": "aliases are the model's, for every key",
     "allowed_routes": "a key opens every route of its models",
     "guardrails": "Sluice does not judge contents",
 }
+_OF_ENTITLEMENTS: Final = frozenset({"tpm_limit", "priority"})
 _BOOKKEEPING: Final = frozenset(
     {
         *("token", "key", "key_name", "key_alias", "team_id", "team_alias", "user_id", "models"),
@@ -35,7 +35,7 @@ _BOOKKEEPING: Final = frozenset(
         *("budget_duration", "budget_reset_at", "budget_id", "last_active", "members"),
         *("members_with_roles", "admins", "soft_budget_cooldown", "organization_id", "user"),
         *("user_email", "key_type", "rotation_count", "auto_rotate", "metadata", "blocked"),
-        *("expires", "tpm_limit", "max_parallel_requests", "duration"),
+        *("expires", "tpm_limit", "rpm_limit", "max_parallel_requests", "max_budget", "duration"),
     }
 )
 """Fields that another line speaks of, or that record LiteLLM's own past."""
@@ -56,6 +56,7 @@ class _Tenant:
     """Of its keys."""
     apart: bool = False
     """Whether a key has entitlements of its own."""
+    budgets: list[Row] = field(default_factory=list)
 
     def section(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name}
@@ -65,6 +66,8 @@ class _Tenant:
             found["labels"] = Row(litellm_team_id=literal(str(self.team["team_id"])))
         if self.apart:
             found["entitlements"] = list(self.shared.values())
+        if self.budgets:
+            found["budgets"] = self.budgets
         return {**found, "keys": self.keys}
 
 
@@ -149,7 +152,7 @@ class Tenancy:
             self._report.approximated(path, f"{note}; not imported: {', '.join(unknown)}")
         else:
             self._report.taken(path, note)
-        if limits_of(row):
+        if limits_of(row).keys() & _OF_ENTITLEMENTS:
             tenant.apart = True
             key["entitlements"] = [
                 self._entitlement(path, tenant, model, row, name) for model in allowed
@@ -161,6 +164,7 @@ class Tenancy:
                     tenant.shared[model] = made
             if models_in(row):
                 key["models"] = [literal(model) for model in allowed]
+        self._limits(path, row, key)
         self._ends(path, row, tenant, key)
         tenant.keys.append(key)
         self._others(path, row)
@@ -177,6 +181,11 @@ class Tenancy:
             self._tenants[owner] = _Tenant(name, path, team)
             if team:
                 self._report.taken(path, f"tenant `{name}`")
+                self._tenants[owner].budgets = budgets_of(path, team, self._report)
+                if team.get("rpm_limit"):
+                    self._report.left_out(
+                        (*path, "rpm_limit"), "keys have requests_per_minute, tenants do not"
+                    )
         return self._tenants[owner]
 
     def _allowed(self, row: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -216,7 +225,7 @@ class Tenancy:
                 (*path, "tpm_limit"),
                 "tokens_per_second, a sixtieth, for each model by itself; a burst of 10 s",
             )
-        if "max_parallel_requests" in limits:
+        if "max_parallel_requests" in limits and not key:
             made["max_concurrency"] = limits["max_parallel_requests"]
             self._report.approximated(
                 (*path, "max_parallel_requests"), "max_concurrency, for each model by itself"
@@ -228,6 +237,19 @@ class Tenancy:
             )
         self.entitlements.append(made)
         return name
+
+    def _limits(self, path: KeyPath, row: dict[str, Any], key: Row) -> None:
+        """Limits of a key over all of its models."""
+        for name, given in (
+            ("requests_per_minute", "rpm_limit"),
+            ("max_concurrency", "max_parallel_requests"),
+        ):
+            value = row.get(given)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                key[name] = value
+                self._report.taken((*path, given), f"{name} of the key")
+        if budgets := budgets_of(path, row, self._report):
+            key["budgets"] = budgets
 
     def _ends(self, path: KeyPath, row: dict[str, Any], tenant: _Tenant, key: Row) -> None:
         """Expiry and suspension, of the key or of its team."""

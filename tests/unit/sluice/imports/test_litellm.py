@@ -101,8 +101,13 @@ def test_limits_of_a_key_are_those_of_entitlements_that_only_it_opens(tmp_path: 
     assert nightly.entitlements == ("Batch-nightly-llama-3-70b", "Batch-nightly-qwen-coder")
     limited = terms["Batch-nightly-llama-3-70b"]
     assert (limited.tokens_per_second, limited.max_concurrency, limited.concurrency) == (
-        *(1000.0, 8, 8),
+        *(1000.0, None, 68),
     )
+    assert (nightly.requests_per_minute, nightly.max_concurrency) == (100, 8)
+    (budget,) = nightly.budgets
+    assert (budget.money, budget.window, budget.timezone) == (5.0, "day", "UTC")
+    (budget,) = config.tenants[0].budgets
+    assert (budget.money, budget.window) == (100.0, "month")
     assert reports.entitlements == ("Batch-reports-llama-3-70b",)
     assert terms["Batch-reports-llama-3-70b"].concurrency == 204, "three quarters of 272 slots"
     (unranked,) = config.tenants[2].keys[0].entitlements or ()
@@ -114,8 +119,8 @@ def test_a_key_whose_models_are_gone_is_left_out_not_opened(tmp_path: Path) -> N
     assert f"sha256:{KEY}05" not in {key.sha256 for t in config.tenants for key in t.keys}
     assert report["keys[4]"] == "left out: none of its models was imported (gpt-4o)"
     assert report["keys[1]"].endswith("not imported: gpt-4o")
-    assert report["keys[2].rpm_limit"].startswith("left out")
-    assert report["keys[2].max_budget"].startswith("left out")
+    assert report["keys[2].rpm_limit"] == "taken: requests_per_minute of the key"
+    assert report["keys[2].max_budget"].startswith("approximated: budgets: money 5 a window of day")
     assert report["teams[2]"] == "left out: a team of which no key was imported"
 
 
