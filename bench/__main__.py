@@ -41,6 +41,7 @@ BENCHES = {
     "quartz": "the QUARTZ paper's tables, the scheduler against other routers, ablations, scenes",
     "quartz-loads": "the default scheduler beside four routers: 8 workloads, 3 fleets, 4 loads",
     "quartz-knees": "requests/s at the knee of each workload and fleet, for quartz-loads",
+    "budgets": "400 clients on four replicas spend a budget; what budgets cost a request",
     "token-pools": "the token-pools paper's experiments on the shipped policy, in virtual time",
     "token-pools-replicas": "four gateways on one Redis: limits, a killed one, Redis away, observe",
     "token-pools-live": "a flood of spot through a real gateway, with token pools and without",

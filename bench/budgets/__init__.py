@@ -1,0 +1,1 @@
+"""What budgets hold under load, and what they cost."""
