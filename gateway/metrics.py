@@ -6,7 +6,8 @@ ones; it counts the rest under "other". A histogram drops values of further seri
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 MAX_SERIES = 2000
 NANO = 1e9
@@ -37,6 +38,10 @@ class Counter:
             held = values.get(labels, 0)
         values[labels] = held + by
 
+    def forget(self, **labels: str) -> None:
+        """Drop the series with these labels."""
+        _drop(self.values, self.labels, labels)
+
 
 class Histogram:
     """A family of cumulative histograms by label values."""
@@ -61,6 +66,19 @@ class Histogram:
             row = self.series[labels] = [0.0] * (len(self.bounds) + 2)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
+
+    def forget(self, **labels: str) -> None:
+        """Drop the series with these labels."""
+        _drop(self.series, self.labels, labels)
+
+
+def _drop(
+    series: dict[tuple[str, ...], Any], names: tuple[str, ...], labels: Mapping[str, str]
+) -> None:
+    if labels.keys() <= set(names):
+        wanted = [(names.index(name), value) for name, value in labels.items()]
+        for key in [k for k in series if all(k[at] == value for at, value in wanted)]:
+            del series[key]
 
 
 SECONDS = (
@@ -175,6 +193,11 @@ class Metrics:
         self.telemetry_dropped = Counter(
             "sluice_telemetry_dropped", "Requests whose spans were not exported.", ("cause",)
         )
+
+    def forget(self, **labels: str) -> None:
+        """Drop the series with these labels, in all families that have them."""
+        for family in self.families():
+            family.forget(**labels)
 
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""

@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -84,9 +84,16 @@ class Engines:
 
 @asynccontextmanager
 async def gateway(
-    tmp_path: Path, workers: object, env: dict[str, str] | None = None, **more: object
+    tmp_path: Path,
+    workers: object,
+    env: dict[str, str] | None = None,
+    pool: Mapping[str, object] | None = None,
+    **more: object,
 ) -> AsyncIterator[str]:
-    """A gateway as its own process; gives its URL. Its file is sluice.yaml, `more` its sections."""
+    """A gateway as its own process; gives its URL. Its file is sluice.yaml, `more` its sections.
+
+    `pool`: further settings of its pool.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +106,14 @@ async def gateway(
             {
                 "name": "m",
                 "scheduling": {"queue_timeout_s": 20},
-                "pools": {"all": {"max_model_len": 8192, "max_num_seqs": 8, "workers": workers}},
+                "pools": {
+                    "all": {
+                        "max_model_len": 8192,
+                        "max_num_seqs": 8,
+                        "workers": workers,
+                        **(pool or {}),
+                    }
+                },
             }
         ],
     }

@@ -78,8 +78,9 @@ class KubeServer:
     async def _note(
         self, path: str, name: str, before: Object | None, after: Object | None
     ) -> None:
+        # At once: a watch that goes on to this version must find the change there.
+        self._log.append((self.version, path, name, before, after))
         async with self._changed:
-            self._log.append((self.version, path, name, before, after))
             self._changed.notify_all()
 
     # -- the server
@@ -113,10 +114,16 @@ class KubeServer:
         elif params.get("watch"):
             await self._watch(send, path, params)
         else:
-            self.lists.append(path)
             items = [o for o in self.objects.get(path, {}).values() if _matches(o, params)]
-            version = {"resourceVersion": str(self.version)}
-            await _answer(send, 200, {"kind": "List", "metadata": version, "items": items})
+            start = int(params.get("continue", "0"))
+            if not start:
+                self.lists.append(path)
+            ends = start + int(params.get("limit", len(items)))
+            metadata = {"resourceVersion": str(self.version)}
+            if ends < len(items):
+                metadata["continue"] = str(ends)
+            page = {"kind": "List", "metadata": metadata, "items": items[start:ends]}
+            await _answer(send, 200, page)
 
     async def _watch(self, send: Any, path: str, params: dict[str, str]) -> None:
         self.watches.append(params)
@@ -133,12 +140,13 @@ class KubeServer:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + float(params["timeoutSeconds"])
         while loop.time() < ends_s and cuts == self._cuts and not self.away:
+            upto = self.version  # of this turn: more may come while it is told
             for version, where, _, before, after in list(self._log):
                 if version > since and where == path:
                     event = _event(before, after, params, version)
                     if event is not None:
                         await _line(send, event)
-            since = max(since, self.version)
+            since = max(since, upto)
             if params.get("allowWatchBookmarks") == "true":
                 mark = {"metadata": {"resourceVersion": str(since)}}
                 await _line(send, {"type": "BOOKMARK", "object": mark})

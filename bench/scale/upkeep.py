@@ -131,7 +131,7 @@ def upkeep_point(size: Size) -> Figures:
         pools=served.fleet.pools,
         shares=(WorkerShare(slots=SLOTS, replicas=(1, size.workers)),),
         entitlements=tuple,
-        kv_bytes=lambda pool, worker: kv.of("m", pool, worker),
+        kv_bytes=lambda pool, worker: kv.of(served.fleet.pools[pool], worker),
     )
     upkeep = StoreUpkeep(store, {"m": spec}, _clock, _clock)
     watched(upkeep.step)

@@ -73,19 +73,33 @@ class BoundaryController:
         self._metrics = metrics
         self._clock = clock
         self._ask = ask
-        models = list(models)
-        self._watched = [_Watched(m, controls.get(m.name)) for m in models if m.watch is not None]
-        self._gammas = [
-            _WatchedGamma(m.name, m.compression, gammas[m.name])
-            for m in models
-            if gammas and m.name in gammas and m.compression is not None
-        ]
+        self._watched: dict[str, _Watched] = {}
+        self._gammas: dict[str, _WatchedGamma] = {}
+        for served in models:
+            self.watch(served, controls.get(served.name), (gammas or {}).get(served.name))
         self._background = BackgroundTasks()
+
+    def watch(
+        self,
+        served: ModelRuntime,
+        control: BoundaryControl | None,
+        gamma: GammaControl | None = None,
+    ) -> None:
+        """Watch a model from now on, in place of the one of that name before it."""
+        self.forget(served.name)
+        if served.watch is not None:
+            self._watched[served.name] = _Watched(served, control)
+        if gamma is not None and served.compression is not None:
+            self._gammas[served.name] = _WatchedGamma(served.name, served.compression, gamma)
+
+    def forget(self, model: str) -> None:
+        """Watch a model no more."""
+        self._watched.pop(model, None)
+        self._gammas.pop(model, None)
 
     async def start(self) -> None:
         """Sample once a minute from now on."""
-        if self._watched or self._gammas:
-            self._background.start(self._run())
+        self._background.start(self._run())
 
     async def close(self) -> None:
         """Stop sampling."""
@@ -93,11 +107,11 @@ class BoundaryController:
 
     def look(self) -> list[Move]:
         """Sample every model, and apply the moves; returns those of boundaries."""
-        for gamma in self._gammas:
+        for gamma in self._gammas.values():
             if gamma.look(self._clock()):
                 self._metrics.would.add("gamma")
         moves = []
-        for one in self._watched:
+        for one in self._watched.values():
             moves += one.look(self._clock(), self._ask)
         for _ in range(sum(move.observed for move in moves)):
             self._metrics.would.add("boundary")

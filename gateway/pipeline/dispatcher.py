@@ -223,6 +223,7 @@ class Dispatcher:
             attempts.queue_s += self._clock() - job.arrived_s
         entry = attempts.entry
         if job.state == "nowhere":
+            attempts.job = attempts.scheduler = None
             if entry is not None:
                 entry.withdraw()
             return None
@@ -478,6 +479,7 @@ def _call(
         stage_dispatch.engine_priority(served, principal, lease, endpoint),
         stage_dispatch.cache_salt(served, principal, endpoint),
         len(attempts.done) + 1,
+        stage_dispatch.flow_lines(served, principal, binding),
     )
 
 

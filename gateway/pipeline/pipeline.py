@@ -9,7 +9,7 @@ disconnect or cancellation.
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from math import inf
 from types import coroutine
 
@@ -74,7 +74,7 @@ class Pipeline:
         `clock` monotonic, `wall_clock` Unix time, in seconds.
         """
         self._models = models
-        self._splits = splits or {}
+        self._splits = {} if splits is None else splits
         self._keyring = keyring
         self._store = store
         self._compressor = compressor
@@ -180,10 +180,14 @@ class Pipeline:
                 tokens = used + _EXTENSION_TOKENS
                 lease.extend(tokens, tokens * admitted.served.admission.kv_bytes_per_token)
 
-    def tick(self) -> None:
-        """Have the schedulers look after dead and stalled workers; a few times a second."""
+    def tick(self, retiring: Iterable[ModelRuntime] = ()) -> None:
+        """Have the schedulers look after dead and stalled workers; a few times a second.
+
+        `retiring`: models that a reload removed, while requests of theirs are under way.
+        """
         # A model stands under its aliases too.
-        self._dispatcher.tick({id(model): model for model in self._models.values()}.values())
+        models = (*self._models.values(), *retiring)
+        self._dispatcher.tick({id(model): model for model in models}.values())
 
     def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """An engine was found frozen; see `Dispatcher.frozen`."""

@@ -12,22 +12,22 @@ from pydantic import SecretStr
 
 from gateway.records.record import Record
 from gateway.settings.config import Config
-from gateway.settings.fleet import ModelConfig
-from gateway.settings.token_pools import limits_tenants, managed
+from gateway.settings.fleet import ModelConfig, PoolConfig
 
-LIVE: Final = (
-    r"(entitlements|tenants)\[.*",
-    r"(health|timeouts|retry)\.\w+",
-    r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(workers|max_model_len|max_num_seqs|replicas.*)",
-    r"models\[[^\]]+\]\.pools\[[^\]]+\]\.(tokens_per_second|kv_cache_gib)",
-    r"models\[[^\]]+\]\.(default_max_tokens|spill_queue|cache_salt|engine_priority|timeouts.*)",
-    r"models\[[^\]]+\]\.price.*",
-    r"models\[[^\]]+\]\.(boundary\.(b_short|gamma)|compression\.max_cut)",
-    r"models\[[^\]]+\]\.scheduling\.(queue_limit|queue_timeout_s)",
-    r"models\[[^\]]+\]\.admission\.\w+",
+FIXED: Final = (
+    *("server", "state", "request_log", "usage_export", "telemetry", "compressor"),
+    *("decisions_kept", "ledger", "currency"),
 )
-"""Paths that change without a restart."""
-_LIVE: Final = re.compile("|".join(f"(?:{path})" for path in LIVE))
+"""Sections that change only with a restart: most have sockets, files or processes of their own."""
+OWN_PROCESSES: Final = ("enabled", "tokenizer")
+"""Settings of a model's `compression` that its processes are started with."""
+BY_HOUR: Final = ("gpu_hour", "gpus")
+"""Settings of a pool by which its bill is counted from the start."""
+_FIXED: Final = re.compile(
+    rf"(?:{'|'.join(FIXED)})(?:\..*)?"
+    rf"|models\[[^\]]+\]\.compression\.(?:{'|'.join(OWN_PROCESSES)})"
+    rf"|models\[[^\]]+\]\.pools\[[^\]]+\]\.(?:{'|'.join(BY_HOUR)})"
+)
 _HASH: Final = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
 _NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys"})
 _WHOLE: Final = frozenset({"workers", "aliases", "api_keys"})
@@ -46,94 +46,63 @@ class Change(Record, frozen=True, kw_only=True):
 
 def changes(before: Config, after: Config) -> list[Change]:
     """Every setting that differs, in the file's order."""
-    return list(_compared("", before.model_dump(), after.model_dump(), _fixed(before, after)))
+    found = list(_compared("", before.model_dump(), after.model_dump()))
+    known = {model.name for model in before.models}
+    for model in after.models:
+        if model.name not in known and model.compression.enabled:
+            path = f"models[{model.name}].compression.enabled"
+            found.append(Change(path=path, before="False", after="True", restart=True))
+    return found
 
 
 def merged(before: Config, after: Config) -> Config:
     """The configuration in force once `after` is applied without a restart."""
-    known = {model.name: model for model in after.models}
-    fixed = _fixed(before, after)
-    models = tuple(
-        _merged_model(model, known[model.name])
-        if model.name in known and f"models[{model.name}]" not in fixed
-        else model
-        for model in before.models
-    )
-    update = {name: getattr(after, name) for name in ("health", "timeouts", "retry")}
-    if "tenants" not in fixed:
-        update["tenants"] = after.tenants
-    if not any(path.startswith("entitlements") for path in fixed):
-        update["entitlements"] = after.entitlements
-    found = before.model_copy(update={**update, "models": models})
-    found.note_modified(after.modified_unix_s)
-    return found
-
-
-def _merged_model(before: ModelConfig, after: ModelConfig) -> ModelConfig:
-    kept = ("scheduling", "gpu_hour", "gpus")
-    pools = {
-        name: pool.model_copy(update={part: getattr(before.pools[name], part) for part in kept})
-        for name, pool in after.pools.items()
-    }
-    own = ("default_max_tokens", "spill_queue", "cache_salt", "engine_priority", "timeouts")
-    update: dict[str, Any] = {name: getattr(after, name) for name in (*own, "admission", "price")}
-    queue = ("queue_limit", "queue_timeout_s")
-    parts = {"boundary": ("b_short", "gamma"), "compression": ("max_cut",), "scheduling": queue}
-    for part, names in parts.items():
-        there = getattr(after, part)
-        changed = {name: getattr(there, name) for name in names}
-        update[part] = getattr(before, part).model_copy(update=changed)
-    return before.model_copy(update={**update, "pools": pools})
-
-
-def _fixed(before: Config, after: Config) -> frozenset[str]:
-    """Models whose shape changes, so that nothing of them changes without a restart."""
-    known = {model.name: model for model in after.models}
-    found = set()
-    for model in before.models:
-        other = known.get(model.name)
-        same = other is not None and (
-            list(model.pools) == list(other.pools)
-            and managed(before, model) == managed(after, other)
-            and len(model.boundaries) == len(other.boundaries)
-            and model.policies(before.server.workers) == other.policies(before.server.workers)
+    known = {model.name: model for model in before.models}
+    models = []
+    for model in after.models:
+        old = known.get(model.name)
+        kept = (
+            {"enabled": False}
+            if old is None
+            else {name: getattr(old.compression, name) for name in OWN_PROCESSES}
         )
-        if not same:
-            found.add(f"models[{model.name}]")
-    if found or {model.name for model in before.models} != set(known):
-        # Limits of entitlements are checked against the models of the same file.
-        found.add("entitlements")
-    if limits_tenants(before) != limits_tenants(after):
-        found.add("tenants")  # all models become managed, or no longer are
-    return frozenset(found)
+        compression = model.compression.model_copy(update=kept)
+        pools = {name: _merged_pool(old, name, pool) for name, pool in model.pools.items()}
+        models.append(model.model_copy(update={"compression": compression, "pools": pools}))
+    fixed = {name: getattr(before, name) for name in FIXED}
+    return after.model_copy(update={**fixed, "models": tuple(models)})
 
 
-def _compared(path: str, before: object, after: object, fixed: frozenset[str]) -> Iterator[Change]:
+def _merged_pool(old: ModelConfig | None, name: str, pool: PoolConfig) -> PoolConfig:
+    if old is None or name not in old.pools:
+        return pool
+    return pool.model_copy(update={part: getattr(old.pools[name], part) for part in BY_HOUR})
+
+
+def _compared(path: str, before: object, after: object) -> Iterator[Change]:
     if before == after:
         return
     last = path.rpartition(".")[2]
     if last in _NAMED and isinstance(before, tuple | list) and isinstance(after, tuple | list):
         before, after = _by_name(before), _by_name(after)
-        yield from _members(path, before, after, fixed, named=True)
+        yield from _members(path, before, after, named=True)
     elif isinstance(before, Mapping) and isinstance(after, Mapping) and last not in _WHOLE:
-        yield from _members(path, before, after, fixed, named=last == "pools")
+        yield from _members(path, before, after, named=last == "pools")
     else:
-        live = _LIVE.fullmatch(path) is not None
-        live = live and not any(path.startswith(prefix) for prefix in fixed)
-        yield Change(path=path, before=_shown(before), after=_shown(after), restart=not live)
+        restart = _FIXED.fullmatch(path) is not None
+        yield Change(path=path, before=_shown(before), after=_shown(after), restart=restart)
 
 
 def _members(
     path: str,
     before: Mapping[str, object],
     after: Mapping[str, object],
-    fixed: frozenset[str],
     *,
     named: bool,
 ) -> Iterator[Change]:
     for name in dict.fromkeys([*before, *after]):
         under = f"{path}[{name}]" if named else f"{path}.{name}".lstrip(".")
-        yield from _compared(under, before.get(name), after.get(name), fixed)
+        yield from _compared(under, before.get(name), after.get(name))
 
 
 def _by_name(items: Any) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Models, their pools of engines, and the workers in each pool."""
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from itertools import accumulate, starmap
 from typing import Annotated, Final, Literal
 from urllib.parse import SplitResult, urlsplit
@@ -44,6 +45,8 @@ from gateway.settings.types import (
 
 DISCOVERED: Final = 64
 """Most discovered workers of a pool that reservations may count on, unless `replicas.max` says."""
+_MAX_URL = 2048
+_MAX_NAME = 256
 _WORKER_FIX = "write it as http://host:port or https://host:port"
 
 
@@ -61,10 +64,26 @@ def _worker_url(url: str) -> str:
         reject("credentials in a worker's URL", "put the key in `api_key`, as ${NAME}")
     if parts.query or parts.fragment:
         reject("a worker's URL has no query and no fragment", _WORKER_FIX)
-    if not parts.hostname or port == 0 or not _visible(url):
+    if len(url) > _MAX_URL or not parts.hostname or port == 0 or not _visible(url):
         reject("not a URL with a host", _WORKER_FIX)
     # Base URLs often end in /v1, but request paths already start with it.
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _found_url(url: str) -> str:
+    """The URL of an engine that another system or an admin named.
+
+    Not a link-local address: there a cloud's metadata service tells secrets, and no engine runs.
+    """
+    found = _worker_url(url)
+    try:
+        address = ip_address(urlsplit(found).hostname or "")
+    except ValueError:
+        return found  # a name
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_link_local or address.is_multicast or address.is_unspecified:
+        raise ValueError("not an address that an engine can have")
+    return found
 
 
 def _visible(url: str) -> bool:
@@ -177,11 +196,14 @@ class WorkerConfig(Section):
     def found(self, engine: FoundEngine) -> tuple[WorkerAddress, ...]:
         """An engine that its source named, with an address for each rank.
 
-        Raises ValueError for a URL that is none.
+        Raises ValueError for a URL that is none, or of this machine's cloud, and a model's name
+        that is none.
         """
+        if engine.model is not None and not 0 < len(engine.model) <= _MAX_NAME:
+            raise ValueError(f"its model's name is not of 1 to {_MAX_NAME} characters")
         changes: dict[str, object] = {"discover": None, "model": engine.model or self.model}
         changes["ranks"] = engine.ranks or self.ranks
-        ones = [self.model_copy(update={**changes, "url": _worker_url(u)}) for u in engine.urls]
+        ones = [self.model_copy(update={**changes, "url": _found_url(u)}) for u in engine.urls]
         return ones[0].addresses if len(ones) == 1 else tuple(one.address() for one in ones)
 
 
@@ -234,6 +256,11 @@ class PoolConfig(Section):
     gpus: Count = 1
     """GPUs of one worker (of one rank, if engines have ranks); for `gpu_hour`."""
 
+    flow_headers: Flag | None = None
+    """Tell an llm-d router or another Inference Gateway before the engines each request's tenant
+    and class: x-llm-d-inference-fairness-id and -objective, x-gateway-inference-fairness-id and
+    -objective. Default: only where an inferencepool:// names the engines."""
+
     @property
     def worker_hour(self) -> float | None:
         """What an hour of one worker costs; None where it has no price."""
@@ -243,6 +270,13 @@ class PoolConfig(Section):
     def ranked(self) -> bool:
         """Whether an engine has data-parallel ranks."""
         return any(worker.ranks > 1 for worker in self.workers)
+
+    @property
+    def tells_flow(self) -> bool:
+        """Whether requests tell an inference gateway before the engines whose they are."""
+        if self.flow_headers is not None:
+            return self.flow_headers
+        return any((w.discover or "").startswith("inferencepool:") for w in self.workers)
 
     @property
     def may_be_empty(self) -> bool:

@@ -43,8 +43,9 @@ def upstream_call(
     priority: int | None = None,
     salt: str | None = None,
     attempt: int = 1,
+    flow: bytes = b"",
 ) -> UpstreamCall:
-    """The request that the bound worker receives; `priority` and `salt` as given below.
+    """The request that the bound worker receives; `priority`, `salt` and `flow` as given below.
 
     `attempt` counts from 1; its span is the parent of the engine's.
     """
@@ -55,7 +56,7 @@ def upstream_call(
     lines = incoming.head.forwarded
     if incoming.trace.trace_id:
         lines = lines_to_engine(lines, incoming.trace, attempt)
-    lines = b"%bx-request-id: %b\r\n" % (lines, incoming.request_id.encode())
+    lines = b"%bx-request-id: %b\r\n%b" % (lines, incoming.request_id.encode(), flow)
     if incoming.endpoint.multipart:
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":
@@ -104,6 +105,22 @@ def cache_salt(served: ModelRuntime, principal: Principal, endpoint: Endpoint) -
     if not served.scheduling.salted or served.routing.observe or not endpoint.generates:
         return None
     return hashlib.sha256(b"sluice:" + principal.tenant.encode()).hexdigest()[:32]
+
+
+def flow_lines(served: ModelRuntime, principal: Principal, binding: Binding) -> bytes:
+    """Header lines that tell an inference gateway before the engines whose a request is.
+
+    Its flow control shares by tenant and ranks by class. The names are the llm-d router's, and
+    those of the Gateway API Inference Extension before it. A client's own are never forwarded.
+    """
+    if not served.routing.pools[binding.pool].tells_flow or served.routing.observe:
+        return b""
+    tenant, objective = principal.tenant.encode(), principal.service_class.encode()
+    return b"".join(
+        b"x-%b-inference-fairness-id: %b\r\nx-%b-inference-objective: %b\r\n"
+        % (who, tenant, who, objective)
+        for who in (b"llm-d", b"gateway")
+    )
 
 
 def repeatable(facts: BodyFacts) -> bool:

@@ -17,6 +17,7 @@ from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.pools.retry import Fault
 from gateway.policy.response.answers import read_answer, response_id
 from gateway.policy.response.overflow import (
+    DROPPED,
     engine_message,
     has_error_shape,
     in_band_status,
@@ -232,7 +233,8 @@ class Relay:
             most = max_prompt_tokens(self._facts, call.size)
             if overflow_window(status, body, most, self._facts.cap_tokens):
                 return _overflow(status, kind, body)
-            if (fault := _fault_of(status, kind, body)) is not None:
+            dropped = next((v for name, v in response.headers if name == DROPPED), b"")
+            if (fault := _fault_of(status, kind, body, dropped)) is not None:
                 return fault
         self.first_s = self._last_s = self._clock()
         self._timer.begin()
@@ -328,10 +330,11 @@ def _overflow(status: int, kind: bytes, body: bytes) -> Fault:
     )
 
 
-def _fault_of(status: int, kind: bytes, body: bytes) -> Fault | None:
+def _fault_of(status: int, kind: bytes, body: bytes, dropped: bytes) -> Fault | None:
     """The fault behind an engine's error status; None when it is the client's own."""
-    if is_busy(status, body):
-        return Fault(kind="busy", message="busy", status=503, content_type=kind, body=body)
+    if is_busy(status, body, dropped):
+        message = dropped[:64].decode("latin-1") or "busy"
+        return Fault(kind="busy", message=message, status=503, content_type=kind, body=body)
     if status >= 500 or status in (401, 403):  # a refused worker key is ours to answer for
         return Fault(
             kind="server_error",

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -33,7 +33,6 @@ from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.split_alias import SplitAlias
 from gateway.records.request import Principal
 from gateway.settings import Config
 from gateway.settings.config import ServerConfig
@@ -69,7 +68,8 @@ from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.web.usage.api import usage_router
 from gateway.wiring.discovery import Discovery
-from gateway.wiring.models import by_name, served_model
+from gateway.wiring.model_set import Served, estimator_key
+from gateway.wiring.models import served_model
 from gateway.wiring.reloading import Reloading
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
@@ -101,7 +101,8 @@ class Gateway:
         self.metrics = Metrics()
         tls = config.server.tls
         self.certificates = None if tls is None else Certificates(tls.cert, tls.key, tls.client_ca)
-        self.models = tuple(served_model(config, model) for model in config.models)
+        self.served = Served(config, [served_model(config, model) for model in config.models])
+        self.models: Sequence[ModelRuntime] = self.served.models
         self.log: RequestLog | None = None
         if config.request_log.path is not None:
             self.log = RequestLog(config.request_log.path, self.metrics)
@@ -119,7 +120,7 @@ class Gateway:
         self._clock = clock
         self.learning = EstimatorSync(
             open_state(config.state.url),
-            {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self.models},
+            {estimator_key(m): m.estimator for m in self.models},
             clock=clock,
         )
         self.upstream = HttpUpstream()
@@ -205,7 +206,7 @@ class Gateway:
 
     def _pipeline(self, config: Config, records: Records, clock: Callable[[], float]) -> Pipeline:
         return Pipeline(
-            models=by_name(config, self.models),
+            models=self.served.by_name,
             keyring=self.pools.keyring,
             store=self.store,
             upstream=self.upstream,
@@ -216,7 +217,7 @@ class Gateway:
             clock=clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
-            splits={alias.name: SplitAlias(alias.name, alias.split) for alias in config.aliases},
+            splits=self.served.splits,
         )
 
     def _desk(
@@ -228,7 +229,7 @@ class Gateway:
     ) -> AdmissionService:
         """Admission for other proxies, which forward requests themselves."""
         return AdmissionService(
-            models=by_name(config, self.models),
+            models=self.served.by_name,
             store=self.store,
             metrics=self.metrics,
             records=records,
@@ -248,13 +249,13 @@ class Gateway:
         wrong_keys: WrongKeys,
     ) -> App:
         """The application for every path outside the data plane."""
-        names = {name: m.name for name, m in by_name(config, self.models).items() if name != "*"}
         peers = self.replicas.peers
         port_apart = config.server.management_port != 0
         surface = Control(
             models=self.models,
-            names=names,
-            splits={alias.name: tuple(alias.split) for alias in config.aliases},
+            retiring=self.served.retiring,
+            names=self.served.names,
+            splits=self.served.shares,
             metrics=self._page(clock),
             peers=peers,
             management_port=port if port_apart else 0,
@@ -317,7 +318,7 @@ class Gateway:
         answer_decisions(peers, self.ring.find, self.ring.latest)
         answer_tenant_decisions(peers, self.own_decision)
         answer_audit(peers, self.pools.registry.audit)
-        answer_load(peers, self.models)
+        answer_load(peers, self.models, self.served.retiring)
         answer_reload(peers, self.reloading.hang_up)
         answer_usage(peers, self.admission_service.settle)
         answer_refusals(peers, partial(refusals, self.metrics))
@@ -399,7 +400,7 @@ class Gateway:
             await asyncio.sleep(_TICK_S)
             try:
                 self._bill_fleet()
-                self.pipeline.tick()
+                self.pipeline.tick(self.served.retiring)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("scheduler tick failed")
 

@@ -31,11 +31,11 @@ class Discovery:
         self._running = Discovering()
         self._api: KubernetesApi | None = None
         for model, served in zip(config.models, models, strict=True):
-            for index, (name, pool) in enumerate(model.pools.items()):
+            for name, pool in model.pools.items():
                 for worker in pool.workers:
-                    self.add(served.name, index, name, worker)
+                    self.add(served.name, name, worker)
 
-    def add(self, model: str, index: int, pool: str, worker: WorkerConfig) -> None:
+    def add(self, model: str, pool: str, worker: WorkerConfig) -> None:
         """Follow a worker's source, if it has one."""
         source = worker.source
         if source is not None:
@@ -46,14 +46,13 @@ class Discovery:
                     source.url,
                     self._adapter(source, worker.scheme),
                     worker.found,
-                    partial(self._rotation.apply, model, index, source.url),
+                    partial(self._rotation.apply_to, model, pool, source.url),
                 )
             )
 
     async def change(
         self,
         model: str,
-        index: int,
         pool: str,
         before: Sequence[WorkerConfig],
         after: Sequence[WorkerConfig],
@@ -63,10 +62,10 @@ class Discovery:
             if worker.discover is not None and worker not in after:
                 self._running.remove(model, pool, worker.discover)
                 if all(worker.discover != other.discover for other in after):
-                    await self._rotation.apply(model, index, worker.discover, ())
+                    await self._rotation.apply_to(model, pool, worker.discover, ())
         for worker in after:
             if worker.discover is not None and worker not in before:
-                self.add(model, index, pool, worker)
+                self.add(model, pool, worker)
 
     def report(self) -> Iterator[SourceReport]:
         """How the sources fare."""

@@ -1,51 +1,38 @@
 """Applies a changed configuration file to a running gateway. Part of the composition root.
 
-The whole file is read and checked first, so a bad one changes nothing. Then what can change
-without a restart changes in one step of the event loop, except for workers and entitlements, which
-follow at once in steps that let requests run. Requests in flight keep what they began with.
+The whole file is read and checked first, so a bad one changes nothing. Then entitlements and token
+pools are made ready, what can change without a restart changes in one step of the event loop, and
+workers follow in steps that let requests run. Requests in flight keep what they began with.
 """
 
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.engines.probes import Prober
-from gateway.adapters.engines.rotation import CONFIGURED, Rotation
 from gateway.errors import BadRequest
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.settings import Config, ConfigError, ModelConfig, load, parse
+from gateway.settings import Config, ConfigError, load, parse
 from gateway.settings.diff import Change, changes, merged
 from gateway.web.metrics.page import ReloadStatus
-from gateway.wiring.discovery import Discovery
-from gateway.wiring.models import served_model
-from gateway.wiring.token_pools import AdmissionRuntime
-from gateway.wiring.workers import Workers
+from gateway.wiring.model_set import ModelSet, Parts
 from predictor.artifact import ArtifactError
 
 LOOK_EVERY_S: Final = 2.0
+RETIRE_EVERY_S: Final = 1.0
+"""How often models that are gone are looked at."""
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET_LENGTH: Final = 4
+"""Shorter values are shown: they are numbers or words."""
 
 _log = logging.getLogger("sluice.reload")
-_set: Final = msgspec.structs.force_setattr
-_replace: Final = msgspec.structs.replace
-
-
-class Parts(Protocol):
-    """The parts of a gateway that a reload changes."""
-
-    config: Config
-    models: tuple[ModelRuntime, ...]
-    pools: AdmissionRuntime
-    prober: Prober
-    rotation: Rotation
-    discovery: Discovery
-    workers: Workers
 
 
 class Reloading:
@@ -53,6 +40,7 @@ class Reloading:
 
     def __init__(self, gateway: Parts, wall_clock: Callable[[], float] = time.time) -> None:
         self._gateway = gateway
+        self.models = ModelSet(gateway)
         self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
         self._background = BackgroundTasks()
@@ -60,6 +48,7 @@ class Reloading:
 
     async def start(self) -> None:
         """Watch the file by its content from now on."""
+        self._background.start(self._retire())
         if self._gateway.config.file:
             self._background.start(self._watch())
 
@@ -71,9 +60,10 @@ class Reloading:
         """What a file with this text would change. Raises BadRequest, which names its problems."""
         config = self._gateway.config
         try:
-            return changes(config, config.as_started(parse(text, "the file", os.environ)))
+            found = changes(config, config.as_started(parse(text, "the file", os.environ)))
         except ConfigError as error:
             raise _refused(error) from None
+        return [_masked(change, text) for change in found]
 
     async def reload(self) -> list[Change]:
         """Read the file and apply it. Raises BadRequest; then nothing changed."""
@@ -127,55 +117,30 @@ class Reloading:
 
     async def _apply(self, running: Config, after: Config) -> None:
         """Apply what needs no restart. Raises ArtifactError before anything changed."""
-        gateway, target = self._gateway, merged(running, after)
-        fresh = [served_model(target, model) for model in target.models]
-        for served, new, model in zip(gateway.models, fresh, target.models, strict=True):
-            _adopt(served, new, model)
-        gateway.pools.respecify(target)
-        gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
+        gateway = self._gateway
+        target = merged(running, after)
+        following = self.models.build(target)
         target.note_digest(after.digest)
-        gateway.config = gateway.workers.config = target
-        for served, old, model in zip(gateway.models, running.models, target.models, strict=True):
-            for index, (name, pool) in enumerate(model.pools.items()):
-                engines = [worker.addresses for worker in pool.listed]
-                await gateway.rotation.apply(served.name, index, CONFIGURED, engines)
-                await gateway.discovery.change(
-                    served.name, index, name, old.pools[name].workers, pool.workers
-                )
-        if target.entitlements != running.entitlements:
-            await gateway.pools.adopt_entitlements(target)
-        gateway.pools.adopt_tenants(target)  # after the entitlements that their keys open
+        await self.models.replace(target, following)
+        gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
+
+    async def _retire(self) -> None:
+        while True:
+            await asyncio.sleep(RETIRE_EVERY_S)
+            try:
+                self.models.sweep()
+            except Exception:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("retiring models failed")
 
 
-def _adopt(served: ModelRuntime, new: ModelRuntime, model: ModelConfig) -> None:
-    """Give a served model new rules; its pools, workers and all that was learned stay."""
-    moved = model.boundary.auto  # its boundaries are the controller's
-    shapes = zip(served.routing.pools, new.routing.pools, strict=True)
-    kept = tuple(
-        _replace(shape, boundary_tokens=old.boundary_tokens) if moved else shape
-        for old, shape in shapes
-    )
-    fleet, scheduling = served.fleet, served.scheduling
-    for state, pool in zip(fleet.pools, model.pools.values(), strict=True):
-        state.slots_per_worker = pool.max_num_seqs
-        state.may_be_empty = pool.may_be_empty
-    _set(served, "routing", _replace(new.routing, pools=kept))
-    _set(served, "price", new.price)
-    _set(served, "admission", _replace(new.admission, rates=served.admission.rates))
-    rules = {"health": new.fleet.health, "timeouts": new.fleet.timeouts}
-    _set(served, "fleet", _replace(fleet, max_attempts=new.fleet.max_attempts, **rules))
-    _set(
-        served,
-        "scheduling",
-        _replace(
-            scheduling,
-            queue=new.scheduling.queue,
-            salted=new.scheduling.salted,
-            engine_priority=new.scheduling.engine_priority,
-        ),
-    )
-    if served.compression is not None and new.compression is not None:
-        _set(served, "compression", _replace(served.compression, rules=new.compression.rules))
+def _masked(change: Change, text: str) -> Change:
+    """The change without values of the environment, which are not for whoever sent the text."""
+    shown = {"path": change.path, "before": change.before, "after": change.after}
+    for name in set(_VARIABLE.findall(text)):
+        value = os.environ.get(name, "")
+        if len(value) >= _SECRET_LENGTH:
+            shown = {k: v.replace(value, f"${{{name}}}") for k, v in shown.items()}
+    return msgspec.structs.replace(change, **shown)
 
 
 def _refused(error: Exception) -> BadRequest:

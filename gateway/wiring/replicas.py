@@ -48,8 +48,7 @@ class Replicas:
         """
         self._models = models
         self._counted = counted
-        replicas = config.server.workers
-        self._balanced = [m.name for m in config.models if "bfio" in m.policies(replicas)]
+        self._balanced = _balanced(config)
         self._calls: ReplicaCalls | None = None
         self._board: RedisBoard | None = None
         self._fleet: FleetNotes | None = None
@@ -88,6 +87,13 @@ class Replicas:
         """Note that a new engine is at a worker's address: an earlier one's drain is over."""
         if self._fleet is not None:
             self._fleet.joined(worker)
+
+    def follow(self, config: Config) -> None:
+        """Link the models as they are now."""
+        self._balanced = _balanced(config)
+        if self._board is not None and self._fleet is not None:
+            self._board.serve(model.name for model in self._models)
+            self._fleet.follow()
 
     async def start(self) -> None:
         """Connect, and learn of the other replicas and drained workers; waits a few seconds."""
@@ -143,6 +149,12 @@ class Replicas:
             for index in filter(None, model.scheduling.prefixes):
                 for worker in range(index.workers):
                     index.forget(worker)
+
+
+def _balanced(config: Config) -> list[str]:
+    """Models whose ranks are balanced."""
+    replicas = config.server.workers
+    return [model.name for model in config.models if "bfio" in model.policies(replicas)]
 
 
 def loopback_of_many(config: Config) -> str | None:

@@ -74,7 +74,8 @@ class AdmissionRuntime:
         self._clock = clock
         by_name = {model.name: model for model in config.models}
         self._managed = {n: m for n, m in by_name.items() if managed(config, m)}
-        self._served = models
+        self._served = dict(models)
+        self._rates = {name: served.admission.rates for name, served in models.items()}
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
         self.keyring = Keyring(limits=limits_of(config))
@@ -91,7 +92,7 @@ class AdmissionRuntime:
             managed=self._managed,
             changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
-            rates={name: served.admission.rates for name, served in models.items()},
+            rates=self._rates,
         )
         self.registry = Registry(
             sync,
@@ -163,15 +164,59 @@ class AdmissionRuntime:
             chores.start(self._often(SNAPSHOT_EVERY_S, self._look), self._extending(extend))
             yield
 
-    def respecify(self, config: Config) -> None:
-        """Use another configuration's rules and capacities; its models are the same ones."""
-        by_name = {model.name: model for model in config.models}
-        for name in self._managed:
-            self._managed[name] = by_name[name]
-        for name, model in by_name.items():
+    async def prepare(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:
+        """Have the token pools and entitlements of another configuration ready.
+
+        Requests are decided as before until `use`.
+        """
+        for name in self.shapes.keys() - served.keys():
+            del self.shapes[name]
+        publishes = False
+        for model in config.models:
+            name = model.name
             self.shapes[name] = shape_of(model)
-        for name, model in self._managed.items():
-            self.upkeep.respecify(name, self._spec(name, model))
+            self._rates[name] = served[name].admission.rates
+            if managed(config, model) and name not in self._managed:
+                token_pool = TokenPool(base_terms(model))
+                await self.store.manage(served[name], token_pool)
+                if self._saved is not None:
+                    self._saved.added(token_pool)
+                self._managed[name] = model
+                self.sync.manage(name)
+            elif name not in self._managed or len(model.pools) <= len(self._managed[name].pools):
+                continue  # more pools have to be known before a request asks for them
+            self._managed[name] = model
+            self.upkeep.respecify(name, self._spec(served[name], model))
+            publishes = True
+        await self.adopt_entitlements(config)
+        if publishes:
+            await self.upkeep.step()
+
+    def use(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:
+        """Decide by another configuration from now on; models that are gone go with `forget`."""
+        for name, now in served.items():
+            self.store.serve(now, self._served.get(name))
+        self._served.update(served)
+        self.store.pending.clear()
+        for model in config.models:
+            name = model.name
+            if managed(config, model):
+                self._managed[name] = model
+                self.upkeep.respecify(name, self._spec(served[name], model))
+            elif name in self._managed:
+                self._unmanage(name)
+
+    def forget(self, served: ModelRuntime) -> None:
+        """Drop a model that is gone and serves nothing any more, unless it came back."""
+        if self._served.get(served.name) is served:
+            self._unmanage(served.name)
+            del self._served[served.name]
+            self._rates.pop(served.name, None)
+
+    def _unmanage(self, name: str) -> None:
+        self.upkeep.forget(name)
+        self._managed.pop(name, None)
+        self.store.unmanage(name)
 
     async def adopt_entitlements(self, config: Config) -> None:
         """Apply another version of the file's entitlements."""
@@ -189,7 +234,7 @@ class AdmissionRuntime:
     ) -> "tuple[MemoryLeases | RedisLeases, SqliteLeases | None]":
         backend = backend_of(self._url)
         owner = secrets.token_hex(6)
-        if token_pools and backend == "redis":
+        if backend == "redis":
             # The Redis client is an optional extra, needed only if Redis is configured.
             module = importlib.import_module("gateway.adapters.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
@@ -203,21 +248,24 @@ class AdmissionRuntime:
             )
             return store, None
         embedded = MemoryLeases(self._served, self._clock, token_pools, owner=owner)
-        if token_pools and backend == "sqlite":
-            return embedded, SqliteLeases(sqlite_path(self._url), token_pools)
+        if backend == "sqlite":
+            return embedded, SqliteLeases(
+                sqlite_path(self._url), embedded.token_pools, embedded.limits
+            )
         return embedded, None
 
     def _make_upkeep(self) -> StoreUpkeep:
-        specs = {name: self._spec(name, model) for name, model in self._managed.items()}
+        specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
         return StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
 
-    def _spec(self, name: str, model: ModelConfig) -> ModelSpec:
+    def _spec(self, served: ModelRuntime, model: ModelConfig) -> ModelSpec:
+        pools = served.fleet.pools
         return ModelSpec(
             base=base_terms(model),
-            pools=self._served[name].fleet.pools,
+            pools=pools,
             shares=worker_shares(model),
-            entitlements=lambda: self.registry.terms(name),
-            kv_bytes=lambda pool, worker: self.engine_kv.of(name, pool, worker),
+            entitlements=lambda: self.registry.terms(model.name),
+            kv_bytes=lambda pool, worker: self.engine_kv.of(pools[pool], worker),
         )
 
     def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:
@@ -234,7 +282,7 @@ class AdmissionRuntime:
     async def _look(self) -> None:
         """Refresh the counters for /metrics, so that a scrape waits for no store."""
         found = []
-        for name in self._managed:
+        for name in list(self._managed):
             names = [
                 terms.name
                 for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)

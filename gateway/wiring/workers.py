@@ -42,9 +42,9 @@ class Workers:
                 f"url: {error}. Write it as http://host:port.", reason="bad_request", param="url"
             ) from None
         name = engine[0].id.partition("#")[0]
-        for pool, state in ((p, s) for s in self._models for p in range(len(s.fleet.pools))):
-            here = state.name == asked.model and pool == names.index(asked.pool)
-            if not here and name in self._rotation.sources(state.name, pool):
+        for pool, served in ((p, s) for s in self._models for p in range(len(s.fleet.pools))):
+            here = served.name == asked.model and pool == names.index(asked.pool)
+            if not here and name in self._rotation.sources(served.name, pool):
                 raise Conflict(
                     f"Worker {name} is in a pool already: its slots would count twice.",
                     reason="worker_exists",

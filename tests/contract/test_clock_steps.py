@@ -41,7 +41,10 @@ class Embedded:
         token_pool = TokenPool(TERMS)
         token_pool.define(TENANT)
         self.store = MemoryLeases(
-            {"m": served_model()}, self.true, {"m": token_pool}, wall_clock=self.machine
+            {"m": served_model()},
+            self.true,
+            {"m": token_pool},
+            wall_clock=self.machine,
         )
 
 
@@ -201,7 +204,9 @@ async def test_a_clock_set_back_between_two_starts_refuses_nobody(
         token_pool = TokenPool(TERMS)
         token_pool.define(TENANT)
         store = MemoryLeases({"m": served_model()}, machine, {"m": token_pool}, wall_clock=machine)
-        kept = SqliteLeases(tmp_path / "s.db", {"m": token_pool}, wall_clock=machine)
+        kept = SqliteLeases(
+            tmp_path / "s.db", {"m": token_pool}, token_pool.limits, wall_clock=machine
+        )
         await kept.start()
         if turn == 0:
             usage = Usage(prompt_tokens=900, completion_tokens=0)

@@ -131,7 +131,7 @@ class OpenedSqlite(OpenedMemory):
 
     def kept(self) -> SqliteLeases:
         path = Path(self.folder.name) / "sluice.db"
-        return SqliteLeases(path, self.store.token_pools, wall_clock=self.clock)
+        return SqliteLeases(path, self.store.token_pools, self.store.limits, wall_clock=self.clock)
 
     async def start_again(self, terms: Terms, entitlements: Sequence[Entitlement]) -> None:
         await self.file.close()

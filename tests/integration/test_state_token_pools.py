@@ -21,7 +21,7 @@ from tests.token_pools import entitled, granted, pool
 
 async def main():
     book = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
-    kept = SqliteLeases(pathlib.Path(sys.argv[1]), {"m": book})
+    kept = SqliteLeases(pathlib.Path(sys.argv[1]), {"m": book}, book.limits)
     await kept.start()
     for number in range(5):
         granted(book, f"l{number}", at=time.time(), kv_bytes=10)
@@ -50,7 +50,7 @@ async def test_a_killed_process_s_leases_return_within_their_time(tmp_path: Path
 
     now_s = time.time()
     token_pool = pool(entitled(tokens_per_s=100.0, baseline=8), slots=(8,))
-    kept = SqliteLeases(path, {"m": token_pool})
+    kept = SqliteLeases(path, {"m": token_pool}, token_pool.limits)
     await kept.start()
     account = token_pool.accounts["e"]
     assert set(token_pool.leases) - {"lost"} == {"l1", "l2", "l3", "l4"}

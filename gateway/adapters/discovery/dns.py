@@ -23,6 +23,11 @@ EMPTY_TTL_S: Final = 5.0
 LIFETIME_S: Final = 5.0
 """Time limit of one question, all servers and retries included."""
 
+MAX_TARGETS: Final = 2_000
+"""Hosts of SRV records."""
+AT_ONCE: Final = 16
+"""Hosts asked for side by side: one after another, slow answers would add up."""
+
 Answer = tuple[list[Any], float]
 """Records and their TTL in seconds."""
 
@@ -55,8 +60,17 @@ class DnsDiscovery:
         else:
             targets, ttl_s = {(name, self._source.port)}, MOST_TTL_S
         found: set[str] = set()
-        for host, port in targets:
-            addresses, host_ttl_s = await self._addresses(host)
+        if len(targets) > MAX_TARGETS:
+            raise DiscoveryFailure(f"{name} names over {MAX_TARGETS} hosts")
+        at_once = asyncio.Semaphore(AT_ONCE)
+
+        async def looked_up(host: str) -> tuple[set[str], float]:
+            async with at_once:
+                return await self._addresses(host)
+
+        for (_, port), (addresses, host_ttl_s) in zip(
+            targets, await asyncio.gather(*(looked_up(host) for host, _ in targets)), strict=True
+        ):
             ttl_s = min(ttl_s, host_ttl_s)
             found |= {f"{self._scheme}://{address}:{port}" for address in addresses}
         return found, ttl_s

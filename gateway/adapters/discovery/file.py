@@ -2,7 +2,8 @@
 
 The file is a list of URLs or of mappings with `url`, and `model` and `ranks` if they differ from
 the configuration; or a mapping with that list under `workers`. It is watched by content: a
-replaced file and a swapped symbolic link are changes, a touched one is not.
+replaced file and a swapped symbolic link are changes, a touched one is not. A file that is being
+written is left alone until two readings agree: half of it would take engines out.
 """
 
 import asyncio
@@ -16,7 +17,10 @@ from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import FoundEngine
 
 LOOK_EVERY_S: Final = 1.0
-MAX_BYTES: Final = 16 * 1024 * 1024
+SETTLE_S: Final = 0.05
+"""Between two readings of a changed file that must agree."""
+MAX_BYTES: Final = 2 * 1024 * 1024
+"""Enough for 10,000 engines; the parser takes seconds for more."""
 _KEYS: Final = frozenset({"url", "model", "ranks"})
 MAX_RANKS: Final = 256
 
@@ -33,6 +37,12 @@ class FileDiscovery:
         before: bytes | None = None
         while True:
             content = await asyncio.to_thread(self._read)
+            while content != before:
+                await asyncio.sleep(SETTLE_S)
+                again = await asyncio.to_thread(self._read)
+                if again == content:
+                    break
+                content = again
             if content != before:
                 yield await asyncio.to_thread(engines_of, content)
                 before = content

@@ -1,15 +1,14 @@
 """Lists and watches objects of the Kubernetes API over httpx: the part that discovery needs.
 
-Kubernetes' rules, as its API concepts describe them: a list has a resource version; a watch from
-there gives every later change. Bookmarks move the version on without a change. A watch ends by
-its own time limit and is begun again at the last version. 410 (or an ERROR event with that code)
-says that the version is too old: then the objects are listed anew.
+Kubernetes' rules, as its API concepts describe them: a list comes in pages and has a resource
+version; a watch from there gives every later change. Bookmarks move the version on without a
+change. A watch ends by its own time limit and is begun again at the last version. 410 (or an ERROR
+event with that code) says that the version is too old: then the objects are listed anew.
 
 The service account's token is read anew for each call, since Kubernetes replaces it.
 """
 
 import asyncio
-import json
 import random
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import orjson
 
 from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import ClusterAccess
@@ -28,6 +28,13 @@ SILENCE_S: Final = 30.0
 """After its limit, a watch that says nothing is given up."""
 LIST_S: Final = 15.0
 RELIST_PAUSE_S: Final = 1.0
+PAGE: Final = 50
+"""Objects in one page of a list: each is read between two turns of the requests."""
+TOGETHER_S: Final = 0.1
+"""Changes that come within this time make one set, since each set is looked through as a whole."""
+MAX_OBJECTS: Final = 10_000
+MAX_OBJECT_BYTES: Final = 4 * 1024 * 1024
+"""Of one object or one page; etcd stores 1.5 MB of an object at most."""
 
 Object = dict[str, Any]
 Objects = Mapping[str, Object]
@@ -66,26 +73,48 @@ class KubernetesApi:
             objects, version = await self._list(path, params)
             yield objects
             try:
-                async with aclosing(self._changes(path, params, version)) as changes:
-                    async for kind, changed in changes:
-                        name = changed["metadata"]["name"]
-                        if kind == "DELETED":
-                            objects.pop(name, None)
-                        else:
-                            objects[name] = changed
+                async with (
+                    aclosing(self._changes(path, params, version)) as changes,
+                    aclosing(_together(changes)) as batches,
+                ):
+                    async for batch in batches:
+                        for kind, changed in batch:
+                            _apply(objects, kind, changed)
                         yield objects
             except _Expired:
                 await asyncio.sleep(RELIST_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _list(self, path: str, params: Mapping[str, str]) -> tuple[dict[str, Object], str]:
+        objects: dict[str, Object] = {}
+        asked = {**params, "limit": str(PAGE)}
         try:
-            response = await self._http().get(path, params=dict(params), headers=self._headers())
-            _check(path, response.status_code)
-            found = response.json()
-            objects = {item["metadata"]["name"]: item for item in found.get("items") or ()}
-            return objects, str(found["metadata"]["resourceVersion"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            while True:
+                found = await self._page(path, asked)
+                for item in found.get("items") or ():
+                    _apply(objects, "ADDED", item)
+                metadata = found["metadata"]
+                if not metadata.get("continue"):
+                    return objects, str(metadata["resourceVersion"])
+                asked["continue"] = str(metadata["continue"])
+                await asyncio.sleep(0)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _failure(path, error) from error
+
+    async def _page(self, path: str, asked: Mapping[str, str]) -> Object:
+        body = bytearray()
+        async with (
+            asyncio.timeout(LIST_S),
+            self._http().stream(
+                "GET", path, params=dict(asked), headers=self._headers()
+            ) as response,
+        ):
+            _check(path, response.status_code)
+            async for data in response.aiter_bytes():
+                body += data
+                if len(body) > PAGE * MAX_OBJECT_BYTES:
+                    raise DiscoveryFailure(f"{path} answers too much")
+        found: Object = orjson.loads(body)
+        return found
 
     async def _changes(
         self, path: str, params: Mapping[str, str], version: str
@@ -106,8 +135,8 @@ class KubernetesApi:
                     "GET", path, params=asked, headers=self._headers(), timeout=timeout
                 ) as response:
                     _check(path, response.status_code)
-                    async for line in response.aiter_lines():
-                        event = json.loads(line)
+                    async for line in _lines(path, response, limit_s + SILENCE_S):
+                        event = orjson.loads(line)
                         kind, changed = event["type"], event["object"]
                         if kind == "ERROR":
                             _check(path, int(changed.get("code", 500)))
@@ -115,7 +144,7 @@ class KubernetesApi:
                         version = changed["metadata"]["resourceVersion"]
                         if kind != "BOOKMARK":
                             yield kind, changed
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise _failure(path, error) from error
 
     def _headers(self) -> dict[str, str]:
@@ -144,6 +173,56 @@ class KubernetesApi:
                 base_url=self._access.url, verify=verify, timeout=LIST_S, trust_env=False
             )
         return self._client
+
+
+def _apply(objects: dict[str, Object], kind: str, changed: Object) -> None:
+    """Raises DiscoveryFailure when there are too many objects, KeyError for what is none."""
+    name = changed["metadata"]["name"]
+    if kind == "DELETED":
+        objects.pop(name, None)
+        return
+    changed["metadata"].pop("managedFields", None)  # the largest part, which nobody reads here
+    objects[name] = changed
+    if len(objects) > MAX_OBJECTS:
+        raise DiscoveryFailure(f"more than {MAX_OBJECTS} objects match: select fewer")
+
+
+async def _lines(path: str, response: httpx.Response, most_s: float) -> AsyncGenerator[bytes, None]:
+    """The lines of a watch, which ends after `most_s` even if the server goes on."""
+    ends_s = asyncio.get_running_loop().time() + most_s
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield line
+        if len(rest) > MAX_OBJECT_BYTES:
+            raise DiscoveryFailure(f"the watch of {path} names an object that is too large")
+        if asyncio.get_running_loop().time() > ends_s:
+            return
+
+
+async def _together(
+    changes: AsyncGenerator[tuple[str, Object], None],
+) -> AsyncGenerator[list[tuple[str, Object]], None]:
+    """Changes that come within TOGETHER_S, as one."""
+    loop = asyncio.get_running_loop()
+    step = asyncio.ensure_future(anext(changes))
+    try:
+        while True:
+            batch = [await step]
+            ends_s = loop.time() + TOGETHER_S
+            step = asyncio.ensure_future(anext(changes))
+            while (left_s := ends_s - loop.time()) > 0:
+                done, _ = await asyncio.wait({step}, timeout=left_s)
+                if not done or step.exception() is not None:
+                    break
+                batch.append(step.result())
+                step = asyncio.ensure_future(anext(changes))
+            yield batch
+    finally:
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
 
 
 def _check(path: str, status: int) -> None:

@@ -7,6 +7,7 @@ goes on while its process does. One that is gone is out, too.
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from itertools import islice
 from typing import Any, Final
 
 from gateway.adapters.discovery.kubernetes import KubernetesApi, Object
@@ -19,6 +20,9 @@ POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepool
 MODEL: Final = "sluice/model"
 RANKS: Final = "sluice/ranks"
 """Annotations or labels of a pod that say what the configuration cannot for all pods."""
+
+SLICE: Final = 100
+"""Pods read between two turns of the requests."""
 
 Sets = AsyncGenerator[tuple[FoundEngine, ...], None]
 
@@ -52,7 +56,12 @@ class KubernetesDiscovery:
         path = PODS.format(self._namespace)
         async with aclosing(self._api.follow(path, labels=selector)) as sets:
             async for pods in sets:
-                yield engines_of_pods(pods.values(), ports, self._scheme)
+                found: list[FoundEngine] = []
+                left = iter(sorted(pods.values(), key=_name_of))
+                while part := list(islice(left, SLICE)):
+                    found += engines_of_pods(part, ports, self._scheme)
+                    await asyncio.sleep(0)  # requests run in between
+                yield tuple(found)
 
     async def _pool(self) -> Sets:
         """The pods that an InferencePool selects; anew when its specification changes."""
@@ -132,7 +141,7 @@ def engines_of_pods(
 ) -> tuple[FoundEngine, ...]:
     """The ready pods; each port is a rank, if there are several."""
     found = []
-    for pod in sorted(pods, key=lambda each: str(each["metadata"]["name"])):
+    for pod in sorted(pods, key=_name_of):
         status, metadata = pod.get("status") or {}, pod["metadata"]
         address = status.get("podIP")
         if not address or metadata.get("deletionTimestamp") or not _ready(status):
@@ -147,6 +156,10 @@ def engines_of_pods(
             )
         )
     return tuple(found)
+
+
+def _name_of(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def pool_selects(pool: Object) -> tuple[str, tuple[str, ...]]:

@@ -18,8 +18,14 @@ from gateway.records.discovery import FoundEngine
 
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0
+MAX_WORKERS: Final = 10_000
+"""Of one source, ranks counted: as many as a pool may list."""
 FIRST_SET_S: Final = 5.0
 """How long the start waits for the sources' first sets."""
+SLICE: Final = 20
+"""Engines read between two turns of the requests."""
+WRONG_SHOWN: Final = 5
+"""Of a set, entries that are named because they are no engines."""
 
 _log = logging.getLogger("sluice.discovery")
 
@@ -71,12 +77,20 @@ class Source:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _take(self, found: Sequence[FoundEngine]) -> None:
-        engines = []
-        for each in found:
+        engines: list[Engine] = []
+        wrong, workers = 0, 0
+        for number, each in enumerate(found, start=1):
             try:
                 engines.append(self._engine_of(each))
-            except ValueError:
-                _log.warning("%s names %s, which is no engine's URL", self.url, each.urls[0])
+                workers += len(engines[-1])
+            except ValueError as error:
+                wrong += 1
+                if wrong <= WRONG_SHOWN:
+                    _log.warning("%s names %.200s: %s", self.url, each.urls[0], error)
+            if workers > MAX_WORKERS:
+                raise DiscoveryFailure(f"it names over {MAX_WORKERS} workers")
+            if number % SLICE == 0:
+                await asyncio.sleep(0)  # requests run in between
         if self.failing:
             _log.warning("%s answers again", self.url)
         self.failing, self.found = "", len(engines)

@@ -13,6 +13,7 @@ import re
 from typing import Final
 
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
@@ -23,8 +24,8 @@ _MAX_TOKENS: Final = 1 << 40
 
 _log = logging.getLogger("sluice.probes")
 
-WorkerKey = tuple[str, int, int]
-"""(model, pool, worker)."""
+WorkerKey = tuple[PoolState, int]
+"""(pool, worker)."""
 
 
 class EngineKv:
@@ -35,28 +36,28 @@ class EngineKv:
         """Capacities that engines reported; workers without a report are absent."""
         self._asked: set[WorkerKey] = set()
 
-    def of(self, model: str, pool: int, worker: int) -> int:
+    def of(self, pool: PoolState, worker: int) -> int:
         """Bytes of a worker's KV cache; 0 if unknown."""
-        return self.kv_bytes_by_worker.get((model, pool, worker), 0)
+        return self.kv_bytes_by_worker.get((pool, worker), 0)
 
     def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Forget a worker that is down: it may come back with another capacity."""
-        self._asked.discard((served.name, pool, worker))
+        self._asked.discard((served.fleet.pools[pool], worker))
 
     def remove(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Forget a worker that is gone."""
         self.forget(served, pool, worker)
-        self.kv_bytes_by_worker.pop((served.name, pool, worker), None)
+        self.kv_bytes_by_worker.pop((served.fleet.pools[pool], worker), None)
 
     def asks(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether to ask a worker that is up: once since it came up, and only if KV matters."""
-        if (served.name, pool, worker) in self._asked:
+        if (served.fleet.pools[pool], worker) in self._asked:
             return False
         return bool(served.admission.kv_bytes_per_token or served.fleet.telemetry)
 
     async def learn(self, served: ModelRuntime, pool: int, worker: int, pages: EnginePages) -> None:
         """Read the capacity of a worker that is up. Never raises."""
-        place = (served.name, pool, worker)
+        place = (served.fleet.pools[pool], worker)
         self._asked.add(place)
         address = served.fleet.workers[pool][worker]
         try:

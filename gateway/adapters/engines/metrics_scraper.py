@@ -9,7 +9,7 @@ the age at which a sample becomes stale.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gateway.adapters.background_task import TasksByKey
@@ -50,17 +50,13 @@ class EngineMetrics:
 
         `upstream` provides connections; without it the object opens its own.
         """
-        self._models = list(models)
+        self._models = {served.name: served for served in models}
         self._clock = clock
         self._on_restart = on_restart
         self._pages = EnginePages(upstream, timeout_s)
         self._background = TasksByKey()
         self._warned: set[tuple[str, ...]] = set()
-        self.views: Mapping[str, tuple[TelemetryView, ...]] = {
-            served.name: served.fleet.telemetry
-            or tuple(TelemetryView(len(workers)) for workers in served.fleet.workers)
-            for served in self._models
-        }
+        self.views = {name: _views_of(served) for name, served in self._models.items()}
         """Views of each model's pools, by model."""
         self._least_s = interval_s
         self.interval_s = interval_s
@@ -69,32 +65,50 @@ class EngineMetrics:
 
     async def start(self) -> None:
         """Start reading in the background."""
-        for served in self._models:
-            for pool, state in enumerate(served.fleet.pools):
+        for served in self._models.values():
+            self._follow(served)
+
+    def replace(self, name: str, served: ModelRuntime | None) -> None:
+        """Read the pages of a model's engines as it is now; None: of none."""
+        before = self._models.pop(name, None)
+        if before is not None:
+            for state in before.fleet.pools:
                 for worker, *_ in state.engines:
-                    self._background.start(
-                        (served.name, pool, worker), self._run(served, pool, worker)
-                    )
+                    self._background.end((state, worker))
+        self.views.pop(name, None)
+        if served is None:
+            self._warned = {each for each in self._warned if each[0] != name}
+        else:
+            self._models[name] = served
+            self.views[name] = _views_of(served)
+            self._follow(served)
+        self._space()
+
+    def _follow(self, served: ModelRuntime) -> None:
+        for pool, state in enumerate(served.fleet.pools):
+            for worker, *_ in state.engines:
+                self._background.start((state, worker), self._run(served, pool, worker))
 
     def watch(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Start reading the pages of a worker's engine, if its model's are read."""
         if served.name not in self.views:
             return
-        view = self.views[served.name][pool]
-        for rank in served.fleet.pools[pool].siblings[worker]:
+        state, view = served.fleet.pools[pool], self.views[served.name][pool]
+        for rank in state.siblings[worker]:
             if rank >= len(view.samples):  # the view is this object's own
                 join(view, rank)
         self._space()
-        self._background.start((served.name, pool, worker), self._run(served, pool, worker))
+        self._background.start((state, worker), self._run(served, pool, worker))
 
     def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Stop reading the pages of a worker's engine: it is gone."""
-        self._background.end((served.name, pool, worker))
+        self._background.end((served.fleet.pools[pool], worker))
         self._space()
 
     def _space(self) -> None:
         """Set the interval by the number of engines."""
-        pages = sum(len(pool.engines) for served in self._models for pool in served.fleet.pools)
+        pools = (pool for served in self._models.values() for pool in served.fleet.pools)
+        pages = sum(len(pool.engines) for pool in pools)
         self.interval_s = max(self._least_s, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
 
     async def close(self) -> None:
@@ -159,3 +173,9 @@ class EngineMetrics:
                     "worker %s of %s does not tell %s (none of %s)",
                     *(address.id, served.name, field, names),
                 )
+
+
+def _views_of(served: ModelRuntime) -> tuple[TelemetryView, ...]:
+    return served.fleet.telemetry or tuple(
+        TelemetryView(len(workers)) for workers in served.fleet.workers
+    )

@@ -10,7 +10,7 @@ event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import floor
 from typing import Final
 
@@ -22,6 +22,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
 from gateway.policy.fleet.engine_telemetry import EngineSample
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
@@ -61,8 +62,8 @@ class Prober:
         called at each probe while an engine is frozen.
         """
         self._on_frozen = on_frozen
-        self._counted: dict[tuple[str, int, int], EngineSample] = {}
-        """(model, pool, worker) -> the last sample of a silent engine's metrics page."""
+        self._counted: dict[tuple[PoolState, int], EngineSample] = {}
+        """(pool, worker) -> the last sample of a silent engine's metrics page."""
         self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
@@ -71,8 +72,8 @@ class Prober:
         self._pages = EnginePages(upstream, timeout_s)
         self._background = TasksByKey()
         self._watch = LoopWatch()
-        self._read_s: dict[tuple[str, str, str], float] = {}
-        """(model, pool, worker) -> time of the last reading of its model list since it came up."""
+        self._read_s: dict[tuple[PoolState, int], float] = {}
+        """(pool, worker) -> time of the last reading of its model list since it came up."""
 
     async def start(self) -> None:
         """Probe every engine once, then continue in the background."""
@@ -83,17 +84,21 @@ class Prober:
             for pool, state in enumerate(served.fleet.pools)
             for ranks in state.engines
         ]
-        left = iter(engines)
-
-        async def first() -> None:
-            for which in left:
-                await self.probe(*which)
-
-        await asyncio.gather(*(first() for _ in range(min(PROBE_BATCH, len(engines)))))
+        await self.look(engines)
         began_s = asyncio.get_running_loop().time()
         for number, which in enumerate(engines):
             at_s = began_s + self._interval_s * (1 + number / len(engines))
             self._start(which, at_s)
+
+    async def look(self, engines: Sequence[_Which]) -> None:
+        """Probe these engines once, PROBE_BATCH at a time."""
+        left = iter(engines)
+
+        async def some() -> None:
+            for which in left:
+                await self.probe(*which)
+
+        await asyncio.gather(*(some() for _ in range(min(PROBE_BATCH, len(engines)))))
 
     def tune(self, interval_s: float, timeout_s: float) -> None:
         """Probe at another interval, with another time limit."""
@@ -106,17 +111,21 @@ class Prober:
 
     def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Stop probing an engine that is gone, and forget what is known of it."""
-        self._background.end((served.name, pool, worker))
-        self._counted.pop((served.name, pool, worker), None)
+        self.leave(served, pool, worker)
         state = served.fleet.pools[pool]
-        self._read_s.pop((served.name, state.name, state.workers[worker]), None)
+        self._counted.pop((state, worker), None)
+        self._read_s.pop((state, worker), None)
         if self._kv is not None:
             for rank in state.siblings[worker]:
                 self._kv.remove(served, pool, rank)
 
+    def leave(self, served: ModelRuntime, pool: int, worker: int) -> None:
+        """Stop probing an engine; what is known of it stays."""
+        self._background.end((served.fleet.pools[pool], worker))
+
     def _start(self, which: _Which, at_s: float) -> None:
         served, pool, worker = which
-        self._background.start((served.name, pool, worker), self._run(which, at_s))
+        self._background.start((served.fleet.pools[pool], worker), self._run(which, at_s))
 
     async def close(self) -> None:
         """Stop probing."""
@@ -169,7 +178,7 @@ class Prober:
             if fleet.probed(state, worker, ok=True):
                 _log.info("%s is ready", place)
             return
-        self._read_s.pop((served.name, state.name, name), None)
+        self._read_s.pop((state, worker), None)
         if refused and not answers:
             changed = state.up[worker]
             fleet.unreachable(state, worker, why)
@@ -182,7 +191,8 @@ class Prober:
 
     async def _look_for_frost(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
-        state, place = served.fleet.pools[pool], (served.name, pool, worker)
+        state = served.fleet.pools[pool]
+        place = (state, worker)
         if not state.progress.silent_s(worker):
             self._counted.pop(place, None)
         elif await self._counts(served, pool, worker):
@@ -203,7 +213,7 @@ class Prober:
 
     async def _counts(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether an engine's own token counter moved since the last reading."""
-        place = (served.name, pool, worker)
+        place = (served.fleet.pools[pool], worker)
         try:
             page = await self._pages.get(served.fleet.workers[pool][worker], "/metrics")
         except NOT_HAD:
@@ -242,7 +252,7 @@ class Prober:
     async def _misfit(self, served: ModelRuntime, pool: int, worker: int) -> str:
         """Why an engine's model list does not match; "" if it does. Asks every MODELS_EVERY_S."""
         address = served.fleet.workers[pool][worker]
-        place = (served.name, served.fleet.pools[pool].name, address.id)
+        place = (served.fleet.pools[pool], worker)
         read_s = self._read_s.get(place)
         if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
             return ""

@@ -96,13 +96,65 @@ class Rotation:
     async def apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
         """Make these the engines that a source names in a pool; requests run in between."""
         async with self._lock:
-            wanted = {engine_id(engine): engine for engine in engines}
-            for name in [n for n, k in self._of(model, pool).items() if source in k.sources]:
-                if name not in wanted:
-                    self._drop(model, pool, source, name)
-            for number, (name, engine) in enumerate(wanted.items()):
-                self._name(model, pool, source, name, engine, number * _SPREAD)
-                await asyncio.sleep(0)
+            await self._apply(model, pool, source, engines)
+
+    async def apply_to(self, model: str, pool: str, source: str, engines: Sequence[Engine]) -> None:
+        """The same for a pool by its name; nothing if there is none of that name now."""
+        async with self._lock:
+            served = self._models.get(model)
+            names = [] if served is None else [state.name for state in served.fleet.pools]
+            if pool in names:
+                await self._apply(model, names.index(pool), source, engines)
+
+    def still(self) -> asyncio.Lock:
+        """Held while models are replaced: no source's set is applied meanwhile."""
+        return self._lock
+
+    def replace(self, before: ModelRuntime | None, served: ModelRuntime | None) -> list[Engine]:
+        """Serve a model in place of `before`; returns the engines of its pools that are gone.
+
+        Pools that both have keep their engines. The others' stay as they are: whoever still waits
+        for them may bind there.
+        """
+        known: dict[int, dict[str, _Known]] = {}
+        if before is not None:
+            del self._models[before.name]
+            for pool, state in enumerate(before.fleet.pools):
+                known[id(state)] = self._known.pop((before.name, pool))
+                for ranks in state.engines:
+                    self._prober.leave(before, pool, ranks[0])
+                    self._telemetry.forget(before, pool, ranks[0])
+        if served is not None:
+            self._models[served.name] = served
+            for pool, state in enumerate(served.fleet.pools):
+                kept = known.pop(id(state), None)
+                here = _configured(served, pool) if kept is None else kept
+                self._known[served.name, pool] = here
+                for number, ranks in enumerate(state.engines):
+                    self._prober.watch(served, pool, ranks[0], number * _SPREAD)
+        return [each.addresses for engines in known.values() for each in engines.values()]
+
+    def close_connections(self, engines: Iterable[Engine]) -> None:
+        """Close the connections to engines of pools that are gone, unless others have them."""
+        used = {
+            address
+            for known in self._known.values()
+            for each in known.values()
+            for address in each.addresses
+        }
+        for engine in engines:
+            for address in engine:
+                if address not in used:
+                    self._disconnect(address)
+
+    async def _apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
+        wanted = {engine_id(engine): engine for engine in engines}
+        for name in [n for n, k in self._of(model, pool).items() if source in k.sources]:
+            if name not in wanted:
+                self._drop(model, pool, source, name)
+        for number, (name, engine) in enumerate(wanted.items()):
+            self._name(model, pool, source, name, engine, number * _SPREAD)
+            await asyncio.sleep(0)
 
     def add(self, model: str, pool: int, source: str, engine: Engine) -> None:
         """Name one more engine."""

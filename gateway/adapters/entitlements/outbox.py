@@ -64,6 +64,8 @@ class EntitlementOutbox:
     async def _send(self, key: tuple[str, str], entry: EntitlementEntry | None) -> bool:
         """Send one entitlement; False if its removal must wait for requests in flight."""
         model, name = key
+        if model not in self._managed:  # any more: its token pool is gone
+            return True
         if entry is not None and entry.terms.model == model:
             await self._store.define(entry.terms)
             return True

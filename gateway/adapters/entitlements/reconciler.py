@@ -107,6 +107,11 @@ class EntitlementSync(Following[EntitlementEntry]):
             self._merged = False
         await self.poll()
 
+    def manage(self, model: str) -> None:
+        """Send a model's entitlements to its new token pool with the next poll."""
+        for terms in self.index.terms(model):
+            self._outbox.add(terms)
+
     @property
     def _known(self) -> Mapping[str, EntitlementEntry]:
         return self.index.entries

@@ -13,7 +13,7 @@ their own, so a note names its workers, and the receiver translates.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -64,7 +64,7 @@ class FleetNotes:
 
     def __init__(
         self,
-        models: Iterable[ModelRuntime],
+        models: Sequence[ModelRuntime],
         board: Board,
         replica: str,
         clock: Callable[[], float],
@@ -74,20 +74,28 @@ class FleetNotes:
 
         `clock` monotonic, the same as the pools'; `wall_clock` Unix time. Both in seconds.
         """
-        self._models = list(models)
+        self._models = models
         self._board = board
         self._replica = replica
         self._clock = clock
         self._wall_clock = wall_clock
         self._drains: dict[str, _Drain] = {}
         self._locations: dict[str, deque[tuple[float, str, ResponseLocation]]] = {}
-        self._locations_sent = {served.name: 0 for served in self._models}
-        self._locations_received: dict[str, dict[str, int]] = {
-            served.name: {} for served in self._models
-        }
+        self._locations_sent: dict[str, int] = {}
+        self._locations_received: dict[str, dict[str, int]] = {}
         """Last `homes_told`, by model and replica."""
+        self.follow()
+
+    def follow(self) -> None:
+        """Share the locations of the models as they are now."""
+        names = {served.name for served in self._models}
+        for gone in self._locations.keys() - names:
+            del self._locations[gone], self._locations_sent[gone], self._locations_received[gone]
         for served in self._models:
-            self._locations[served.name] = deque(maxlen=MAX_LOCATIONS_SHARED)
+            if served.name not in self._locations:
+                self._locations[served.name] = deque(maxlen=MAX_LOCATIONS_SHARED)
+                self._locations_sent[served.name] = 0
+                self._locations_received[served.name] = {}
             served.fleet.response_affinity.on_remember = partial(self._remembered, served.name)
 
     def drained(self, worker: str, *, on: bool) -> None:
@@ -106,14 +114,16 @@ class FleetNotes:
 
     def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
-        for served in self._models:
+        for served in tuple(self._models):
+            if served.name not in self._locations:
+                continue
             self._board.publish(f"fleet:{served.name}", _encode(self._note(served)))
             yield
 
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
-        for served in self._models:
-            received = self._locations_received[served.name]
+        for served in tuple(self._models):
+            received = self._locations_received.get(served.name, {})
             reported: dict[str, int] = {}
             for payload in self._board.peers(f"fleet:{served.name}"):
                 try:
@@ -122,9 +132,12 @@ class FleetNotes:
                     continue
                 reported[note.replica] = note.homes_told
                 yield from self._receive(served, note, received.get(note.replica, 0))
-            self._locations_received[served.name] = reported
+            if served.name in self._locations:
+                self._locations_received[served.name] = reported
 
     def _remembered(self, model: str, response_id: str, location: ResponseLocation) -> None:
+        if model not in self._locations:
+            return
         self._locations_sent[model] += 1
         self._locations[model].append((self._clock(), response_id, location))
 

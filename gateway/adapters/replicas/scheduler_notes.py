@@ -7,7 +7,7 @@ assigned work, and which prompts went to which worker. Notes go over a board
 their own, so a note names its workers, and the receiver translates. Malformed notes are ignored.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -64,7 +64,7 @@ class SchedulerNotes:
 
     def __init__(
         self,
-        models: Iterable[ModelRuntime],
+        models: Collection[ModelRuntime],
         board: Board,
         replica: str,
         replicas: Callable[[str], int],
@@ -75,7 +75,7 @@ class SchedulerNotes:
         `replicas` gives the number of replicas that serve a model, including this one; `clock`
         is the schedulers' clock.
         """
-        self._models = [model for model in models if model.scheduling.schedulers]
+        self._models = models
         self._board = board
         self._replica = replica
         self._replicas = replicas
@@ -92,7 +92,7 @@ class SchedulerNotes:
 
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
-        for served in self._models:
+        for served in tuple(self._models):
             for scheduler in filter(None, served.scheduling.schedulers):
                 scheduler.replicas = self._count(served)
         for share in self._shares():
@@ -110,7 +110,7 @@ class SchedulerNotes:
         return max(1, self._replicas(served.name))
 
     def _shares(self) -> Iterator[_Share]:
-        for served in self._models:
+        for served in tuple(self._models):
             for pool, scheduler in enumerate(served.scheduling.schedulers):
                 if isinstance(scheduler, Quartz) and (parts := _parts(served, pool)):
                     yield _Share(f"{served.name}/{pool}", served, pool, scheduler, *parts)

@@ -48,8 +48,9 @@ class DesiredReplicas:
         within = await self._within_baseline()
         since_s, self._since_s = self._since_s, now_s
         elapsed_s = 0.0 if since_s is None else now_s - since_s
-        for pool, view in enumerate(await self._store.pools(self._model)):
-            share = self._shares[pool]
+        views = await self._store.pools(self._model)
+        # The store may still count pools that the model had before.
+        for pool, (view, share) in enumerate(zip(views, self._shares, strict=False)):
             demand = demand_sequences(
                 self._reserved[pool],
                 max(0, view.inflight - within[pool]),
@@ -66,7 +67,7 @@ class DesiredReplicas:
         for start in range(0, len(names), SLICE):
             for view in await self._store.view(self._model, names[start : start + SLICE]):
                 terms = self._reserving[view.name]
-                for pool, inflight in enumerate(view.inflight):
+                for pool, inflight in enumerate(view.inflight[: len(within)]):
                     within[pool] += min(inflight, terms.baseline_of(pool))
             await asyncio.sleep(0)
         return within

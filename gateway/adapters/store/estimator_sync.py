@@ -80,6 +80,16 @@ class EstimatorSync:
         now_s = clock()
         self._subjects = {name: _Subject(e, now_s) for name, e in estimators.items()}
 
+    def replace(self, estimators: Mapping[str, LengthEstimator]) -> None:
+        """Synchronize these from now on; those that stay keep their state."""
+        now_s, known = self._clock(), self._subjects
+        self._subjects = {
+            name: known[name]
+            if name in known and known[name].estimator is estimator
+            else _Subject(estimator, now_s)
+            for name, estimator in estimators.items()
+        }
+
     @property
     def up(self) -> bool:
         """Whether the store answers; true without one."""
@@ -101,8 +111,8 @@ class EstimatorSync:
         """Exchange once if the breaker allows it. Raises nothing except for cancellation."""
         if not self._breaker.allows(self._clock()):
             return
-        taught, records = {}, {}
-        for name, subject in self._subjects.items():
+        taught, records, subjects = {}, {}, self._subjects
+        for name, subject in subjects.items():
             taught[name], records[name] = subject.unpublished(self._clock())
             await asyncio.sleep(0)  # requests run between two models
         try:
@@ -119,7 +129,7 @@ class EstimatorSync:
         if self._away:
             self._away = False
             _log.warning("the state store is back")
-        for name, subject in self._subjects.items():
+        for name, subject in subjects.items():
             subject.missing = name in received.missing
             if records[name] is not None and not subject.missing:
                 subject.published = taught[name]

@@ -43,13 +43,10 @@ class StoreUpkeep:
     ) -> None:
         """`models` by name, managed ones only; `clock` monotonic, `wall_clock` Unix seconds."""
         self._store = store
-        self._replicas = {
-            name: DesiredReplicas(store, name, spec.shares) for name, spec in models.items()
-        }
-        self._models = {
-            name: PublishedModel(store, name, spec, self._replicas[name])
-            for name, spec in models.items()
-        }
+        self._replicas: dict[str, DesiredReplicas] = {}
+        self._models: dict[str, PublishedModel] = {}
+        for name, spec in models.items():
+            self.respecify(name, spec)
         self._clock = clock
         self._wall_clock = wall_clock
         self._renew_at_s = clock() + RENEW_EVERY_S
@@ -73,14 +70,25 @@ class StoreUpkeep:
             found.changed = True
 
     def respecify(self, model: str, spec: ModelSpec) -> None:
-        """Use another configuration of a model; the next step publishes it."""
-        self._models[model].respecify(spec)
-        self._replicas[model].respecify(spec.shares)
+        """Use a configuration of a model, new or known; the next step publishes it."""
+        replicas = self._replicas.get(model)
+        if replicas is not None and len(replicas.desired) == len(spec.shares):
+            replicas.respecify(spec.shares)
+            self._models[model].respecify(spec)
+            return
+        self._replicas[model] = replicas = DesiredReplicas(self._store, model, spec.shares)
+        self._models[model] = PublishedModel(self._store, model, spec, replicas)
+
+    def forget(self, model: str) -> None:
+        """Publish a model's capacity no more."""
+        self._replicas.pop(model, None)
+        self._models.pop(model, None)
 
     def desired_replicas(self, model: str, pool: int) -> int:
         """Workers that demand requires; 0 for a model that is not managed."""
         found = self._replicas.get(model)
-        return 0 if found is None else found.desired[pool]
+        desired = [] if found is None else found.desired
+        return desired[pool] if pool < len(desired) else 0
 
     async def pools(self, model: str) -> list[PoolView]:
         """The store's view of a model's pools, with their desired replicas. Raises as it does."""
@@ -91,7 +99,7 @@ class StoreUpkeep:
 
     async def step(self) -> None:
         """Do all work that is due. Raises nothing except for cancellation."""
-        for name, model in self._models.items():
+        for name, model in list(self._models.items()):
             keep = model.publish(self._clock(), self._wall_clock())
             await self._tried(f"keeping the capacity of {name}", keep)
         await self._tried("the tick", self._store.tick())
@@ -101,7 +109,7 @@ class StoreUpkeep:
             await self._tried("renewing leases", self._store.renew())
         if now_s >= self._demand_at_s:
             self._demand_at_s = now_s + DEMAND_EVERY_S
-            for name, replicas in self._replicas.items():
+            for name, replicas in list(self._replicas.items()):
                 await self._tried(f"the demand for {name}", replicas.update(now_s))
 
     async def _run(self) -> None:

@@ -25,10 +25,17 @@ class FleetBill:
 
     def __init__(self, pools: Iterable[tuple[str, PoolState]]) -> None:
         """`pools`: (model, pool)."""
-        self._pools = [(model, pool) for model, pool in pools if pool.slot_clock is not None]
+        self._pools: list[tuple[str, PoolState]] = []
         self._at_s: float | None = None
-        self._rest_nano = [0.0] * len(self._pools)
+        self._rest_nano: list[float] = []
         """By pool: below one nano-unit, for the next bill."""
+        self.follow(pools)
+
+    def follow(self, pools: Iterable[tuple[str, PoolState]]) -> None:
+        """Count these pools from now on; what is left of the others is dropped."""
+        rests = {id(p): rest for (_, p), rest in zip(self._pools, self._rest_nano, strict=True)}
+        self._pools = [(model, pool) for model, pool in pools if pool.slot_clock is not None]
+        self._rest_nano = [rests.get(id(pool), 0.0) for _, pool in self._pools]
 
     def due(self, now_s: float, replicas: int) -> list[PoolBill]:
         """The bill of each pool since the last call; the first call begins to count."""

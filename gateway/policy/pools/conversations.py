@@ -9,7 +9,7 @@ prompts. The next turn has a point where the previous one ended (`gateway.policy
 so looking up its points finds the conversation without comparing texts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from gateway.policy.scheduling.scheduler import Points
@@ -101,6 +101,20 @@ class ResponseAffinity:
     def find(self, response_id: str | None) -> ResponseLocation | None:
         """Where the response is; None if unknown."""
         return None if response_id is None else self._locations.get(response_id)
+
+    def moved(self, places: Mapping[int, int]) -> "ResponseAffinity":
+        """The same where pools have other places now; what is remembered here later follows."""
+        found = ResponseAffinity()
+        for response_id, location in self._locations.items():
+            if location.pool in places:
+                found.learn(response_id, location._replace(pool=places[location.pool]))
+
+        def follow(response_id: str, location: ResponseLocation) -> None:
+            if location.pool in places:
+                found.remember(response_id, location._replace(pool=places[location.pool]))
+
+        self.on_remember = follow
+        return found
 
     def left(self, pool: int, worker: int) -> None:
         """Forget what a worker stores: its engine is gone."""

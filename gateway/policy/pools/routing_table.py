@@ -13,6 +13,8 @@ class PoolShape(Record, frozen=True, kw_only=True):
     """max_model_len of its engines."""
     boundary_tokens: int | None
     """b_short of this pool: requests with expected totals up to it go here; None for the last."""
+    tells_flow: bool = False
+    """Whether requests tell an inference gateway before its engines whose they are."""
 
 
 class Routing(Record, frozen=True, kw_only=True):

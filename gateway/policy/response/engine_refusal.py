@@ -11,8 +11,9 @@ def engine_refusal(fault: Fault) -> Refusal:
     detail = f" It said: {said}" if said else ""
     match fault.kind:
         case "busy":
+            why = detail or (f" {fault.message}." if fault.message != "busy" else "")
             return Unavailable(
-                f"Every engine that could serve this request is busy.{detail}",
+                f"Every engine that could serve this request is busy.{why}",
                 reason="engine_busy",
                 code="engine_busy",
                 retry_after_s=1.0,

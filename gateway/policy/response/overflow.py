@@ -43,6 +43,9 @@ _PROMPT: Final = re.compile(
     r"(\d{1,9}) (?:in the messages|in the prompt|input tokens|tokens from the input)"
     r"|input \((\d{1,9}) tokens\)|prompt \(length (\d{1,9})\)"
 )
+DROPPED: Final = b"x-llm-d-request-dropped-reason"
+"""Header of an llm-d router's 429 or 503: its flow control refused or evicted the request, or no
+engine was ready. The router itself is well."""
 _BUSY: Final = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
 _NO_PRIORITY: Final = re.compile(
     r"Got priority -?\d+ but Priority scheduling is not enabled"  # vLLM
@@ -108,9 +111,14 @@ def in_band_status(event: bytes) -> int:
     return 500
 
 
-def is_busy(status: int, body: bytes) -> bool:
-    """Whether a 503 (or 429) means a full queue rather than a dead engine."""
-    return status == 429 or (status == 503 and _BUSY.search(body[:_LOOK_BYTES]) is not None)
+def is_busy(status: int, body: bytes, dropped: bytes = b"") -> bool:
+    """Whether a 503 (or 429) means a full queue rather than a dead engine.
+
+    `dropped`: why a router before the engines dropped the request, by its header DROPPED.
+    """
+    if status == 503:
+        return bool(dropped) or _BUSY.search(body[:_LOOK_BYTES]) is not None
+    return status == 429
 
 
 def refuses_priority(status: int, body: bytes) -> bool:

@@ -48,7 +48,8 @@ class Prefix(NamedTuple):
 
     def match(self, pool: int) -> Match:
         """The pool's workers that hold a prefix of this prompt."""
-        index = self.indexes[pool]
+        # A request may wait over a reload that gives its pool an index.
+        index = self.indexes[pool] if pool < len(self.indexes) else None
         return () if index is None else index.match(self.points, self.tokens_per_byte)
 
     def hits(self) -> list[int]:

@@ -9,6 +9,8 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 
 from bisect import bisect_left, bisect_right, insort
 
+import msgspec
+
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolCounters
@@ -135,11 +137,16 @@ class TokenPool:
                 self.journal.leases.add(lease_id)
 
     def change(self, terms: Terms) -> None:
-        """Adopt new capacity or rules; the number of pools stays.
+        """Adopt new capacity or rules.
 
-        Visits only the dedicated entitlements that become bound or unbound in a pool, of which
-        there are no more than slots.
+        Pools are added if there are more now. Those that are gone stay, without slots, for the
+        leases that are still held there. Visits only the dedicated entitlements that become bound
+        or unbound in a pool, of which there are no more than slots.
         """
+        self._widen(len(terms.slots))
+        if len(terms.slots) < len(self.pools):
+            gone = len(self.pools) - len(terms.slots)
+            terms = msgspec.structs.replace(terms, slots=(*terms.slots, *([0] * gone)))
         for pool, counters in enumerate(self.pools):
             old, new = self.terms.bound_in(pool), terms.bound_in(pool)
             low = bisect_right(self.dedicated, min(old, new), key=_created)
@@ -151,6 +158,22 @@ class TokenPool:
         self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
         self.terms = terms
         self.epoch += 1
+
+    def _widen(self, pools: int) -> None:
+        """Count this many pools at least."""
+        more = pools - len(self.pools)
+        if more <= 0:
+            return
+        for _ in range(more):
+            self.pools.append(PoolCounters())
+        for account in self.accounts.values():
+            account.inflight += [0] * more
+            account.spilled += [0] * more
+        idle = [(pool, name) for pool in range(pools - more, pools) for _, name in self.dedicated]
+        for pool, name in idle:
+            account = self.accounts[name]
+            if self.terms.bound_in(pool) >= account.terms.created:
+                self.pools[pool].idle_dedicated += self._idle_of(account, pool)
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
         """Add sequences and KV bytes to a pool's counters (negative: subtract)."""

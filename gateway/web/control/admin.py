@@ -37,7 +37,7 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
     async def pools() -> Response:
         """Pools and workers: load, health, learned values, admission counters."""
         shown = []
-        for served in control.models:
+        for served in tuple(control.models):
             counted = await control.registry.pools(served.name) if control.registry else []
             fleet = describe_fleet(served, counted, control.clock())
             shown.append({**fleet, "estimator": served.estimator.snapshot()})

@@ -89,10 +89,10 @@ async def _until_idle(control: Control, worker: str, timeout_s: float) -> int:
 
 def _running_here(control: Control, worker: str) -> int:
     """Sequences at a worker, or at all ranks of an engine."""
+    pools = {id(pool): pool for m in (*control.models, *control.retiring) for pool in m.fleet.pools}
     return sum(
         pool.active[place]
-        for served in control.models
-        for pool in served.fleet.pools
+        for pool in pools.values()
         for place, name in members.present(pool)
         if worker in (name, name.partition("#")[0])
     )

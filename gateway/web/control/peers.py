@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.errors import BadRequest, NotFound, Refusal
 from gateway.policy.admission.external_admission import Settled, UsageReport
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.record import Record
 from gateway.records.request import Principal
@@ -162,27 +163,33 @@ class _ReplicaLoad(Record, frozen=True, kw_only=True):
 _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_ReplicaLoad]]).decode
 
 
-def answer_load(peers: Peers, models: Sequence[ModelRuntime]) -> None:
-    """Tell other replicas this replica's load in flight."""
+def answer_load(
+    peers: Peers, models: Sequence[ModelRuntime], retiring: Sequence[ModelRuntime] = ()
+) -> None:
+    """Tell other replicas this replica's load in flight.
+
+    `retiring`: models, or parts of them, that a reload removed; no model's own figures count them.
+    """
 
     def load(_: bytes) -> bytes:
-        return _pack(
-            {
-                served.name: [
-                    _ReplicaLoad(
-                        inflight=p.inflight,
-                        beyond_window_tokens=p.beyond_window_tokens,
-                        ids=tuple(p.workers),
-                        active=list(p.active),
-                        tokens=list(p.tokens),
-                    )
-                    for p in served.fleet.pools
-                ]
-                for served in models
-            }
-        )
+        told = {served.name: [_load_of(p) for p in served.fleet.pools] for served in models}
+        here = {id(p) for served in models for p in served.fleet.pools}
+        gone = {id(p): p for m in retiring for p in m.fleet.pools if id(p) not in here}
+        if gone:
+            told[""] = [_load_of(pool) for pool in gone.values()]
+        return _pack(told)
 
     peers.on("load", load)
+
+
+def _load_of(pool: PoolState) -> _ReplicaLoad:
+    return _ReplicaLoad(
+        inflight=pool.inflight,
+        beyond_window_tokens=pool.beyond_window_tokens,
+        ids=tuple(pool.workers),
+        active=list(pool.active),
+        tokens=list(pool.tokens),
+    )
 
 
 async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:

@@ -182,7 +182,10 @@ class ReloadService(Protocol):
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's dependencies."""
 
-    models: tuple[ModelRuntime, ...]
+    models: Sequence[ModelRuntime]
+    """Those that are served now: a reload changes them in place, and `names` and `splits`."""
+    retiring: Sequence[ModelRuntime] = ()
+    """Models, or parts of them, that a reload removed and whose requests still run."""
     names: Mapping[str, str]
     """Name or alias -> model, `*` excluded."""
     splits: Mapping[str, tuple[str, ...]] = {}

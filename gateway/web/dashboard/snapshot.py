@@ -116,13 +116,14 @@ class Snapshots:
         await self._recent.look()
         totals = await all_totals(control.peers, self._from.metrics)
         described = []
-        for served in control.models:
+        present = tuple(control.models)  # a reload may change them meanwhile
+        for served in present:
             counted = await control.registry.pools(served.name) if control.registry else []
             described.append(describe_fleet(served, counted, now_s))
         await add_load(control.peers, described)
         briefs = self._recent.briefs
         tenants = await self._tenants(by_entitlement(totals), attainment(totals))
-        models = list(zip(control.models, described, strict=True))
+        models = list(zip(present, described, strict=True))
         shared = {
             "time": self._wall_clock(),
             "version": control.version,
@@ -153,7 +154,7 @@ class Snapshots:
     async def _tenants(self, refused: Any, met: Any) -> list[Tenant]:
         """The oldest entitlements with their counters; one more than MOST if there are more."""
         found: list[Tenant] = []
-        for served in self._from.control.models:
+        for served in tuple(self._from.control.models):
             terms = list(islice(self._from.terms(served.name), MOST + 1 - len(found)))
             accounts = await self._accounts(served, [each.name for each in terms])
             found += [

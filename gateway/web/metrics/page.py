@@ -84,7 +84,7 @@ class MetricsPage:
     def __init__(
         self,
         metrics: Metrics,
-        models: Iterable[ModelRuntime],
+        models: Sequence[ModelRuntime],
         leases: Callable[[], int],
         clock: Callable[[], float],
         store_up: Callable[[], bool] = lambda: True,
@@ -97,7 +97,7 @@ class MetricsPage:
     ) -> None:
         """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
-        self._models = list(models)
+        self._models = models
         self._leases = leases
         self._clock = clock
         self._store_up = store_up
@@ -127,7 +127,7 @@ class MetricsPage:
 
     def gauges(self) -> Iterator[Family]:
         """Gauges read at scrape time."""
-        models = self._models
+        models = tuple(self._models)  # a reload may change them while the page is written
         yield gauge(
             "sluice_pool_inflight",
             "Sequences holding a lease.",
@@ -171,7 +171,7 @@ class MetricsPage:
         yield from _certificate(self._tls())
 
     def _up(self) -> Rows:
-        for served in self._models:
+        for served in tuple(self._models):
             for pool in served.fleet.pools:
                 sound = set(fleet.available(pool, self._clock()))
                 for i, worker in members.present(pool):

@@ -297,8 +297,8 @@ async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     await prober.close()
     assert engines.asked("/health", 1) == 1
     assert ranked.fleet.pools[0].up == [False, False, True]
-    assert kv.of("m", 0, 2) == 70 * 16
+    assert kv.of(ranked.fleet.pools[0], 2) == 70 * 16
     engines.answer("/health")
     assert await prober.probe(ranked, 0, 0)
     assert ranked.fleet.pools[0].up == [True, True, True]
-    assert [kv.of("m", 0, rank) for rank in (0, 1)] == [10 * 16, 20 * 16]
+    assert [kv.of(ranked.fleet.pools[0], rank) for rank in (0, 1)] == [10 * 16, 20 * 16]

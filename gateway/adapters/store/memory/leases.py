@@ -54,6 +54,8 @@ class MemoryLeases(MemoryPools):
         self._clock = clock
         self._jitter = jitter
         self._leases: dict[str, Lease] = {}
+        self._former: dict[str, ModelRuntime] = {}
+        """Lease id -> its model, where another of that name has taken its place since."""
         self._evict: Callable[[str], None] = lambda _: None
         self.limits = LimitBook()
         self.on_warning: Callable[[Limit, LimitUse], None] = _unheard
@@ -67,6 +69,30 @@ class MemoryLeases(MemoryPools):
     def active(self) -> int:
         """Leases in force."""
         return len(self._leases)
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether a lease is in force here."""
+        return lease_id in self._leases
+
+    def serve(self, served: ModelRuntime, before: ModelRuntime | None) -> None:
+        """Note that a model is served from now on, perhaps in place of another of its name.
+
+        Leases of that one settle where they were taken. Call before `models` names the new one.
+        """
+        if before is not None and before is not served:
+            for lease in self._leases.values():
+                if lease.model == before.name:
+                    self._former.setdefault(lease.id, before)
+
+    async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
+        """Have a model's token pool ready; it decides once the model is not `pending` any more."""
+        self.pending.add(served.name)
+        token_pool.limits = self.limits
+        self.token_pools[served.name] = token_pool
+
+    def unmanage(self, model: str) -> None:
+        """Decide about a model no more; its leases end without a charge."""
+        self.token_pools.pop(model, None)
 
     async def admit(self, ask: Ask) -> Lease:
         """See LeaseStore."""
@@ -127,6 +153,8 @@ class MemoryLeases(MemoryPools):
         if known is not None:
             return known
         token_pool = self.token_pools.get(ask.model)
+        if self.pending and ask.model in self.pending:
+            token_pool = None
         lease = self._counted(ask) if token_pool is None else self._decided(ask, token_pool)
         if isinstance(lease, Denial):
             return lease
@@ -144,7 +172,7 @@ class MemoryLeases(MemoryPools):
             denial = admission.transfer(token_pool, lease_id, pool, self._now(), force=force)
             if denial is not None:
                 return denial
-        pools = self._models[held.model].fleet.pools
+        pools = self._of(held).fleet.pools
         pools[held.pool].inflight -= held.sequences
         pools[pool].inflight += held.sequences
         moved = msgspec.structs.replace(held, pool=pool)
@@ -192,8 +220,15 @@ class MemoryLeases(MemoryPools):
     def _release(self, lease_id: str) -> Lease | None:
         held = self._leases.pop(lease_id, None)
         if held is not None:
-            self._models[held.model].fleet.pools[held.pool].inflight -= held.sequences
+            self._of(held).fleet.pools[held.pool].inflight -= held.sequences
+            if self._former:
+                self._former.pop(lease_id, None)
         return held
+
+    def _of(self, held: Lease) -> ModelRuntime:
+        """The model that a lease was taken of."""
+        found = self._former.get(held.id) if self._former else None
+        return self._models[held.model] if found is None else found
 
     def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
         request = AdmissionRequest(

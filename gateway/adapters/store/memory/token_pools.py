@@ -52,6 +52,8 @@ class MemoryPools:
     def __init__(self, token_pools: Mapping[str, TokenPool], now: SteadyClock) -> None:
         """`token_pools`: token pools by model."""
         self.token_pools = dict(token_pools)
+        self.pending: set[str] = set()
+        """Models whose token pool is being prepared: it does not decide yet."""
         self.event_sink: Callable[[str, str, float, object], None] = _no_events
         """Called with (model, event, Unix s, detail) on changes of a pool, except leases."""
         self._now = now
@@ -109,7 +111,7 @@ class MemoryPools:
 
     async def tick(self) -> None:
         """See Upkeep. Evictions were reported when they were decided."""
-        for model, token_pool in self.token_pools.items():
+        for model, token_pool in list(self.token_pools.items()):
             reaped = REAP_BATCH
             while reaped == REAP_BATCH:
                 reaped = admission.reap(token_pool, self._now())

@@ -95,7 +95,7 @@ class RedisBoard:
 
         `on_seed` is called with a new seed that all digests must use from then on.
         """
-        self._presence = [f"replicas:{model}" for model in models]
+        self._presence: list[str] = []
         self._replica = replica
         self._address = address
         self._seed = seed
@@ -115,6 +115,16 @@ class RedisBoard:
         self._away = False
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.serve(models)
+
+    def serve(self, models: Iterable[str]) -> None:
+        """Be present for these models from now on; the notes of others are dropped."""
+        names = list(models)
+        before, self._presence = self._presence, [f"replicas:{model}" for model in names]
+        for gone in {name.removeprefix("replicas:") for name in before} - set(names):
+            for notes in (self._mine, self._theirs):
+                for name in [n for n in notes if _is_of(gone, n)]:
+                    del notes[name]
 
     @property
     def up(self) -> bool:
@@ -207,7 +217,8 @@ class RedisBoard:
             self._away = False
             _log.warning("replicas hear of one another again")
         for name, received in reported.items():
-            self._receive(name, received.records)
+            if name in self._mine or name in self._presence:  # else its model was removed meanwhile
+                self._receive(name, received.records)
         self._agree()
 
     def _note(self, payload: bytes) -> bytes:
@@ -256,3 +267,8 @@ class RedisBoard:
                     await self._hurry.wait()
             self._hurry.clear()
             await self.exchange()
+
+
+def _is_of(model: str, note: str) -> bool:
+    """Whether a note is a model's; the next exchange tells what another's is named like it."""
+    return note in (f"replicas:{model}", f"fleet:{model}") or note.startswith(f"{model}/")

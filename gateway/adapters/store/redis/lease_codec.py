@@ -12,6 +12,7 @@ from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.budgets.windows import Span, Spans
 from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.lease import Ask, Lease
@@ -37,6 +38,7 @@ class RedisLease:
         "key",
         "kv_bytes",
         "lease",
+        "pools",
         "resizing",
     )
 
@@ -48,8 +50,11 @@ class RedisLease:
         funded: str,
         gives_way: bool,
         held: tuple[Holding, ...] = (),
+        pools: Sequence[PoolState] = (),
     ) -> None:
         self.lease = lease
+        self.pools = pools
+        """Those of the model when it was taken."""
         self.key = key
         """Its lease id in Redis."""
         self.funded = funded

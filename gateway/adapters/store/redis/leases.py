@@ -65,10 +65,15 @@ class RedisLeases:
         """
         self._local = local
         self._models: dict[str, RedisModel] = {}
+        self._ended: list[RedisModel] = []
+        """Models that are not managed any more, while leases of theirs are held."""
+        self.pending: set[str] = set()
+        """Models whose token pool is being prepared: it does not decide yet."""
+        self._evict: Callable[[str], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
         self.settled_total = 0
         self.refunded_total = 0
-        process = Process(
+        self._process = Process(
             owner=owner,
             fail_mode=fail_mode,
             clock=clock,
@@ -76,25 +81,61 @@ class RedisLeases:
             jitter=jitter,
             limits=KnownLimits(),
         )
-        self._now_s = process.wall_clock
-        self._encoder = process.limits.encoder
-        scripts, route = Scripts(script_clock), route_of(url)
+        self._now_s = self._process.wall_clock
+        self._encoder = self._process.limits.encoder
+        self._scripts, self._route = Scripts(script_clock), route_of(url)
         for name, token_pool in token_pools.items():
-            model = self._models[name] = RedisModel(models[name], token_pool, process)
-            calls = Calls(scripts, name, len(token_pool.pools))
-            model.limits_key = calls.limits_key(one_server=route.one_server)
-            model.link = RedisLink(
-                RedisWire(route, calls),
-                clock=clock,
-                chance=jitter,
-                prepare=model.prepare,
-                on_up=model.came_up,
-            )
+            self._models[name] = self._model(models[name], token_pool)
 
     async def start(self) -> None:
         """Connect; returns after the first attempt, successful or not."""
         await asyncio.gather(*(model.link.start() for model in self._models.values()))
         self._task = asyncio.get_running_loop().create_task(self._receive())
+
+    def serve(self, served: ModelRuntime, before: ModelRuntime | None) -> None:
+        """See MemoryLeases."""
+        self._local.serve(served, before)
+        model = self._models.get(served.name)
+        if model is not None:
+            model.served = served
+
+    async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
+        """Have a model's token pool ready; it decides once the model is not `pending` any more."""
+        model = self._model(served, token_pool)
+        model.evict = self._evict
+        model.on_warning = self._local.on_warning
+        self.pending.add(served.name)
+        await model.link.start()
+        self._models[served.name] = model
+
+    def unmanage(self, model: str) -> None:
+        """Decide about a model no more; its leases settle where they were taken."""
+        ended = self._models.pop(model, None)
+        if ended is not None:
+            self._ended.append(ended)
+
+    def _model(self, served: ModelRuntime, token_pool: TokenPool) -> RedisModel:
+        process = self._process
+        model = RedisModel(served, token_pool, process)
+        calls = Calls(self._scripts, served.name, len(token_pool.pools))
+        model.limits_key = calls.limits_key(one_server=self._route.one_server)
+        model.link = RedisLink(
+            RedisWire(self._route, calls),
+            clock=process.clock,
+            chance=process.jitter,
+            prepare=model.prepare,
+            on_up=model.came_up,
+        )
+        return model
+
+    def _holder(self, model: str, lease_id: str) -> RedisModel | None:
+        """Who holds a lease; None: this process's own store, or nobody."""
+        found = self._models.get(model)
+        if found is not None and lease_id in found.leases:
+            return found
+        if self._local.holds(lease_id):
+            return None
+        return next((each for each in self._ended if lease_id in each.leases), found)
 
     async def close(self) -> None:
         """Send pending posts within a time limit and close the connections."""
@@ -103,7 +144,7 @@ class RedisLeases:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
-        await asyncio.gather(*(model.link.close() for model in self._models.values()))
+        await asyncio.gather(*(m.link.close() for m in (*self._models.values(), *self._ended)))
 
     @property
     def up(self) -> bool:
@@ -113,7 +154,8 @@ class RedisLeases:
     @property
     def active(self) -> int:
         """Leases in force in this process."""
-        return self._local.active + sum(len(model.leases) for model in self._models.values())
+        held = (*self._models.values(), *self._ended)
+        return self._local.active + sum(len(model.leases) for model in held)
 
     @property
     def alone_total(self) -> int:
@@ -142,19 +184,19 @@ class RedisLeases:
 
     async def admit(self, ask: Ask) -> Lease:
         """See LeaseStore."""
-        model = self._models.get(ask.model)
+        model = None if ask.model in self.pending else self._models.get(ask.model)
         return await (self._local.admit(ask) if model is None else model.admit(ask))
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         """See LeaseStore."""
-        model = self._models.get(lease.model)
+        model = self._holder(lease.model, lease.id)
         if model is None:
             return await self._local.transfer(lease, pool, force=force)
         return await model.transfer(lease, pool, force=force)
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         """See LeaseStore."""
-        model = self._models.get(lease.model)
+        model = self._holder(lease.model, lease.id)
         if model is None:
             self._local.resize(lease, cost_tokens, kv_bytes)
         else:
@@ -162,7 +204,7 @@ class RedisLeases:
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
         """See LeaseStore."""
-        model = self._models.get(lease.model)
+        model = self._holder(lease.model, lease.id)
         if model is None:
             self._local.settle(lease, settlement)
         elif model.settle(lease, settlement):
@@ -173,12 +215,13 @@ class RedisLeases:
 
     async def reclaim(self, lease: Lease) -> None:
         """See LeaseStore."""
-        model = self._models.get(lease.model)
+        model = self._holder(lease.model, lease.id)
         if model is not None:
             await model.reclaim(lease)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
         """See LeaseStore."""
+        self._evict = evict
         for model in self._models.values():
             model.evict = evict
 
@@ -251,7 +294,10 @@ class RedisLeases:
 
     async def renew(self) -> None:
         """See Upkeep."""
-        await asyncio.gather(*(model.renew() for model in self._models.values()))
+        await asyncio.gather(*(m.renew() for m in (*self._models.values(), *self._ended)))
+        over = [model for model in self._ended if not model.leases]
+        self._ended = [model for model in self._ended if model.leases]
+        await asyncio.gather(*(model.link.close() for model in over))
 
     async def tick(self) -> None:
         """See Upkeep."""
@@ -261,7 +307,7 @@ class RedisLeases:
         """Ask for evictions while this process holds evictable leases."""
         while True:
             await asyncio.sleep(EVICTED_EVERY_S)
-            for model in self._models.values():
+            for model in (*self._models.values(), *self._ended):
                 if not (model.may_be_evicted and model.link.up):
                     continue
                 try:

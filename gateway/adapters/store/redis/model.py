@@ -123,7 +123,7 @@ class RedisModel(RedisPools):
             for key in (lease.id, lease.id + LOCAL_SUFFIX):
                 self._release(key, charge, _spent(settlement))
             return False
-        self.served.fleet.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
+        redis_lease.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
         bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
         spent = _spent(settlement) if redis_lease.held else None
@@ -173,11 +173,17 @@ class RedisModel(RedisPools):
         if known is not None:  # admitted twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
+        pools = self.served.fleet.pools
         self.leases[lease.id] = RedisLease(
-            lease, key, funded=found.funded, gives_way=gives_way, held=found.held
+            lease,
+            key,
+            funded=found.funded,
+            gives_way=gives_way,
+            held=found.held,
+            pools=pools,
         )
         self._giving_way += gives_way
-        self.served.fleet.pools[lease.pool].inflight += lease.sequences
+        pools[lease.pool].inflight += lease.sequences
         if lease.uses:
             warn(lease, self.on_warning)
         return lease
@@ -206,7 +212,7 @@ class RedisModel(RedisPools):
     def _moved(self, lease: Lease, redis_lease: RedisLease, pool: int, *, gives_way: bool) -> Lease:
         if self.leases.get(lease.id) is not redis_lease:  # settled meanwhile
             return lease
-        pools = self.served.fleet.pools
+        pools = redis_lease.pools
         pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         pools[pool].inflight += redis_lease.lease.sequences
         redis_lease.lease = msgspec.structs.replace(redis_lease.lease, pool=pool)

@@ -99,7 +99,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
     """Copy the items that the journals name, and empty the journals."""
-    batch = Batch()
+    batch, token_pools = Batch(), dict(token_pools)  # a reload may add and remove some meanwhile
     for turn in range(ROUNDS):
         taken = _take(token_pools)
         count = sum(len(j.accounts) + len(j.leases) for j in taken.values())

@@ -28,6 +28,7 @@ from gateway.adapters.store.sqlite import lease_snapshot
 from gateway.adapters.store.sqlite.lease_rows import Rows, load, open_tables, write
 from gateway.adapters.store.sqlite.lease_snapshot import Batch, collect
 from gateway.errors import StateFailure
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.token_pool.token_pool import Journal, TokenPool
 
 SAVE_EVERY_S: Final = 1.0
@@ -48,14 +49,19 @@ class SqliteLeases:
         self,
         path: Path,
         token_pools: Mapping[str, TokenPool],
+        limits: LimitBook,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`token_pools`: managed ones by model; `wall_clock` Unix seconds. Opens nothing yet."""
+        """`token_pools`: managed ones by model; `limits` is theirs all.
+
+        `wall_clock` in Unix seconds. Opens nothing yet.
+        """
         self.up = True
         """Whether the last exchange with the file succeeded."""
         self._path = path
         self._token_pools = token_pools
+        self._limits = limits
         self._wall_clock = wall_clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-leases")
         self._file: sqlite3.Connection | None = None
@@ -64,6 +70,7 @@ class SqliteLeases:
         self._overflowed = False
         """Whether ended leases were forgotten during a write."""
         self._writing: tuple[asyncio.Future[None], Batch] | None = None
+        self._keeps = False
         self._saving = PeriodicTask(self.save, SAVE_EVERY_S)
 
     async def start(self) -> None:
@@ -79,9 +86,15 @@ class SqliteLeases:
             return
         for token_pool in self._token_pools.values():
             token_pool.journal = Journal()
-            token_pool.limits.changed = set()
+        self._limits.changed = set()
+        self._keeps = True
         await self._restore(rows)
         self._saving.start()
+
+    def added(self, token_pool: TokenPool) -> None:
+        """Keep a further model's token pool, which is among `token_pools` now."""
+        if self._keeps:
+            token_pool.journal = Journal()
 
     async def close(self) -> None:
         """Save changes once, within LIMIT_S, and close the file."""
@@ -90,7 +103,7 @@ class SqliteLeases:
             await self.save()
             for token_pool in self._token_pools.values():
                 token_pool.journal = None
-                token_pool.limits.changed = None
+            self._limits.changed = None
         closed = asyncio.wrap_future(self._thread.submit(self._close))
         await asyncio.wait([closed], timeout=LIMIT_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -122,11 +135,11 @@ class SqliteLeases:
                 _log.warning("limits are kept across restarts again")
             self.up = True
             return True
-        for token_pool in self._token_pools.values():
-            if token_pool.limits.changed is not None:
-                token_pool.limits.changed.update(batch.limits)
+        if self._limits.changed is not None:
+            self._limits.changed.update(batch.limits)
         for part in batch.parts:
-            journal = self._token_pools[part.model].journal
+            known = self._token_pools.get(part.model)
+            journal = None if known is None else known.journal
             if journal is not None:
                 journal.accounts.update(part.accounts)
         if self.up:
@@ -147,9 +160,8 @@ class SqliteLeases:
 
     async def _restore(self, rows: Rows) -> None:
         now_s = self._wall_clock()
-        book = next(iter(self._token_pools.values())).limits  # which all models share
         for limit_id, limit in rows.limits:
-            lease_snapshot.restore_limit(book, limit_id, limit)
+            lease_snapshot.restore_limit(self._limits, limit_id, limit)
         for model, pool in rows.pools.items():
             if model in self._token_pools:
                 lease_snapshot.restore_pool(self._token_pools[model], pool, now_s)

@@ -33,8 +33,8 @@ def config(*edits: tuple[str, str]) -> Config:
         (("8192", "4096"), "models[m].pools[short].max_model_len", False),
         (("queue_limit: 10", "queue_limit: 20"), "models[m].scheduling.queue_limit", False),
         (("port: 8080", "port: 8081"), "server.port", True),
-        (("queue_limit: 10", "policy: sticky"), "models[m].scheduling.policy", True),
-        (("- name: m", "- name: m\n    mode: observe"), "models[m].mode", True),
+        (("queue_limit: 10", "policy: sticky"), "models[m].scheduling.policy", False),
+        (("- name: m", "- name: m\n    mode: observe"), "models[m].mode", False),
         (("version: 1", "version: 1\nhealth: {eject_after: 9}"), "health.eject_after", False),
         (("- name: m", "- name: m\n    price: {input: 1, output: 2}"), "models[m].price", False),
         (("version: 1", "version: 1\nstate: {url: 'sqlite:///x'}"), "state.url", True),
@@ -90,37 +90,61 @@ def test_a_price_by_the_hour_stays_until_a_restart() -> None:
     ]
 
 
-def test_a_model_whose_pools_differ_changes_only_by_a_restart() -> None:
-    after = config(("      long:", "      larger:"), ("max_num_seqs: 8", "max_num_seqs: 9"))
-    assert merged(config(), after).models == config().models
-    assert all(change.restart for change in changes(config(), after))
-
-
-def test_the_policy_of_one_pool_needs_a_restart() -> None:
-    other = ("max_num_seqs: 4", "max_num_seqs: 4, scheduling: {policy: sticky}")
-    after = config(other, ("queue_limit: 10", "queue_limit: 20"))
-    assert merged(config(), after).models == config().models
-    same = ("max_num_seqs: 4", "max_num_seqs: 5, scheduling: {policy: quartz}")
-    found = {change.path: change.restart for change in changes(config(), config(same))}
-    assert found == {
-        "models[m].pools[long].max_num_seqs": False,
-        "models[m].pools[long].scheduling.policy": True,
+def test_pools_and_policies_change_without_a_restart() -> None:
+    after = config(
+        ("      long:", "      larger:"),
+        ("max_num_seqs: 4", "max_num_seqs: 5, scheduling: {policy: sticky}"),
+    )
+    assert {c.path: c.restart for c in changes(config(), after)} == {
+        "models[m].pools[long]": False,
+        "models[m].pools[larger]": False,
     }
-    long = merged(config(), config(same)).models[0].pools["long"]
-    assert (long.max_num_seqs, long.scheduling.policy) == (5, None)
+    assert merged(config(), after).models == after.models
 
 
-def test_a_new_model_needs_a_restart_and_the_others_change() -> None:
-    more = """  - name: n
+MORE = """  - name: n
+    compression: {enabled: true}
     pools:
       all: {max_model_len: 8192, max_num_seqs: 8, workers: ["http://d:1"]}
+      more: {max_model_len: 16384, max_num_seqs: 8, workers: ["http://e:1"]}
 """
-    after = parse(TEXT.replace("max_num_seqs: 8", "max_num_seqs: 9") + more, "sluice.yaml", {})
-    found = {change.path: change.restart for change in changes(config(), after)}
-    assert found["models[n]"]
-    assert not found["models[m].pools[short].max_num_seqs"]
-    assert [model.name for model in merged(config(), after).models] == ["m"]
-    assert merged(config(), after).models[0].pools["short"].max_num_seqs == 9
+
+
+def test_models_come_and_go_without_a_restart() -> None:
+    after = parse(TEXT + MORE, "sluice.yaml", {})
+    assert not changes(config(), after)[0].restart
+    assert [model.name for model in merged(config(), after).models] == ["m", "n"]
+    assert [(c.path, c.restart) for c in changes(after, config())] == [("models[n]", False)]
+
+
+def test_compression_of_a_new_model_waits_for_its_processes() -> None:
+    after = parse(TEXT + MORE, "sluice.yaml", {})
+    late = [change.path for change in changes(config(), after) if change.restart]
+    assert late == ["models[n].compression.enabled"]
+    assert not merged(config(), after).models[1].compression.enabled
+
+
+def test_a_tokenizer_needs_a_restart_and_the_other_rules_of_compression_do_not() -> None:
+    rules = "compression: {max_cut: 0.3, tokenizer: t.json}"
+    after = config(("- name: m", f"- name: m\n    {rules}"))
+    assert {c.path.rpartition(".")[2]: c.restart for c in changes(config(), after)} == {
+        "max_cut": False,
+        "tokenizer": True,
+    }
+    assert merged(config(), after).models[0].compression.max_cut == 0.3
+    assert merged(config(), after).models[0].compression.tokenizer is None
+
+
+def test_names_of_models_change_without_a_restart() -> None:
+    after = config(
+        ("version: 1", "version: 1\naliases: [{name: either, split: {m: 1}}]"),
+        ("- name: m", "- name: m\n    aliases: [other]"),
+    )
+    assert {c.path: c.restart for c in changes(config(), after)} == {
+        "models[m].aliases": False,
+        "aliases": False,
+    }
+    assert merged(config(), after).aliases == after.aliases
 
 
 def test_options_of_the_command_line_stay_through_a_reload() -> None:

@@ -61,3 +61,17 @@ async def test_a_missing_file_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryFailure, match="No such file"):
         async with aclosing(FileDiscovery(str(tmp_path / "none")).sets()) as sets:
             await anext(sets)
+
+
+async def test_a_file_that_is_being_written_takes_no_engine_out(tmp_path: Path) -> None:
+    path = tmp_path / "workers.yaml"
+    path.write_text("[http://a:1, http://b:1]")
+    seen = []
+    async with asyncio.timeout(10), aclosing(FileDiscovery(str(path), every_s=0.01).sets()) as sets:
+        seen.append(await anext(sets))
+        following = asyncio.ensure_future(anext(sets))
+        for text in ("", "[http://a:1", "[http://a:1, http://b:1, http://c:1]"):
+            path.write_text(text)
+            await asyncio.sleep(0.02)
+        seen.append(await following)
+    assert [len(found) for found in seen] == [2, 3]

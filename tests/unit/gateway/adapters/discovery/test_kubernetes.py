@@ -274,3 +274,39 @@ def test_the_versions_of_inference_pools_are_understood(
     assert pool_selects({"spec": {"selector": {"a": "1"}, **spec}}) == ("a=1", ports)
     with pytest.raises(DiscoveryFailure, match="no selector"):
         pool_selects({"spec": spec})
+
+
+async def test_a_long_list_comes_in_pages(server: KubeServer, tmp_path: Path) -> None:
+    for number in range(2 * kubernetes.PAGE + 1):
+        await server.put(PODS.format("ns"), pod(f"p{number}", "10.0.0.1", port=1))
+    api = api_of(server, tmp_path)
+    async with asyncio.timeout(10), aclosing(api.follow(PODS.format("ns"))) as sets:
+        assert len(await anext(sets)) == 2 * kubernetes.PAGE + 1
+    await api.close()
+
+
+async def test_more_objects_than_there_may_be_are_a_failure(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_OBJECTS", 2)
+    for number in range(3):
+        await server.put(PODS.format("ns"), pod(f"p{number}", "10.0.0.1", port=1))
+    api = api_of(server, tmp_path)
+    with pytest.raises(DiscoveryFailure, match="select fewer"):
+        await exhausted(api.follow(PODS.format("ns")))
+    await api.close()
+
+
+async def test_changes_that_come_together_are_one_set(server: KubeServer, tmp_path: Path) -> None:
+    path, sizes = PODS.format("ns"), []
+    api = api_of(server, tmp_path)
+    async with asyncio.timeout(10), aclosing(api.follow(path)) as sets:
+        async for found in sets:
+            sizes.append(len(found))
+            if len(found) == 200:
+                break
+            if not found:
+                for number in range(200):
+                    await server.put(path, pod(f"p{number}", "10.0.0.1", port=1))
+    assert len(sizes) < 20
+    await api.close()

@@ -56,9 +56,12 @@ async def test_blocks_times_their_size_times_bytes_a_token(
     probing = prober(served, kv, engines)
     assert await probing.probe(served, 0, 0)
     assert await probing.probe(served, 0, 1)
-    assert kv.kv_bytes_by_worker == {("m", 0, 0): 1_638_400, ("m", 0, 1): 3_276_800}
-    assert kv.of("m", 0, 1) == 3_276_800
-    assert kv.of("m", 1, 0) == 0
+    assert kv.kv_bytes_by_worker == {
+        (served.fleet.pools[0], 0): 1_638_400,
+        (served.fleet.pools[0], 1): 3_276_800,
+    }
+    assert kv.of(served.fleet.pools[0], 1) == 3_276_800
+    assert EngineKv().of(served.fleet.pools[0], 0) == 0
     keys = {worker.port: worker.api_key for worker, _ in engines.calls}
     assert keys == {1: None, 2: "sk-engine"}
 
@@ -69,7 +72,7 @@ async def test_data_parallel_engines_of_a_worker_add_up(
     engines.answer("/metrics", page(INFO % (0, "10"), INFO % (1, "20")))
     kv = EngineKv()
     await prober(served, kv, engines).probe(served, 0, 0)
-    assert kv.of("m", 0, 0) == 30 * 16 * 1024
+    assert kv.of(served.fleet.pools[0], 0) == 30 * 16 * 1024
 
 
 async def test_a_worker_is_asked_once_until_it_was_away(
@@ -84,11 +87,12 @@ async def test_a_worker_is_asked_once_until_it_was_away(
     engines.answer("/health", status=503)
     for _ in range(3):
         await probing.probe(served, 0, 0)
-    assert kv.of("m", 0, 0) == 10 * 16 * 1024, "capacity counts workers in the rotation only"
+    known = kv.of(served.fleet.pools[0], 0)
+    assert known == 10 * 16 * 1024, "capacity counts workers in the rotation only"
     engines.answer("/health")
     engines.answer("/metrics", page(INFO % (0, "99")))
     await probing.probe(served, 0, 0)
-    assert (engines.asked("/metrics"), kv.of("m", 0, 0)) == (2, 99 * 16 * 1024)
+    assert (engines.asked("/metrics"), kv.of(served.fleet.pools[0], 0)) == (2, 99 * 16 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ async def test_an_engine_that_tells_no_longer_is_unknown_again(
     kv.forget(served, 0, 0)
     engines.answer("/metrics", status=404)
     await probing.probe(served, 0, 0)
-    assert kv.of("m", 0, 0) == 0
+    assert kv.of(served.fleet.pools[0], 0) == 0
 
 
 @pytest.mark.parametrize("script", [failure("reset"), whole(200, b"vllm:", broken("timeout"))])

@@ -131,6 +131,11 @@ def test_a_503_that_says_nothing_is_not_busy() -> None:
     assert not is_busy(503, b"Service Unavailable")
 
 
+def test_a_503_that_a_router_explains_is_busy() -> None:
+    assert is_busy(503, b"inference error", b"rejected-no-endpoints")
+    assert not is_busy(500, b"inference error", b"rejected-no-endpoints")
+
+
 def test_a_429_is_busy_whatever_it_says() -> None:
     assert is_busy(429, b"")
 

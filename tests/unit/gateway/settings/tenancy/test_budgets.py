@@ -108,11 +108,12 @@ def test_a_budget_in_money_for_a_model_without_a_price_is_noticed() -> None:
     assert found.startswith("entitlement chat: a budget is in money, and the model m has no price")
 
 
-def test_a_reload_changes_budgets_unless_they_make_models_managed() -> None:
+def test_a_reload_changes_budgets_also_the_first_and_the_last() -> None:
     small = read("  - name: t\n", "  - name: t\n    budgets: [{tokens: 10}]\n")
     large = read("  - name: t\n", "  - name: t\n    budgets: [{tokens: 20}]\n")
     (change,) = changes(small, large)
     assert not change.restart
     assert limits_of(merged(small, large))["tenant", "t"][0].amount == 20
-    assert any(change.restart for change in changes(read(), large))
-    assert limits_of(merged(read(), large)) == {}
+    assert not any(change.restart for change in changes(read(), large))
+    assert limits_of(merged(read(), large)) == limits_of(large)
+    assert limits_of(merged(large, read())) == {}

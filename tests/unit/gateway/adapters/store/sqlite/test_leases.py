@@ -39,7 +39,7 @@ class Process:
         terms = {"slots": (8, 8), "tokens_per_s": 500.0, **terms}
         self.book: TokenPool = pool(*(entitlements or (ELASTIC, SPOT)), **terms)
         self.store = MemoryLeases({"m": served_model()}, clock, {"m": self.book}, wall_clock=clock)
-        self.file = SqliteLeases(path, self.store.token_pools, wall_clock=clock)
+        self.file = SqliteLeases(path, self.store.token_pools, self.store.limits, wall_clock=clock)
 
     async def admit(self, lease_id: str, name: str = "e", **more: Any) -> None:
         known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}

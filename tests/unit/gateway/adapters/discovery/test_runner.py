@@ -1,0 +1,96 @@
+"""Sets that sources name: bounded, and taken in steps that let requests run."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import pytest
+
+from gateway.adapters.discovery import runner
+from gateway.adapters.discovery.runner import Discovering, Source
+from gateway.records.discovery import FoundEngine
+from gateway.settings.fleet import WorkerConfig
+from tests.unit.gateway.adapters.engines.test_rotation import Bench
+
+
+class Named:
+    """A Discovery that names one set."""
+
+    def __init__(self, *engines: FoundEngine) -> None:
+        self.engines = engines
+
+    async def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
+        yield self.engines
+        await asyncio.Event().wait()
+
+
+def source_of(bench: Bench, *engines: FoundEngine) -> Source:
+    worker = WorkerConfig(discover="file:///unused")
+    apply = partial(bench.rotation.apply, "m", 0, "test://s")
+    return Source("m", "only", "test://s", Named(*engines), worker.found, apply)
+
+
+def engine(number: int, **more: object) -> FoundEngine:
+    url = f"http://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:80"
+    return FoundEngine(urls=(url,), **more)  # type: ignore[arg-type]
+
+
+async def followed(bench: Bench, source: Source) -> None:
+    running = Discovering()
+    running.add(source)
+    await running.start()
+    await running.close()
+
+
+async def test_a_source_names_only_so_many_workers_and_ranks_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "MAX_WORKERS", 8)
+    bench = Bench()
+    source = source_of(bench, engine(1, ranks=4), engine(2, ranks=5))
+    await followed(bench, source)
+    assert "over 8 workers" in source.failing
+    assert bench.names == []
+    await bench.prober.close()
+    await bench.telemetry.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        FoundEngine(urls=("http://169.254.169.254/latest",)),
+        FoundEngine(urls=("http://[fe80::1]:80",)),
+        FoundEngine(urls=("http://[::ffff:169.254.169.254]:80",)),
+        FoundEngine(urls=("http://0.0.0.0:80",)),
+        FoundEngine(urls=("http://a:80/" + "x" * 3000,)),
+        FoundEngine(urls=("http://a:80",), model="x" * 300),
+        FoundEngine(urls=("http://user:key@a:80",)),
+    ],
+)
+async def test_what_no_engine_can_be_is_left_out(odd: FoundEngine) -> None:
+    bench = Bench()
+    await followed(bench, source_of(bench, odd, engine(1)))
+    assert bench.names == ["10.0.0.1:80"]
+    await bench.prober.close()
+    await bench.telemetry.close()
+
+
+async def test_two_thousand_engines_at_once_let_requests_run() -> None:
+    bench = Bench()
+    source = source_of(bench, *(engine(number) for number in range(2000)))
+    turns: list[float] = []
+
+    async def look() -> None:
+        while len(bench.names) < 2000:
+            began_s = time.thread_time()  # of the processor: the machine may be busy
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - began_s)
+
+    looking = asyncio.ensure_future(look())
+    await followed(bench, source)
+    await looking
+    assert len(turns) > 2000
+    assert sorted(turns)[-20] < 0.005  # collections of garbage apart
+    await bench.prober.close()
+    await bench.telemetry.close()

@@ -1,0 +1,196 @@
+"""A reload replaces models: what is valid is taken over, and what is gone retires."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.policy.pools.conversations import ResponseLocation
+from gateway.policy.scheduling.scheduler import Job
+from gateway.ports import Settlement
+from gateway.records.lease import Ask
+from gateway.settings import load
+from gateway.wiring import model_set
+from gateway.wiring.app import Gateway
+
+
+def worker(number: int) -> str:
+    return f"http://127.0.0.1:{number}"
+
+
+def pool(*workers: int, window: int = 4096, **more: Any) -> dict[str, Any]:
+    urls = [worker(number) for number in workers]
+    return {"max_model_len": window, "max_num_seqs": 8, "workers": urls, **more}
+
+
+class Reloaded:
+    """A gateway that is not started, and its file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = {
+            "version": 1,
+            "health": {"timeout_s": 0.1},
+            "models": [{"name": "m", "pools": {"all": pool(1, 2)}}],
+        }
+        self.write()
+        self.gateway = Gateway(load(str(path)))
+
+    def write(self) -> None:
+        self.path.write_text(yaml.safe_dump(self.config))
+
+    @property
+    def model(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.config["models"][0]
+        return found
+
+    async def reload(self) -> None:
+        self.write()
+        await self.gateway.reloading.reload()
+
+    async def lease(self, name: str, model: str = "m", pool: int = 0) -> Any:
+        ask = Ask(
+            model=model,
+            entitlement="",
+            lease_id=name,
+            pool=pool,
+            alternates=(),
+            cost_tokens=10,
+            sequences=1,
+            kv_bytes=0,
+        )
+        return await self.gateway.store.admit(ask)
+
+
+@pytest.fixture
+async def reloaded(tmp_path: Path) -> AsyncIterator[Reloaded]:
+    made = Reloaded(tmp_path / "sluice.yaml")
+    yield made
+    gateway = made.gateway
+    for part in (gateway.prober, gateway.telemetry, gateway.discovery, gateway.upstream):
+        await part.close()
+
+
+async def test_what_was_learned_stays_through_another_policy(reloaded: Reloaded) -> None:
+    (served,) = reloaded.gateway.models
+    estimator, scheduling = served.estimator, served.scheduling
+    reloaded.model["scheduling"] = {"policy": "sticky"}
+    await reloaded.reload()
+    assert reloaded.gateway.models[0] is served
+    assert served.estimator is estimator
+    assert served.scheduling.predictors == scheduling.predictors
+    assert served.scheduling.prefixes == scheduling.prefixes
+    assert served.scheduling.schedulers != scheduling.schedulers
+
+
+async def test_a_scheduler_with_its_queue_stays_where_nothing_of_it_changes(
+    reloaded: Reloaded,
+) -> None:
+    (served,) = reloaded.gateway.models
+    schedulers = served.scheduling.schedulers
+    reloaded.model["default_max_tokens"] = 77
+    reloaded.model["pools"]["all"]["max_num_seqs"] = 3
+    await reloaded.reload()
+    assert served.scheduling.schedulers == schedulers
+    assert served.routing.default_max_tokens == 77
+    assert served.fleet.pools[0].slots_per_worker == 3
+
+
+async def test_a_waiting_request_is_placed_anew_by_the_next_policy(reloaded: Reloaded) -> None:
+    (served,) = reloaded.gateway.models
+    (scheduler,) = served.scheduling.schedulers
+    assert scheduler is not None
+    for number in range(40):  # the engines' speed, without which nothing waits
+        known = Job(None, 10_000, 10, 10.0 * number)
+        scheduler.submit(known, 10.0 * number)
+        scheduler.first_token(known, 10.0 * number + 5)
+        scheduler.finished(known, 10.0 * number + 5)
+    jobs = [Job(None, 10_000, 10, 400.0) for _ in range(20)]
+    for job in jobs:
+        scheduler.submit(job, 400.0)
+    waiting = next(job for job in jobs if job.state == "waiting")
+    waiting.owner = asyncio.get_running_loop().create_future()
+    served.scheduling.queued[waiting] = scheduler
+    count = sum(scheduler.waiting)
+    reloaded.model["scheduling"] = {"policy": "round-robin"}
+    await reloaded.reload()
+    assert waiting.state == "nowhere"
+    assert await waiting.owner
+    assert sum(scheduler.waiting) == count - 1
+
+
+async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Reloaded) -> None:
+    (before,) = reloaded.gateway.models
+    lease = await reloaded.lease("one")
+    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
+    await reloaded.reload()
+    (after,) = reloaded.gateway.models
+    assert after is not before
+    assert [state.name for state in after.fleet.pools] == ["small", "all"]
+    assert after.fleet.pools[1] is before.fleet.pools[0]
+    assert [state.inflight for state in after.fleet.pools] == [0, 1]
+    other = await reloaded.lease("two", pool=0)
+    for each in (lease, other):
+        reloaded.gateway.store.settle(each, Settlement(usage=None, unix_s=0.0, dispatched=False))
+    assert [state.inflight for state in after.fleet.pools] == [0, 0]
+
+
+async def test_a_model_that_is_gone_retires_when_its_last_request_ended(
+    reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_set, "GRACE_S", 0.0)
+    reloaded.config["models"].append({"name": "n", "pools": {"own": pool(4)}})
+    await reloaded.reload()
+    gateway = reloaded.gateway
+    gateway.metrics.requests.add("n", "own", "ok")
+    gateway.metrics.requests.add("m", "all", "ok")
+    lease = await reloaded.lease("one", "n")
+    del reloaded.config["models"][1]
+    await reloaded.reload()
+    assert "n" not in gateway.served.by_name
+    models = gateway.reloading.models
+    models.sweep()
+    assert [served.name for served in gateway.served.retiring] == ["n"]
+    gateway.store.settle(lease, Settlement(usage=None, unix_s=0.0, dispatched=False))
+    models.sweep()
+    assert gateway.served.retiring == []
+    assert list(gateway.metrics.requests.values) == [("m", "all", "ok")]
+    assert [model.name for model in gateway.models] == ["m"]
+
+
+async def test_a_response_is_still_found_after_its_pool_moved(reloaded: Reloaded) -> None:
+    (before,) = reloaded.gateway.models
+    before.fleet.response_affinity.remember("r1", ResponseLocation(0, 1))
+    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
+    await reloaded.reload()
+    before.fleet.response_affinity.remember("r2", ResponseLocation(0, 0))  # a request under way
+    (after,) = reloaded.gateway.models
+    assert after.fleet.response_affinity.find("r1") == ResponseLocation(1, 1)
+    assert after.fleet.response_affinity.find("r2") == ResponseLocation(1, 0)
+
+
+async def test_a_comparison_shows_no_value_of_the_environment(
+    reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_GATEWAY", "very-secret")
+    reloaded.model["name"] = "m-${OF_THE_GATEWAY}"
+    reloaded.model["aliases"] = ["${OF_THE_GATEWAY}"]
+    found = reloaded.gateway.reloading.compare(yaml.safe_dump(reloaded.config))
+    assert "models[m-${OF_THE_GATEWAY}]" in [change.path for change in found]
+    assert "secret" not in str(found)
+
+
+async def test_a_model_that_comes_back_before_it_retired_starts_anew(reloaded: Reloaded) -> None:
+    gateway = reloaded.gateway
+    more = {"name": "n", "pools": {"own": pool(4)}}
+    for models in (2, 1, 2):
+        reloaded.config["models"] = [reloaded.model, more][:models]
+        await reloaded.reload()
+    assert len(gateway.served.retiring) == 1
+    assert gateway.served.by_name["n"] not in gateway.served.retiring
+    lease = await reloaded.lease("one", "n")
+    gateway.store.settle(lease, Settlement(usage=None, unix_s=0.0, dispatched=False))
+    assert gateway.served.by_name["n"].fleet.pools[0].inflight == 0
