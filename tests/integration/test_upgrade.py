@@ -54,7 +54,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-async def until(true: Callable[[], bool], limit_s: float = 90.0) -> None:
+async def until(true: Callable[[], bool], limit_s: float = 150.0) -> None:
     end_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end_s, "did not happen in time"
@@ -81,7 +81,7 @@ class Load:
     def __init__(self, url: str) -> None:
         self._url = url + CHAT
         self._client = httpx.AsyncClient(
-            timeout=60, trust_env=False, limits=httpx.Limits(max_connections=None)
+            timeout=180, trust_env=False, limits=httpx.Limits(max_connections=None)
         )
         self.begun = 0
         self.answers: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Load:
         while not self._done.is_set():
             began_s = time.monotonic()
             try:
-                async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+                async with httpx.AsyncClient(timeout=180, trust_env=False) as client:
                     answer = await client.post(self._url, json=body(2))
                 self.answers[str(answer.status_code)] += 1
             except httpx.TransportError as error:
