@@ -26,13 +26,14 @@ class ServiceManager:
         """Seconds between two signs of life: half of what systemd allows; 0 for none."""
 
     def say(self, *states: str) -> None:
-        """Send states such as READY. Never raises: the service matters more."""
+        """Send states such as READY. Never raises or waits: the service matters more."""
         if not self._address:
             return
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
         ):
+            sock.setblocking(False)  # noqa: FBT003
             sock.sendto("\n".join(states).encode(), self._address)
 
     def reloading(self) -> None:

@@ -339,6 +339,7 @@ class SystemD:
         assert self.process is not None
         self.process.terminate()
         await asyncio.to_thread(self.process.wait)
+        self.heard("")
         self.said.clear()
         self.start()
 

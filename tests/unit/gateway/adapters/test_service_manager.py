@@ -53,3 +53,11 @@ async def test_a_watchdog_that_is_another_process_s_is_left_alone() -> None:
     manager = ServiceManager({"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"})
     assert manager.watchdog_s == 0
     await asyncio.wait_for(manager.live(), 1)
+
+
+def test_a_service_manager_that_does_not_listen_holds_nothing_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with listener(path):
+        manager = ServiceManager({"NOTIFY_SOCKET": path})
+        for _ in range(2_000):  # more than a socket's queue takes
+            manager.say(READY)
