@@ -135,6 +135,10 @@ class Unavailable(Refusal):
     type = "server_error"
 
 
+class KeysAwaited(Unavailable):
+    """503: the keys of a token's issuer are being read, or could not be."""
+
+
 class EngineRefusal(Refusal):
     """4xx: the engine refused; rendered in the endpoint's error shape if it was in another."""
 

@@ -183,6 +183,12 @@ class Metrics:
         self.evictions = Counter(
             "sluice_evictions", "Requests evicted for protected ones.", ("model", "pool")
         )
+        self.tokens_verified = Counter(
+            "sluice_jwt_checks", "Tokens that were verified, by what was found.", ("result",)
+        )
+        self.token_key_reads = Counter(
+            "sluice_jwt_key_reads", "Reads of an issuer's keys.", ("issuer", "result")
+        )
         self.log_dropped = Counter("sluice_request_log_dropped", "Records not written.")
         self.usage_dropped = Counter(
             "sluice_usage_export_dropped", "Usage lines not written: requests not billed."

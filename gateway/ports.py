@@ -20,6 +20,7 @@ from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
+from gateway.records.token import TokenIdentity
 
 Lines = bytes
 """Headers in wire format, each line ending in CRLF (`gateway.policy.request.header_lines`)."""
@@ -371,6 +372,19 @@ class BodyReads(Protocol):
     ) -> BodyFacts:
         """Read a body's facts. Owners take turns. Raises Refusal."""
         ...
+
+
+class TokenVerifier(Protocol):
+    """Verifies tokens (JWT) with their issuers' keys."""
+
+    def verify(self, token: bytes) -> TokenIdentity:
+        """Who a token is. Raises Unauthorized, and KeysAwaited if keys are being read for it."""
+
+    async def keys_read(self) -> None:
+        """Wait until the keys that are being read are known, for a bounded time."""
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when an issuer's keys are other ones."""
 
 
 class CompressTask(Record, frozen=True, kw_only=True):

@@ -31,11 +31,11 @@ class FakePipeline:
         self.known = True
         """Any key is; without, none."""
 
-    def know(self, key: bytes | None) -> Principal:
+    def know(self, head: RequestHead) -> Principal:
         """See Serve."""
         if not self.known:
             raise Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
-        name = "anybody" if key is None else key.hex()
+        name = "anybody" if head.key_digest is None else head.key_digest.hex()
         return Principal(entitlement=name, tenant=name)
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:

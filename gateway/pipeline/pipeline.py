@@ -15,7 +15,7 @@ from types import coroutine
 
 import msgspec
 
-from gateway.errors import RateLimited, Refusal
+from gateway.errors import KeysAwaited, RateLimited, Refusal
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.pipeline.attempts import Admitted, Attempts, Sending
 from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
@@ -40,7 +40,7 @@ from gateway.ports import (
 )
 from gateway.records.attempt import Outcome
 from gateway.records.estimate import LengthEstimate
-from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
+from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
 from gateway.stages import adjust as stage_adjust
 from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
@@ -193,18 +193,25 @@ class Pipeline:
         """An engine was found frozen; see `Dispatcher.frozen`."""
         self._dispatcher.frozen(served, pool, worker)
 
-    def know(self, key_digest: bytes | None) -> Principal:
+    def know(self, head: RequestHead) -> Principal:
         """Stage 1 alone, for a body that is large enough to ask first. Raises Refusal."""
-        return stage_authenticate.authenticate(self._keyring, key_digest, self._wall_clock())
+        return stage_authenticate.authenticate(
+            self._keyring, head.key_digest, self._wall_clock(), head.token
+        )
 
     async def _read(
         self, incoming: Incoming, progress: RequestProgress, instead: Instead | None
     ) -> tuple[Principal, BodyFacts, ModelRuntime, LengthEstimate]:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         endpoint = incoming.endpoint
-        progress.key = progress.principal = principal = stage_authenticate.authenticate(
-            self._keyring, incoming.head.key_digest, incoming.received_unix_s
-        )
+        head, now_unix_s = incoming.head, incoming.received_unix_s
+        try:
+            principal = stage_authenticate.authenticate(
+                self._keyring, head.key_digest, now_unix_s, head.token
+            )
+        except KeysAwaited:
+            principal = await stage_authenticate.authenticate_head(self._keyring, head, now_unix_s)
+        progress.key = progress.principal = principal
         progress.timer.end("authenticate")
         if instead is not None:
             facts = instead.facts

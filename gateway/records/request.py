@@ -162,6 +162,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
 
     key_digest: bytes | None = None
     """SHA-256 of the presented API key, which itself is not passed on; None without a key."""
+    token: bytes | None = None
+    """The key itself if it may be a token (JWT), which has to be verified once; else None."""
     request_id: str | None = None
     """The client's own request id; None if absent or unusable."""
     category: str | None = None
@@ -180,6 +182,10 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """No content encoding."""
     forwarded: bytes = b""
     """Header lines forwarded to the engine (`gateway.policy.request.header_lines`)."""
+
+    def __repr__(self) -> str:
+        """Without anything that the client sent: a token must not reach a log."""
+        return "RequestHead(...)"
 
 
 class Incoming(Record, frozen=True, kw_only=True):

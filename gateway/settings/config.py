@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Priv
 from gateway.settings.fleet import ModelConfig, SplitAliasConfig
 from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
+from gateway.settings.tenancy.auth import AdminKeyConfig, AuthConfig
 from gateway.settings.tenancy.budgets import Budgets
 from gateway.settings.tenancy.sections import KeyHash, TenantConfig
 from gateway.settings.tls import ServerTlsConfig
@@ -58,9 +59,11 @@ class ServerConfig(Section):
     max_connections: Count = 10_000
     """Client connections served at once; more wait or are refused."""
     admin_key: Secret | None = None
-    """Key of the admin routes; without it they are closed. Write it as ${NAME}."""
+    """Key of an owner for the admin routes, which are closed without any key. Write ${NAME}."""
     viewer_key: Secret | None = None
     """Key that reads the admin routes and the dashboard, and changes nothing."""
+    admin_keys: Annotated[tuple[AdminKeyConfig, ...], Field(max_length=100)] = ()
+    """Further keys of the admin routes, each with a name and a role. `admin_key` is an owner's."""
     open_dashboard: Flag = False
     """Whether the dashboard opens without a key; only on a loopback `host`, for a demo."""
     tls: ServerTlsConfig | None = None
@@ -244,6 +247,8 @@ class Config(Section):
     """One JSON line for each settled request, for billing."""
     ledger: LedgerConfig = LedgerConfig()
     """Usage summed by day, tenant, entitlement, key and model."""
+    auth: AuthConfig = AuthConfig()
+    """Tokens of identity providers."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """OpenTelemetry: spans and metrics of requests."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
@@ -272,6 +277,13 @@ class Config(Section):
     _file: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def administered(self) -> bool:
+        """Whether a key or a token may change entitlements at run time."""
+        roles = {key.role for key in self.server.admin_keys}
+        by_token = any(issuer.role_claim is not None for issuer in self.auth.jwt)
+        return self.server.admin_key is not None or "owner" in roles or by_token
 
     @property
     def file(self) -> str:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gateway.settings.auth_checks import check_auth
 from gateway.settings.checks import check_config, check_models, check_references
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.entitlement_checks import check_entitlements, check_tenants
@@ -55,6 +56,7 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
         explain(document, error)
     else:
         check_config(document, config)
+        check_auth(document, config)
     if config is not None:  # all sections are valid; validating again would double the time
         models = list(enumerate(config.models))
         entitlements = list(enumerate(config.entitlements))

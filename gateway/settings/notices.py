@@ -12,19 +12,20 @@ from gateway.settings.token_pools import every_limit, managed, tenant_keys, term
 def remarks(config: Config) -> list[str]:
     """One notice per surprising setting."""
     found = []
-    if not config.entitlements:
+    if not config.entitlements and not config.auth.jwt:
         found.append("no entitlements: the gateway is open to any key, or none")
-    if config.server.admin_key is None:
-        reads = config.server.viewer_key is not None
-        closed = "nothing can be changed" if reads else "the admin routes are closed"
+    if not config.administered:
+        reads = config.server.viewer_key is not None or config.server.admin_keys
+        closed = "entitlements cannot be changed" if reads else "the admin routes are closed"
         found.append(f"no server.admin_key: {closed}")
     for model in config.models:
         found.extend(_about_model(config, model))
     found.extend(_about_money(config))
     by_name = {model.name: model for model in config.models}
     used = {name for key in tenant_keys(config) for name in key.entitlements}
+    by_tokens = bool(config.auth.jwt)
     for entitlement in config.entitlements:
-        opened = bool(entitlement.api_keys) or entitlement.name in used
+        opened = by_tokens or bool(entitlement.api_keys) or entitlement.name in used
         about = _about_entitlement(entitlement, by_name[entitlement.model], opened=opened)
         found.extend(f"entitlement {entitlement.name}: {line}" for line in about)
     return found

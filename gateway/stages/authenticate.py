@@ -1,7 +1,8 @@
-"""Stage 1, authenticate: API key -> principal. Keys are held and compared as SHA-256 digests.
+"""Stage 1, authenticate: key or token -> principal. Keys are held and compared as digests.
 
 A key of an entitlement's own leads to that entitlement. A key of a tenant leads to whichever of
-the tenant's entitlements is for the requested model, which `entitled` chooses in stage 2.
+the tenant's entitlements is for the requested model, which `entitled` chooses in stage 2. So does
+a token (JWT), which is verified once and then known by its digest.
 """
 
 import hmac
@@ -11,10 +12,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import Forbidden, Unauthorized
+from gateway.errors import Forbidden, KeysAwaited, Unauthorized
 from gateway.policy.entitlements.entitlement import RESERVING
+from gateway.policy.entitlements.known_tokens import KnownTokens
+from gateway.policy.entitlements.token_claims import no_tenant, unknown_tenant
+from gateway.ports import TokenVerifier
 from gateway.records.limit import Limit
-from gateway.records.request import OPEN, Principal, TenantKey
+from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
+from gateway.records.token import TokenIdentity
 
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
@@ -43,10 +48,13 @@ class Keyring:
         principals: Mapping[bytes, Principal] | None = None,
         tenant_keys: Sequence[TenantKey] = (),
         limits: Mapping[tuple[str, str], tuple[Limit, ...]] | None = None,
+        verifier: TokenVerifier | None = None,
+        defaults: Mapping[str, TenantKey] | None = None,
     ) -> None:
         """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one.
 
-        `limits` over all models, by (`entitlement` or `tenant`, its name).
+        `limits` over all models, by (`entitlement` or `tenant`, its name). With a `verifier` tokens
+        open what keys do; `defaults`: by tenant, what a token opens that lists no entitlements.
         """
         self.open = True
         self.limits = limits or {}
@@ -56,6 +64,13 @@ class Keyring:
         """Whether there ever was a tenant's key, which closes the gateway, too."""
         self.held: set[str] = set()
         """Suspended tenants: the gateway refuses all of their keys."""
+        self.verifier = verifier
+        self.tokens = KnownTokens()
+        if verifier is not None:
+            verifier.on_change(self.tokens.clear)
+        self._defaults = defaults or {}
+        self._revision = 0
+        """Counts changes of what tenants have; a token's principal is made anew after one."""
         # A few bytes of the digest choose a bucket; the rest is compared in constant time.
         self._buckets: dict[bytes, tuple[_Entry, ...]] = {}
         self._digests: dict[str, tuple[bytes, ...]] = {}
@@ -165,6 +180,7 @@ class Keyring:
             self._buckets.pop(digest[:PREFIX], None)
 
     def _changed(self, tenant: str) -> None:
+        self._revision += 1
         for entry in self._tenant_keys.get(tenant, ()):
             entry.principal = None
 
@@ -185,6 +201,31 @@ class Keyring:
         if len(self._opened) > OPENED_KEPT:
             self._opened.popleft().principal = None
         return entry.principal
+
+    def of_token(
+        self, verifier: TokenVerifier, digest: bytes, token: bytes, now_unix_s: float
+    ) -> Principal:
+        """The principal of a token. Raises Refusal."""
+        known = self.tokens.find(digest, now_unix_s)
+        if known is None:
+            known = self.tokens.enter(digest, verifier.verify(token), now_unix_s)
+        if known.principal is None or known.revision != self._revision:
+            known.principal = self._of_identity(known.identity)
+            known.revision = self._revision
+        return known.principal
+
+    def _of_identity(self, who: TokenIdentity) -> Principal:
+        if who.tenant is None:
+            raise no_tenant(who)
+        own = self._tenants.get(who.tenant)
+        if not own:
+            raise unknown_tenant(who)
+        key = TenantKey(tenant=who.tenant, name=who.name, sha256=b"")
+        if who.entitlements is not None:
+            key = msgspec.structs.replace(key, entitlements=who.entitlements, only_listed=True)
+        elif who.tenant in self._defaults:
+            key = msgspec.structs.replace(self._defaults[who.tenant], name=who.name)
+        return _opened(key, own)
 
 
 def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
@@ -211,12 +252,16 @@ def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
     )
 
 
-def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) -> Principal:
-    """Who asks, by the SHA-256 digest of the key as presented.
+def authenticate(
+    keyring: Keyring, key_digest: bytes | None, now_unix_s: float, token: bytes | None = None
+) -> Principal:
+    """Who asks, by the SHA-256 digest of the key as presented, and the key if it may be a token.
 
-    Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one.
+    Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one,
+    KeysAwaited for a token whose key is being read.
     """
-    if keyring.open and not keyring.tenanted:
+    verifier = keyring.verifier
+    if keyring.open and not keyring.tenanted and verifier is None:
         return OPEN
     if key_digest is None:
         raise Unauthorized(
@@ -225,6 +270,8 @@ def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) 
             code="invalid_api_key",
         )
     principal = keyring.find(key_digest)
+    if principal is None and verifier is not None and token is not None:
+        principal = keyring.of_token(verifier, key_digest, token, now_unix_s)
     if principal is None:
         raise Unauthorized(
             "Incorrect API key provided. Check the key with whoever runs this gateway.",
@@ -239,6 +286,16 @@ def authenticate(keyring: Keyring, key_digest: bytes | None, now_unix_s: float) 
         )
     _check_live(principal, now_unix_s)
     return principal
+
+
+async def authenticate_head(keyring: Keyring, head: RequestHead, now_unix_s: float) -> Principal:
+    """The same for a request's head; waits a bounded time for the keys of a token's issuer."""
+    try:
+        return authenticate(keyring, head.key_digest, now_unix_s, head.token)
+    except KeysAwaited:
+        if keyring.verifier is not None:
+            await keyring.verifier.keys_read()
+        return authenticate(keyring, head.key_digest, now_unix_s, head.token)
 
 
 def _check_live(principal: Principal, now_unix_s: float) -> None:

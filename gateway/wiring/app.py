@@ -5,7 +5,6 @@ Within the gateway only the composition root reads settings and knows every adap
 """
 
 import asyncio
-import hashlib
 import importlib
 import importlib.metadata
 import logging
@@ -33,11 +32,10 @@ from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
 from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.records.request import Principal
+from gateway.records.request import Principal, RequestHead
 from gateway.settings import Config
-from gateway.settings.config import ServerConfig
 from gateway.settings.fleet import control_of, gamma_control_of
-from gateway.stages.authenticate import Keyring, authenticate
+from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment
 from gateway.web.control.management_port import Management
@@ -52,7 +50,6 @@ from gateway.web.control.peers import (
     answer_tenant_decisions,
     answer_usage,
 )
-from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.control.tenant_decisions import finder
@@ -67,6 +64,7 @@ from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 from gateway.web.usage.api import usage_router
+from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.model_set import Served, estimator_key
 from gateway.wiring.models import served_model
@@ -271,7 +269,7 @@ class Gateway:
             attainment=Attainment(self.metrics, peers),
             draining=lambda: self.data_plane.draining,
             clock=clock,
-            keys=role_keys(config.server),
+            keys=role_keys(config, self.pools.tokens),
             authenticate=known,
             version=version(),
             created_unix_s=int(time.time()),
@@ -351,6 +349,7 @@ class Gateway:
             self.discovery.report,
             lambda: self.reloading.status,
             lambda: None if self.certificates is None else self.certificates.status,
+            tuple if self.pools.tokens is None else self.pools.tokens.ages,
         )
 
     @asynccontextmanager
@@ -437,15 +436,6 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
     return made
 
 
-def role_keys(server: ServerConfig) -> RoleKeys:
-    """Digests of the keys that open the admin routes and the dashboard."""
-    admin, viewer = (
-        None if key is None else hashlib.sha256(key.get_secret_value().encode()).digest()
-        for key in (server.admin_key, server.viewer_key)
-    )
-    return RoleKeys(admin_sha256=admin, viewer_sha256=viewer, open_dashboard=server.open_dashboard)
-
-
 def _telemetry(config: Config, metrics: Metrics) -> "Telemetry | None":
     if not config.telemetry.otlp:
         return None
@@ -463,11 +453,11 @@ def version() -> str:
 
 
 class Authenticator:
-    """Stage 1 for the control plane: maps a key's digest to its principal."""
+    """Stage 1 for the control plane: maps a presented key or token to its principal."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def __call__(self, key_digest: bytes | None) -> Principal:
+    async def __call__(self, head: RequestHead) -> Principal:
         """Raises Refusal."""
-        return authenticate(self._keyring, key_digest, time.time())
+        return await authenticate_head(self._keyring, head, time.time())

@@ -39,10 +39,12 @@ from gateway.settings.token_pools import (
     limits_of,
     managed,
     shape_of,
+    token_defaults,
     worker_shares,
 )
 from gateway.stages.authenticate import Keyring
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
+from gateway.wiring.auth import token_verifier
 from gateway.wiring.tenants import make_tenants, tenant_file
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class AdmissionRuntime:
         """`models` by name (not by alias); `event_sink` records changes of the pools. No I/O."""
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
-        kept = config.server.admin_key is not None and backend_of(self._url) != "memory"
+        kept = config.administered and backend_of(self._url) != "memory"
         self._guarded = bool(self._file.entries) or kept
         self._metrics = metrics
         self._clock = clock
@@ -78,7 +80,10 @@ class AdmissionRuntime:
         self._rates = {name: served.admission.rates for name, served in models.items()}
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
-        self.keyring = Keyring(limits=limits_of(config))
+        self.tokens = token_verifier(config, metrics, clock)
+        self.keyring = Keyring(
+            limits=limits_of(config), verifier=self.tokens, defaults=token_defaults(config)
+        )
         trail = Audit(time.time)
         self.tenant_sync, self.tenants = make_tenants(config, self.keyring, trail, clock)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
@@ -149,6 +154,9 @@ class AdmissionRuntime:
                 closing.push_async_callback(self.store.close)
                 await self.store.start()
             closing.push_async_callback(self.registry.close)
+            if self.tokens is not None:
+                closing.push_async_callback(self.tokens.close)
+                await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
             await self.registry.start(self._file, guarded=self._guarded)
             closing.push_async_callback(self.tenant_sync.close)

@@ -28,7 +28,7 @@ models:
       short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
       long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
 """
-EXTRAS = ("", "redis", "exact", "otel", "plan", "train", "bench")
+EXTRAS = ("", "redis", "exact", "jwt", "otel", "plan", "train", "bench")
 
 
 class Environment:
@@ -159,6 +159,14 @@ def exports_telemetry(environment: Environment) -> None:
     environment.sluice("check", "-c", str(file))
 
 
+def trusts_tokens(environment: Environment) -> None:
+    (environment.folder / "jwks.json").write_text('{"keys": []}')
+    file = Path(configuration(environment))
+    issuer = "{issuer: https://id.example, jwks: jwks.json, audience: [sluice]}"
+    file.write_text(file.read_text() + f"auth: {{ jwt: [{issuer}] }}\n", encoding="utf-8")
+    environment.sluice("check", "-c", str(file))
+
+
 def plans(environment: Environment) -> None:
     environment.sluice("plan", "--workload", "azure", "--rate", "10", "--json")
 
@@ -180,6 +188,7 @@ USES = {
     "": serves_and_compresses,
     "redis": speaks_to_redis,
     "exact": counts_tokens,
+    "jwt": trusts_tokens,
     "otel": exports_telemetry,
     "plan": plans,
     "train": trains,

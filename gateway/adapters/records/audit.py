@@ -20,7 +20,7 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 
     time_unix_s: float
     who: str
-    """Fingerprint of the admin key."""
+    """The admin key's name; its fingerprint if it has none; a token's `jwt:` and subject."""
     what: str
     """create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
     revoke_key, raise_budget, or budget_warning (by the gateway itself, so `who` is empty)."""

@@ -11,6 +11,8 @@ from gateway.policy.request.header_lines import lines_of
 from gateway.records.request import RequestHead
 
 MAX_REQUEST_ID = 128
+_TOKEN_BEGINS = b"eyJ"
+"""How a JWT begins: `{"` in base64."""
 FORWARDED = frozenset(
     {
         b"accept",
@@ -72,9 +74,11 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
             said[name] = value
     key = other_key if bearer is None else bearer
     key_digest = digest_of(key) if key else None
+    token = key if key is not None and key[:3] == _TOKEN_BEGINS else None
     if not said:
         return RequestHead(
             key_digest=key_digest,
+            token=token,
             json_body=json_body,
             form_body=form_body,
             forwarded=lines_of(forwarded),
@@ -83,6 +87,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
     entitlement = said.get(b"x-sluice-entitlement")
     return RequestHead(
         key_digest=key_digest,
+        token=token,
         request_id=_printable(said.get(b"x-request-id", b"")),
         category=None if category is None else category.decode("latin-1"),
         compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),

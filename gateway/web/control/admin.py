@@ -17,18 +17,17 @@ from gateway.web.problems import json_response
 
 
 def admin_router(control: Control) -> APIRouter:
-    """The admin routes: a viewer key reads, the admin key also changes."""
+    """The admin routes, each for the role that `roles.ROUTES` names."""
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
     worker_routes(app, control)
     reload_routes(app, control)
-    who = (control.keys.admin_sha256 or b"").hex()[:8]
     if control.budgets is not None:
-        budget_routes(app, control.budgets, who)
+        budget_routes(app, control.budgets)
     if control.registry is not None:
-        entitlement_routes(app, control.registry, who, control.peers, control.attainment)
+        entitlement_routes(app, control.registry, control.peers, control.attainment)
         if control.tenants is not None:
-            tenant_routes(app, control.tenants, who)
+            tenant_routes(app, control.tenants)
     return app
 
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.errors import BadRequest, TooLarge
 from gateway.web.control.attainment import Attainment
 from gateway.web.control.peers import Peers, newest
+from gateway.web.control.roles import who
 from gateway.web.control.surface import EntitlementService
 from gateway.web.problems import json_response
 
@@ -26,14 +27,14 @@ Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 
 
 def entitlement_routes(
-    app: APIRouter, service: EntitlementService, who: str, peers: Peers, attainment: Attainment
+    app: APIRouter, service: EntitlementService, peers: Peers, attainment: Attainment
 ) -> None:
-    """Add the routes; `who` is the admin key's fingerprint."""
+    """Add the routes."""
     _reading(app, service, attainment)
-    _collection(app, service, who)
-    _states(app, service, who)
+    _collection(app, service)
+    _states(app, service)
     _audit(app, service, peers)
-    _keys(app, service, who)
+    _keys(app, service)
 
 
 def _reading(app: APIRouter, service: EntitlementService, attainment: Attainment) -> None:
@@ -65,38 +66,40 @@ async def _add_attainment(attainment: Attainment, shown: Sequence[dict[str, Any]
         each["slo"] = kept.get(each["name"])
 
 
-def _collection(app: APIRouter, service: EntitlementService, who: str) -> None:
+def _collection(app: APIRouter, service: EntitlementService) -> None:
     @app.post("/admin/entitlements")
     async def create(request: Request) -> Response:
         """Create an entitlement; its key is shown only in this answer."""
-        return secret_answer(await service.create(await read_object(request), who), 201)
+        return secret_answer(await service.create(await read_object(request), who(request)), 201)
 
     @app.patch("/admin/entitlements/{name}")
     async def change(name: str, request: Request) -> Response:
         """Change some fields; null removes one."""
         fields = await read_object(request)
         return tagged_answer(
-            await service.change(name, fields, who, version=asked_version(request))
+            await service.change(name, fields, who(request), version=asked_version(request))
         )
 
     @app.delete("/admin/entitlements/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete it; 409 while it has requests in flight."""
-        await service.delete(name, who, version=asked_version(request))
+        await service.delete(name, who(request), version=asked_version(request))
         return Response(status_code=204)
 
 
-def _states(app: APIRouter, service: EntitlementService, who: str) -> None:
+def _states(app: APIRouter, service: EntitlementService) -> None:
     @app.post("/admin/entitlements/{name}/suspend")
     async def suspend(name: str, request: Request) -> Response:
         """Refuse its new requests; running ones continue."""
-        return tagged_answer(await service.suspend(name, who, version=asked_version(request)))
+        return tagged_answer(
+            await service.suspend(name, who(request), version=asked_version(request))
+        )
 
     @app.post("/admin/entitlements/{name}/resume")
     async def resume(name: str, request: Request) -> Response:
         """Admit its requests again."""
         return tagged_answer(
-            await service.suspend(name, who, undo=True, version=asked_version(request))
+            await service.suspend(name, who(request), undo=True, version=asked_version(request))
         )
 
     @app.post("/admin/entitlements/{name}/expire")
@@ -110,7 +113,9 @@ def _states(app: APIRouter, service: EntitlementService, who: str) -> None:
                 reason="bad_request",
                 param="at",
             )
-        return tagged_answer(await service.expire(name, at, who, version=asked_version(request)))
+        return tagged_answer(
+            await service.expire(name, at, who(request), version=asked_version(request))
+        )
 
 
 def _audit(app: APIRouter, service: EntitlementService, peers: Peers) -> None:
@@ -120,17 +125,21 @@ def _audit(app: APIRouter, service: EntitlementService, peers: Peers) -> None:
         return json_response({"data": await newest(peers, "audit", service.audit(limit), limit)})
 
 
-def _keys(app: APIRouter, service: EntitlementService, who: str) -> None:
+def _keys(app: APIRouter, service: EntitlementService) -> None:
     @app.post("/admin/entitlements/{name}/keys")
     async def add(name: str, request: Request) -> Response:
         """Add a second valid key, shown only in this answer; 409 if there are two already."""
-        return secret_answer(await service.add_key(name, who, version=asked_version(request)), 201)
+        return secret_answer(
+            await service.add_key(name, who(request), version=asked_version(request)), 201
+        )
 
     @app.delete("/admin/entitlements/{name}/keys/{fingerprint}")
     async def revoke(name: str, fingerprint: str, request: Request) -> Response:
         """Revoke a key at once."""
         version = asked_version(request)
-        return tagged_answer(await service.revoke_key(name, fingerprint, who, version=version))
+        return tagged_answer(
+            await service.revoke_key(name, fingerprint, who(request), version=version)
+        )
 
 
 async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _model_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
-        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await control.authenticate(read_head(request.scope["headers"]))
         usable = _usable(control, principal)
         cards = [_model_card(control, name, model) for name, model in usable.items()]
         return json_response({"object": "list", "data": cards})
@@ -127,7 +127,7 @@ def _model_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
-        principal = control.authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await control.authenticate(read_head(request.scope["headers"]))
         found = _usable(control, principal).get(name)
         if found is None:
             raise NotFound(

@@ -1,98 +1,206 @@
-"""Roles of keys on the admin routes: a viewer reads, an admin also changes."""
+"""Roles on the admin routes: a viewer reads, an operator runs workers, an owner decides who may.
+
+`ROUTES` is the whole table of who may do what. A route that is not in it is an owner's, and a test
+fails until it is.
+"""
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Annotated, Final
 
 from fastapi import Header, Request
 
-from gateway.errors import Forbidden, Unauthorized
+from gateway.errors import Forbidden, KeysAwaited, Refusal, Unauthorized
+from gateway.policy.request.head import read_head
+from gateway.ports import TokenVerifier
 from gateway.records.record import Record
 
-_READS: Final = frozenset({"GET", "HEAD"})
 _THIS_HOST: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_log = logging.getLogger("sluice.admin")
 
 
 class Role(Enum):
-    """The right that an admin key gives."""
+    """The right that an admin key gives. Each may do all that those before it may."""
 
     VIEWER = "viewer"
     """Reads, and changes nothing."""
-    ADMIN = "admin"
+    OPERATOR = "operator"
+    """Also runs the fleet: workers, drains, reloads."""
+    OWNER = "owner"
+    """Also decides who may use it: tenants, entitlements, keys."""
+
+    def may(self, needed: "Role") -> bool:
+        """Whether this role suffices where `needed` is asked for."""
+        return _RANKS.index(self) >= _RANKS.index(needed)
+
+
+_RANKS: Final = tuple(Role)
+_ENTITLEMENT: Final = "/admin/entitlements/{name}"
+_TENANT: Final = "/admin/tenants/{name}"
+
+ROUTES: Final[Mapping[tuple[str, str], Role]] = {
+    ("GET", "/admin/pools"): Role.VIEWER,
+    ("GET", "/admin/decisions"): Role.VIEWER,
+    ("GET", "/admin/decisions/{request_id:path}"): Role.VIEWER,
+    ("GET", "/admin/audit"): Role.VIEWER,
+    ("GET", "/admin/entitlements"): Role.VIEWER,
+    ("GET", _ENTITLEMENT): Role.VIEWER,
+    ("GET", "/dashboard/snapshot"): Role.VIEWER,
+    ("GET", "/dashboard/events"): Role.VIEWER,
+    ("GET", "/dashboard/decisions"): Role.VIEWER,
+    ("GET", "/dashboard/decisions/{request_id:path}"): Role.VIEWER,
+    ("POST", "/admin/reload"): Role.OPERATOR,
+    ("POST", "/admin/workers"): Role.OPERATOR,
+    ("DELETE", "/admin/workers/{worker:path}"): Role.OPERATOR,
+    ("POST", "/admin/workers/{worker:path}/drain"): Role.OPERATOR,
+    ("GET", "/admin/usage"): Role.VIEWER,
+    ("GET", "/admin/tenants"): Role.VIEWER,
+    ("GET", _TENANT): Role.VIEWER,
+    ("POST", "/admin/tenants"): Role.OWNER,
+    ("PATCH", _TENANT): Role.OWNER,
+    ("DELETE", _TENANT): Role.OWNER,
+    ("POST", f"{_TENANT}/keys"): Role.OWNER,
+    ("PATCH", f"{_TENANT}/keys/{{key}}"): Role.OWNER,
+    ("POST", f"{_TENANT}/keys/{{key}}/rotate"): Role.OWNER,
+    ("DELETE", f"{_TENANT}/keys/{{key}}"): Role.OWNER,
+    ("GET", "/admin/budgets"): Role.VIEWER,
+    ("POST", "/admin/budgets/{budget:path}/raise"): Role.OWNER,
+    ("POST", "/admin/entitlements"): Role.OWNER,
+    ("PATCH", _ENTITLEMENT): Role.OWNER,
+    ("DELETE", _ENTITLEMENT): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/suspend"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/resume"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/expire"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/keys"): Role.OWNER,
+    ("DELETE", f"{_ENTITLEMENT}/keys/{{fingerprint}}"): Role.OWNER,
+}
+"""(method, path) -> the lowest role that may."""
+
+
+class NamedKey(Record, frozen=True, kw_only=True):
+    """A named key, by the SHA-256 digest of it."""
+
+    name: str
+    sha256: bytes
+    role: Role
 
 
 class RoleKeys(Record, frozen=True, kw_only=True):
-    """SHA-256 digests of the keys that have a role."""
+    """SHA-256 digests of the keys that have a role, and the tokens that may."""
 
     admin_sha256: bytes | None = None
+    """An owner's."""
     viewer_sha256: bytes | None = None
+    named: tuple[NamedKey, ...] = ()
+    tokens: TokenVerifier | None = None
+    """Verifies tokens, some of which have a role; None: no token does."""
     open_dashboard: bool = False
     """Whether the dashboard opens without a key, on a gateway that listens on loopback only."""
 
+    def find(self, digest: bytes) -> tuple[str, Role] | None:
+        """(name, role) of a presented key by its digest; a short form's name is its fingerprint."""
+        short = digest[:4].hex()
+        known = [(short, self.viewer_sha256, Role.VIEWER), (short, self.admin_sha256, Role.OWNER)]
+        known += [(key.name, key.sha256, key.role) for key in self.named]
+        found = None
+        for name, sha256, role in known:  # all of them: the time must not tell which
+            if sha256 is not None and hmac.compare_digest(digest, sha256):
+                found = name, role
+        return found
+
     def role_of(self, key: str) -> Role | None:
         """The role of a presented key; None if it has none."""
-        digest = hashlib.sha256(key.encode()).digest()
-        found = None
-        for role, known in (
-            (Role.VIEWER, self.viewer_sha256),
-            (Role.ADMIN, self.admin_sha256),
-        ):
-            if known is not None and hmac.compare_digest(digest, known):
-                found = role
-        return found
+        found = self.find(hashlib.sha256(key.encode()).digest())
+        return None if found is None else found[1]
 
     @property
     def closed(self) -> bool:
-        """Whether no key opens the admin routes."""
-        return self.admin_sha256 is None and self.viewer_sha256 is None
+        """Whether nothing opens the admin routes."""
+        known = (self.admin_sha256, self.viewer_sha256, self.tokens)
+        return not self.named and all(each is None for each in known)
 
 
-Check = Callable[[Request, str], None]
+Check = Callable[[Request, str], Awaitable[None]]
 
 
 def admin_guard(keys: RoleKeys) -> Check:
-    """The check before an admin route: viewers read, admins change. Raises Refusal."""
+    """The check before an admin route: its role, as `ROUTES` says. Raises Refusal."""
 
-    def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
-        role = _role(keys, authorization)
-        if role is Role.VIEWER and request.method not in _READS:
-            raise Forbidden(
-                "The viewer key reads; send the admin key to change something.",
-                reason="viewer_cannot_change",
-                code="viewer_cannot_change",
-            )
+    async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
+        name, role = await _known(keys, authorization)
+        path = getattr(request.scope.get("route"), "path", "")
+        method = "GET" if request.method == "HEAD" else request.method
+        needed = ROUTES.get((method, path), Role.OWNER)
+        if not role.may(needed):
+            raise _too_low(role, needed)
+        request.state.who = name
+        if needed is not Role.VIEWER:
+            _log.info("%s (%s): %s %r", name, role.value, method, request.url.path)
 
     return check
+
+
+def who(request: Request) -> str:
+    """The admin key that acts, for the audit: its name, or its fingerprint if it has none."""
+    found: str = request.state.who
+    return found
 
 
 def dashboard_guard(keys: RoleKeys) -> Check:
     """The check before the dashboard's figures: any role, or none where it is open."""
 
-    def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
+    async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
         if not (keys.open_dashboard and not authorization and _from_this_host(request.headers)):
-            _role(keys, authorization)
+            await _known(keys, authorization)
 
     return check
 
 
-def _role(keys: RoleKeys, authorization: str) -> Role:
+async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
+    """(name, role) of whoever asks. Raises Refusal."""
     if keys.closed:
         raise Forbidden(
             "Admin is closed: set server.admin_key in the configuration.",
             reason="admin_closed",
             code="admin_closed",
         )
-    scheme, _, key = authorization.partition(" ")
-    role = keys.role_of(key.strip()) if scheme.lower() == "bearer" else None
-    if role is None:
+    head = read_head([(b"authorization", authorization.encode("latin-1"))])
+    found = None if head.key_digest is None else keys.find(head.key_digest)
+    if found is None and head.token is not None and keys.tokens is not None:
+        return await _of_token(keys.tokens, head.token)
+    if found is None:
         raise Unauthorized(
             "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
             reason="invalid_admin_key",
             code="invalid_api_key",
         )
-    return role
+    return found
+
+
+async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
+    try:
+        identity = tokens.verify(token)
+    except KeysAwaited:
+        await tokens.keys_read()
+        identity = tokens.verify(token)
+    if identity.role is None:
+        raise Forbidden(
+            "The token gives no role on the admin routes. Have its issuer put one into the claim "
+            "that auth.jwt.role_claim names.",
+            reason="token_without_role",
+            code="token_without_role",
+        )
+    return identity.name, Role(identity.role)
+
+
+def _too_low(role: Role, needed: Role) -> Refusal:
+    message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
+    if role is Role.VIEWER:
+        return Forbidden(message, reason="viewer_cannot_change", code="viewer_cannot_change")
+    return Forbidden(message, reason="operator_cannot_change", code="operator_cannot_change")
 
 
 def _from_this_host(headers: Mapping[str, str]) -> bool:

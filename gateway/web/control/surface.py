@@ -1,6 +1,6 @@
 """The control plane's dependencies, provided by the composition root."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -8,21 +8,21 @@ import msgspec
 from gateway.metrics import Metrics
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
-from gateway.records.request import Principal
+from gateway.records.request import Principal, RequestHead
 from gateway.web.control.attainment import Attainment
 from gateway.web.control.peers import Answers, NoPeers, Peers
 from gateway.web.control.roles import RoleKeys
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.page import MetricsPage
 
-Authenticate = Callable[[bytes | None], Principal]
-"""Maps the SHA-256 digest of a presented key (None without a key) to its principal."""
+Authenticate = Callable[[RequestHead], Awaitable[Principal]]
+"""Maps a request's head, with the presented key or token, to its principal. Raises Refusal."""
 
 
 class EntitlementService(Protocol):
     """Entitlements at run time, as the admin routes use them. All methods raise Refusal.
 
-    `who` is the admin key's fingerprint, for the audit. An entitlement is returned as a mapping of
+    `who` is the admin key that acts, for the audit. An entitlement is returned as a mapping of
     the file's fields and its counters; a new key is under "key", in one answer only.
     """
 

@@ -52,7 +52,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     @app.get("/v1/sluice/me")
     async def me(request: Request) -> Response:
         """What the presented key opens: terms, state, usage, debt, SLO attainment."""
-        principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await tenant.authenticate(read_head(request.scope["headers"]))
         if principal.entitlement:
             return json_response(await _describe(tenant, principal))
         opened = [choice for choices in principal.choices.values() for choice in choices]
@@ -67,7 +67,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     @app.get("/v1/sluice/decisions/{request_id:path}")
     async def decision(request_id: str, request: Request) -> Response:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
-        principal = tenant.authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await tenant.authenticate(read_head(request.scope["headers"]))
         found = tenant.find_decision(request_id, principal.tenant)
         found = found or await find_tenant_decision(tenant.peers, request_id, principal.tenant)
         if found is None:

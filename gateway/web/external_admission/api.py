@@ -91,7 +91,7 @@ def admission_router(
     async def authorize(request: Request) -> Response:
         """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
         head = read_head(request.scope["headers"])
-        principal = authenticate(head.key_digest)
+        principal = await authenticate(head)
         body = await _read(request, _authorize)
         asked = ExternalRequest(
             **msgspec.structs.asdict(body),
@@ -118,7 +118,7 @@ def admission_router(
     @app.post("/admission/usage")
     async def usage(request: Request) -> Response:
         """Report what the request used, which settles its lease once."""
-        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await authenticate(read_head(request.scope["headers"]))
         body = await _read(request, _usage)
         report = UsageReport(**msgspec.structs.asdict(body))
         return _answer(await settle_anywhere(others, service.settle, principal, report))

@@ -50,8 +50,8 @@ class Serve(Protocol):
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """Answer one request."""
 
-    def know(self, key_digest: bytes | None) -> Principal:
-        """The principal of a presented key. Raises Refusal."""
+    def know(self, head: RequestHead) -> Principal:
+        """The principal of the presented key. Raises Refusal."""
 
 
 class Reply(ClientReply, Protocol):
@@ -111,7 +111,7 @@ class DataPlane:
             try:
                 length = announced_bytes(scope["headers"])
                 self.check(scope["method"], endpoint, head, length)
-                self._pipeline.know(head.key_digest)
+                self._pipeline.know(head)
                 body = await self._read_body(receive, share)
             except Refusal as refusal:
                 if refusal.status == 401 and scope.get("client"):
@@ -209,19 +209,19 @@ class DataPlane:
     def check_size(self, head: RequestHead, size: int) -> None:
         """Require a known key for a large body, by its announced or received bytes."""
         if size > LARGE_BODY_BYTES:
-            self._pipeline.know(head.key_digest)
+            self._pipeline.know(head)
 
     def proves(self, head: RequestHead) -> bool:
         """Whether a request shows a known key; always false on an open gateway."""
         try:
-            return self._pipeline.know(head.key_digest) is not OPEN
+            return self._pipeline.know(head) is not OPEN
         except Refusal:
             return False
 
     def share(self, head: RequestHead) -> Share:
         """The share that counts this request's body, for the entitlement of its key."""
         try:
-            owner = self._pipeline.know(head.key_digest).owner
+            owner = self._pipeline.know(head).owner
         except Refusal:
             owner = ""
         return Share(self.bodies, owner)

@@ -94,6 +94,7 @@ class MetricsPage:
         sources: Callable[[], Iterable[SourceReport]] = tuple,
         reload: Callable[[], ReloadStatus] = ReloadStatus,
         tls: Callable[[], TlsStatus | None] = lambda: None,
+        token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple,
     ) -> None:
         """`leases` returns the number of active leases; `clock` is the fleet's."""
         self._metrics = metrics
@@ -107,6 +108,7 @@ class MetricsPage:
         self._sources = sources
         self._reload = reload
         self._tls = tls
+        self._token_keys = token_keys
 
     def render(self) -> bytes:
         """The page in Prometheus's text format, written without pauses."""
@@ -162,6 +164,12 @@ class MetricsPage:
         yield from boundaries(models)
         yield from _token_pools(list(self._token_pools()))
         yield from _discovery(list(self._sources()))
+        yield gauge(
+            "sluice_jwt_keys_age_seconds",
+            "Time since an issuer's keys were last read.",
+            ("issuer",),
+            [((issuer,), age_s) for issuer, age_s in self._token_keys()],
+        )
         reload = self._reload()
         name = "sluice_config_last_reload"
         text = "1 when the configuration file, as last read, is in force."

@@ -68,7 +68,7 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
         last: Annotated[Day, Query(alias="to")] = None,
     ) -> Response:
         """Usage and cost of this key's tenant."""
-        principal = authenticate(read_head(request.scope["headers"]).key_digest)
+        principal = await authenticate(read_head(request.scope["headers"]))
         return await answer(_query(by, first, last, principal.tenant))
 
     return app

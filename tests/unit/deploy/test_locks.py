@@ -29,7 +29,7 @@ def with_extras(requirements: Iterable[str]) -> list[Requirement]:
 @pytest.mark.parametrize(
     ("lock", "requirements"),
     [
-        ("runtime", [*PROJECT["dependencies"], *EXTRAS["redis"], *EXTRAS["otel"]]),
+        ("runtime", [*PROJECT["dependencies"], *EXTRAS["jwt"], *EXTRAS["redis"], *EXTRAS["otel"]]),
         ("build", BUILD),
         ("dev", [*PROJECT["dependencies"], *EXTRAS["dev"], *BUILD]),
     ],

@@ -4,12 +4,13 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.errors import BadRequest
 from gateway.web.control.admin_entitlements import PAGE, Limit, read_object
+from gateway.web.control.roles import who
 from gateway.web.control.surface import BudgetService
 from gateway.web.problems import json_response
 
 
-def budget_routes(app: APIRouter, service: BudgetService, who: str) -> None:
-    """Add the routes; `who` is the admin key's fingerprint."""
+def budget_routes(app: APIRouter, service: BudgetService) -> None:
+    """Add the routes."""
 
     @app.get("/admin/budgets")
     async def budgets(after: str | None = None, limit: Limit = PAGE) -> Response:
@@ -22,4 +23,4 @@ def budget_routes(app: APIRouter, service: BudgetService, who: str) -> None:
         fields = await read_object(request)
         if set(fields) != {"by"}:
             raise BadRequest('Send {"by": 1000000}.', reason="bad_request", param="by")
-        return json_response(await service.add(budget, fields["by"], who))
+        return json_response(await service.add(budget, fields["by"], who(request)))

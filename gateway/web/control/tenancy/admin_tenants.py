@@ -15,17 +15,18 @@ from gateway.web.control.admin_entitlements import (
     secret_answer,
     tagged_answer,
 )
+from gateway.web.control.roles import who
 from gateway.web.control.surface import TenantService
 from gateway.web.problems import json_response
 
 
-def tenant_routes(app: APIRouter, service: TenantService, who: str) -> None:
-    """Add the routes; `who` is the admin key's fingerprint."""
-    _tenants(app, service, who)
-    _keys(app, service, who)
+def tenant_routes(app: APIRouter, service: TenantService) -> None:
+    """Add the routes."""
+    _tenants(app, service)
+    _keys(app, service)
 
 
-def _tenants(app: APIRouter, service: TenantService, who: str) -> None:
+def _tenants(app: APIRouter, service: TenantService) -> None:
     @app.get("/admin/tenants")
     async def tenants(after: str | None = None, limit: Limit = PAGE) -> Response:
         """Tenants by name, with the number of their keys; `next` is `after` for the next page."""
@@ -34,7 +35,7 @@ def _tenants(app: APIRouter, service: TenantService, who: str) -> None:
     @app.post("/admin/tenants")
     async def create(request: Request) -> Response:
         """Create a tenant: `{"name": …}`, `display_name`, `labels`, `entitlements`."""
-        return tagged_answer(await service.create(await read_object(request), who), 201)
+        return tagged_answer(await service.create(await read_object(request), who(request)), 201)
 
     @app.get("/admin/tenants/{name}")
     async def tenant(name: str) -> Response:
@@ -46,37 +47,43 @@ def _tenants(app: APIRouter, service: TenantService, who: str) -> None:
         """Change some fields; null removes one. `suspended` refuses all of the tenant's keys."""
         fields = await read_object(request)
         return tagged_answer(
-            await service.change(name, fields, who, version=asked_version(request))
+            await service.change(name, fields, who(request), version=asked_version(request))
         )
 
     @app.delete("/admin/tenants/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete it with its keys; 409 for a tenant of the file."""
-        await service.delete(name, who, version=asked_version(request))
+        await service.delete(name, who(request), version=asked_version(request))
         return Response(status_code=204)
 
 
-def _keys(app: APIRouter, service: TenantService, who: str) -> None:
+def _keys(app: APIRouter, service: TenantService) -> None:
     @app.post("/admin/tenants/{name}/keys")
     async def add(name: str, request: Request) -> Response:
         """Add a key, shown only in this answer; with `sha256` one that exists."""
         fields, version = await read_object(request), asked_version(request)
-        return secret_answer(await service.add_key(name, fields, who, version=version), 201)
+        return secret_answer(
+            await service.add_key(name, fields, who(request), version=version), 201
+        )
 
     @app.patch("/admin/tenants/{name}/keys/{key}")
     async def change_key(name: str, key: str, request: Request) -> Response:
         """Change some fields of a key (name or fingerprint); null removes one."""
         fields, version = await read_object(request), asked_version(request)
-        return tagged_answer(await service.change_key(name, key, fields, who, version=version))
+        return tagged_answer(
+            await service.change_key(name, key, fields, who(request), version=version)
+        )
 
     @app.post("/admin/tenants/{name}/keys/{key}/rotate")
     async def rotate(name: str, key: str, request: Request) -> Response:
         """Give a key a new value; the old one opens for `grace_s` more, a day by default."""
         fields, version = await read_object(request, empty=True), asked_version(request)
-        return secret_answer(await service.rotate_key(name, key, fields, who, version=version))
+        return secret_answer(
+            await service.rotate_key(name, key, fields, who(request), version=version)
+        )
 
     @app.delete("/admin/tenants/{name}/keys/{key}")
     async def revoke(name: str, key: str, request: Request) -> Response:
         """End a key for good, at once; requests admitted with it run on."""
-        await service.revoke_key(name, key, who, version=asked_version(request))
+        await service.revoke_key(name, key, who(request), version=asked_version(request))
         return Response(status_code=204)

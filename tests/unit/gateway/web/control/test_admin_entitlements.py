@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import StateFailure
 from gateway.metrics import Metrics
 from gateway.policy.request.head import digest_of
-from gateway.stages.authenticate import authenticate
+from gateway.stages.authenticate import authenticate_head
 from gateway.web.control.admin_entitlements import MAX_BODY_BYTES
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment
@@ -46,7 +46,7 @@ def app_of(
             drain=lambda _worker, _on: 0,
             clock=rig.clock,
             keys=RoleKeys(admin_sha256=admin_key_sha256),
-            authenticate=lambda key: authenticate(rig.keyring, key, rig.clock()),
+            authenticate=lambda head: authenticate_head(rig.keyring, head, rig.clock()),
             version="0",
             created_unix_s=0,
             openapi=dict,

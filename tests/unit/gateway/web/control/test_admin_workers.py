@@ -12,7 +12,7 @@ from gateway.errors import Conflict
 from gateway.metrics import Metrics
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
-from gateway.records.request import Principal
+from gateway.records.request import Principal, RequestHead
 from gateway.web.control import admin_workers
 from gateway.web.control.app import control_app
 from gateway.web.control.peers import _ReplicaLoad
@@ -57,6 +57,10 @@ class OnePeer:
         raise AssertionError
 
 
+async def anyone(_head: RequestHead) -> Principal:
+    return Principal(entitlement="e", tenant="t")
+
+
 class Bench:
     def __init__(self) -> None:
         self.served: ModelRuntime = served_model()
@@ -77,7 +81,7 @@ class Bench:
                 admin_sha256=hashlib.sha256(KEY.encode()).digest(),
                 viewer_sha256=hashlib.sha256(VIEWER_KEY.encode()).digest(),
             ),
-            authenticate=lambda _key: Principal(entitlement="e", tenant="t"),
+            authenticate=anyone,
             version="0",
             created_unix_s=0,
             openapi=dict,

@@ -17,7 +17,7 @@ from gateway.policy.request.head import digest_of
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.limit import Limit
-from gateway.records.request import Principal
+from gateway.records.request import Principal, RequestHead
 from gateway.web.control.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model
 from tests.fakes import FakeClock
@@ -96,8 +96,8 @@ class Bench:
         return found
 
     @staticmethod
-    def _authenticate(key_digest: bytes | None) -> Principal:
-        owner = OWNERS.get(key_digest or b"")
+    async def _authenticate(head: RequestHead) -> Principal:
+        owner = OWNERS.get(head.key_digest or b"")
         if owner is None:
             raise Unauthorized("no", reason="invalid_api_key")
         return owner

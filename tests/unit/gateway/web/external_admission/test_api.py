@@ -18,7 +18,7 @@ from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Ask
 from gateway.records.request import Principal
-from gateway.stages.authenticate import Keyring, authenticate
+from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
@@ -112,7 +112,7 @@ class Bench:
             drain=lambda _worker, _on: 0,
             clock=self.clock,
             keys=RoleKeys(),
-            authenticate=lambda key: authenticate(ring, key, 0.0),
+            authenticate=lambda head: authenticate_head(ring, head, 0.0),
             version="0",
             created_unix_s=0,
             openapi=dict,

@@ -12,7 +12,7 @@ from gateway.errors import UpstreamBroken
 from gateway.policy.request.head import read_head
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT, MESSAGES
-from gateway.records.request import Incoming, Principal
+from gateway.records.request import Incoming, Principal, RequestHead
 from gateway.web.http.data_plane import DISCONNECT_HOOK, DataPlane, Message, Receive, Scope, Send
 
 JSON = [(b"content-type", b"application/json")]
@@ -48,7 +48,7 @@ class FakePipeline:
         self.behave = behave
         self.seen: list[Incoming] = []
 
-    def know(self, key: bytes | None) -> Principal:
+    def know(self, head: RequestHead) -> Principal:
         """See Serve."""
         return Principal(entitlement="e", tenant="t")
 

@@ -134,7 +134,7 @@ class Echo:
     def __init__(self) -> None:
         self.reached: Reached = []
 
-    def know(self, key: bytes | None) -> Principal:
+    def know(self, head: RequestHead) -> Principal:
         """See Serve."""
         return Principal(entitlement="anybody", tenant="anybody")
 

@@ -1,0 +1,78 @@
+"""What the claims of a verified token mean here: tenant, entitlements, role, name for the log."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.errors import Forbidden
+from gateway.records.token import IssuerRules, TokenIdentity
+
+ROLES: Final = ("viewer", "operator", "owner")
+"""Roles on the admin routes; each may do all that those before it may."""
+MAX_VALUES: Final = 64
+"""Values of one claim that are read."""
+MAX_NAME: Final = 64
+
+
+def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) -> TokenIdentity:
+    """The identity that a token's claims describe; `exp` is its expiry in Unix seconds."""
+    listed = rules.entitlements_claim
+    tenants = _values(claims, rules.tenant_claim)
+    return TokenIdentity(
+        issuer=rules.issuer,
+        name=f"jwt:{_printable(claims.get('sub'))}",
+        until_unix_s=exp + rules.leeway_s,
+        tenant=tenants[0] if tenants else None,
+        tenant_claim=rules.tenant_claim,
+        entitlements=None if listed is None else _values(claims, listed),
+        role=None if rules.role_claim is None else _role(_values(claims, rules.role_claim), rules),
+    )
+
+
+def no_tenant(who: TokenIdentity) -> Forbidden:
+    """The refusal of a token that names no tenant."""
+    return Forbidden(
+        f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names its tenant. "
+        "Have the issuer add it, or set auth.jwt.tenant_claim to the claim that does.",
+        reason="token_without_tenant",
+        code="token_without_tenant",
+    )
+
+
+def unknown_tenant(who: TokenIdentity) -> Forbidden:
+    """The refusal of a token whose tenant has nothing here."""
+    return Forbidden(
+        f"The token's claim '{who.tenant_claim}' names the tenant '{(who.tenant or '')[:64]}', "
+        "which has no entitlement here. Ask whoever runs this gateway to add one.",
+        reason="token_tenant_unknown",
+        code="token_tenant_unknown",
+    )
+
+
+def _role(said: tuple[str, ...], rules: IssuerRules) -> str | None:
+    """The highest of the roles that values of a claim stand for."""
+    found = {rules.roles.get(value) for value in said}
+    return next((role for role in reversed(ROLES) if role in found), None)
+
+
+def _values(claims: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """A claim's values: a list of texts, or one text with blanks between them."""
+    value = _claim(claims, name)
+    if isinstance(value, str):
+        return tuple(value.split()[:MAX_VALUES])
+    if isinstance(value, list):
+        return tuple(each for each in value[:MAX_VALUES] if isinstance(each, str))
+    return ()
+
+
+def _claim(claims: Mapping[str, object], name: str) -> object:
+    """A claim by its name, or by a path of names with dots, as in `realm_access.roles`."""
+    if name in claims:
+        return claims[name]
+    head, dot, rest = name.partition(".")
+    inner = claims.get(head)
+    return _claim(inner, rest) if dot and isinstance(inner, dict) else None
+
+
+def _printable(subject: object) -> str:
+    text = subject if isinstance(subject, str) else ""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:MAX_NAME])

@@ -1,0 +1,59 @@
+"""Builds what checks tokens and admin keys. Part of the composition root."""
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.metrics import Metrics
+from gateway.ports import TokenVerifier
+from gateway.records.token import IssuerRules
+from gateway.settings import Config
+from gateway.settings.tenancy.auth import JwtIssuerConfig
+from gateway.web.control.roles import NamedKey, Role, RoleKeys
+
+if TYPE_CHECKING:
+    from gateway.adapters.tokens.verifier import Verifier
+
+
+def token_verifier(
+    config: Config, metrics: Metrics, clock: Callable[[], float]
+) -> "Verifier | None":
+    """The verifier of tokens; None where no issuer is configured."""
+    if not config.auth.jwt:
+        return None
+    module = importlib.import_module("gateway.adapters.tokens.verifier")  # of the extra `jwt`
+    rules = [_rules(issuer) for issuer in config.auth.jwt]
+    made: Verifier = module.Verifier(rules, metrics, clock)
+    return made
+
+
+def _rules(issuer: JwtIssuerConfig) -> IssuerRules:
+    fields = issuer.model_dump()
+    fields["ca_file"] = None if issuer.ca_file is None else str(issuer.ca_file)
+    fields["tenants"] = None if issuer.tenants is None else frozenset(issuer.tenants)
+    return IssuerRules(**fields)
+
+
+def role_keys(config: Config, tokens: TokenVerifier | None) -> RoleKeys:
+    """The keys and tokens that open the admin routes and the dashboard."""
+    server = config.server
+    admin, viewer = (
+        None if key is None else hashlib.sha256(key.get_secret_value().encode()).digest()
+        for key in (server.admin_key, server.viewer_key)
+    )
+    by_claim = any(issuer.role_claim is not None for issuer in config.auth.jwt)
+    return RoleKeys(
+        admin_sha256=admin,
+        viewer_sha256=viewer,
+        named=tuple(
+            NamedKey(
+                name=key.name,
+                sha256=bytes.fromhex(key.sha256.removeprefix("sha256:")),
+                role=Role(key.role),
+            )
+            for key in server.admin_keys
+        ),
+        tokens=tokens if by_claim else None,
+        open_dashboard=server.open_dashboard,
+    )
