@@ -1,12 +1,15 @@
 """Tokens of an identity provider over real sockets: they open what keys do, and nothing else."""
 
+import hashlib
 import json
 import secrets
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from tests.issuer import AUDIENCE, NAME, Issuer, forged
 
 CHAT = "/v1/chat/completions"
 KEY = "sk-still-a-key"
+REQUESTS = 300
+"""In a round of measuring."""
 INTERVAL_S = 10.0
 """Of reads of the issuer's keys because of unknown ones."""
 
@@ -42,8 +47,6 @@ def guarded(issuer: Issuer, log: Path | None = None, **rules: Any) -> Iterator[F
 
 
 def sha256(key: str) -> str:
-    import hashlib
-
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -217,3 +220,43 @@ def test_a_claim_gives_a_role_and_the_audit_names_who_acted(role: str) -> None:
         nobody = issuer.token(groups="staff")
         assert reason(get(fleet, nobody, "/admin/pools")) == (403, "token_without_role")
         assert get(fleet, ADMIN_KEY, "/admin/pools").status_code == 200
+
+
+@pytest.mark.alone
+def test_a_token_costs_a_request_at_most_a_fifth_more_than_a_key() -> None:
+    """CPU of the gateway's process for each request, keys and tokens by turns.
+
+    Each request has another of some tokens than the one before it, so that no head is recognised.
+    """
+    with Issuer().serving() as issuer, guarded(issuer) as fleet:
+        assert fleet.gateway is not None
+        clock = Path(f"/proc/{fleet.gateway.pid}/schedstat")
+        callers = {"key": [KEY], "token": [issuer.token(sub=f"user-{n}") for n in range(20)]}
+        costs: dict[str, list[float]] = {name: [] for name in callers}
+        with closing(HTTPConnection("127.0.0.1", fleet.port)) as connection:
+            for turn in range(7):
+                for name, keys in callers.items():
+                    begun_ns = int(clock.read_text().split()[0])
+                    for number in range(REQUESTS):
+                        ask(connection, keys[number % len(keys)], number)
+                    spent_ns = int(clock.read_text().split()[0]) - begun_ns
+                    if turn:  # the first one warms up
+                        costs[name].append(spent_ns / REQUESTS / 1000)
+        ratio = statistics.median(
+            token / key for key, token in zip(costs["key"], costs["token"], strict=True)
+        )
+        said = {name: round(statistics.median(found)) for name, found in costs.items()}
+        print(f"CPU-us a request: {said}, ratio {ratio:.3f}")
+        assert ratio <= 1.2, costs
+        checks = fleet.metrics()['sluice_jwt_checks_total{result="ok"}']
+        assert checks == len(callers["token"]), "each token was verified once"
+
+
+def ask(connection: HTTPConnection, key: str, number: int) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 1})
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    headers["x-request-id"] = f"r{number}"
+    connection.request("POST", "/v1/completions", body, headers)
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200

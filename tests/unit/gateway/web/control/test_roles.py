@@ -155,7 +155,7 @@ def test_every_admin_route_of_the_gateway_is_in_the_table_and_no_other() -> None
         (method, route.path)
         for route in routes_of(app.routes)
         if route.path.startswith(("/admin", "/dashboard/"))
-        for method in route.methods
+        for method in route.methods or ()
     }
     assert guarded == set(ROUTES)
 
