@@ -130,6 +130,12 @@ def mock(
     scheduling: Annotated[
         Literal["fcfs", "priority"] | None, typer.Option(help="Order of the queue.")
     ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="Name of a LoRA adapter that it has; repeatable.")
+    ] = None,
+    max_loras: Annotated[
+        int, typer.Option(min=1, help="Adapters that it says it can run at once.")
+    ] = 1,
     api_key: Annotated[str | None, typer.Option(help="Bearer token to require.")] = None,
     mean_output_tokens: Annotated[
         float, typer.Option(min=1, help="Mean natural length of an answer, tokens.")
@@ -156,6 +162,8 @@ def mock(
         speed=speed,
         dp_ranks=dp_ranks,
         max_num_queued=max_num_queued,
+        loras=tuple(lora or ()),
+        max_loras=max_loras,
         api_key=api_key,
         mean_output_tokens=mean_output_tokens,
         overflow_wording=overflow_wording,

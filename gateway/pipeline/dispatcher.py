@@ -31,7 +31,7 @@ from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Lines, Upstream, UpstreamCall
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.lease import Lease
-from gateway.records.request import Incoming, Prompt
+from gateway.records.request import BodyFacts, Incoming, Prompt
 from gateway.stages import bind as stage_bind
 from gateway.stages import dispatch as stage_dispatch
 from gateway.stages import forward as stage_forward
@@ -76,7 +76,8 @@ class Dispatcher:
                 try:
                     placed = self._bind(attempts, admitted, tried, last, home)
                 except Unavailable:
-                    if not stage_queue.awaits_workers(served):
+                    adapter = admitted.facts.adapter
+                    if not stage_queue.awaits_workers(served, adapter, self._clock()):
                         raise
                     await self._wait_for_workers(incoming, attempts, served)
                     attempts.timer.end("queue")
@@ -169,9 +170,12 @@ class Dispatcher:
         if held_in != plan.pool:
             pools = (held_in, *(p for p in pools if p != held_in))
         try:
+            adapter = admitted.facts.adapter
+            if adapter and home is None:
+                home = stage_bind.warm_home(served, adapter, pools, tried, self._clock())
             if not served.scheduling.schedulers:
-                return stage_bind.bind(served, pools, tried, self._clock(), home)
-            return self._submit(attempts, admitted, pools, tried, home)
+                return stage_bind.bind(served, pools, tried, self._clock(), home, adapter)
+            return self._submit(attempts, admitted, pools, tried, home, adapter)
         except Unavailable:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
                 raise engine_refusal(last) from None
@@ -184,6 +188,7 @@ class Dispatcher:
         pools: Sequence[int],
         tried: list[tuple[int, int]],
         home: tuple[int, int] | None,
+        adapter: str,
     ) -> Binding | int:
         """The same where a scheduler chooses the worker, and when."""
         now_s, served, sending = self._clock(), admitted.served, attempts.sending
@@ -196,7 +201,7 @@ class Dispatcher:
             admitted.lease.current,
             now_s,
         )
-        placed = stage_bind.place(served, pools, tried, now_s, home, job, sending.prefix)
+        placed = stage_bind.place(served, pools, tried, now_s, home, job, sending.prefix, adapter)
         if isinstance(placed, Binding):
             attempts.job = None
             return placed
@@ -303,7 +308,7 @@ class Dispatcher:
                     duration_ms=(ended_s - started_s) * 1000,
                 )
             )
-        self._note_health(served, binding, answer)
+        self._note_health(served, binding, answer, admitted.facts)
         return answer
 
     def _relay(
@@ -364,7 +369,21 @@ class Dispatcher:
 
         return asyncio.get_running_loop().call_later(served.admission.reclaim_s, waited)
 
-    def _note_health(self, served: ModelRuntime, binding: Binding, answer: Outcome | Fault) -> None:
+    @staticmethod
+    def _not_served(served: ModelRuntime, binding: Binding, facts: BodyFacts) -> None:
+        """A worker says that it lacks what it was sent: the probes' next look may return it."""
+        pool = served.fleet.pools[binding.pool]
+        if not facts.adapter:
+            worker = served.fleet.workers[binding.pool][binding.worker]
+            name = worker.served_model or served.name
+            fleet.unfit(pool, binding.worker, f"it answered that it does not serve '{name}'")
+            return
+        for rank in pool.siblings[binding.worker]:
+            served.adapters.lost(binding.pool, rank, facts.adapter)
+
+    def _note_health(
+        self, served: ModelRuntime, binding: Binding, answer: Outcome | Fault, facts: BodyFacts
+    ) -> None:
         pool = served.fleet.pools[binding.pool]
         served_it = False
         if isinstance(answer, Outcome):
@@ -375,8 +394,13 @@ class Dispatcher:
             return
         elif answer.kind in ("local", "frozen"):  # not its fault, or told already
             return
+        elif answer.kind == "not_served":
+            self._not_served(served, binding, facts)
+            return
         else:
             broke = hurts_health(answer)
+            if answer.kind == "busy" and answer.retry_after_s:
+                fleet.rest(pool, binding.worker, self._clock() + answer.retry_after_s)
         if not broke:
             # A frozen engine still refuses what is malformed.
             if served_it or not pool.progress.silent_s(binding.worker):

@@ -1,7 +1,7 @@
 """Another model answers where the asked one cannot, before a byte was sent.
 
 Never for a limit of the tenant's own: who is over it shall wait, not move. A stored response is
-continued by its own model only.
+continued by its own model only, and no other model stands in for a LoRA adapter.
 """
 
 from collections.abc import Mapping
@@ -49,6 +49,8 @@ def following(
         return None
     names = served.fallbacks if now is None else now.models[1:]
     if not names or refusal.reason not in FALLING or facts.previous_response_id is not None:
+        return None
+    if facts.adapter:
         return None
     usable = tuple(name for name in names if _opens(key_principal, name, now_unix_s))
     return Instead(facts, usable, 1 if now is None else now.turn + 1) if usable else None

@@ -228,12 +228,15 @@ class Pipeline:
         else:
             served = stage_estimate.find_model(self._models, facts.model)
         progress.served = served
+        if served.adapters and instead is None and (adapter := served.adapter(facts.model)):
+            progress.facts = facts = msgspec.structs.replace(facts, adapter=adapter)
         progress.principal = principal = stage_authenticate.entitled(
             principal,
             served.name,
             incoming.received_unix_s,
             incoming.head.entitlement if instead is None else None,
             facts.members,
+            facts.adapter,
         )
         if facts.previous_response_id is not None:
             if principal is not OPEN:
@@ -264,6 +267,7 @@ class Pipeline:
             facts,
             facts.members,
             estimate.input_tokens_total,
+            facts.adapter,
         )
         progress.planned = planned = stage_plan.plan(served, incoming.endpoint, estimate, prefix)
         window = stage_plan.compression_window(
@@ -379,6 +383,7 @@ class Pipeline:
                 facts,
                 by_name(prompt.body),
                 estimate.input_tokens_total,
+                facts.adapter,
             )
             sending = Sending(prompt, estimate, lease.asked, prefix)
         progress.sending = sending

@@ -12,6 +12,7 @@ from gateway.policy.fleet.engine_telemetry import TelemetryView
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.policy.lora_adapters import Adapters
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.compression_watch import CompressionWatch
 from gateway.policy.pools.conversations import Conversations, ResponseAffinity
@@ -99,9 +100,17 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
     """Whose `priority` field the engines understand."""
 
-    def points(self, endpoint_name: str, tenant: str, members: Members, text_bytes: int) -> Points:
-        """Where a prompt of this tenant's may share its beginning with others."""
-        return points_of(endpoint_name, members, text_bytes, tenant if self.salted else "")
+    def points(
+        self, endpoint_name: str, tenant: str, members: Members, text_bytes: int, adapter: str = ""
+    ) -> Points:
+        """Where a prompt of this tenant's may share its beginning with others.
+
+        Engines keep the prefixes of each LoRA adapter apart.
+        """
+        salt = tenant if self.salted else ""
+        if adapter:
+            salt = f"{salt}\0{adapter}"
+        return points_of(endpoint_name, members, text_bytes, salt)
 
 
 class ModelCompression(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +152,12 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its workers have a price by the hour, and requests a share of it."""
     fallbacks: tuple[str, ...] = ()
     """Models that may answer instead, in order."""
-    adapters: dict[str, str] = msgspec.field(default_factory=dict)
-    """Aliases that engines list as LoRA adapters -> the base: they are sent as they are."""
+    adapters: Adapters = msgspec.field(default_factory=Adapters)
+    """Its LoRA adapters: engines are sent their names as they are."""
+
+    def adapter(self, asked: str) -> str:
+        """The adapter that a request for this name is for; "" for the model itself."""
+        return asked if self.adapters and asked in self.adapters else ""
 
     def move_boundaries(self, tokens: Sequence[int]) -> None:
         """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""
@@ -157,6 +170,11 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(
             self, "routing", msgspec.structs.replace(self.routing, pools=(*moved, pools[-1]))
         )
+
+
+def adapted_aliases(served: ModelRuntime, aliases: Iterable[str]) -> list[str]:
+    """Those aliases that engines of the model list as LoRA adapters."""
+    return [name for name in aliases if name in served.adapters]
 
 
 def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> int:

@@ -65,3 +65,4 @@ def vacate(served: ModelRuntime, pool: int, worker: int, now_s: float) -> None:
             prefixes.left(rank)
         scheduling.reports_cached.discard((pool, rank))
         served.fleet.response_affinity.left(pool, rank)
+        served.adapters.forget(pool, rank)

@@ -46,6 +46,10 @@ class Principal(Record, frozen=True, kw_only=True):
     """Name of a tenant's key; empty for a key of an entitlement's own."""
     choices: Mapping[str, "tuple[Principal, ...]"] = {}
     """By model, what the key opens, in order of preference; empty once one is chosen."""
+    only: frozenset[str] | None = None
+    """The only models and LoRA adapters that a tenant's key opens; None for all."""
+    behind: Mapping[str, "tuple[Principal, ...]"] = {}
+    """With `only`: by model, what the key uses for its adapters."""
     service_class: str = "elastic"
     model: str | None = None
     """The only model this key may use; None for any model (open gateway)."""
@@ -69,11 +73,17 @@ class Principal(Record, frozen=True, kw_only=True):
         """Whose the request's memory is, whether or not the entitlement is chosen."""
         return self.entitlement or f"tenant {self.tenant}"
 
-    def opens(self, model: str) -> bool:
-        """Whether it may use a model."""
+    def opens(self, model: str, adapter: str = "") -> bool:
+        """Whether it may use a model, or a LoRA adapter of it."""
         if self.entitlement:
             return self.model is None or self.model == model
-        return model in self.choices
+        return bool(self.of(model, adapter))
+
+    def of(self, model: str, adapter: str = "") -> "tuple[Principal, ...]":
+        """What a tenant's key uses for a model, or a LoRA adapter of it, in its order."""
+        if not adapter or self.only is None:
+            return self.choices.get(model, ())
+        return self.behind.get(model, ()) if adapter in self.only else ()
 
 
 OPEN = Principal(entitlement="open", tenant="open")
@@ -121,6 +131,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
 
     model: str
     measure: Measure
+    adapter: str = ""
+    """The model's LoRA adapter that the request names; "" for the model itself."""
     stream: bool = False
     include_usage: bool | None = None
     """The client's stream_options.include_usage; None if absent."""

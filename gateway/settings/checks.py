@@ -151,6 +151,7 @@ def check_references(document: Document, config: Config) -> None:
         lines.update(
             {a: ("models", index, "aliases", n) for n, a in enumerate(model.aliases) if a != "*"}
         )
+        lines.update({a: ("models", index, "loras", n) for n, a in enumerate(model.loras)})
         for at, name in enumerate(model.fallbacks):
             path: KeyPath = ("models", index, "fallbacks", at)
             if name == model.name:
@@ -267,18 +268,21 @@ def _check_names(document: Document, models: Models) -> None:
     aliases = [
         (("models", i, "aliases", n), alias) for i, m in models for n, alias in enumerate(m.aliases)
     ]
+    loras = [(("models", i, "loras", n), lora) for i, m in models for n, lora in enumerate(m.loras)]
     path: KeyPath
-    for path, name in [*names, *aliases]:
+    for path, name in [*names, *loras, *aliases]:
         if path[-1] == "name" and name == "*":
             document.add(path, "`*` is no name", "give a name, and put `*` in its aliases")
             continue
         first = seen.setdefault(name, path)
-        if first != path:
-            document.add(
-                path,
-                f"`{name}` is taken on line {document.place(first).line}",
-                "give every model and alias a name of its own",
-            )
+        if first == path:
+            continue
+        taken = f"`{name}` is taken on line {document.place(first).line}"
+        fix = "give every model, alias and LoRA adapter a name of its own"
+        if len(first) > 2 and first[2] == "loras":
+            taken = f"`{name}` is a LoRA adapter, named on line {document.place(first).line}"
+            fix = "remove it here: an adapter is a model's name by itself, and is never rewritten"
+        document.add(path, taken, fix)
 
 
 def _check_windows(document: Document, path: KeyPath, model: ModelConfig) -> None:

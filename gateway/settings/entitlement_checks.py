@@ -188,8 +188,16 @@ def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> tuple[int,
     return None
 
 
-def check_tenants(document: Document, tenants: Tenants, entitlements: Entitlements) -> None:
-    """Tenants against their entitlements: names, digests, and what a key may open."""
+def check_tenants(
+    document: Document,
+    tenants: Tenants,
+    entitlements: Entitlements,
+    loras: Mapping[str, Sequence[str]],
+) -> None:
+    """Tenants against their entitlements: names, digests, and what a key may open.
+
+    `loras`: the LoRA adapters of each model, which the keys for it may name.
+    """
     _check_digests(document, tenants, entitlements)
     own: dict[str, dict[str, str]] = {}
     for _, entitlement in entitlements:
@@ -207,18 +215,23 @@ def check_tenants(document: Document, tenants: Tenants, entitlements: Entitlemen
             )
             continue
         _check_listed(document, (*path, "entitlements"), tenant.entitlements, models)
-        _check_tenant_keys(document, path, tenant, models)
+        _check_tenant_keys(document, path, tenant, models, loras)
 
 
 def _check_tenant_keys(
-    document: Document, path: KeyPath, tenant: TenantConfig, models: dict[str, str]
+    document: Document,
+    path: KeyPath,
+    tenant: TenantConfig,
+    models: dict[str, str],
+    loras: Mapping[str, Sequence[str]],
 ) -> None:
     names: dict[str, KeyPath] = {}
     for number, key in enumerate(tenant.keys):
         where: KeyPath = (*path, "keys", number)
         _taken(document, names, key.name, (*where, "name"), "give every key a name of its own")
         _check_listed(document, (*where, "entitlements"), key.entitlements, models)
-        opened = {models[name] for name in _used(tenant, key, models) if name in models}
+        bases = {models[name] for name in _used(tenant, key, models) if name in models}
+        opened = bases.union(*(loras.get(base, ()) for base in bases))
         for at, model in enumerate(key.models or ()):
             if model not in opened:
                 document.add(

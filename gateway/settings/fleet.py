@@ -339,6 +339,11 @@ class ModelConfig(Section):
     """Name that clients send."""
     aliases: tuple[ModelName, ...] = ()
     """Other names for it; `*` matches every name that no model has."""
+    loras: Annotated[tuple[ModelName, ...], Field(max_length=1000)] = ()
+    """LoRA adapters that its engines load: further names, served by those workers that list
+    them in /v1/models. They share the model's slots; keys with `models` open them by name."""
+    discover_loras: Flag = False
+    """Serve each LoRA adapter that engines list, named in `loras` or not, while one lists it."""
     fallbacks: Annotated[tuple[ModelName, ...], Field(max_length=8)] = ()
     """Models that answer instead, tried in order, while this one has no worker ready, its queue
     times out, it is full of higher priority, or its engines fail before the first byte."""

@@ -67,7 +67,8 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
     check_entitlements(document, entitlements, models, _model_names(document))
     if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
         check_references(document, config)
-        check_tenants(document, list(enumerate(config.tenants)), entitlements)
+        loras = {model.name: model.loras for _, model in models}
+        check_tenants(document, list(enumerate(config.tenants)), entitlements, loras)
     if document.problems or config is None:
         raise ConfigError(document.problems)
     return config

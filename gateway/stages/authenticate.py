@@ -233,19 +233,22 @@ def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
     names = [name for name in key.entitlements if name in known]
     if not key.only_listed:
         names += sorted(known.keys() - set(names))
-    choices: dict[str, tuple[Principal, ...]] = {}
+    used: dict[str, tuple[Principal, ...]] = {}
     for name in names:
         principal = known[name]
         limits = key.limits + principal.limits
         principal = msgspec.structs.replace(principal, key=key.name, limits=limits)
         model = principal.model
-        if model is not None and (key.models is None or model in key.models):
-            choices[model] = (*choices.get(model, ()), principal)
+        if model is not None:
+            used[model] = (*used.get(model, ()), principal)
+    choices = {m: of for m, of in used.items() if key.models is None or m in key.models}
     return Principal(
         entitlement="",
         tenant=key.tenant,
         key=key.name,
         choices=choices,
+        only=key.models,
+        behind={} if key.models is None else used,
         expires_unix_s=key.expires_unix_s,
         suspended=key.suspended,
         trusted_usage=any(p.trusted_usage for opened in choices.values() for p in opened),
@@ -337,22 +340,25 @@ def entitled(
     now_unix_s: float,
     asked: str | None = None,
     members: Mapping[str, msgspec.Raw] | None = None,
+    adapter: str = "",
 ) -> Principal:
     """The principal with the entitlement that a request for this model uses. Raises Forbidden.
 
     `asked` is the entitlement that the client names; `members` are the body's, of which
-    `service_tier` chooses among several entitlements for one model.
+    `service_tier` chooses among several entitlements for one model. `adapter` is the LoRA adapter
+    of the model that the request is for: a key with a list of models opens it by its own name.
     """
     if principal.entitlement:
         _permit_model(principal, model)
         if asked is not None and asked != principal.entitlement and principal is not OPEN:
             raise _not_yours(asked, model, (principal,))
         return principal
-    choices = principal.choices.get(model, ())
+    choices = principal.of(model, adapter)
     if not choices:
-        may = ", ".join(f"'{name}'" for name in principal.choices) or "none"
+        opened = principal.choices if principal.only is None else sorted(principal.only)
+        may = ", ".join(f"'{name}'" for name in opened) or "none"
         raise Forbidden(
-            f"This API key does not open the model '{model}'. It opens: {may}.",
+            f"This API key does not open the model '{adapter or model}'. It opens: {may}.",
             reason="model_not_entitled",
             code="model_not_entitled",
             param="model",

@@ -6,7 +6,7 @@ from gateway.errors import Unavailable
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
 from gateway.policy.model_runtime import ModelFleet, ModelRuntime
-from gateway.policy.scheduling.scheduler import PRIORITY_CLASS, Job, Prefix
+from gateway.policy.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Prefix
 from gateway.records.attempt import Binding
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
@@ -19,11 +19,13 @@ def bind(
     tried: Collection[tuple[int, int]],
     now_s: float,
     home: tuple[int, int] | None = None,
+    adapter: str = "",
 ) -> Binding:
     """The least loaded worker of the first pool that has one left to try.
 
     `tried`: (pool, worker) pairs that failed this request; they come again only when
-    nothing else is left; `home`: the worker that holds the conversation's stored response.
+    nothing else is left; `home`: the worker that holds the conversation's stored response;
+    `adapter`: the LoRA adapter that the worker must have.
     Raises Unavailable when there is no worker to try.
     """
     if home is not None and home not in tried:
@@ -32,15 +34,20 @@ def bind(
             return Binding(pool=pool, worker=worker, score=0.0)
     for again in (False, True):
         for pool in pools:
-            exclude = () if again else [w for p, w in tried if p == pool]
+            exclude: Collection[int] = () if again else [w for p, w in tried if p == pool]
+            if adapter:
+                exclude = served.adapters.barred(adapter, pool).union(exclude)
             binding = bind_least_loaded(pool, served.fleet.pools[pool], now_s, exclude)
             if binding is not None:
                 return binding
-    return _last_resort(served, pools, tried)
+    return _last_resort(served, pools, tried, adapter)
 
 
 def _last_resort(
-    served: ModelRuntime, pools: Collection[int], tried: Collection[tuple[int, int]]
+    served: ModelRuntime,
+    pools: Collection[int],
+    tried: Collection[tuple[int, int]],
+    adapter: str,
 ) -> Binding:
     """A worker that is out of the rotation, where none is in it: it may be well by now.
 
@@ -51,10 +58,11 @@ def _last_resort(
         for pool in pools:
             state = served.fleet.pools[pool]
             known = fleet.last_resort(state, refused=refused)
-            left = [w for w in known if (pool, w) not in tried]
+            barred = served.adapters.barred(adapter, pool) if adapter else NOBODY
+            left = [w for w in known if (pool, w) not in tried and w not in barred]
             if left:
                 return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
-    raise _unavailable(served)
+    raise _unavailable(served, adapter)
 
 
 def job_of(
@@ -91,6 +99,7 @@ def place(
     home: tuple[int, int] | None,
     job: Job,
     prefix: Prefix,
+    adapter: str = "",
 ) -> Binding | tuple[int, Sequence[Job]]:
     """Hand the job to the scheduler of the first pool that takes it, as `bind` chooses pools.
 
@@ -103,17 +112,25 @@ def place(
         else:
             home = None
     # Nearly every request: nobody to look for or to leave out.
-    if home is None and not tried and (placed := _submitted(served, pools, now_s, job, prefix)):
+    if (
+        home is None
+        and not tried
+        and not adapter
+        and (placed := _submitted(served, pools, now_s, job, prefix))
+    ):
         return placed
     for again in (False, True):
         for pool in pools:
             known = fleet.available(served.fleet.pools[pool], now_s)
             exclude = [w for p, w in tried if p == pool]
+            if adapter:
+                job.barred = served.adapters.barred(adapter, pool)
+                known = [w for w in known if w not in job.barred]
             if not known or (not again and all(w in exclude for w in known)):
                 continue
             scheduler = served.scheduling.schedulers[pool]
             if scheduler is None:
-                return bind(served, (pool,), tried, now_s, home)
+                return bind(served, (pool,), tried, now_s, home, adapter)
             job.excluded = exclude
             job.home = home[1] if home is not None and home[0] == pool else -1
             if prefix.points:
@@ -121,7 +138,17 @@ def place(
             ready = scheduler.submit(job, now_s)
             if job.state != "nowhere":
                 return pool, ready
-    return _last_resort(served, pools, tried)
+    return _last_resort(served, pools, tried, adapter)
+
+
+def warm_home(
+    served: ModelRuntime, adapter: str, pools: Collection[int], tried: object, now_s: float
+) -> tuple[int, int] | None:
+    """The worker of the first pool that runs a LoRA adapter already, for a first attempt."""
+    for pool in () if tried else pools:
+        worker = served.adapters.warm(adapter, pool, served.fleet.pools[pool], now_s)
+        return None if worker < 0 else (pool, worker)
+    return None
 
 
 def _submitted(
@@ -151,9 +178,10 @@ def binding_of(model_fleet: ModelFleet, pool: int, job: Job) -> Binding:
     )
 
 
-def _unavailable(served: ModelRuntime) -> Unavailable:
+def _unavailable(served: ModelRuntime, adapter: str) -> Unavailable:
+    having = f" that has the LoRA adapter '{adapter[:256]}'" if adapter else ""
     return Unavailable(
-        f"No engine of the model '{served.name}' is ready. Try again shortly.",
+        f"No engine of the model '{served.name}'{having} is ready. Try again shortly.",
         reason="no_worker_ready",
         code="no_worker_ready",
         retry_after_s=2.0,

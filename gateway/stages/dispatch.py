@@ -1,7 +1,7 @@
 """Stage 9, dispatch: the call that a worker receives, byte for byte the client's but for splices.
 
-What is edited: the model's name where the worker knows another (and the client did not name a
-LoRA adapter of the engine's), a defaulted output limit,
+What is edited: the model's name where the worker knows another (never to the base's where the
+client named a LoRA adapter), a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
 engine, which are removed; the class's own `priority` where the engines have such a field, and
 the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
@@ -142,7 +142,7 @@ def _form_call(
     kept.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
     if worker.rank is not None:
         kept.append((b"x-data-parallel-rank", b"%d" % worker.rank))
-    name = worker.served_model or served.name
+    name = facts.adapter or worker.served_model or served.name
     form = written(prompt.body, facts.parts, name, boundary)
     return _call(served, incoming, lines_of(kept), form)
 
@@ -176,9 +176,7 @@ def _edits(
     priority: int | None,
     salt: str | None,
 ) -> Pieces | None:
-    name = worker.served_model or served.name
-    if served.adapters and facts.model in served.adapters:
-        name = facts.model  # the base's name would have the base answer
+    name = facts.adapter or worker.served_model or served.name
     replace: dict[str, bytes] = {}
     insert: dict[str, bytes] = {}
     if name != facts.model:

@@ -50,8 +50,8 @@ def is_heavy(endpoint: Endpoint, body: bytes) -> bool:
 
 
 def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
-    """The model by name or alias; `*` catches every other name. Raises NotFound."""
-    served = models.get(name) or models.get("*")
+    """The model by name, alias or LoRA adapter; `*` catches every other name. Raises NotFound."""
+    served = models.get(name) or _having(models, name) or models.get("*")
     if served is None:
         raise NotFound(
             f"The model '{name}' does not exist. GET /v1/models lists those that do.",
@@ -60,6 +60,11 @@ def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
             param="model",
         )
     return served
+
+
+def _having(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
+    """The model with an adapter of this name that its engines list."""
+    return next((served for served in models.values() if served.adapter(name)), None)
 
 
 async def await_response_location(served: ModelRuntime, facts: BodyFacts) -> None:

@@ -22,6 +22,7 @@ from gateway.policy.response.overflow import (
     has_error_shape,
     in_band_status,
     is_busy,
+    is_not_served,
     max_prompt_tokens,
     overflow_window,
     overflow_window_of_event,
@@ -99,7 +100,7 @@ class Relay:
             self.sent = failure.kind not in ("local", "connect")
             return Fault(kind=failure.kind, message=str(failure))
         try:
-            kind = _header(response.headers, b"content-type")
+            kind = _header(response.headers, b"content-type", b"application/json")
             if (fault := _unreadable(response)) is not None:
                 return fault
             if response.status == 200 and kind.startswith(b"text/event-stream"):
@@ -233,8 +234,7 @@ class Relay:
             most = max_prompt_tokens(self._facts, call.size)
             if overflow_window(status, body, most, self._facts.cap_tokens):
                 return _overflow(status, kind, body)
-            dropped = next((v for name, v in response.headers if name == DROPPED), b"")
-            if (fault := _fault_of(status, kind, body, dropped)) is not None:
+            if (fault := _fault_of(status, kind, body, response.headers)) is not None:
                 return fault
         self.first_s = self._last_s = self._clock()
         self._timer.begin()
@@ -287,11 +287,11 @@ def _metered(meter: StreamMeter) -> Usage:
     )
 
 
-def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes, other: bytes = b"") -> bytes:
     for name, value in headers:
         if name == wanted:
             return value
-    return b"application/json"
+    return other
 
 
 async def _read_all(response: UpstreamResponse) -> bytes:
@@ -330,11 +330,22 @@ def _overflow(status: int, kind: bytes, body: bytes) -> Fault:
     )
 
 
-def _fault_of(status: int, kind: bytes, body: bytes, dropped: bytes) -> Fault | None:
+def _fault_of(
+    status: int, kind: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]
+) -> Fault | None:
     """The fault behind an engine's error status; None when it is the client's own."""
+    dropped = _header(headers, DROPPED)
     if is_busy(status, body, dropped):
-        message = dropped[:64].decode("latin-1") or "busy"
-        return Fault(kind="busy", message=message, status=503, content_type=kind, body=body)
+        return Fault(
+            kind="busy",
+            message=dropped[:64].decode("latin-1") or "busy",
+            status=503,
+            content_type=kind,
+            body=body,
+            retry_after_s=_seconds(_header(headers, b"retry-after")),
+        )
+    if is_not_served(status, body):
+        return Fault(kind="not_served", message="it does not serve the model", body=body)
     if status >= 500 or status in (401, 403):  # a refused worker key is ours to answer for
         return Fault(
             kind="server_error",
@@ -344,3 +355,12 @@ def _fault_of(status: int, kind: bytes, body: bytes, dropped: bytes) -> Fault | 
             body=b"" if status < 500 else body,
         )
     return None
+
+
+def _seconds(value: bytes) -> float | None:
+    """A Retry-After in seconds; None for a date or nonsense."""
+    return min(float(value), _MOST_WAIT_S) if value.isdigit() and len(value) < 10 else None
+
+
+_MOST_WAIT_S = 60.0
+"""The longest Retry-After of an engine that is believed."""

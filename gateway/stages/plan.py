@@ -26,6 +26,7 @@ def look_up(
     facts: BodyFacts,
     members: Members,
     tokens: int,
+    adapter: str = "",
 ) -> Prefix:
     """The beginnings of a body of so many tokens, by its members, and where to ask for them.
 
@@ -33,7 +34,8 @@ def look_up(
     """
     if not scheduling.prefixes or not endpoint.generates:
         return NO_PREFIX
-    points = scheduling.points(endpoint.name, principal.tenant, members, facts.measure.text_bytes)
+    text_bytes = facts.measure.text_bytes
+    points = scheduling.points(endpoint.name, principal.tenant, members, text_bytes, adapter)
     if not points:
         return NO_PREFIX
     tokens_per_byte = tokens / points[-1][0]
@@ -93,7 +95,11 @@ def compression_window(
         return "not_busy"
     tenant = principal.tenant
     points = prefix.points or served.scheduling.points(
-        endpoint.name, tenant, facts.members, facts.measure.text_bytes
+        endpoint.name,
+        tenant,
+        facts.members,
+        facts.measure.text_bytes,
+        facts.adapter,
     )
     if compression.conversations.continues(tenant, points):
         return "cached_conversation"

@@ -52,9 +52,15 @@ def _full(served: ModelRuntime) -> RateLimited:
     )
 
 
-def awaits_workers(served: ModelRuntime) -> bool:
-    """Whether workers of the model come and go at run time, so that a first one may come."""
-    return any(pool.may_be_empty for pool in served.fleet.pools)
+def awaits_workers(served: ModelRuntime, adapter: str, now_s: float) -> bool:
+    """Whether workers of the model come and go at run time, so that a first one may come.
+
+    Not where there are workers, of which none has the LoRA adapter that a request needs.
+    """
+    pools = served.fleet.pools
+    if adapter and any(fleet.available(pool, now_s) for pool in pools):
+        return False
+    return any(pool.may_be_empty for pool in pools)
 
 
 def wake_for_workers(served: ModelRuntime, now_s: float) -> None:

@@ -80,7 +80,11 @@ def remember(
     if compression is not None and outcome.completed and prompt.only_pool is None:
         tenant = principal.tenant
         points = prefix.points or served.scheduling.points(
-            endpoint.name, tenant, facts.members, facts.measure.text_bytes
+            endpoint.name,
+            tenant,
+            facts.members,
+            facts.measure.text_bytes,
+            facts.adapter,
         )
         compression.conversations.remember(tenant, points)
 

@@ -10,7 +10,7 @@ from gateway.adapters.engines.rotation import Rotation
 from gateway.adapters.upstream import HttpUpstream
 from gateway.metrics import Metrics
 from gateway.policy.fleet import members
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.model_runtime import ModelRuntime, adapted_aliases
 from gateway.records.record import Record
 from gateway.settings import Config
 from gateway.wiring.discovery import Discovery
@@ -20,6 +20,7 @@ _FIXES = (
     ("refuse", "start the engine, or correct host and port"),
     ("no answer", "is it started, and does a firewall let this machine through?"),
     ("404", "give the URL that the engine's own /health is under, without /v1"),
+    ("sleeps", "wake it: curl -X POST ENGINE/wake_up"),
     ("max_model_len", "set the pool's max_model_len to the engine's"),
 )
 _OTHER = "see the engine's log"
@@ -62,7 +63,8 @@ async def look(config: Config) -> list[LiveFinding]:
                 for worker, *_ in state.engines
             )
         )
-        return [*_sources(discovery), *(one for served in models for one in _workers(served))]
+        found = (one for served in models for one in (*_workers(served), *_aliases(served)))
+        return [*_sources(discovery), *found]
     finally:
         await discovery.close()
         await prober.close()
@@ -95,6 +97,21 @@ def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
                 problem=problem,
                 fix=f"set {fix}" if fix else _fix(problem),
             )
+
+
+def _aliases(served: ModelRuntime) -> Iterator[LiveFinding]:
+    """Aliases that engines list as LoRA adapters."""
+    for name in adapted_aliases(served, served.aliases):
+        for index, pool in enumerate(served.fleet.pools):
+            for worker in served.adapters.workers(name, index):
+                yield LiveFinding(
+                    model=served.name,
+                    pool=pool.name,
+                    worker=pool.workers[worker],
+                    ready=False,
+                    problem=f"the alias {name} is a LoRA adapter here",
+                    fix=f"move {name} from `aliases` to `loras`",
+                )
 
 
 def _fix(problem: str) -> str:

@@ -276,7 +276,7 @@ def _become(served: ModelRuntime, new: ModelRuntime) -> None:
     old, compression = served.scheduling, served.compression
     for field in ("routing", "estimator", "fleet", "admission", "scheduling", "watch"):
         _set(served, field, getattr(new, field))
-    for field in ("aliases", "fallbacks", "price", "by_hour"):
+    for field in ("aliases", "adapters", "fallbacks", "price", "by_hour"):
         _set(served, field, getattr(new, field))
     if compression is not None and new.compression is not None:
         _set(compression, "rules", new.compression.rules)

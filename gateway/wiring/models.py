@@ -15,6 +15,7 @@ from gateway.policy.fleet.engine_telemetry import TelemetryView
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.slot_clock import SlotClock
+from gateway.policy.lora_adapters import Adapters
 from gateway.policy.model_runtime import (
     ModelAdmission,
     ModelCompression,
@@ -43,12 +44,15 @@ def served_model(
     policies = policies_of(config, model)
     pools = _pools(model, before, ready)
     predictors = predictors_of(model, policies, pools, before)
-    reads = model.boundary.auto or "bfio" in policies or any(p is not None for p in predictors)
+    adapted = bool(model.loras) or model.discover_loras
+    predicts = any(p is not None for p in predictors)
+    reads = adapted or predicts or model.boundary.auto or "bfio" in policies
     views = _views(pools, before) if reads else ()
     same_pools = before is not None and list(before.model.pools) == list(model.pools)
     return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
+        adapters=_adapters(model, before),
         fallbacks=model.fallbacks,
         routing=_routing(model, before),
         estimator=_estimator(model, before),
@@ -73,7 +77,6 @@ def served_model(
             if before is not None and same_lines(before, model)
             else watch_of(model)
         ),
-        adapters={} if before is None else before.served.adapters,
         price=None if model.price is None else model.price.per_token(),
         by_hour=any(pool.slot_clock is not None for pool in pools),
     )
@@ -89,6 +92,15 @@ def same_lines(before: Former, model: ModelConfig) -> bool:
         and [(n, p.max_model_len) for n, p in old.pools.items()]
         == [(n, p.max_model_len) for n, p in model.pools.items()]
     )
+
+
+def _adapters(model: ModelConfig, before: Former | None) -> Adapters:
+    found = Adapters(model.loras, discovers=model.discover_loras)
+    if before is not None:
+        names = list(model.pools)
+        places = {at: names.index(n) for at, n in enumerate(before.model.pools) if n in names}
+        found.follow(before.served.adapters.known(places))
+    return found
 
 
 def _workers(model: ModelConfig, before: Former | None) -> tuple[list[WorkerAddress], ...]:

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.errors import BadRequest
+from gateway.policy.model_runtime import adapted_aliases
 from gateway.settings import Config, ConfigError, load, parse
 from gateway.settings.diff import Change, changes, merged
 from gateway.web.metrics.page import ReloadStatus
@@ -74,6 +75,7 @@ class Reloading:
                     raise BadRequest("This gateway has no file.", reason="bad_configuration")
                 after = running.as_started(load(running.file))
                 found = changes(running, after)
+                self._refuse_adapted_aliases(after)
                 await self._apply(running, after)
             except (ConfigError, ArtifactError) as error:
                 self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
@@ -87,6 +89,20 @@ class Reloading:
                 f"; a restart is needed for {', '.join(late)}" if late else "",
             )
             return found
+
+    def _refuse_adapted_aliases(self, after: Config) -> None:
+        """Refuse an alias that a running engine lists as a LoRA adapter. Raises BadRequest."""
+        models = {model.name: model for model in after.models}
+        for served in self._gateway.models:
+            new = set(models[served.name].aliases if served.name in models else ()) - served.aliases
+            if taken := adapted_aliases(served, sorted(new)):
+                self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
+                raise BadRequest(
+                    f"The alias '{taken[0]}' of '{served.name}' is a LoRA adapter of its engines. "
+                    "Name it in `loras`, and remove the alias.",
+                    reason="bad_configuration",
+                    code="bad_configuration",
+                )
 
     def hang_up(self, then: Callable[[], None] = lambda: None) -> None:
         """Reload because of SIGHUP; `then` is called when that is done or refused."""

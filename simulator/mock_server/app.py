@@ -3,14 +3,12 @@
 No framework: it runs beside the gateway being measured, so a request must cost little.
 """
 
-import base64
 import time
-from collections import deque
-from typing import Any
 from urllib.parse import parse_qs
 
 from simulator.mock_server import transport
 from simulator.mock_server.api import problems
+from simulator.mock_server.api.catalog import Catalog
 from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.api.dialects import StreamDialect
 from simulator.mock_server.api.encoding import dumps
@@ -21,6 +19,7 @@ from simulator.mock_server.driver import Driver
 from simulator.mock_server.endpoints import Endpoints, Handler
 from simulator.mock_server.generation import MockExchange, run_stream, run_whole
 from simulator.mock_server.ranks import choose_rank
+from simulator.mock_server.received import ReceivedRequests, headers_of
 from simulator.mock_server.sglang_state import render_sglang
 from simulator.mock_server.state import render_metrics
 from simulator.mock_server.transport import Receive, Scope, Send
@@ -29,47 +28,17 @@ VERSION = "0.32.0+mock"
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-class ReceivedRequests:
-    """The last requests received, bounded in number and bytes."""
-
-    def __init__(self, entries: int, size: int) -> None:
-        self._entries = entries
-        self._size = size
-        self._held = 0
-        self._ring: deque[tuple[str, str, list[tuple[bytes, bytes]], bytes]] = deque()
-
-    def add(self, scope: Scope, body: bytes) -> None:
-        """Store one request; the oldest are dropped."""
-        self._ring.append((scope["method"], scope["path"], scope["headers"], body))
-        self._held += len(body)
-        while len(self._ring) > self._entries or (self._held > self._size and len(self._ring) > 1):
-            self._held -= len(self._ring.popleft()[3])
-
-    def last(self, number: int) -> list[dict[str, Any]]:
-        """The last `number`, oldest first."""
-        return [
-            {
-                "method": method,
-                "path": path,
-                "headers": _headers(headers),
-                "body": body.decode("utf-8", "replace"),
-                "body_base64": base64.b64encode(body).decode(),
-            }
-            for method, path, headers, body in list(self._ring)[-number:]
-        ]
-
-
 class MockApp:
     """One mock engine. Serve it with uvicorn (resets need its transport)."""
 
     def __init__(self, config: MockConfig) -> None:
         self.config = config
         self.recorded = ReceivedRequests(config.recorded_requests, config.recorded_bytes)
+        self.catalog = Catalog(config.model, config.loras, config.max_loras)
         self._endpoints = Endpoints(config)
         self._handlers = self._endpoints.handlers
         self._faults = config.faults
         self._driver: Driver | None = None
-        self._created = int(time.time())
         self._requests = 0
         self._in_flight = 0
         self._gets = {
@@ -80,11 +49,15 @@ class MockApp:
             "/load": self._load,
             "/metrics": self._metrics,
             "/mock/last": self._last,
+            "/is_sleeping": self._is_sleeping,
         }
         self._posts = {
             "/tokenize": self._tokenize,
             "/v1/messages/count_tokens": self._count_tokens,
+            "/v1/load_lora_adapter": self._load_lora,
+            "/v1/unload_lora_adapter": self._unload_lora,
             "/mock/fail": self._fail,
+            "/mock/model": self._swap,
         }
 
     @property
@@ -150,11 +123,14 @@ class MockApp:
             await transport.reset(receive, send)
             return
         _raise_injected(active)
-        headers = _headers(scope["headers"])
+        headers = headers_of(scope["headers"])
         body = parse_json(data, headers.get("content-type", ""))
         renamed = active.by_name.get("model-name")
-        model_name = renamed.text if renamed is not None else self.config.model
+        asked = self.catalog.check(body)
+        model_name = renamed.text if renamed is not None else asked
         self._in_flight += 1
+        if asked in self.catalog.loras:
+            self.catalog.running[asked] += 1
         try:
             job, dialect = handler(body, headers, model_name)
             exchange = MockExchange(
@@ -175,6 +151,10 @@ class MockApp:
             await transport.write(send, b"", more=False)
         finally:
             self._in_flight -= 1
+            if self.catalog.running[asked] > 1:
+                self.catalog.running[asked] -= 1
+            else:
+                del self.catalog.running[asked]
 
     async def _side(
         self, path: str, method: str, active: Active, scope: Scope, receive: Receive, send: Send
@@ -190,8 +170,12 @@ class MockApp:
             if not path.startswith("/mock/"):
                 self.recorded.add(scope, data)
             status, body, kind = post(
-                parse_json(data, _headers(scope["headers"]).get("content-type", ""))
+                parse_json(data, headers_of(scope["headers"]).get("content-type", ""))
             )
+        elif path in ("/sleep", "/wake_up") and method == "POST":
+            await _read(receive)
+            self.catalog.asleep = path == "/sleep"
+            status, body, kind = 200, b"{}", transport.JSON_TYPE
         elif get is None and post is None and path not in self._handlers:
             status, body, kind = 404, b'{"detail":"Not Found"}', transport.JSON_TYPE
         else:
@@ -206,17 +190,11 @@ class MockApp:
     def _models(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         if "models-500" in active:
             raise problems.internal()
-        model = {
-            "id": self.config.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "vllm",
-            "root": self.config.model,
-            "parent": None,
-            "max_model_len": self.config.profile.max_model_len,
-            "permission": [],
-        }
-        return 200, dumps({"object": "list", "data": [model]}), transport.JSON_TYPE
+        page = self.catalog.cards(self.config.profile.max_model_len)
+        return 200, dumps(page), transport.JSON_TYPE
+
+    def _is_sleeping(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps({"is_sleeping": self.catalog.asleep}), transport.JSON_TYPE
 
     def _health(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         return 200, b"", _PLAIN
@@ -232,7 +210,8 @@ class MockApp:
             return 404, b'{"detail":"Not Found"}', transport.JSON_TYPE
         if "sglang-metrics" in active:
             return 200, render_sglang(self.driver), _PLAIN
-        return 200, render_metrics(self.driver), _PLAIN
+        loras = self.catalog.lora_info(time.time()) if self.catalog.loras else None
+        return 200, render_metrics(self.driver, loras), _PLAIN
 
     def _last(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         query = parse_qs(scope["query_string"].decode("latin-1"))
@@ -244,10 +223,24 @@ class MockApp:
     # Answers to POST
 
     def _tokenize(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        self.catalog.check(body)
         return 200, dumps(self._endpoints.tokenize(body)), transport.JSON_TYPE
 
     def _count_tokens(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        self.catalog.check(body)
         return 200, dumps(self._endpoints.count_tokens(body)), transport.JSON_TYPE
+
+    def _load_lora(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        self.catalog.load(body)
+        return 200, b"Success", _PLAIN
+
+    def _unload_lora(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        self.catalog.unload(body)
+        return 200, b"Success", _PLAIN
+
+    def _swap(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        self.catalog.model = str(body.get("model") or self.config.model)
+        return 200, dumps({"model": self.catalog.model}), transport.JSON_TYPE
 
     def _fail(self, body: Body) -> tuple[int, bytes, tuple[bytes, bytes]]:
         spec = body.get("spec")
@@ -282,7 +275,3 @@ async def _read(receive: Receive) -> bytes | None:
             return bytes(chunks)
         message = await receive()
     return None
-
-
-def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}

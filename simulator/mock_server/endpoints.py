@@ -68,7 +68,6 @@ class Endpoints:
 
     def chat(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/chat/completions."""
-        self._reader.check_model(body)
         prompt = tokenizer.encode_chat(_messages(body), _list(body, "tools"))
         limit, field = self._reader.limit(body, "max_completion_tokens", "max_tokens")
         job = self._reader.job(
@@ -85,7 +84,6 @@ class Endpoints:
 
     def completions(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/completions: one prompt or many, texts or token ids."""
-        self._reader.check_model(body)
         if body.get("prompt") is None:
             raise missing("prompt")
         limit, field = self._reader.limit(body, "max_tokens")
@@ -103,7 +101,6 @@ class Endpoints:
 
     def responses(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/responses; `previous_response_id` recalls earlier turns."""
-        self._reader.check_model(body)
         messages = self._earlier(body) + _input_messages(body)
         instructions = body.get("instructions")
         system = [{"role": "system", "content": instructions}] if instructions else []
@@ -138,7 +135,6 @@ class Endpoints:
 
     def messages(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/messages."""
-        self._reader.check_model(body)
         prompt = _anthropic_prompt(body)
         if body.get("max_tokens") is None:
             raise missing("max_tokens")
@@ -154,7 +150,6 @@ class Endpoints:
 
     def embeddings(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/embeddings."""
-        self._reader.check_model(body)
         if body.get("input") is None:
             raise missing("input")
         job = self._reader.pooled(body, token_prompts(body["input"]))
@@ -166,7 +161,6 @@ class Endpoints:
 
     def score(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/score: one text against many, or pair by pair."""
-        self._reader.check_model(body)
         first = _texts(body, "text_1", "data_1", "queries")
         second = _texts(body, "text_2", "data_2", "documents")
         if len(first) == 1:
@@ -180,7 +174,6 @@ class Endpoints:
 
     def rerank(self, body: Body, headers: Headers, model_name: str) -> Prepared:
         """/v1/rerank."""
-        self._reader.check_model(body)
         query = _texts(body, "query")[0]
         documents = _texts(body, "documents")
         top_n = field_int(body, "top_n", 0) or len(documents)
@@ -192,12 +185,10 @@ class Endpoints:
 
     def count_tokens(self, body: Body) -> dict[str, Any]:
         """/v1/messages/count_tokens."""
-        self._reader.check_model(body)
         return {"input_tokens": len(_anthropic_prompt(body))}
 
     def tokenize(self, body: Body) -> dict[str, Any]:
         """/tokenize: tokens of a prompt, or of messages under the chat template."""
-        self._reader.check_model(body)
         if body.get("messages") is not None:
             ids = tokenizer.encode_chat(_messages(body), _list(body, "tools"))
         elif isinstance(body.get("prompt"), str):

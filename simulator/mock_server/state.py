@@ -62,8 +62,8 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def render_metrics(driver: Driver) -> bytes:
-    """All metrics, each rank under its own `engine` label."""
+def render_metrics(driver: Driver, loras: tuple[str, float] | None = None) -> bytes:
+    """All metrics, each rank under its own `engine` label; `loras`: labels and value."""
     model = _escape(driver.config.model)
     labels = [f'engine="{i}",model_name="{model}"' for i in range(len(driver.ranks))]
     ranks = list(zip(labels, driver.ranks, strict=True))
@@ -92,6 +92,8 @@ def render_metrics(driver: Driver) -> bytes:
         "Information of the LLMEngine CacheConfig.",
         [(f'{blocks},engine="{index}"', 1.0) for index in range(len(ranks))],
     )
+    if loras is not None:
+        text.add("vllm:lora_requests_info", "gauge", "Running stats on lora requests.", [loras])
     by_rank = [rank.metrics.histograms for rank in driver.ranks]
     for same in zip(*by_rank, strict=True):
         text.add_histogram(list(zip(labels, same, strict=True)))

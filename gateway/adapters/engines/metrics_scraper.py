@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
-from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_page
+from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_adapters, read_page
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, join, record
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
@@ -133,6 +133,7 @@ class EngineMetrics:
     def _take(self, served: ModelRuntime, pool: int, worker: int, page: bytes) -> bool:
         """Store the page's samples for each rank of the engine."""
         known = False
+        running = read_adapters(page)
         view = self.views[served.name][pool]
         for rank in served.fleet.pools[pool].siblings[worker]:
             address = served.fleet.workers[pool][rank]
@@ -141,6 +142,8 @@ class EngineMetrics:
                 self._warn(served, address, ("any",))
                 continue
             known = True
+            if running is not None:
+                served.adapters.running(pool, rank, running.names, running.most)
             self._warn(served, address, missing(sample))
             if record(view, rank, sample, self._clock()):
                 _log.info("worker %s restarted: its prefix cache is taken to be empty", address.id)

@@ -15,22 +15,19 @@ from math import floor
 from typing import Final
 
 from gateway.adapters.background_task import TasksByKey
+from gateway.adapters.engines.fitness import Fitness
 from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.engines.pages import NOT_HAD, EnginePages, Page
+from gateway.adapters.engines.pages import NOT_HAD, EnginePages
 from gateway.adapters.loop_lag import LoopWatch
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_metrics import read_page
-from gateway.policy.fleet.engine_models import EngineModel, adapters, not_served, read_models
 from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
-from gateway.records.attempt import WorkerAddress
 
 PROBE_BATCH: Final = 128
 """Engines probed concurrently before the first request is served."""
-MODELS_EVERY_S: Final = 30.0
-"""Interval between readings of a worker's model list: adapters may be loaded at any time."""
 OWN_SHARE: Final = 0.25
 """Share of a probe's time limit. After a longer stall of the event loop, a time-out is ignored."""
 
@@ -72,8 +69,7 @@ class Prober:
         self._pages = EnginePages(upstream, timeout_s)
         self._background = TasksByKey()
         self._watch = LoopWatch()
-        self._read_s: dict[tuple[PoolState, int], float] = {}
-        """(pool, worker) -> time of the last reading of its model list since it came up."""
+        self._fitness = Fitness(self._pages, clock, interval_s)
 
     async def start(self) -> None:
         """Probe every engine once, then continue in the background."""
@@ -103,6 +99,7 @@ class Prober:
     def tune(self, interval_s: float, timeout_s: float) -> None:
         """Probe at another interval, with another time limit."""
         self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._fitness.interval_s = interval_s
         self._pages.limit(timeout_s)
 
     def watch(self, served: ModelRuntime, pool: int, worker: int, delay_s: float = 0.0) -> None:
@@ -114,7 +111,7 @@ class Prober:
         self.leave(served, pool, worker)
         state = served.fleet.pools[pool]
         self._counted.pop((state, worker), None)
-        self._read_s.pop((state, worker), None)
+        self._fitness.forget(served, pool, worker, gone=True)
         if self._kv is not None:
             for rank in state.siblings[worker]:
                 self._kv.remove(served, pool, rank)
@@ -137,9 +134,9 @@ class Prober:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
         state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
         late_s = self._watch.late_s
-        refused, why = False, ""
+        refused, unfit, why = False, False, ""
         try:
-            why = await self._ails(address) or await self._misfit(served, pool, worker)
+            why, unfit = await self._fitness.look(served, pool, worker)
         except NOT_HAD as error:
             if getattr(error, "kind", "") == "local":  # this machine could not send the probe
                 return state.up[worker]
@@ -150,7 +147,10 @@ class Prober:
             refused = isinstance(error.__cause__, ConnectionRefusedError)
             why = self._reason_of(error)
         answers = state.progress.look(worker, self._clock(), self._watch.late_s)
-        self._apply(served, pool, worker, why, refused=refused, answers=answers)
+        if unfit:
+            self._set_unfit(served, pool, worker, why)
+        else:
+            self._apply(served, pool, worker, why, refused=refused, answers=answers)
         await self._look_for_frost(served, pool, worker)
         if self._kv is not None:
             for rank in state.siblings[worker]:
@@ -178,7 +178,7 @@ class Prober:
             if fleet.probed(state, worker, ok=True):
                 _log.info("%s is ready", place)
             return
-        self._read_s.pop((state, worker), None)
+        self._fitness.forget(served, pool, worker)
         if refused and not answers:
             changed = state.up[worker]
             fleet.unreachable(state, worker, why)
@@ -188,6 +188,15 @@ class Prober:
             _log.warning("%s is not ready: %s", place, why)
         elif state.up[worker]:
             _log.info("%s missed a probe: %s", place, why)
+
+    def _set_unfit(self, served: ModelRuntime, pool: int, worker: int, why: str) -> None:
+        """Take out an engine that says itself that it does not serve the model now."""
+        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
+        self._fitness.forget(served, pool, worker)
+        said = state.why_down[worker]
+        if fleet.unfit(state, worker, why) or why != said:
+            place = f"worker {address.id} of {served.name}/{state.name}"
+            _log.warning("%s is not ready: %s", place, why)
 
     async def _look_for_frost(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
@@ -235,72 +244,6 @@ class Prober:
             return "it refuses connections"
         return f"a probe failed: {error}"
 
-    async def _ails(self, address: WorkerAddress) -> str:
-        """Why an engine is not healthy; "" if it is. Raises the exceptions in `NOT_HAD`."""
-        page, path = await self._pages.get(address, "/health"), "/health"
-        if page is not None and page.status == 404:  # not every engine has /health
-            page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
-            if page is not None and page.status == 404:
-                return "/health and /v1/models answered 404: is the URL's path right?"
-            well = page is not None and page.status < 500
-        else:
-            well = page is not None and page.status < 500
-        if well:
-            return ""
-        return f"{path} answered {'too much' if page is None else page.status}"
-
-    async def _misfit(self, served: ModelRuntime, pool: int, worker: int) -> str:
-        """Why an engine's model list does not match; "" if it does. Asks every MODELS_EVERY_S."""
-        address = served.fleet.workers[pool][worker]
-        place = (served.fleet.pools[pool], worker)
-        read_s = self._read_s.get(place)
-        if read_s is not None and self._clock() - read_s < MODELS_EVERY_S:
-            return ""
-        try:
-            page = await self._pages.get(address, "/v1/models")
-        except NOT_HAD:
-            return ""  # it is healthy; the next probe asks again
-        why = _refusal(page, address)
-        if why:
-            return why
-        models = [] if page is None or page.status != 200 else read_models(page.body)
-        why = not_served(models, address.served_model or served.name)
-        if not why:
-            self._read_s[place] = self._clock()
-            self._compare_window(served, pool, worker, models)
-            for alias, base in adapters(models, served.aliases).items():
-                if alias not in served.adapters:
-                    served.adapters[alias] = base
-                    _log.warning(
-                        "alias %s of %s is a LoRA adapter at worker %s: requests for it are sent "
-                        "with its own name, not the model's, so every worker must have it",
-                        alias,
-                        served.name,
-                        address.id,
-                    )
-        return why
-
-    @staticmethod
-    def _compare_window(
-        served: ModelRuntime, pool: int, worker: int, models: list[EngineModel]
-    ) -> None:
-        """Remark and warn that an engine's own window differs from the configured one."""
-        expected, state = served.routing.pools[pool].window_tokens, served.fleet.pools[pool]
-        found = {model.window_tokens for model in models if model.window_tokens is not None}
-        remark = ""
-        if found and expected not in found:
-            said = ", ".join(map(str, sorted(found)))
-            remark = (
-                f"reports max_model_len {said}, but pool {state.name} says {expected}: set it to "
-                "the engine's"
-            )
-            if state.remarks.get(worker) != remark:
-                _log.warning("worker %s %s", served.fleet.workers[pool][worker].id, remark)
-        for rank in state.siblings[worker]:
-            state.remarks.pop(rank, None)
-            if remark:
-                state.remarks[rank] = remark
-
     async def _run(self, which: _Which, at_s: float) -> None:
         """Probe an engine at loop time `at_s` and every interval after it."""
         loop = asyncio.get_running_loop()
@@ -313,11 +256,3 @@ class Prober:
 
 def _is_timeout(error: Exception) -> bool:
     return isinstance(error, TimeoutError) or getattr(error, "kind", "") == "timeout"
-
-
-def _refusal(page: Page | None, address: WorkerAddress) -> str:
-    """Why an engine does not list its models."""
-    if page is None or page.status not in (401, 403):
-        return ""
-    what = "wants a key" if address.api_key is None else "refuses the key"
-    return f"/v1/models answered {page.status}, it {what}: set the worker's `api_key`"

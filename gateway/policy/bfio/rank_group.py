@@ -106,7 +106,8 @@ class RankGroup:
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         known = fleet.available(self._pool, now_s)
-        if not known or self._line.total >= self.rules.most_waiting:
+        full = self._line.total >= self.rules.most_waiting
+        if not known or full or (job.barred and job.barred.issuperset(known)):
             job.state = "nowhere"
             return NOTHING
         if job.home not in known:
@@ -207,8 +208,9 @@ class RankGroup:
             if not any(caps) or not self._line.waiting[priority_class]:
                 continue
             jobs = self._line.first(priority_class, count)
-            self._fill_again(ranks, [j for j in jobs if j.excluded], known, out, now_s)
-            jobs = [job for job in jobs if not job.excluded]
+            limited = [job for job in jobs if job.excluded or job.barred]
+            self._fill_again(ranks, limited, known, out, now_s)
+            jobs = [job for job in jobs if not (job.excluded or job.barred)]
             caps = [self._warm_room(rank, now_s) for rank in ranks]
             waits_s = [self._passed_over_s(job, now_s) for job in jobs]
             loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
@@ -224,11 +226,12 @@ class RankGroup:
     def _fill_again(
         self, ranks: list[int], jobs: list[Job], known: int, out: list[Job], now_s: float
     ) -> None:
-        """Send retried jobs to other ranks than those they failed on, if any is available."""
+        """Send jobs that not every rank may take: retried ones go elsewhere, if possible."""
         for job in jobs:
-            left = [rank for rank in ranks if rank not in job.excluded]
+            able = [rank for rank in ranks if rank not in job.barred]
+            left = [rank for rank in able if rank not in job.excluded]
             if not left and len(ranks) == known:
-                left = ranks
+                left = able
             free = [rank for rank in left if self._room(rank)]
             if free:
                 loads = [self.ranks[rank].tokens(now_s) for rank in free]

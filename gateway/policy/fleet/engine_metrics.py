@@ -10,7 +10,7 @@ Rules:
 import math
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.policy.fleet.engine_telemetry import EngineSample
 
@@ -65,6 +65,10 @@ NEEDED: Final = ("running", "waiting", "kv_usage")
 """Fields that every engine is expected to report."""
 
 _SHARES: Final = frozenset({"kv_usage", "hit_rate"})
+_ADAPTERS: Final = b"vllm:lora_requests_info{"
+_ADAPTER_LINE: Final = re.compile(rb"(?m)^vllm:lora_requests_info\{([^\n]*)\}[ \t]+(\S{1,32})")
+_LABEL: Final = re.compile(rb'(\w+)="([^"]*)"')
+_MOST_DIGITS: Final = 6
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="(\d{1,6})"')
 
 
@@ -108,6 +112,41 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
         total = math.fsum(samples)
         found[field] = min(1.0, total / len(samples)) if field in _SHARES else total
     return EngineSample(**found)
+
+
+class RunningAdapters(NamedTuple):
+    """The LoRA adapters that an engine runs, or is about to."""
+
+    names: frozenset[str]
+    most: int
+    """So many at once; 0 if unknown."""
+
+
+def read_adapters(page: bytes) -> RunningAdapters | None:
+    """An engine's adapters from its /metrics page; None if it reports none. Raises nothing.
+
+    vLLM writes the names into labels and the time into the value, so that each change leaves a
+    sample behind: the latest counts.
+    """
+    if _ADAPTERS not in page:
+        return None
+    latest, found = -1.0, b""
+    for labels, text in _ADAPTER_LINE.findall(page):
+        try:
+            at_s = float(text)
+        except ValueError:
+            continue
+        if at_s > latest:
+            latest, found = at_s, labels
+    named = dict(_LABEL.findall(found))
+    names = b",".join(
+        (named.get(b"running_lora_adapters", b""), named.get(b"waiting_lora_adapters", b""))
+    )
+    most = named.get(b"max_lora", b"")
+    return RunningAdapters(
+        frozenset(name.strip() for name in names.decode(errors="replace").split(",")) - {""},
+        int(most) if most.isdigit() and len(most) < _MOST_DIGITS else 0,
+    )
 
 
 def _is_of(rank: int, labels: bytes) -> bool:

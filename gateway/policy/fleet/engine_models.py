@@ -1,6 +1,6 @@
-"""Read an engine's /v1/models page: the names it serves, and whether a wanted one is missing."""
+"""Read an engine's pages: the names it serves, which wanted one is missing, whether it sleeps."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,9 +50,15 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
     return f"it serves {shown}{more}, not '{name}': set the worker's `model`"
 
 
-def adapters(models: Sequence[EngineModel], aliases: Collection[str]) -> dict[str, str]:
-    """LoRA adapter -> base model, for those named in `aliases` (`*` stands for any)."""
-    any_name = "*" in aliases
-    return {
-        m.name: m.parent for m in models if m.parent is not None and (any_name or m.name in aliases)
-    }
+def adapters(models: Sequence[EngineModel]) -> list[str]:
+    """The LoRA adapters among them."""
+    return [model.name for model in models if model.parent is not None]
+
+
+def is_asleep(body: bytes) -> bool:
+    """Whether an engine's /is_sleeping page says that it sleeps (vLLM's sleep mode)."""
+    try:
+        reported: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(reported, dict) and reported.get("is_sleeping") is True

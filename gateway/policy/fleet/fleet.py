@@ -53,6 +53,7 @@ class PoolState:
         "tokens",
         "total_active",
         "total_tokens",
+        "unfit",
         "up",
         "vacated_s",
         "warm_credit",
@@ -111,6 +112,8 @@ class PoolState:
         """The error of the last probe or connection; "" if it succeeded."""
         self.refused = [False] * n
         """Down because the connection was refused, not because probes were missed."""
+        self.unfit: set[int] = set()
+        """Down because the engine does not serve the model now, not even as a last resort."""
         self.misses = [MISSES - 1] * n
         """Probes missed in a row, at the engine's first worker. Initially a single miss decides."""
         self.progress = Progress(self.siblings)
@@ -157,7 +160,9 @@ def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
     If there are none and `refused` is set: those that refused the last connection.
     """
     present = [
-        i for i, draining in enumerate(pool.draining) if not draining and not pool.leaving[i]
+        i
+        for i, draining in enumerate(pool.draining)
+        if not draining and not pool.leaving[i] and i not in pool.unfit
     ]
     return [i for i in present if not pool.refused[i]] or (present if refused else [])
 
@@ -245,6 +250,13 @@ def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> Non
     refresh(pool)
 
 
+def rest(pool: PoolState, worker: int, until_s: float) -> None:
+    """Prefer other workers until a busy engine wants to be asked again; it is not ill."""
+    for rank in pool.siblings[worker]:
+        pool.ejected_until_s[rank] = max(pool.ejected_until_s[rank], until_s)
+    refresh(pool)
+
+
 def doubt(pool: PoolState, worker: int, now_s: float) -> None:
     """Note that another replica ejected a worker's engine: one failure here then ejects it, too.
 
@@ -262,6 +274,17 @@ def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections
         pool.refused[rank] = True
         pool.why_down[rank] = why
     refresh(pool)
+
+
+def unfit(pool: PoolState, worker: int, why: str) -> bool:
+    """Note that an engine does not serve the model now; True if that takes it out.
+
+    It says so itself, so one word is enough. It returns when a probe succeeds.
+    """
+    for rank in pool.siblings[worker]:
+        pool.why_down[rank] = why
+        pool.unfit.add(rank)
+    return probed(pool, worker, ok=False)
 
 
 def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
@@ -284,6 +307,7 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
         pool.misses[ranks[0]] = 0
         for rank in ranks:
             pool.refused[rank] = False
+            pool.unfit.discard(rank)
             pool.why_down[rank] = ""
     changed = any(pool.up[rank] != ok for rank in ranks)
     if not changed:

@@ -95,6 +95,7 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.vacated_s[rank] = now_s
         pool.ejected_until_s[rank] = 0.0
         pool.remarks.pop(rank, None)
+        pool.unfit.discard(rank)
     pool.engines.remove(ranks)
     fleet.refresh(pool)
 

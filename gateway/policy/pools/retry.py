@@ -8,6 +8,7 @@
   can be reached either, and no worker is to blame.
 - The engine is frozen: try another worker once, regardless of earlier attempts.
 - A live engine is busy: try another worker, without a health penalty.
+- The engine does not serve the model, or the LoRA adapter, (any more): try another worker.
 - A context overflow: send the original body to the next larger window (overflow rescue).
 - Any other answer is relayed to the client.
 """
@@ -25,6 +26,7 @@ FaultKind = Literal[
     "protocol",
     "server_error",
     "busy",
+    "not_served",
     "overflow",
     "empty",
 ]
@@ -40,6 +42,8 @@ class Fault(Record, frozen=True, kw_only=True):
     content_type: bytes = b"application/json"
     body: bytes = b""
     """The engine's own error body, relayed when no other attempt is left."""
+    retry_after_s: float | None = None
+    """When a busy engine wants to be asked again; None if it does not say."""
 
 
 Step = Literal["retry", "rescue", "give_up"]
@@ -57,7 +61,7 @@ def next_step(
         return "rescue" if larger_pool and repeatable else "give_up"
     if fault.kind == "local":
         return "give_up"
-    if fault.kind in ("connect", "frozen"):
+    if fault.kind in ("connect", "frozen", "not_served"):
         return "retry"
     if not repeatable and fault.kind != "busy":
         return "give_up"

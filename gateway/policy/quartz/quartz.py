@@ -327,6 +327,8 @@ class Quartz:
         choice = self._available
         if job.home >= 0 and job.home in choice:
             return (job.home,)
+        if job.barred:
+            choice = [w for w in choice if w not in job.barred]
         if job.excluded:
             return [w for w in choice if w not in job.excluded] or choice
         return choice

@@ -16,7 +16,7 @@ def engine_refusal(fault: Fault) -> Refusal:
                 f"Every engine that could serve this request is busy.{why}",
                 reason="engine_busy",
                 code="engine_busy",
-                retry_after_s=1.0,
+                retry_after_s=1.0 if fault.retry_after_s is None else fault.retry_after_s,
                 should_retry=True,
             )
         case "local":
@@ -25,6 +25,13 @@ def engine_refusal(fault: Fault) -> Refusal:
                 "Its operator should raise its limits.",
                 reason="gateway_exhausted",
                 code="gateway_exhausted",
+                retry_after_s=2.0,
+            )
+        case "not_served":
+            return Unavailable(
+                f"No engine serves this model at present.{detail}",
+                reason="no_worker_ready",
+                code="no_worker_ready",
                 retry_after_s=2.0,
             )
         case "connect":

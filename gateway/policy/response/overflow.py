@@ -46,6 +46,9 @@ _PROMPT: Final = re.compile(
 DROPPED: Final = b"x-llm-d-request-dropped-reason"
 """Header of an llm-d router's 429 or 503: its flow control refused or evicted the request, or no
 engine was ready. The router itself is well."""
+_NO_MODEL: Final = re.compile(
+    r"The model [`'\"].{1,300}[`'\"] (?:does not exist|was not found)", re.DOTALL
+)
 _BUSY: Final = re.compile(rb"busy|backlog|try again|overloaded|queue is full", re.IGNORECASE)
 _NO_PRIORITY: Final = re.compile(
     r"Got priority -?\d+ but Priority scheduling is not enabled"  # vLLM
@@ -119,6 +122,13 @@ def is_busy(status: int, body: bytes, dropped: bytes = b"") -> bool:
     if status == 503:
         return bool(dropped) or _BUSY.search(body[:_LOOK_BYTES]) is not None
     return status == 429
+
+
+def is_not_served(status: int, body: bytes) -> bool:
+    """Whether a 404 means that the engine does not serve the model or adapter of the request."""
+    if status != 404 or len(body) > _MAX_ERROR_BYTES:
+        return False
+    return _NO_MODEL.match(engine_message(body)) is not None
 
 
 def refuses_priority(status: int, body: bytes) -> bool:

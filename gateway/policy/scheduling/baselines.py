@@ -40,6 +40,9 @@ class Immediate:
         choice = present = fleet.available(self._pool, now_s)
         if self._pool.warming:
             choice = members.without_cold(self._pool, choice, now_s)
+        if job.barred:
+            choice = [w for w in choice if w not in job.barred]
+            choice = choice or [w for w in present if w not in job.barred]
         if job.excluded:
             choice = [w for w in choice if w not in job.excluded] or choice
         if not choice:

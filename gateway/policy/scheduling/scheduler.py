@@ -63,6 +63,7 @@ class Prefix(NamedTuple):
 
 
 NO_PREFIX: Final = Prefix()
+NOBODY: Final[frozenset[int]] = frozenset()
 PRIORITY_CLASS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
 """Service class -> priority class; lower goes first. Spilled work ranks as spot."""
 PRIORITY_CLASS_NAMES: Final = ("protected", "elastic", "backfill")
@@ -78,6 +79,7 @@ class Job:
         "active",
         "arrived_s",
         "backlog_tokens",
+        "barred",
         "candidates",
         "cap_tokens",
         "client",
@@ -156,6 +158,8 @@ class Job:
         self.match = match
         self.excluded = excluded
         """Workers that failed this request: chosen only when no other is available."""
+        self.barred: frozenset[int] = NOBODY
+        """Workers that cannot serve it: they lack its LoRA adapter."""
         self.home = home
         """Worker required by response affinity, while that is available; -1 for any."""
         self.state: State = "new"

@@ -22,6 +22,7 @@ from gateway.policy.request.head import read_head
 from gateway.records.endpoint import MESSAGES, Dialect
 from gateway.records.request import Principal
 from gateway.web.control.admin import admin_router
+from gateway.web.control.fleet_view import adapter_cards, adapters_ready, model_card
 from gateway.web.control.management_port import managed
 from gateway.web.control.surface import Control
 from gateway.web.http.data_plane import too_large
@@ -63,8 +64,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
         A pool of discovered workers may be empty: its requests wait for the first one.
         `workers` names workers outside the rotation, with the reason; `remarks` those inside whose
-        window is not the configured one. `adapters` names a model's
-        aliases that its engines list as LoRA adapters.
+        window is not the configured one. `adapters` names the LoRA adapters of each model that
+        a worker in the rotation has; `adapters_missing` those of the file that none has.
         """
         now_s = control.clock()
         missing = [
@@ -83,8 +84,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
             body["workers"] = out
         if remarks := _remarks(control.models):
             body["remarks"] = remarks
-        if adapters := {m.name: sorted(m.adapters) for m in control.models if m.adapters}:
-            body["adapters"] = adapters
+        body |= adapters_ready(control.models, now_s)
         return json_response(body, 503 if problem else 200)
 
     @app.get("/metrics")
@@ -121,7 +121,8 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         """Models and aliases that this key may use."""
         principal = await control.authenticate(read_head(request.scope["headers"]))
         usable = _usable(control, principal)
-        cards = [_model_card(control, name, model) for name, model in usable.items()]
+        cards = [model_card(control, name, model) for name, model in usable.items()]
+        cards += adapter_cards(control, principal)
         return json_response({"object": "list", "data": cards})
 
     @app.get("/v1/models/{name:path}")
@@ -130,13 +131,16 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         principal = await control.authenticate(read_head(request.scope["headers"]))
         found = _usable(control, principal).get(name)
         if found is None:
+            for card in adapter_cards(control, principal):
+                if card["id"] == name:
+                    return json_response(card)
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",
                 code="model_not_found",
                 param="model",
             )
-        return json_response(_model_card(control, name, found))
+        return json_response(model_card(control, name, found))
 
 
 def _replica_routes(app: FastAPI, control: Control) -> None:
@@ -193,18 +197,6 @@ def _usable(control: Control, principal: Principal) -> dict[str, str]:
         if opened:
             found[alias] = opened[0]
     return found
-
-
-def _model_card(control: Control, name: str, model: str) -> dict[str, Any]:
-    served = next(s for s in control.models if s.name == model)
-    return {
-        "id": name,
-        "object": "model",
-        "created": control.created_unix_s,
-        "owned_by": "sluice",
-        "root": model,
-        "max_model_len": served.routing.pools[-1].window_tokens,
-    }
 
 
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:

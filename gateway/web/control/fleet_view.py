@@ -1,13 +1,18 @@
-"""A model's pools and workers as the admin routes and the dashboard show them."""
+"""Models, their LoRA adapters, pools and workers, as clients, operators and the dashboard see."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import PoolView
+from gateway.records.request import Principal
+from gateway.web.control.surface import Control
+
+SHOWN: Final = 100
+"""Most workers named for an adapter."""
 
 
 def describe_fleet(
@@ -49,6 +54,44 @@ def describe_fleet(
     return {
         "model": served.name,
         "mode": "observe" if served.routing.observe else "enforce",
-        "adapters": served.adapters,
+        "adapters": {
+            name: {
+                pool.name: [pool.workers[i] for i in served.adapters.workers(name, index)[:SHOWN]]
+                for index, pool in enumerate(served.fleet.pools)
+            }
+            for name in served.adapters.names
+        },
         "pools": pools,
     }
+
+
+def model_card(control: Control, name: str, model: str) -> dict[str, Any]:
+    """An entry of /v1/models."""
+    served = next(s for s in control.models if s.name == model)
+    return {
+        "id": name,
+        "object": "model",
+        "created": control.created_unix_s,
+        "owned_by": "sluice",
+        "root": model,
+        "max_model_len": served.routing.pools[-1].window_tokens,
+    }
+
+
+def adapter_cards(control: Control, principal: Principal) -> Iterator[dict[str, Any]]:
+    """The LoRA adapters that a key may use, each with its base as `parent`."""
+    for served in control.models:
+        for name in served.adapters.names:
+            if name not in control.names and principal.opens(served.name, name):
+                yield {**model_card(control, name, served.name), "parent": served.name}
+
+
+def adapters_ready(models: Sequence[ModelRuntime], now_s: float) -> dict[str, Any]:
+    """The adapters of each model that a worker in the rotation has, and those that none has."""
+    found: dict[str, dict[str, list[str]]] = {"adapters": {}, "adapters_missing": {}}
+    for served in models:
+        for name in served.adapters.names:
+            ready = served.adapters.ready(name, served.fleet.pools, now_s)
+            key = "adapters" if ready else "adapters_missing"
+            found[key].setdefault(served.name, []).append(name)
+    return {key: named for key, named in found.items() if named}

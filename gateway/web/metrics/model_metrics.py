@@ -8,6 +8,8 @@ from gateway.policy.scheduling.scheduler import PRIORITY_CLASS_NAMES
 from gateway.web.metrics.exposition import Family, gauge
 
 BY_POOL: Final = ("model", "pool")
+MAX_SHOWN: Final = 1000
+"""Most adapters of a model with a row of their own."""
 
 
 def learned(models: Sequence[ModelRuntime]) -> Iterator[Family]:
@@ -94,6 +96,20 @@ def boundaries(models: Sequence[ModelRuntime]) -> Iterator[Family]:
             ((served.name,), watch.drift.distance)
             for served, watch in watched
             if watch.drift is not None and watch.drift.distance is not None
+        ],
+    )
+
+
+def adapters(models: Sequence[ModelRuntime], now_s: float) -> Iterator[Family]:
+    """Workers for each LoRA adapter."""
+    yield gauge(
+        "sluice_lora_workers",
+        "Workers in the rotation that have the LoRA adapter.",
+        ("model", "adapter"),
+        [
+            ((served.name, name), served.adapters.ready(name, served.fleet.pools, now_s))
+            for served in models
+            for name in served.adapters.names[:MAX_SHOWN]
         ],
     )
 

@@ -18,7 +18,7 @@ from gateway.web.metrics.exposition import (
     text_of,
     written,
 )
-from gateway.web.metrics.model_metrics import BY_POOL, boundaries, learned, schedulers
+from gateway.web.metrics.model_metrics import BY_POOL, adapters, boundaries, learned, schedulers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -162,6 +162,7 @@ class MetricsPage:
         yield from _store(self._store_counts())
         yield from schedulers(models)
         yield from boundaries(models)
+        yield from adapters(models, self._clock())
         yield from _token_pools(list(self._token_pools()))
         yield from _discovery(list(self._sources()))
         yield gauge(

@@ -21,6 +21,10 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks in lockstep: an iteration ends when the slowest rank ends."""
     max_num_queued: int | None = None
     """Queue length from which it answers 503; None for no bound, as vLLM does by default."""
+    loras: tuple[str, ...] = ()
+    """LoRA adapters loaded at start."""
+    max_loras: int = 1
+    """Adapters that it says it can run at once."""
     api_key: str | None = None
     mean_output_tokens: float = 200.0
     """Mean of the natural answer length (lognormal, drawn from the prompt's hash)."""

@@ -127,6 +127,11 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
+def adapter_not_found(name: str) -> ApiError:
+    """The LoRA adapter is not loaded here."""
+    return ApiError(404, f"The lora adapter '{name}' cannot be found.", kind="NotFoundError")
+
+
 def busy() -> ApiError:
     """The queue is full; the engine is healthy."""
     return ApiError(

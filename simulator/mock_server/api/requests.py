@@ -145,20 +145,11 @@ def token_prompts(prompt: object) -> list[list[int]]:
 
 
 class RequestReader:
-    """Reads bodies for one engine: its window, model name and scheduling."""
+    """Reads bodies for one engine: its window and scheduling."""
 
     def __init__(self, config: MockConfig) -> None:
         self._config = config
         self._window = config.profile.max_model_len
-
-    def check_model(self, body: Body) -> str:
-        """The requested model; absent means the one that is served."""
-        model = body.get("model")
-        if model is None:
-            return self._config.model
-        if model != self._config.model:
-            raise problems.model_not_found(str(model))
-        return self._config.model
 
     def limit(self, body: Body, *names: str) -> tuple[int | None, str]:
         """The first output limit present, and its field; 400 if below 1."""
@@ -182,7 +173,10 @@ class RequestReader:
         sequences: int = 1,
     ) -> CheckedRequest:
         """Check the lengths and determine each sequence's output."""
-        salt = crc32(str(body.get("cache_salt") or "").encode("utf-8", "surrogatepass"))
+        # Engines keep the prefixes of each adapter, and of each salt, apart.
+        salt = crc32(
+            f"{body.get('model')}\0{body.get('cache_salt') or ''}".encode("utf-8", "surrogatepass")
+        )
         natural = self._fixed_length(body, natural_header)
         choices = []
         for ids in prompts:

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -927,9 +928,33 @@ async def test_an_alias_that_is_an_adapter_is_sent_as_it_is() -> None:
     body = chat_body(model="alias")
     await bench.serve(incoming(body))
     assert json.loads(bench.upstream.calls[0][1].body)["model"] == "m"
-    bench.served.adapters["alias"] = "m"
+    for pool in range(len(bench.served.fleet.pools)):
+        bench.served.adapters.listed(pool, 0, ["alias"])
     await bench.serve(incoming(body, request_id="r2"), FakeReply())
     assert bench.upstream.calls[1][1].body == body
+
+
+async def test_an_adapter_that_disappears_while_it_is_asked_for_is_not_the_base_s() -> None:
+    gone = whole(404, b'{"error": {"message": "The model `sql` does not exist."}}')
+    bench = Bench(gone, gone, OK)
+    for pool in range(len(bench.served.fleet.pools)):
+        for worker in range(len(bench.served.fleet.workers[pool])):
+            bench.served.adapters.listed(pool, worker, ["alias"] if worker == 0 else [])
+    await bench.serve(incoming(chat_body(model="alias")))
+    assert bench.reply.refusal is not None
+    assert bench.reply.refusal.reason == "no_worker_ready"
+    assert {json.loads(call.body)["model"] for _, call in bench.upstream.calls} == {"alias"}
+    assert all(pool.up == [True] * len(pool.up) for pool in bench.served.fleet.pools)
+
+
+async def test_a_busy_engine_s_retry_after_reaches_the_client_and_ejects_nobody() -> None:
+    busy = whole(503, b'{"error": {"message": "The engine is currently busy."}}')
+    busy = replace(busy, headers=(*busy.headers, (b"retry-after", b"7")))
+    bench = Bench(*[busy] * 10, served=served_model(eject_after=1))
+    await bench.serve(incoming())
+    assert bench.reply.refusal is not None
+    assert (bench.reply.refusal.reason, bench.reply.refusal.retry_after_s) == ("engine_busy", 7.0)
+    assert bench.metrics.ejections.values == {}
 
 
 # -- what is only counted

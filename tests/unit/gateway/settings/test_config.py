@@ -893,3 +893,16 @@ def test_fallbacks_and_split_aliases_name_models() -> None:
         with pytest.raises(ConfigError) as caught:
             read(good.replace(was, now))
         assert problem in str(caught.value), now
+
+
+def test_loras_are_names_of_their_own() -> None:
+    assert read(edited("    aliases: [a]", "    loras: [sql]")).models[0].loras == ("sql",)
+    for loras, problem, fix in (
+        ("aliases: [sql]\n    loras: [sql]", "is a LoRA adapter, named on line", "remove it here"),
+        ("loras: [m]", "`m` is taken on line", "name of its own"),
+        ("loras: [sql, sql]", "`sql` is", "adapter"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read(edited("    aliases: [a]", f"    {loras}"))
+        assert problem in str(caught.value), loras
+        assert fix in str(caught.value), loras

@@ -161,7 +161,7 @@ async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         for worker in range(2):
             assert await probing.probe(served, 0, worker)
-    assert served.adapters == {"sql": "m"}
+    assert served.adapters.names == ["sql"]
     (record,) = caplog.records
     assert "alias sql of m is a LoRA adapter at worker w0" in record.getMessage()
 
@@ -181,7 +181,7 @@ async def test_an_adapter_that_is_loaded_later_is_found(caplog: pytest.LogCaptur
         for _ in range(30):
             clock.advance(2.0)
             assert await probing.probe(served, 0, 0)
-    assert served.adapters == {"sql": "m"}
+    assert served.adapters.names == ["sql"]
     assert len(caplog.records) == 2, "of the window it is told once"
     assert engines.asked("/v1/models") == 3
 
@@ -397,3 +397,64 @@ async def test_connections_of_another_are_left_open(
     await EnginePages(upstream, 5.0).get(worker, "/health")
     await upstream.close()
     assert len(heads) == 1
+
+
+async def test_a_sleeping_engine_is_out_at_once_and_not_even_a_last_resort() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    state = served.fleet.pools[0]
+    engines.answer("/health")
+    engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
+    engines.answer("/is_sleeping", '{"is_sleeping": false}')
+    probing = prober(served, engines)
+    assert await probing.probe(served, 0, 0)
+    engines.answer("/is_sleeping", '{"is_sleeping": true}')
+    assert not await probing.probe(served, 0, 0)
+    assert state.why_down == ["it sleeps: wake it with POST /wake_up"]
+    assert fleet.last_resort(state, refused=True) == []
+    engines.answer("/is_sleeping", '{"is_sleeping": false}')
+    assert await probing.probe(served, 0, 0)
+    assert fleet.available(state, 0.0) == [0]
+
+
+async def test_an_engine_without_sleep_mode_is_asked_once() -> None:
+    served, engines = fleet_of(1), FakeEngines()
+    engines.answer("/health")
+    engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
+    engines.answer("/is_sleeping", "", status=404)
+    probing = prober(served, engines)
+    for _ in range(5):
+        assert await probing.probe(served, 0, 0)
+    assert engines.asked("/is_sleeping") == 1
+
+
+async def test_a_model_that_is_swapped_takes_the_engine_out_while_it_answers() -> None:
+    served, engines, clock = fleet_of(1), FakeEngines(), FakeClock()
+    state = served.fleet.pools[0]
+    engines.answer("/health")
+    engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
+    probing = Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines, clock=clock)
+    assert await probing.probe(served, 0, 0)
+    engines.answer("/v1/models", '{"data":[{"id":"other"}]}')
+    clock.advance(31.0)
+    assert not await probing.probe(served, 0, 0)
+    assert state.up == [False]
+    assert fleet.last_resort(state, refused=True) == []
+    engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
+    assert await probing.probe(served, 0, 0), "a worker that is out is looked at with each probe"
+
+
+async def test_adapters_that_the_configuration_does_not_name_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    served, engines = fleet_of(2), FakeEngines()
+    engines.answer("/health")
+    engines.answer("/v1/models", '{"data":[{"id":"m"},{"id":"sql","parent":"m"}]}')
+    probing = prober(served, engines)
+    with caplog.at_level(logging.INFO):
+        for worker in range(2):
+            assert await probing.probe(served, 0, worker)
+    assert not served.adapters
+    told = [r.getMessage() for r in caplog.records if "LoRA" in r.getMessage()]
+    assert len(told) == 1
+    assert "such as sql" in told[0]
+    assert "`loras` of m" in told[0]

@@ -1,9 +1,10 @@
 """Metrics pages of both engines, as they write them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.fleet.engine_metrics import missing, read_page
+from gateway.policy.fleet.engine_metrics import missing, read_adapters, read_page
 from gateway.policy.fleet.engine_telemetry import EngineSample
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -85,3 +86,24 @@ def test_no_page_breaks_it(noise: bytes) -> None:
     found = read_page(b'vllm:num_requests_running{a="1"} 2\n' + noise)
     assert found.running is not None
     assert found.running >= 2
+
+
+def test_of_lora_samples_the_latest_counts() -> None:
+    page = (
+        b"# TYPE vllm:lora_requests_info gauge\n"
+        b'vllm:lora_requests_info{max_lora="2",running_lora_adapters="old",'
+        b'waiting_lora_adapters=""} 1.7e+09\n'
+        b'vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,tone",'
+        b'waiting_lora_adapters="law"} 1.7000001e+09\n'
+    )
+    found = read_adapters(page)
+    assert found is not None
+    assert found.names == {"sql", "tone", "law"}
+    assert found.most == 2
+
+
+@pytest.mark.parametrize("value", [b"nan", b"x", b"-5"])
+def test_lora_samples_that_are_none_name_no_adapter(value: bytes) -> None:
+    page = b'vllm:lora_requests_info{max_lora="x",running_lora_adapters="a"} ' + value + b"\n"
+    assert read_adapters(page) == (frozenset(), 0)
+    assert read_adapters(b"vllm:num_requests_running 1\n") is None

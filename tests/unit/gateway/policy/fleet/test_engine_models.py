@@ -21,8 +21,7 @@ VLLM = {
 def test_models_and_adapters_are_told_apart() -> None:
     models = read_models(json.dumps(VLLM).encode())
     assert models[1] == EngineModel("sql", None, "base")
-    assert adapters(models, {"sql", "second-name", "other"}) == {"sql": "base"}
-    assert adapters(models, {"*"}) == {"sql": "base"}
+    assert adapters(models) == ["sql"]
     assert not_served(models, "second-name") == ""
 
 
