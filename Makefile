@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers walk compiled lint check check-schema format schema chart update redis promtool helm clean
+.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -21,6 +21,7 @@ help:
 	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
 	@echo "make image   the image of the Dockerfile in .image, without Docker; needs a C compiler"
 	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
+	@echo "make real-engine  the gateway before vLLM itself, which it installs; skipped where it cannot be had"
 	@echo "make lint    style, types, import rules, the shipped schema"
 	@echo "make check   lint and test: all that CI runs"
 	@echo "make format  rewrite the sources in the house style"
@@ -112,6 +113,9 @@ image: .image/.built
 # COMPILED=1: of the copy below, in this folder.
 bench: $(VENV)/.dev $(if $(COMPILED),compiled)
 	$(if $(COMPILED),PYTHONSAFEPATH=1 PYTHONPATH=.compiled )$(BIN)/python -m bench $(NAME) $(ARGS)
+
+real-engine: $(VENV)/.dev
+	$(BIN)/python -m bench real-engine $(ARGS)
 
 walk: $(VENV)/.dev
 	@$(BIN)/python -m bench.common.walk $(ARGS)

@@ -36,6 +36,7 @@ BENCHES = {
     "compressor-load": "what compressing costs the requests beside it",
     "quartz-live": "QUARTZ and the peers' routers before the same mock engines, in real time",
     "quartz-shadow": "predictions beside least-loaded: coverage, would-be gain, gain of a switch",
+    "real-engine": "two real vLLM on the CPU: calibrate, plan, LoRA, all on, openai-python's tests",
     "bfio": "BF-IO's tables and figures: published, ours, what a gateway can have of it",
     "bfio-live": "balanced data-parallel ranks behind a barrier, in virtual and in real time",
     "quartz": "the QUARTZ paper's tables, the scheduler against other routers, ablations, scenes",

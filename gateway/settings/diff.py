@@ -15,7 +15,7 @@ from gateway.settings.config import Config
 from gateway.settings.fleet import ModelConfig, PoolConfig
 
 FIXED: Final = (
-    *("server", "state", "request_log", "usage_export", "telemetry", "compressor"),
+    *("server", "auth", "state", "request_log", "usage_export", "telemetry", "compressor"),
     *("decisions_kept", "ledger", "currency"),
 )
 """Sections that change only with a restart: most have sockets, files or processes of their own."""
@@ -30,7 +30,7 @@ _FIXED: Final = re.compile(
 )
 _HASH: Final = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
 _NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys"})
-_WHOLE: Final = frozenset({"workers", "aliases", "api_keys"})
+_WHOLE: Final = frozenset({"workers", "aliases", "loras", "api_keys"})
 
 
 class Change(Record, frozen=True, kw_only=True):

@@ -5,11 +5,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
-from bench.common.fleet import MODEL, EngineProcess, Fleet
+from bench.common.fleet import ADMIN_KEY, MODEL, EngineProcess, Fleet
 
 SQL, TONE = "sql-lora", "tone-lora"
 
@@ -191,3 +193,26 @@ def test_a_full_queue_is_busy_and_not_ill() -> None:
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_busy"
         assert client.get(f"{fleet.url}/ready").status_code == 200
+
+
+def test_a_reload_names_adapters_and_refuses_an_alias_that_is_one(tmp_path: Path) -> None:
+    fleet = Fleet(short=1, long=0, mock=("--speed", "50", "--lora", SQL))
+    with fleet:
+        assert ask(fleet, SQL).status_code == 404
+        replica = fleet.replicas[0]
+        file = Path(replica.command[replica.command.index("-c") + 1])
+        good = yaml.safe_load(file.read_text())
+        good["models"][0]["loras"] = [SQL]
+        assert reload(fleet, file, good).json()["restart_needed"] == []
+        until(lambda: ask(fleet, SQL).status_code == 200)
+        good["models"][0].update(loras=[], aliases=[SQL])
+        refused = reload(fleet, file, good)
+        assert refused.status_code == 400
+        assert "is a LoRA adapter of its engines" in refused.json()["error"]["message"]
+        assert ask(fleet, SQL).json()["model"] == SQL
+
+
+def reload(fleet: Fleet, file: Path, config: Any) -> httpx.Response:
+    file.write_text(yaml.safe_dump(config))
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    return httpx.post(f"{fleet.url}/admin/reload", headers=headers, timeout=20)

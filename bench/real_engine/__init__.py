@@ -1,0 +1,1 @@
+"""Sluice before real engines: vLLM on the CPU, with tiny models of random weights."""

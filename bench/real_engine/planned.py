@@ -1,0 +1,106 @@
+"""One real engine: calibrated, planned from its profile, and replayed at half of its capacity."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.report import Row, at_least, at_most
+from bench.real_engine.commands import gateway, sluice
+from bench.real_engine.engines import BASE, RealEngine
+
+CALIBRATE_S: Final = 150.0
+REPLAY_S: Final = 90.0
+SHARE: Final = 0.5
+"""Of the capacity that the plan gives the engine."""
+TRACE: Final = 400
+FIELDS: Final = "prompt=prompt_tokens,answer=completion_tokens"
+_LOW_RATE: Final = 0.05
+"""A rate at which one engine is surely enough: its utilisation gives the capacity."""
+
+
+def scene(folder: Path, engine: RealEngine) -> Iterator[Row]:
+    """Calibrates, plans and replays; nobody else may use the engine."""
+    profile, trace = folder / "profile.json", folder / "trace.jsonl"
+    longest = engine.window - 128
+    found = _calibrated(engine, profile, longest)
+    if not profile.exists():
+        yield Row(
+            metric="calibrate wrote a profile",
+            measured=str(found.get("problem")),
+            target="a profile",
+            holds=False,
+        )
+        return
+    checks = json.loads(profile.read_text("utf-8"))["provenance"]["held_out"]
+    close = [check for check in checks if abs(check["off"]) <= 0.1]
+    off = ", ".join(f"{check['name']} {check['off']:+.1%}" for check in checks)
+    yield at_least(f"held-out figures within 10 %, of {len(checks)}", len(close), 6, off)
+    _write_trace(trace, longest)
+    low = _plan(trace, profile, _LOW_RATE, engine.window)
+    capacity = _LOW_RATE / _only_pool(low)["utilisation"]
+    rate = SHARE * capacity
+    planned_s = _only_pool(_plan(trace, profile, rate, engine.window))["ttft_p99_s"]
+    measured_s = _replayed(trace, engine, rate)
+    yield Row(metric="capacity of one engine, requests/s", measured=capacity)
+    yield at_most(
+        f"P99 TTFT at {SHARE:g} of it: measured against planned, difference",
+        abs(measured_s / planned_s - 1),
+        0.4,
+        f"planned {1000 * planned_s:.0f} ms, measured {1000 * measured_s:.0f} ms, aim 0.2",
+    )
+
+
+def _calibrated(engine: RealEngine, profile: Path, longest: int) -> dict[str, Any]:
+    _, found = sluice(
+        *("calibrate", "--url", engine.url, "--model", BASE, "-o", profile),
+        *("--budget-s", CALIBRATE_S, "--max-prompt", longest),
+        *("--most-concurrency", engine.slots),
+    )
+    said: dict[str, Any] = found
+    return said
+
+
+def _write_trace(file: Path, longest: int) -> None:
+    """Requests with prompts over the whole window."""
+    drawn = random.Random(1)
+    rows = [
+        {
+            "prompt_tokens": drawn.randint(64, longest - 64),
+            "completion_tokens": drawn.randint(8, 64),
+        }
+        for _ in range(TRACE)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def _plan(trace: Path, profile: Path, rate: float, window: int) -> dict[str, Any]:
+    """One pool of one engine at a rate, whatever the SLO."""
+    _, found = sluice(
+        *("plan", "--workload", trace, "--rate", rate, "--profile", profile),
+        *("--max-model-len", window, "--max-pools", 1, "--slo-ttft-ms", 600_000),
+        *("--fields", FIELDS),
+    )
+    plan: dict[str, Any] = found
+    return plan
+
+
+def _only_pool(plan: dict[str, Any]) -> dict[str, Any]:
+    (pool,) = plan["pools"].values()
+    found: dict[str, Any] = pool
+    if found["nodes"] != 1:
+        raise RuntimeError(f"{found['nodes']} engines were planned, not one")
+    return found
+
+
+def _replayed(trace: Path, engine: RealEngine, rate: float) -> float:
+    """P99 time to first token through a gateway before the engine."""
+    pool = {"max_model_len": engine.window, "max_num_seqs": engine.slots, "workers": [engine.url]}
+    with gateway({"models": [{"name": BASE, "pools": {"all": pool}}]}) as url:
+        _, found = sluice(
+            *("replay", "--url", url, "--workload", trace, "--rate", rate, "--model", BASE),
+            *("--duration", REPLAY_S, "--slo-ttft-ms", 600_000, "--arrivals", "poisson"),
+            *("--fields", FIELDS),
+        )
+    return float(found["all"]["ttft_s"]["p99"])
