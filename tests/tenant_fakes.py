@@ -56,7 +56,12 @@ class TenantRig:
             chance=lambda: 0.5,
         )
         self.trail = Audit(self.clock)
-        self.registry = TenantKeyRegistry(self.sync, self.trail, wall_clock=self.clock)
+        self.registry = TenantKeyRegistry(
+            self.sync,
+            self.trail,
+            wall_clock=self.clock,
+            adapters=lambda model: [f"{model}-lora"],
+        )
 
     async def start(self) -> "TenantRig":
         """Read the directory; tests poll."""
@@ -68,10 +73,11 @@ class TenantRig:
         made = await self.registry.add_key(tenant, {"name": name, **fields}, WHO)
         return str(made["key"])
 
-    def asks(self, key: str, model: str = "m") -> str:
+    def asks(self, key: str, model: str = "m", adapter: str = "") -> str:
         """The entitlement of a request with this key. Raises Refusal."""
         now_s = self.clock()
-        return entitled(authenticate(self.keyring, digest(key), now_s), model, now_s).entitlement
+        principal = authenticate(self.keyring, digest(key), now_s)
+        return entitled(principal, model, now_s, adapter=adapter).entitlement
 
     def opens(self, key: str) -> bool:
         """Whether the keyring knows a key."""

@@ -1,7 +1,7 @@
 """Builds the tenants of one process: their file, their directory, and the admin operations."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gateway.adapters.records.audit import Audit
 from gateway.adapters.store.backends import open_directory
@@ -34,9 +34,13 @@ def tenant_file(config: Config) -> TenantFile:
 
 
 def make_tenants(
-    config: Config, keyring: Keyring, trail: Audit, clock: Callable[[], float]
+    config: Config,
+    keyring: Keyring,
+    trail: Audit,
+    clock: Callable[[], float],
+    adapters: Callable[[str], Collection[str]],
 ) -> tuple[TenantSync, TenantKeyRegistry]:
     """The tenants of the file, whose keys open at once, and what administers them."""
     directory = open_directory(config.state.url, TenantEntry, "tenants")
     sync = TenantSync(directory, keyring, tenant_file(config), clock=clock)
-    return sync, TenantKeyRegistry(sync, trail, wall_clock=time.time)
+    return sync, TenantKeyRegistry(sync, trail, wall_clock=time.time, adapters=adapters)

@@ -85,7 +85,9 @@ class AdmissionRuntime:
             limits=limits_of(config), verifier=self.tokens, defaults=token_defaults(config)
         )
         trail = Audit(time.time)
-        self.tenant_sync, self.tenants = make_tenants(config, self.keyring, trail, clock)
+        self.tenant_sync, self.tenants = make_tenants(
+            config, self.keyring, trail, clock, self._adapters
+        )
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url, EntitlementEntry, "entitlements")
@@ -230,6 +232,11 @@ class AdmissionRuntime:
         """Apply another version of the file's entitlements."""
         self._file = File(entries(config), config.modified_unix_s)
         await self.registry.adopt(self._file)
+
+    def _adapters(self, model: str) -> list[str]:
+        """The LoRA adapters that a model has now."""
+        served = self._served.get(model)
+        return [] if served is None else served.adapters.names
 
     def adopt_tenants(self, config: Config) -> None:
         """Apply another version of the file's tenants: a key that left it stops at once."""

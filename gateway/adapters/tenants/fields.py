@@ -1,7 +1,7 @@
 """What an administrator may send for a tenant or a key, checked field by field."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Annotated, Final, TypeVar
@@ -86,9 +86,14 @@ def check_lists(
     entitlements: Collection[str] | UnsetType | None,
     models: Collection[str] | UnsetType | None,
     own: Mapping[str, Principal],
+    adapters: Callable[[str], Collection[str]] = lambda _model: (),
 ) -> None:
-    """Refuse entitlements and models that the tenant does not have. Raises BadRequest."""
-    opened = {principal.model for principal in own.values() if principal.model}
+    """Refuse entitlements and models that the tenant does not have. Raises BadRequest.
+
+    `adapters`: the LoRA adapters of a model.
+    """
+    bases = {principal.model for principal in own.values() if principal.model}
+    opened = bases.union(*map(adapters, bases))
     for field, given, known in (
         ("entitlements", entitlements, set(own)),
         ("models", models, opened),

@@ -171,7 +171,7 @@ class TenantKeyRegistry(TenantRegistry):
 
     def _check(self, name: str, asked: KeyFields) -> None:
         own = self._sync.keyring.entitlements_of(name)
-        check_lists(name, asked.entitlements, asked.models, own)
+        check_lists(name, asked.entitlements, asked.models, own, self._adapters)
 
     def _check_new(self, digest: str, entry: TenantEntry) -> None:
         known = self._sync.keyring.find(bytes.fromhex(digest)) is not None

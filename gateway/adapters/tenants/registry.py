@@ -7,7 +7,7 @@ fingerprint, the digest's first 8 hex digits.
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -37,12 +37,17 @@ class TenantRegistry:
         *,
         wall_clock: Callable[[], float],
         new_key: Callable[[], str] = fresh_key,
+        adapters: Callable[[str], Collection[str]] = lambda _model: (),
     ) -> None:
-        """`trail` is the audit, `wall_clock` in Unix seconds."""
+        """`trail` is the audit, `wall_clock` in Unix seconds.
+
+        `adapters`: the LoRA adapters of a model, which the keys for it may list.
+        """
         self._sync = sync
         self._trail = trail
         self._wall_clock = wall_clock
         self._new_key = new_key
+        self._adapters = adapters
 
     @property
     def up(self) -> bool:

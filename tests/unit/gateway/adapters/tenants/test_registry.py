@@ -38,7 +38,7 @@ async def test_a_key_s_lists_are_checked_against_the_tenant_s_entitlements() -> 
     made = await rig()
     for fields, near in (
         ({"entitlements": ["caht"]}, "Did you mean 'chat'"),
-        ({"models": ["o"]}, "It has: 'm', 'n'"),
+        ({"models": ["o"]}, "It has: 'm', 'm-lora', 'n', 'n-lora'"),
     ):
         with pytest.raises(BadRequest, match=near):
             await made.registry.add_key("acme", {"name": "web", **fields}, WHO)
@@ -46,6 +46,15 @@ async def test_a_key_s_lists_are_checked_against_the_tenant_s_entitlements() -> 
     assert made.asks(key, "n") == "code"
     with pytest.raises(Forbidden):
         made.asks(key, "m")
+
+
+async def test_a_key_may_list_an_adapter_of_a_model_and_opens_it_alone() -> None:
+    made = await rig()
+    key = await made.add("sql", models=["m-lora"])
+    assert made.asks(key, "m", "m-lora") == "chat"
+    for model, adapter in (("m", ""), ("m", "other-lora"), ("n", "n-lora")):
+        with pytest.raises(Forbidden, match="It opens: 'm-lora'"):
+            made.asks(key, model, adapter)
 
 
 async def test_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
