@@ -17,8 +17,8 @@ from bench.real_engine.engines import ADAPTER, BASE, NAMES, RealEngine
 from bench.real_engine.suite import API_KEY
 
 REQUESTS: Final = 1000
-TOGETHER: Final = 10
-"""Requests in flight; few, so that no tenant is over its limits."""
+TOGETHER: Final = 6
+"""Requests in flight: fewer than the smallest pool has slots, so none has to be refused."""
 KEYS: Final = {"chat": API_KEY, "batch": "sk-batch"}
 _PROSE: Final = "\n\n".join(topics.values()).encode("ascii", "ignore").decode()
 _KV_BYTES: Final = 2 * 4 * 4 * 32 * 2
@@ -36,7 +36,7 @@ def config(short: RealEngine, long: RealEngine) -> dict[str, Any]:
                 "loras": [ADAPTER],
                 "kv_bytes_per_token": _KV_BYTES,
                 "boundary": {"b_short": short.window - 200, "gamma": 1.5, "auto": True},
-                "compression": {"enabled": True},
+                "compression": {"enabled": True, "only_when_busy": False},
                 "scheduling": {"policy": "quartz"},
                 "admission": {"mode": "enforce"},
                 "pools": {

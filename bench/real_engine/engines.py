@@ -1,6 +1,7 @@
 """Real vLLM engines as child processes."""
 
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ NAMES: Final = (BASE, "gpt-6-astra", "gpt-3.5-turbo-instruct", "text-embedding-3
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -39,7 +41,9 @@ class RealEngine:
         slots: int,
         adapter: Path | None = None,
         api_key: str | None = None,
+        most_tokens: int | None = None,
     ) -> None:
+        """`most_tokens`: the longest answer, where a client may set no limit."""
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.id = f"127.0.0.1:{self.port}"
@@ -55,6 +59,9 @@ class RealEngine:
         if adapter is not None:
             command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
             command += ["--lora-modules", f"{ADAPTER}={adapter}"]
+        if most_tokens is not None:
+            limit = json.dumps({"max_new_tokens": most_tokens})
+            command += ["--override-generation-config", limit]
         if api_key is not None:
             command += ["--api-key", api_key]
         self._process = children.start(command, env=_ENVIRONMENT, quiet=True, log=log)

@@ -10,14 +10,15 @@ from bench.common.report import Row, at_least, at_most
 from bench.real_engine.commands import gateway, sluice
 from bench.real_engine.engines import BASE, RealEngine
 
-CALIBRATE_S: Final = 150.0
-REPLAY_S: Final = 90.0
+CALIBRATE_S: Final = 120.0
+REPLAY_S: Final = 60.0
 SHARE: Final = 0.5
 """Of the capacity that the plan gives the engine."""
 TRACE: Final = 400
 FIELDS: Final = "prompt=prompt_tokens,answer=completion_tokens"
-_LOW_RATE: Final = 0.05
-"""A rate at which one engine is surely enough: its utilisation gives the capacity."""
+FEWEST: Final = 2
+"""Engines that every plan has at least: it is made for so many, and one of them is replayed."""
+_MOST_RATE, _STEPS = 64.0, 10
 
 
 def scene(folder: Path, engine: RealEngine) -> Iterator[Row]:
@@ -38,10 +39,10 @@ def scene(folder: Path, engine: RealEngine) -> Iterator[Row]:
     off = ", ".join(f"{check['name']} {check['off']:+.1%}" for check in checks)
     yield at_least(f"held-out figures within 10 %, of {len(checks)}", len(close), 6, off)
     _write_trace(trace, longest)
-    low = _plan(trace, profile, _LOW_RATE, engine.window)
-    capacity = _LOW_RATE / _only_pool(low)["utilisation"]
+    capacity = _capacity(trace, profile, engine.window)
     rate = SHARE * capacity
-    planned_s = _only_pool(_plan(trace, profile, rate, engine.window))["ttft_p99_s"]
+    (pool,) = _plan(trace, profile, FEWEST * rate, engine.window)["pools"].values()
+    planned_s = pool["ttft_p99_s"]
     measured_s = _replayed(trace, engine, rate)
     yield Row(metric="capacity of one engine, requests/s", measured=capacity)
     yield at_most(
@@ -56,7 +57,7 @@ def _calibrated(engine: RealEngine, profile: Path, longest: int) -> dict[str, An
     _, found = sluice(
         *("calibrate", "--url", engine.url, "--model", BASE, "-o", profile),
         *("--budget-s", CALIBRATE_S, "--max-prompt", longest),
-        *("--most-concurrency", engine.slots),
+        *("--most-concurrency", 2 * engine.slots),
     )
     said: dict[str, Any] = found
     return said
@@ -76,7 +77,7 @@ def _write_trace(file: Path, longest: int) -> None:
 
 
 def _plan(trace: Path, profile: Path, rate: float, window: int) -> dict[str, Any]:
-    """One pool of one engine at a rate, whatever the SLO."""
+    """A fleet for a rate, whatever the SLO."""
     _, found = sluice(
         *("plan", "--workload", trace, "--rate", rate, "--profile", profile),
         *("--max-model-len", window, "--max-pools", 1, "--slo-ttft-ms", 600_000),
@@ -86,12 +87,14 @@ def _plan(trace: Path, profile: Path, rate: float, window: int) -> dict[str, Any
     return plan
 
 
-def _only_pool(plan: dict[str, Any]) -> dict[str, Any]:
-    (pool,) = plan["pools"].values()
-    found: dict[str, Any] = pool
-    if found["nodes"] != 1:
-        raise RuntimeError(f"{found['nodes']} engines were planned, not one")
-    return found
+def _capacity(trace: Path, profile: Path, window: int) -> float:
+    """The highest rate of one engine, by bisection: beyond it the plan has one engine more."""
+    low, high = 0.0, _MOST_RATE
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        fits = _plan(trace, profile, FEWEST * middle, window)["total_nodes"] <= FEWEST
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 def _replayed(trace: Path, engine: RealEngine, rate: float) -> float:

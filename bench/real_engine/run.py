@@ -30,6 +30,8 @@ from sluice.children import Children
 WINDOW, SLOTS = 4096, 8
 SHORT_WINDOW, SHORT_SLOTS = 1024, 16
 KEY = "sk-engine"
+MOST_TOKENS = 32
+"""Of an answer where clients set no limit: the model ends none by itself."""
 _BUSY = 1.0
 """Load of the machine above which figures of time are said to be busy."""
 
@@ -79,7 +81,8 @@ class _Lab:
         slots: int = SLOTS,
         *,
         lora: bool = False,
-        key: str | None = None,
+        api_key: str | None = None,
+        most_tokens: int | None = None,
     ) -> RealEngine:
         """One more engine, which starts meanwhile: `wait` for it."""
         return RealEngine(
@@ -90,7 +93,8 @@ class _Lab:
             window=window,
             slots=slots,
             adapter=self.adapter if lora else None,
-            api_key=key,
+            api_key=api_key,
+            most_tokens=most_tokens,
         )
 
 
@@ -111,14 +115,15 @@ def _adapters(python: Path, folder: Path) -> Iterator[Row]:
 
 def _mistakes(python: Path, folder: Path) -> Iterator[Row]:
     with _Lab(python, folder) as lab, tempfile.TemporaryDirectory() as there:
-        engine = lab.engine(key=KEY)
+        engine = lab.engine(api_key=KEY)
         engine.wait()
         yield from mistakes.scene(Path(there), engine, KEY)
 
 
 def _all_on(python: Path, folder: Path) -> Iterator[Row]:
     with _Lab(python, folder) as lab:
-        short, long = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True), lab.engine(lora=True)
+        short = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True, most_tokens=MOST_TOKENS)
+        long = lab.engine(lora=True, most_tokens=MOST_TOKENS)
         for engine in (short, long):
             engine.wait()
         with gateway(all_on.config(short, long)) as url:

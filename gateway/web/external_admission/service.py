@@ -115,7 +115,11 @@ class AdmissionService:
         try:
             served = stage_estimate.find_model(self._models, request.model)
             principal = stage_authenticate.entitled(
-                principal, served.name, unix_s, request.entitlement
+                principal,
+                served.name,
+                unix_s,
+                request.entitlement,
+                adapter=served.adapter(request.model),
             )
             estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
