@@ -93,7 +93,7 @@ class Reloading:
     def _refuse_adapted_aliases(self, after: Config) -> None:
         """Refuse an alias that a running engine lists as a LoRA adapter. Raises BadRequest."""
         models = {model.name: model for model in after.models}
-        for served in self._gateway.models:
+        for served in self._gateway.served.models:
             new = set(models[served.name].aliases if served.name in models else ()) - served.aliases
             if taken := adapted_aliases(served, sorted(new)):
                 self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
