@@ -132,7 +132,7 @@ def profile_rows(body: bytes) -> list[Row]:
     async def lease_and_release(leases: MemoryLeases, times: int) -> None:
         for _ in range(times):
             taken = await admit.admit(leases, served, principal, "x", lengths, planned)
-            settle.settle(leases, taken, outcome, lengths, dispatched=True)
+            settle.settle(leases, taken, outcome, lengths, served, dispatched=True)
 
     parts: list[tuple[str, Callable[[], object]]] = [
         ("head", lambda: read_head(headers)),

@@ -240,7 +240,7 @@ class Loaded:
             self.scheduler.finished(request.job, self.now_s)
         fleet.succeeded(self.pool, binding.worker)
         settle.settle(
-            self.store, lease, outcome, request.lengths, dispatched=True, unix_s=self.now_s
+            self.store, lease, outcome, request.lengths, served, dispatched=True, unix_s=self.now_s
         )
         settle.learn(
             served.estimator,

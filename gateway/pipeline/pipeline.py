@@ -228,7 +228,7 @@ class Pipeline:
         else:
             served = stage_estimate.find_model(self._models, facts.model)
         progress.served = served
-        if served.adapters and instead is None and (adapter := served.adapter(facts.model)):
+        if served.adapters.any and instead is None and (adapter := served.adapter(facts.model)):
             progress.facts = facts = msgspec.structs.replace(facts, adapter=adapter)
         progress.principal = principal = stage_authenticate.entitled(
             principal,

@@ -18,7 +18,6 @@ import msgspec
 from gateway.metrics import Metrics
 from gateway.pipeline.attempts import Sending
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress
-from gateway.policy import prices
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.ports import LeaseStore, RecordSink
@@ -78,21 +77,21 @@ class Settler:
         if served is not None and relay is not None and relay.priority_refused:
             self._note_priority(served)
         now_s, now_unix_s = self._clock(), self._wall_clock()
-        charged = None
+        charged, cost_nano = None, None
         if lease is not None and estimate is not None:
             dispatched = attempts is not None and attempts.sent_s is not None
-            charged = stage_settle.settle(
+            charged, cost_nano = stage_settle.settle(
                 self._store,
                 lease,
                 outcome,
                 estimate,
+                served,
                 # What no model computed is charged nothing.
                 dispatched=dispatched and incoming.endpoint.computes,
                 unix_s=now_unix_s,
-                price=None if served is None else served.price,
+                slot_nano=0.0 if attempts is None else attempts.slot_nano,
             )
         progress.timer.end("settle")
-        slot_nano = 0.0 if attempts is None else attempts.slot_nano
         settled = _Settled(
             incoming,
             progress,
@@ -101,7 +100,7 @@ class Settler:
             estimate,
             outcome,
             charged,
-            None if charged is None or served is None else _cost_nano(served, charged, slot_nano),
+            cost_nano,
             now_s,
             now_unix_s,
         )
@@ -205,16 +204,6 @@ class _Settled(NamedTuple):
     ended_s: float
     """By the clock of durations."""
     ended_unix_s: float
-
-
-def _cost_nano(served: ModelRuntime, charged: Usage, slot_nano: float) -> int | None:
-    return prices.request_cost_nano(
-        served,
-        charged.prompt_tokens,
-        charged.completion_tokens,
-        charged.cached_tokens,
-        slot_nano,
-    )
 
 
 def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:

@@ -26,7 +26,7 @@ _Known = tuple[_Worker, frozenset[str], frozenset[str] | None, bool]
 
 
 class Adapters:
-    """State of one model's adapters. Falsy without any, so that other models pay nothing."""
+    """State of one model's adapters."""
 
     __slots__ = (
         "_barred",
@@ -34,6 +34,7 @@ class Adapters:
         "_listing",
         "_lists",
         "_running",
+        "any",
         "discovers",
         "doubted",
         "named",
@@ -43,6 +44,8 @@ class Adapters:
         """`named` by the configuration; `discovers`: those that engines list exist, too."""
         self.named = frozenset(named)
         self.discovers = discovers
+        self.any = bool(self.named)
+        """Whether there is one, named or listed; without, requests pay for one look at this."""
         self.doubted: set[_Worker] = set()
         """Workers that answered that they lack an adapter of their list: it is to be read."""
         self._lists: dict[_Worker, frozenset[str]] = {}
@@ -53,9 +56,6 @@ class Adapters:
         """Workers that run as many adapters as they can."""
         self._barred: dict[tuple[str, int], frozenset[int]] = {}
         """Answers of `barred`, until a list changes."""
-
-    def __bool__(self) -> bool:
-        return bool(self.named) or bool(self._listing)
 
     def __contains__(self, name: str) -> bool:
         return name in self.named or name in self._listing
@@ -168,4 +168,5 @@ class Adapters:
         self._lists[place] = names
         for name in names:
             self._listing.setdefault(name, set()).add(place)
+        self.any = bool(self.named) or bool(self._listing)
         self._barred.clear()

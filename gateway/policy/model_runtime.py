@@ -157,7 +157,7 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
     def adapter(self, asked: str) -> str:
         """The adapter that a request for this name is for; "" for the model itself."""
-        return asked if self.adapters and asked in self.adapters else ""
+        return asked if self.adapters.any and asked in self.adapters else ""
 
     def move_boundaries(self, tokens: Sequence[int]) -> None:
         """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""

@@ -37,7 +37,8 @@ def _about_money(config: Config) -> Iterator[str]:
         for limit in every_limit(config)
         if limit.unit == "money"
     }
-    free = {model.name for model in config.models if model.price is None}
+    by_hour = {m.name for m in config.models if any(p.gpu_hour for p in m.pools.values())}
+    free = {model.name for model in config.models if model.price is None} - by_hour
     for entitlement in config.entitlements:
         if entitlement.model in free and spenders & {entitlement.tenant, entitlement.name}:
             yield (

@@ -8,14 +8,13 @@ limit reached) is a lower bound of its length, never an observation of it.
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.prices import cost_nano
+from gateway.policy.prices import request_cost_nano
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
-from gateway.records.price import TokenPrice
 from gateway.records.request import BodyFacts, Principal, Prompt
 
 _CUT = frozenset({"length", "max_tokens", "incomplete"})
@@ -26,26 +25,38 @@ def settle(
     lease: Lease,
     outcome: Outcome,
     estimate: LengthEstimate,
+    served: ModelRuntime | None,
     *,
     dispatched: bool,
     unix_s: float = 0.0,
-    price: TokenPrice | None = None,
-) -> Usage | None:
-    """Release the lease; the usage it was charged (None for a full refund).
+    slot_nano: float = 0.0,
+) -> tuple[Usage | None, int | None]:
+    """Release the lease; the usage it was charged (None for a full refund), and its cost.
 
-    `price` is that of the model's tokens, for budgets in money.
+    `slot_nano` is what its time at workers costs, where they have a price by the hour. The cost
+    is in nano-units of the currency, None where the model has no prices.
     """
     usage = charged(outcome, estimate) if dispatched else None
-    money = money_of(price, lease, usage) if lease.asked else 0
+    cost = None if served is None or usage is None else cost_of(served, usage, slot_nano)
+    money = money_of(lease, cost) if lease.asked else 0
     store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s, money=money))
-    return usage
+    return usage, cost
 
 
-def money_of(price: TokenPrice | None, lease: Lease, usage: Usage | None) -> int:
+def cost_of(served: ModelRuntime, usage: Usage, slot_nano: float = 0.0) -> int | None:
+    """The cost of a charged request, in nano-units; None where its model has no prices."""
+    if served.price is None and not served.by_hour:
+        return None
+    return request_cost_nano(
+        served, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, slot_nano
+    )
+
+
+def money_of(lease: Lease, cost: int | None) -> int:
     """What budgets in money count of a request, in nano-units; 0 where it has none."""
-    if price is None or usage is None or not any(one.unit == "money" for one in lease.asked):
+    if not cost or not any(one.unit == "money" for one in lease.asked):
         return 0
-    return cost_nano(price, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    return cost
 
 
 def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:

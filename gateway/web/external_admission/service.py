@@ -51,7 +51,7 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
 from gateway.stages import request_metrics
-from gateway.stages.settle import money_of
+from gateway.stages.settle import cost_of, money_of
 from gateway.web.external_admission.held_slots import HeldSlots
 from gateway.web.external_admission.records import refused_record, settled_record
 
@@ -269,13 +269,14 @@ class AdmissionService:
             open_lease, usage, self._clock() - open_lease.received_s
         )
         unix_s = self._wall_clock()
+        cost = None if usage is None else cost_of(served, usage)
         self._store.settle(
             lease,
             Settlement(
                 usage=usage,
                 dispatched=usage is not None,
                 unix_s=unix_s,
-                money=money_of(served.price, lease, usage),
+                money=money_of(lease, cost),
             ),
         )
         settled = settled_as(open_lease, ending, usage, held_tokens)

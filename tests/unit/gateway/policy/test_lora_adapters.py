@@ -9,10 +9,10 @@ def pool(workers: int) -> PoolState:
     return PoolState("only", [f"w{n}" for n in range(workers)], 8)
 
 
-def test_a_model_without_adapters_is_falsy() -> None:
-    assert not Adapters()
-    assert not Adapters(discovers=True)
-    assert Adapters(["sql"])
+def test_a_model_without_adapters_says_so() -> None:
+    assert not Adapters().any
+    assert not Adapters(discovers=True).any
+    assert Adapters(["sql"]).any
 
 
 def test_workers_whose_list_lacks_an_adapter_are_barred_and_unread_ones_are_not() -> None:
@@ -32,7 +32,7 @@ def test_a_discovered_adapter_exists_while_a_worker_lists_it() -> None:
     assert "sql" in adapters
     adapters.forget(0, 1)
     assert "sql" not in adapters
-    assert not adapters
+    assert not adapters.any
 
 
 def test_a_named_adapter_exists_without_a_worker() -> None:

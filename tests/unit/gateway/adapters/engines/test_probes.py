@@ -453,7 +453,7 @@ async def test_adapters_that_the_configuration_does_not_name_are_told_once(
     with caplog.at_level(logging.INFO):
         for worker in range(2):
             assert await probing.probe(served, 0, worker)
-    assert not served.adapters
+    assert not served.adapters.any
     told = [r.getMessage() for r in caplog.records if "LoRA" in r.getMessage()]
     assert len(told) == 1
     assert "such as sql" in told[0]
