@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gateway.settings import parse, remarks
-from gateway.settings.token_pools import tenant_keys
+from gateway.settings.token_pools import every_limit, tenant_keys
 
 FILE = Path(__file__).parents[3] / "deploy/examples/twelve-tenants.yaml"
 
@@ -18,6 +18,7 @@ def test_three_models_twenty_engines_and_twelve_tenants_fit_into_120_lines() -> 
     assert len(config.tenants) == 12
     keys = tenant_keys(config)
     assert len(keys) == len({key.sha256 for key in keys}) == 24
+    assert len({limit.name for limit in every_limit(config) if limit.unit != "requests"}) == 3
     assert remarks(config) == []
 
 
