@@ -240,7 +240,8 @@ class Prober:
     def _reason_of(self, error: Exception) -> str:
         if _is_timeout(error):
             return f"no answer to a probe within {self._timeout_s:g} s"
-        if isinstance(error.__cause__, ConnectionRefusedError):
+        # Compiled code sets no cause.
+        if isinstance(error.__cause__ or error.__context__, ConnectionRefusedError):
             return "it refuses connections"
         return f"a probe failed: {error}"
 
