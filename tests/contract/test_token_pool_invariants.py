@@ -304,6 +304,8 @@ class PoolMachine(RuleBasedStateMachine):
         """Settled leases."""
         self.late: dict[str, OpenLease] = {}
         """Expired leases of which no usage was heard."""
+        self.orphaned: dict[str, OpenLease] = {}
+        """Expired ones whose entitlement was made anew meanwhile; their requests may run on."""
         self.used = dict.fromkeys(NAMES, 0)
         self.debts = dict.fromkeys(NAMES, 0.0)
         self.busy: dict[str, int] = {}
@@ -467,8 +469,9 @@ class PoolMachine(RuleBasedStateMachine):
         if self.opened.takes_up_again:
             for kept in self.late.values():
                 self.used[kept.ask.entitlement] -= kept.tokens
-            self.kept |= self.late
+            self.kept |= self.late | self.orphaned  # they count where their name leads now
             self.late.clear()
+            self.orphaned.clear()
         for kept in self.kept.values():
             if not kept.former:
                 kept.expires_s = self.now_s + LEASE_TTL_S
@@ -527,7 +530,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.entitlements[name] = again
         self.run(self.store.define(again))
         self.used[name], self.debts[name] = 0, 0.0
-        self.late = {i: k for i, k in self.late.items() if k.ask.entitlement != name}
+        self.orphaned |= {i: k for i, k in self.late.items() if k.ask.entitlement == name}
+        self.late = {i: k for i, k in self.late.items() if i not in self.orphaned}
         if name in METERED:
             self.meters[name] = Meter(self.now_s)
         self.apply_capacity(self.terms.slots)
@@ -735,6 +739,27 @@ def test_any_history_keeps_the_invariants(opener: Opener, request: pytest.Fixtur
 
     name = request.node.callspec.params["opener"]
     run_state_machine_as_test(Machine, settings=LIMITS[name])
+
+
+def test_requests_that_outlive_their_entitlement_count_in_the_next_of_its_name(
+    opener: Opener,
+) -> None:
+    class Machine(PoolMachine):
+        pass
+
+    Machine.opener = staticmethod(opener)
+    machine = Machine()
+    machine.admit("slots", 0, False, 2, 10, 10)
+    machine.pass_time(31.0)
+    machine.make_anew("slots")
+    machine.renew()
+    machine.counters_are_sums_over_the_leases()
+    assert bool(machine.kept) == machine.opened.takes_up_again
+    for lease_id in list(machine.kept):
+        machine.gone[lease_id] = kept = machine.kept.pop(lease_id)
+        machine.post(kept, 1.0)
+    machine.counters_are_sums_over_the_leases()
+    machine.teardown()
 
 
 def ask_of(name: str, number: int) -> Ask:
