@@ -4,7 +4,7 @@
 line, column, dotted path and fix. Secrets are `SecretStr` and never appear in messages.
 """
 
-from gateway.settings.checks import unfit_ports, unfit_workers
+from gateway.settings.checking.checks import unfit_ports, unfit_workers
 from gateway.settings.config import (
     Config,
     EntitlementConfig,

@@ -24,7 +24,7 @@ from gateway.settings.model_parts import (
     SchedulingConfig,
     TimeoutOverrides,
 )
-from gateway.settings.prices import Price, TokenPrices
+from gateway.settings.tenancy.prices import Price, TokenPrices
 from gateway.settings.tls import EngineTlsConfig
 from gateway.settings.types import (
     Amount,

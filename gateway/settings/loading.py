@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from gateway.settings.auth_checks import check_auth
-from gateway.settings.checks import check_config, check_models, check_references
+from gateway.settings.checking.auth_checks import check_auth
+from gateway.settings.checking.checks import check_config, check_models, check_references
+from gateway.settings.checking.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.explain import explain
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.problems import ConfigError, Problem

@@ -701,7 +701,7 @@ def test_a_missing_exporter_says_what_to_install(
         if missing == "all of it":
             raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("gateway.settings.checks.find_spec", find_spec)
+    monkeypatch.setattr("gateway.settings.checking.checks.find_spec", find_spec)
     (found,) = problems(BASE + "telemetry: {otlp: true}\n")
     assert "pip install 'sluice-gateway[otel]'" in found
     assert not read(BASE + "telemetry: {otlp: false}\n").telemetry.otlp

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import GIB, BadTerms, ModelShape, terms_from
-from gateway.settings.checks import KV_BYTES_FIX, NO_KV_BYTES, Models
+from gateway.settings.checking.checks import KV_BYTES_FIX, NO_KV_BYTES, Models
 from gateway.settings.config import EntitlementConfig
 from gateway.settings.explain import nearest
 from gateway.settings.fleet import ModelConfig

@@ -10,10 +10,10 @@ from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 
+from gateway.settings.checking.price_checks import check_prices
 from gateway.settings.config import Config
 from gateway.settings.explain import nearest
 from gateway.settings.fleet import ModelConfig, PoolConfig, WorkerConfig
-from gateway.settings.price_checks import check_prices
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_engine_tls, unfit_server_tls

@@ -1,0 +1,1 @@
+"""Checks of a whole configuration that no single setting can make."""
