@@ -343,6 +343,20 @@ def test_every_command_and_its_options_are_documented() -> None:
         assert [o for o in re.findall(r"--[a-z-]+", usage) if o not in options] == []
 
 
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("docs/operate/metrics.md", r"\| (`\w+`)"),
+        ("docs/operate/routes.md", r"\| (`[^|]+)\|"),
+        ("docs/start/commands.md", r"\| `(sluice (?:import )?[\w-]+)"),
+    ],
+)
+def test_no_metric_route_or_command_has_two_rows_in_one_table(page: str, name: str) -> None:
+    for table in text_of(page).split("\n\n"):
+        found = re.findall(f"^{name}", table, re.MULTILINE)
+        assert len(found) == len(set(found)), sorted(found)
+
+
 def test_addresses_of_this_machine_are_written_as_what_servers_bind_to() -> None:
     """`localhost` is IPv6 first on many machines, where nobody listens."""
     shipped = [ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "docker-compose.yml", *PAGES]
