@@ -383,6 +383,18 @@ MAY_BE_EMPTY = {
     "Preemptions",
     "Prefix cache",
     "Firing alerts",
+    # Only where the configuration has sources of engines, prices, budgets, issuers, adapters, TLS.
+    "Engines found",
+    "Sources of workers that answer",
+    "Cost by tenant",
+    "Cost of workers",
+    "Budgets near their end",
+    "Tokens of identity providers",
+    "Age of issuers' keys",
+    "LoRA adapters",
+    "TLS connections that never began",
+    "Certificate expires in",
+    "Certificate files fit",
     # Pools without a scheduler that queues have no such series.
     "Waiting in the gateway",
     "Time in the gateway queue",
