@@ -66,8 +66,8 @@ demo: $(VENV)/.runtime
 
 # Most tests wait for processes of their own, so four run at a time; a file's stay together and
 # share its servers. Those that measure real time to a few per cent follow, one by one (5: none).
-# Where there is a C compiler, tests over sockets and stores run compiled, as the image does, and
-# the rest runs both ways; then the image is tested.
+# Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
+# of compiled modules both ways, the rest interpreted; then the image is tested.
 OVER_SOCKETS := tests/contract tests/integration tests/e2e
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
@@ -88,7 +88,9 @@ coverage: $(VENV)/.dev redis
 		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
 	@echo "line by line: htmlcov/index.html"
 
-TESTS_COMPILED := tests/unit/test_compiled.py tests/unit/gateway $(OVER_SOCKETS)
+UNIT_COMPILED := policy stages pipeline records adapters/store/memory web/http test_ranks.py
+TESTS_COMPILED := tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED)) \
+	$(OVER_SOCKETS)
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis

@@ -4,8 +4,10 @@ Exit codes: 0 ok, 1 failed, 2 bad input or configuration. Typer's pretty traceba
 they would print local variables, and those hold keys.
 """
 
+import importlib
 import importlib.metadata
-from typing import Annotated
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -37,40 +39,50 @@ def root(
     """An OpenAI-compatible gateway for fleets of LLM engines."""
 
 
-def register() -> None:
-    """Add every verb; each imports its dependencies only when it runs."""
-    from sluice.budget.command import budget
-    from sluice.calibrate.command import calibrate
-    from sluice.check import check
-    from sluice.compress.command import compress
-    from sluice.demo.command import demo
-    from sluice.hash_key import hash_key
-    from sluice.imports.command import import_
-    from sluice.mock import mock
-    from sluice.plan.command import plan
-    from sluice.plan.whatif import whatif
-    from sluice.replay.command import replay
-    from sluice.schema import schema
-    from sluice.serve import serve
-    from sluice.simulate.command import simulate
-    from sluice.tenant.command import tenant
-    from sluice.tenant.keys import key
-    from sluice.tenant.tenants import tenants
-    from sluice.top.command import top
-    from sluice.traffic import traffic
-    from sluice.train.command import train
-    from sluice.usage import usage
-    from sluice.why import why
+COMMANDS: Final = {
+    "demo": "sluice.demo.command",
+    "serve": "sluice.serve",
+    "check": "sluice.check",
+    "compress": "sluice.compress.command",
+    "schema": "sluice.schema",
+    "mock": "sluice.mock",
+    "hash-key": "sluice.hash_key",
+    "plan": "sluice.plan.command",
+    "whatif": "sluice.plan.whatif",
+    "simulate": "sluice.simulate.command",
+    "replay": "sluice.replay.command",
+    "calibrate": "sluice.calibrate.command",
+    "train": "sluice.train.command",
+    "top": "sluice.top.command",
+    "traffic": "sluice.traffic",
+    "why": "sluice.why",
+    "usage": "sluice.usage",
+}
+"""Verbs by name, each a function of its module."""
+GROUPS: Final = {
+    "tenant": "sluice.tenant.command",
+    "tenants": "sluice.tenant.tenants",
+    "key": "sluice.tenant.keys",
+    "budget": "sluice.budget.command",
+    "import": "sluice.imports.command",
+}
+"""Verbs with verbs of their own."""
 
-    verbs = (demo, serve, check, compress, schema, mock, hash_key, plan, whatif, simulate)
-    for verb in (*verbs, replay, calibrate, train, top, traffic, why, usage):
-        app.command(name=verb.__name__.replace("_", "-"))(verb)
-    for group in (tenant, tenants, key, budget):
-        app.add_typer(group)
-    app.add_typer(import_)
+
+def register(verb: str = "") -> None:
+    """Add a verb, or all if none has that name: a command does not load the others' modules."""
+    one = verb in COMMANDS or verb in GROUPS
+    for name, module in COMMANDS.items():
+        if not one or name == verb:
+            found = getattr(importlib.import_module(module), name.replace("-", "_"))
+            app.command(name=name)(found)
+    for name, module in GROUPS.items():
+        if not one or name == verb:
+            attribute = "import_" if name == "import" else name
+            app.add_typer(getattr(importlib.import_module(module), attribute))
 
 
 def main() -> None:
     """Entry point of the console script and of `python -m sluice`."""
-    register()
+    register(sys.argv[1] if len(sys.argv) > 1 else "")
     app()
