@@ -1,6 +1,6 @@
 """`python -m bench real-engine`: Sluice before vLLM itself (docs/develop/benches/real-engine.md).
 
-Two engines on the CPU with a tiny model of random weights. What they compute is nonsense; how
+Two engines on the CPU with a tiny model of random weights. Their answers are nonsense; how
 they schedule, answer, refuse and report is the real thing. Skipped, with the reason, where the
 wheel cannot be had.
 """

@@ -24,7 +24,7 @@ _LIMIT_S: Final = 900.0
 
 
 def scene(python: Path, source: Path, direct: str, through: str) -> Iterator[Row]:
-    """What passes directly has to pass through the gateway."""
+    """Tests that pass directly must pass through the gateway."""
     alone, relayed = passing(python, source, direct), passing(python, source, through)
     lost = sorted(alone - relayed)
     yield at_least("openai-python's tests that pass directly", len(alone), LEAST)

@@ -60,7 +60,7 @@ class KeySet:
         self._clock = clock
         self._keys: Keys = {}
         self._source: object = None
-        """What the keys were made of, to notice a change."""
+        """Content of the JWKS that the keys were made from, to notice a change."""
         self._read_at_s: float | None = None
         self._begun_at_s: float | None = None
         self._reading: asyncio.Task[None] | None = None

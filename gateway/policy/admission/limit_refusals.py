@@ -58,13 +58,13 @@ def _used_up(denial: Denial, limit: Limit) -> QuotaExceeded:
 
 
 def owner(limit: Limit) -> str:
-    """Whose limit it is, for people; a key is named without its tenant."""
+    """The owner of a limit, for people; a key is named without its tenant."""
     name = limit.name.rpartition("/")[2] if limit.scope == "key" else limit.name
     return f"the {_SCOPES[limit.scope]} '{name}'"
 
 
 def title(limit: Limit) -> str:
-    """What a budget is called: budget of tokens a month."""
+    """The name of a budget, such as: budget of tokens a month."""
     span = limit.window
     if span.endswith("d"):
         span = f"in {span.removesuffix('d')} days"

@@ -133,7 +133,7 @@ class LimitBook:
     ) -> tuple[list[Weighed], Over | None, bool]:
         """Each limit, the first that refuses the request, and whether one gives it leftovers only.
 
-        What is weighed is valid until anything else changes.
+        The result is valid until anything else changes.
         """
         found: list[Weighed] = []
         over: Over | None = None
