@@ -24,8 +24,8 @@ from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 STREAMS = 200
-TOKENS = 50
-SPEED = "0.15"
+TOKENS = 70
+SPEED = "0.5"
 """A stream lasts some seconds, longer than a new process takes to start."""
 ASKING = 8
 DRAIN_S = 120
