@@ -378,7 +378,7 @@ class TokenVerifier(Protocol):
     """Verifies tokens (JWT) with their issuers' keys."""
 
     def verify(self, token: bytes) -> TokenIdentity:
-        """The identity of a token. Raises Unauthorized, and KeysAwaited if keys are being read for it."""
+        """A token's identity. Raises Unauthorized, and KeysAwaited if its keys are being read."""
 
     async def keys_read(self) -> None:
         """Wait until the keys that are being read are known, for a bounded time."""
