@@ -46,7 +46,7 @@ from gateway.wiring.handover import (
 from gateway.wiring.replicas import loopback_of_many
 
 LAST_REQUESTS_S: Final = 1.0
-"""Time for open connections to send a last request when a replica leaves a shared port."""
+"""Time for open connections to send a last request once nothing runs and nothing listens."""
 HANDSHAKES_S: Final = 0.2
 """Time for handshakes under way to end when a replica leaves a shared port."""
 
@@ -58,6 +58,8 @@ class _GatewayServer(uvicorn.Server):
 
     A replica that shares the clients' port stops listening on it when it drains, so new
     connections reach other replicas. Its open connections are served one more request each.
+    Others listen until nothing runs, to tell clients to ask elsewhere. Either way a request on its
+    way when the drain ends is still answered.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class _GatewayServer(uvicorn.Server):
         self._closes = 0
         """Number of listeners to close, from the first."""
         self._drain_until_s: float | None = None
-        self._last_requests_until_s = 0.0
+        self._leaves_s: float | None = None
+        """When it exits, once nothing runs."""
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -129,7 +132,6 @@ class _GatewayServer(uvicorn.Server):
         now_s, plane = time.monotonic(), self._gateway.data_plane
         if self._shared:
             self._closes = self._shared
-            self._last_requests_until_s = now_s + LAST_REQUESTS_S
             plane.last_requests = True
         plane.draining = True
         self._drain_until_s = now_s + self._gateway.config.server.drain_timeout_s
@@ -159,11 +161,22 @@ class _GatewayServer(uvicorn.Server):
                     connection.sweep(loop_s)
         if self._drain_until_s is not None:
             await self._stop_listening()
-            waits = self.server_state.connections and now_s < self._last_requests_until_s
-            idle = self._gateway.data_plane.running == 0 and not waits
-            if idle or now_s > self._drain_until_s:
-                self.should_exit = True
+            await self._leave_when_done(self._drain_until_s)
         return await super().on_tick(counter)
+
+    async def _leave_when_done(self, drain_until_s: float) -> None:
+        now_s, plane = time.monotonic(), self._gateway.data_plane
+        over = now_s > drain_until_s
+        if over:
+            plane.last_requests = False
+        if plane.running and not over:
+            self._leaves_s = None
+        elif self._leaves_s is None:
+            self._leaves_s = now_s + LAST_REQUESTS_S
+            self._closes = sys.maxsize
+            await self._stop_listening()
+        if self._leaves_s is not None:
+            self.should_exit = now_s >= self._leaves_s or not self.server_state.connections
 
     async def _stop_listening(self) -> None:
         """Close each listener once no connection waits in it; the kernel would reset those."""

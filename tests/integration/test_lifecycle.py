@@ -57,6 +57,25 @@ def test_sigterm_drains_and_nothing_is_lost(tmp_path: Path) -> None:
     assert done[0]["schema"] == 2
 
 
+def test_a_request_that_arrives_as_the_drain_ends_is_still_answered() -> None:
+    """Else its client sees a connection that closes without a word."""
+    with Fleet(short=1, long=0, mock=("--speed", "2")) as f, httpx.Client() as kept:
+        assert f.gateway is not None
+        assert kept.post(f.url + CHAT, json=body(max_tokens=2)).status_code == 200
+        long = body(max_tokens=50, mock_output_tokens=50, stream=True)
+        with httpx.stream("POST", f.url + CHAT, json=long, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            f.gateway.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        time.sleep(0.4)  # nothing runs any more
+        late = kept.post(f.url + CHAT, json=body())
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+        assert late.headers["connection"] == "close"
+        assert f.gateway.wait(10) == 0
+        f.forget_gateway()
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.redis)])
 def test_sighup_reloads_in_every_replica_and_ends_nothing(
     workers: int, request: pytest.FixtureRequest
