@@ -224,6 +224,8 @@ class ModelSet:
     def _retire(self, retiree: _Retiree) -> None:
         gateway, old = self._gateway, retiree.served
         gateway.served.retiring.remove(old)
+        # What started the process is never collected, and would keep all that came after it.
+        old.fleet.response_affinity.on_remember = None
         gateway.pools.forget(old)
         gateway.rotation.close_connections(retiree.engines)
         here = {m.name: [p.name for p in m.fleet.pools] for m in gateway.served.models}

@@ -172,6 +172,21 @@ async def test_a_response_is_still_found_after_its_pool_moved(reloaded: Reloaded
     assert after.fleet.response_affinity.find("r2") == ResponseLocation(1, 0)
 
 
+async def test_a_model_that_retired_holds_on_to_none_that_came_after(
+    reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is part of what the process never collects."""
+    monkeypatch.setattr(model_set, "GRACE_S", 0.0)
+    (before,) = reloaded.gateway.models
+    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
+    await reloaded.reload()
+    reloaded.gateway.reloading.models.sweep()
+    (after,) = reloaded.gateway.models
+    before.fleet.response_affinity.remember("r1", ResponseLocation(0, 0))
+    assert after.fleet.response_affinity.find("r1") is None
+    assert before.fleet.response_affinity.on_remember is None
+
+
 async def test_a_comparison_shows_no_value_of_the_environment(
     reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
