@@ -14,6 +14,8 @@ from typing import Any, Self
 import httpx
 import yaml
 
+from bench.common.raw_client import RawClient
+
 CHUNK = 'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":%s}]}\n\n'
 OK = b"HTTP/1.1 200 OK\r\n"
 STEP_S = 0.02
@@ -146,7 +148,7 @@ class Streams:
         self.failures: list[str] = []
         self.completed = 0
         self._url = url
-        self._headers = {"authorization": f"Bearer {key}"}
+        self._key = key
         self._clients = clients
         self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -160,21 +162,19 @@ class Streams:
         await asyncio.gather(*self._tasks)
 
     async def _run(self) -> None:
-        async with httpx.AsyncClient(timeout=30, headers=self._headers) as client:
+        async with RawClient(self._url, self._key) as client:
             while not self._ending:
                 # A prompt of its own each time: one prompt would stay where it is cached.
                 message = {"role": "user", "content": secrets.token_hex(50)}
-                body = {"model": "m", "stream": True, "messages": [message]}
+                body = json.dumps({"model": "m", "stream": True, "messages": [message]}).encode()
                 try:
-                    async with client.stream(
-                        "POST", f"{self._url}/v1/chat/completions", json=body
-                    ) as answer:
-                        text = (await answer.aread()).decode()
-                except httpx.HTTPError as error:
+                    async with asyncio.timeout(30):
+                        answer = await client.post("/v1/chat/completions", body)
+                except (OSError, EOFError, TimeoutError) as error:
                     self.failures.append(repr(error))
                     continue
-                if answer.status_code != 200 or not text.rstrip().endswith("[DONE]"):
-                    self.failures.append(f"{answer.status_code} {text[-200:]}")
+                if answer.status != 200 or not answer.body.rstrip().endswith(b"[DONE]"):
+                    self.failures.append(f"{answer.status} {answer.body[-200:].decode()}")
                     await asyncio.sleep(0.05)
                 else:
                     self.completed += 1

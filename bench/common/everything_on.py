@@ -15,6 +15,18 @@ MODEL: Final = "bench-model"
 KEY: Final = "sk-bench"
 KEY_SHA256: Final = sha256(KEY.encode()).hexdigest()
 
+_TENANTS: Final = f"""ledger: {{{{path: "{{folder}}/ledger-{{port}}.db"}}}}
+tenants:
+  - name: bench
+    budgets: [{{{{tokens: 9000000000000}}}}, {{{{money: 9000000}}}}]
+    keys:
+      - name: app
+        sha256: {KEY_SHA256}
+        models: [{MODEL}]
+        requests_per_minute: 1000000000
+        max_concurrency: 1000000
+"""
+
 
 def everything(
     folder: Path,
@@ -23,13 +35,14 @@ def everything(
     *,
     state: str = "memory://",
     concurrency: int = 20_000,
+    tenants: bool = False,
 ) -> Path:
     """Write the configuration to `folder`, give its path.
 
     The first half of the engines (at least two) serves the short pool, the rest the long one.
     `concurrency`: sequences that the entitlement may run at once,
     half of what each pool has; its limits of tokens/s and KV bytes are as wide. `state`: URL of
-    the store.
+    the store. `tenants`: the key is a tenant's, with budgets, limits of its own, prices and ledger.
     """
     half = max(1, len(engine_urls) // 2)
     short, long = (
@@ -37,6 +50,8 @@ def everything(
     )
     slots = 2 * concurrency // half
     each = f"max_num_seqs: {slots}, tokens_per_second: 100000000, kv_cache_gib: {slots}"
+    price = "price: {input: 0.6, cached_input: 0.15, output: 1.8}" if tenants else ""
+    keys = "" if tenants else f'api_keys: ["sha256:{KEY_SHA256}"]'
     file = folder / f"sluice-{port}.yaml"
     file.write_text(
         f"""version: 1
@@ -47,6 +62,7 @@ usage_export: {{path: "{folder}/usage-{port}.jsonl"}}
 models:
   - name: {MODEL}
     kv_bytes_per_token: 131072
+    {price}
     compression: {{enabled: true}}
     scheduling: {{policy: quartz}}
     admission: {{mode: enforce}}
@@ -61,8 +77,9 @@ entitlements:
     tokens_per_second: 50000000
     kv_cache_gib: {concurrency}
     concurrency: {concurrency}
-    api_keys: ["sha256:{KEY_SHA256}"]
+    {keys}
 """
+        + (_TENANTS.format(folder=folder, port=port) if tenants else "")
     )
     return file
 

@@ -20,12 +20,13 @@ from sluice.children import ChildDied, Children, free_ports
 EMBEDDED: Final = "sluice"
 ON_REDIS: Final = "sluice on Redis"
 LEAST_LOADED: Final = "sluice, least-loaded"
+TENANTS: Final = "sluice, tenants"
 ROUTER: Final = "sglang-router"
-GATEWAYS: Final = (EMBEDDED, ON_REDIS, LEAST_LOADED)
+GATEWAYS: Final = (EMBEDDED, ON_REDIS, LEAST_LOADED, TENANTS)
 LITELLM: Final = "litellm"
 OF_ONE_CORE: Final = (*GATEWAYS, LITELLM)
 """Python programs of one process: they use one core at most."""
-NAMES: Final = (EMBEDDED, ON_REDIS, *(name for name in MAKERS if name != EMBEDDED))
+NAMES: Final = (EMBEDDED, ON_REDIS, *(name for name in MAKERS if name not in (EMBEDDED, TENANTS)))
 
 ROUNDS: Final = int(os.environ.get("SLUICE_BENCH_ROUNDS", "5"))
 """Rounds that count, of each section that goes by rounds."""

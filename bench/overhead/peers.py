@@ -38,6 +38,12 @@ def sluice_on_redis(folder: Path, port: int, engine_ports: Sequence[int], state:
     return PeerStart("sluice on Redis", serve_command(file), "/ready")
 
 
+def sluice_tenants(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
+    """The same, embedded, asked with a tenant's key that has budgets and limits of its own."""
+    file = everything(folder, port, urls(engine_ports), tenants=True)
+    return PeerStart("sluice, tenants", serve_command(file), "/ready")
+
+
 def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
     """The gateway without scheduler, limits, compression and telemetry; embedded state."""
     file = folder / f"least-loaded-{port}.yaml"
@@ -175,6 +181,7 @@ general_settings: {{master_key: {KEY}}}
 MAKERS: dict[str, Callable[[Path, int, Sequence[int]], PeerStart | None]] = {
     "sluice": sluice,
     "sluice, least-loaded": sluice_least_loaded,
+    "sluice, tenants": sluice_tenants,
     "sglang-router": sglang_router,
     "vllm-router": vllm_router,
     "nginx": nginx,

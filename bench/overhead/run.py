@@ -8,6 +8,7 @@ Sections, each in a module of its own; `SLUICE_BENCH_SECTIONS` chooses some:
 - streams: 32 and 120 streams at an engine's pace.
 - rate: chunks/s per core at an added p99 between tokens of at most 5 ms.
 - slow: 8,000 slow streams on one process.
+- tenants: what a tenant's key with budgets and limits costs more than an entitlement's own.
 
 CPU is the kernel's accounting of the process tree, so waiting does not count. Rounds are
 interleaved, each ratio is taken within its round, and the first round is discarded. The gateway
@@ -34,9 +35,10 @@ from bench.overhead.rounds import TICK_US, Round, main_rounds, resident_mib
 from bench.overhead.rows import main_rows
 from bench.overhead.slow import slow_section
 from bench.overhead.streams import streams_section
+from bench.overhead.tenants import tenants_section
 from bench.overhead.variants import CONTENDERS, MANY, Seen, variant_rounds, variant_rows
 
-SECTIONS: Final = ("main", "variants", "streams", "rate", "slow")
+SECTIONS: Final = ("main", "variants", "streams", "rate", "slow", "tenants")
 WANTED: Final = os.environ.get("SLUICE_BENCH_SECTIONS", "").split() or list(SECTIONS)
 HISTORY: Final = ROOT / "bench" / "out" / "overhead.jsonl"
 
@@ -63,6 +65,8 @@ def run(plot: Path | None = None, *, profile: bool = False) -> Report:
             rows += rate_rows
         if "slow" in WANTED:
             rows += slow_section(folder, tools)
+        if "tenants" in WANTED:
+            rows += tenants_section(folder, tools)
     variants = {variant.label: found for variant, found in seen.items()}
     detail = {"rounds": rounds, "variants": variants, "rate": rate}
     report = Report(name="overhead", rows=rows, detail=detail)
