@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from sluice.tenant.admin_client import AdminClient
 from sluice.terminal import JsonOption, console, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})
+_BASE_URL = re.compile(r"(https?://[^\s\"',\]}]+?)/v1/?(?=[\s\"',\]}]|$)", re.MULTILINE)
+"""As clients of an engine write its URL."""
 
 
 def check(
@@ -44,11 +47,14 @@ def check(
     if diff is not None:
         _diff(config, diff, as_json=as_json)
         return
+    notes = _shortened(loaded, config.read_text(encoding="utf-8"))
     if live:
-        _live(loaded, as_json=as_json)
+        _live(loaded, notes, as_json=as_json)
         return
+    found = summary(loaded)
+    found["remarks"] += notes
     if as_json:
-        typer.echo(json.dumps({"ok": True, "file": str(config), **summary(loaded)}, indent=2))
+        typer.echo(json.dumps({"ok": True, "file": str(config), **found}, indent=2))
         return
     out = console()
     out.print(_pools(loaded))
@@ -56,9 +62,20 @@ def check(
         out.print(_entitlements(loaded))
     if loaded.tenants:
         out.print(_tenants(loaded))
-    for line in remarks(loaded):
+    for line in found["remarks"]:
         typer.echo(f"note: {line}")
     typer.echo(f"{config}: ok")
+
+
+def _shortened(config: Config, text: str) -> list[str]:
+    """One notice per worker whose URL the file ends in /v1, which the gateway adds itself."""
+    pools = [pool for model in config.models for pool in model.pools.values()]
+    urls = {worker.url for pool in pools for worker in pool.workers}
+    return [
+        f"{url}/v1 is read as {url}, for the gateway adds the path: remove /v1"
+        for url in dict.fromkeys(_BASE_URL.findall(text))
+        if url in urls
+    ]
 
 
 def _diff(file: Path, url: str, *, as_json: bool) -> None:
@@ -79,7 +96,7 @@ def _diff(file: Path, url: str, *, as_json: bool) -> None:
         typer.echo("nothing would change")
 
 
-def _live(config: Config, *, as_json: bool) -> None:
+def _live(config: Config, notes: list[str], *, as_json: bool) -> None:
     """Show how the engines answer; exits with 1 for problems."""
     from gateway.wiring.live_check import look
 
@@ -87,13 +104,15 @@ def _live(config: Config, *, as_json: bool) -> None:
     bad = any(finding.problem for finding in findings)
     if as_json:
         rows = [msgspec.structs.asdict(finding) for finding in findings]
-        typer.echo(json.dumps({"ok": not bad, "workers": rows}, indent=2))
+        typer.echo(json.dumps({"ok": not bad, "workers": rows, "remarks": notes}, indent=2))
     else:
         found = table("model", "pool", "worker", "ready", "problem", "fix")
         for each in findings:
             cells = (each.model, each.pool, each.worker, "yes" if each.ready else "no")
             found.add_row(*map(escape, (*cells, each.problem, each.fix)))
         console().print(found)
+        for line in notes:
+            typer.echo(f"note: {line}")
     if bad:
         raise typer.Exit(1)
 

@@ -11,6 +11,7 @@ from bench.real_engine.engines import BASE, RealEngine
 MISTAKES: Final = {
     "wrong name": ("it serves 'tiny'", "set the worker's `model`"),
     "wrong window": ("max_model_len", "set it to the engine's"),
+    "`/v1` at the end of the URL": ("is read as", "remove /v1"),
     "`/v1/...` in the URL": ("404", "without /v1"),
     "no key": ("it wants a key", "set the worker's `api_key`"),
     "wrong key": ("refuses the key", "set the worker's `api_key`"),
@@ -21,10 +22,10 @@ MISTAKES: Final = {
 def scene(folder: Path, engine: RealEngine, key: str) -> Iterator[Row]:
     """Checks one good file and one file for each mistake."""
     yield _row("a good file", folder, _file(engine, key), None)
-    yield _row("a URL that ends in /v1, which is mended", folder, _file(engine, key, "/v1"), None)
     files = {
         "wrong name": _file(engine, key, name="tinny"),
         "wrong window": _file(engine, key, window=engine.window * 2),
+        "`/v1` at the end of the URL": _file(engine, key, "/v1"),
         "`/v1/...` in the URL": _file(engine, key, "/v1/chat/completions"),
         "no key": _file(engine, None),
         "wrong key": _file(engine, "sk-other"),
@@ -36,6 +37,7 @@ def scene(folder: Path, engine: RealEngine, key: str) -> Iterator[Row]:
 def _row(metric: str, folder: Path, config: dict[str, Any], words: tuple[str, str] | None) -> Row:
     code, found = sluice("check", "-c", written(folder, config), "--live")
     said = [f"{each['problem']}: {each['fix']}" for each in found["workers"] if each["problem"]]
+    said += found["remarks"]
     holds = not said if words is None else any(all(w in text for w in words) for text in said)
     return Row(
         metric=f"check --live: {metric}",

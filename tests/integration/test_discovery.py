@@ -134,7 +134,11 @@ async def test_a_live_check_names_what_is_wrong_with_its_fix(tmp_path: Path) -> 
         )
         out, _ = await process.communicate()
     assert process.returncode == 1
-    found = {each["worker"]: each for each in json.loads(out)["workers"]}
+    answer = json.loads(out)
+    found = {each["worker"]: each for each in answer["workers"]}
+    (note,) = answer["remarks"]
+    assert note.startswith(f"http://{engines.address(2)}:{engines.port}/v1 is read as")
+    assert note.endswith("remove /v1")
     short = found[f"{engines.address(2)}:{engines.port}"]
     assert short["ready"]
     assert "max_model_len 8192" in short["problem"]

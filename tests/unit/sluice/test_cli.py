@@ -53,6 +53,22 @@ def test_check_notes_what_may_surprise(tmp_path: Path) -> None:
     assert len(found["remarks"]) == 1
 
 
+def test_check_names_the_workers_whose_url_ends_in_v1(tmp_path: Path) -> None:
+    file = tmp_path / "sluice.yaml"
+    workers = '["http://a:8000/v1", "http://b:8000", {url: http://c:8000/v1/}]'
+    file.write_text(
+        f"""version: 1
+# http://d:8000/v1 is nobody's
+models:
+  - {{name: m, pools: {{all: {{max_model_len: 64, max_num_seqs: 1, workers: {workers}}}}}}}
+"""
+    )
+    result = run(check, "-c", str(file))
+    assert result.exit_code == 0, result.output
+    noted = [line for line in result.output.splitlines() if line.endswith("remove /v1")]
+    assert [line.split()[1] for line in noted] == ["http://a:8000/v1", "http://c:8000/v1"]
+
+
 def test_check_for_machines() -> None:
     result = run(check, "-c", str(EXAMPLE), "--json")
     assert result.exit_code == 0
