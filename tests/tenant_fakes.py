@@ -1,7 +1,8 @@
 """Tenants of one process over a directory; several over one are replicas."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gateway.adapters.records.audit import Audit
@@ -10,11 +11,24 @@ from gateway.adapters.tenants.entries import FileTenant, TenantEntry, TenantFile
 from gateway.adapters.tenants.keys import TenantKeyRegistry
 from gateway.adapters.tenants.sync import TenantSync
 from gateway.ports import Directory
+from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
+from gateway.settings import parse
 from gateway.stages.authenticate import Keyring, authenticate, entitled
+from gateway.wiring.tenants import checked_limits
 from tests.fakes import FakeClock
 
 WHO = "adm1n000"
+CONFIG = parse(
+    """
+version: 1
+models:
+  - {name: m, pools: {p: {max_model_len: 100, max_num_seqs: 4, workers: ["http://a"]}}}
+""",
+    "f",
+    {},
+)
+"""A file without tenants."""
 
 
 def digest(key: str) -> bytes:
@@ -26,7 +40,7 @@ def file_of(*tenants: str, **keys: TenantKey) -> TenantFile:
     found = {name: FileTenant() for name in tenants}
     if keys:
         found[tenants[0]] = FileTenant(keys=tuple(keys.values()))
-    return TenantFile(tenants=found, order={"acme": ("chat", "code")})
+    return TenantFile(tenants=found, order={"acme": ("chat", "code")}, currency="EUR")
 
 
 def file_key(name: str, tenant: str = "acme", **more: Any) -> TenantKey:
@@ -44,6 +58,10 @@ class TenantRig:
         clock: FakeClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock(1_900_000_000.0)
+        self.limits: dict[str, list[str]] = {}
+        """By tenant, ids of its keys' limits."""
+        self.counted = 0
+        """Calls that ask for limits to be counted."""
         self.directory = directory or MemoryDirectory()
         self.keyring = Keyring()
         for name, model in (("chat", "m"), ("code", "n")):
@@ -51,15 +69,17 @@ class TenantRig:
         self.sync = TenantSync(
             self.directory,
             self.keyring,
-            file or TenantFile(),
+            file or TenantFile(currency="EUR"),
             clock=self.clock,
             chance=lambda: 0.5,
+            observer=self,
         )
         self.trail = Audit(self.clock)
         self.registry = TenantKeyRegistry(
             self.sync,
             self.trail,
             wall_clock=self.clock,
+            read_limits=partial(checked_limits, CONFIG),
             adapters=lambda model: [f"{model}-lora"],
         )
 
@@ -72,6 +92,19 @@ class TenantRig:
         """A new key of a tenant that exists."""
         made = await self.registry.add_key(tenant, {"name": name, **fields}, WHO)
         return str(made["key"])
+
+    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
+        """See LimitsObserver."""
+        self.limits[tenant] = [limit.id for limit in limits]
+
+    async def count_limits(self) -> None:
+        """See LimitsObserver."""
+        self.counted += 1
+
+    def limited(self, key: str) -> dict[str, int]:
+        """The limits of a request with this key, by id."""
+        principal = authenticate(self.keyring, digest(key), self.clock())
+        return {limit.id: limit.amount for limit in principal.choices["m"][0].limits}
 
     def asks(self, key: str, model: str = "m", adapter: str = "") -> str:
         """The entitlement of a request with this key. Raises Refusal."""

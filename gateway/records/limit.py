@@ -1,11 +1,36 @@
 """A limit of a key, an entitlement or a tenant: how it is stated, held by a lease, and reported."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.records.record import Record
 
 Scope = Literal["key", "entitlement", "tenant"]
 LimitUnit = Literal["sequences", "requests", "tokens", "money"]
+
+
+class Budget(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A budget as the file or an administrator states it: in tokens, or in money."""
+
+    tokens: int | None = None
+    money: float | None = None
+    """In units of the currency."""
+    window: str = "month"
+    """hour, day, week or month by the calendar, or the latest days as in `30d`."""
+    timezone: str = "UTC"
+    warn_at: float | None = None
+    """Share of it from which answers warn, in (0, 1]."""
+    on_exceed: Literal["refuse", "spot"] = "refuse"
+
+
+class KeyLimits(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits of one key as the file or an administrator states them."""
+
+    requests_per_minute: int | None = None
+    max_concurrency: int | None = None
+    budgets: tuple[Budget, ...] = ()
+
+
+UNLIMITED: Final = KeyLimits()
 
 
 class Limit(Record, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Raw
 
 from gateway.records.endpoint import Endpoint
-from gateway.records.limit import Limit
+from gateway.records.limit import UNLIMITED, KeyLimits, Limit
 from gateway.records.record import Record
 from gateway.records.trace import NO_TRACE, Trace
 
@@ -28,8 +28,10 @@ class TenantKey(Record, frozen=True, kw_only=True):
     """Whether it uses no further entitlements of its tenant."""
     expires_unix_s: float | None = None
     suspended: bool = False
+    stated: KeyLimits = UNLIMITED
+    """Its own limits as the file or an administrator states them."""
     limits: tuple[Limit, ...] = ()
-    """Its own; those of its tenant and entitlements come on top."""
+    """The same as admission counts them; those of its tenant and entitlements come on top."""
 
 
 class Principal(Record, frozen=True, kw_only=True):

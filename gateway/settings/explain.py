@@ -66,7 +66,7 @@ def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> 
         if kind == "missing":
             _missing(document, path, str(location[-1]))
         elif kind == "extra_forbidden":
-            _unknown(document, path)
+            document.add(path, *_unknown(_section(path[:-1]), str(path[-1])), key=True)
         elif location[-1:] == ("[key]",):
             document.add(
                 path,
@@ -77,6 +77,15 @@ def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> 
         else:
             message, fix = _wording(detail)
             document.add(path, message, fix)
+
+
+def first_problem(error: ValidationError, section: type[Section]) -> tuple[KeyPath, str, str]:
+    """(path, problem, fix) of the first finding about a section that is not part of a file."""
+    detail = error.errors(include_url=False, include_context=True)[0]
+    path = detail["loc"]
+    if detail["type"] == "extra_forbidden":
+        return path, *_unknown(_section(path[:-1], section), str(path[-1]))
+    return path, *_wording(detail)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -105,17 +114,13 @@ _REMOVED: dict[tuple[type[Section], str], str] = {
 """Settings of earlier versions, with the fix to report."""
 
 
-def _unknown(document: Document, path: KeyPath) -> None:
-    name = str(path[-1])
-    section = _section(path[:-1])
+def _unknown(section: type[Section] | None, name: str) -> tuple[str, str]:
     if section is not None and (fix := _REMOVED.get((section, name))) is not None:
-        document.add(path, f"`{name}` is no setting any more", fix, key=True)
-        return
+        return f"`{name}` is no setting any more", fix
     if section is not None and (elsewhere := wish(section.__name__, name)) is not None:
-        document.add(path, f"`{name}` is no setting here", elsewhere, key=True)
-        return
+        return f"`{name}` is no setting here", elsewhere
     known = section.model_fields if section is not None else {}
-    document.add(path, f"unknown key `{shown(name)}`", nearest(name, known), key=True)
+    return f"unknown key `{shown(name)}`", nearest(name, known)
 
 
 def _wording(detail: ErrorDetails) -> tuple[str, str]:
@@ -164,9 +169,9 @@ def _kind(value: object) -> str:
     return "something else"
 
 
-def _section(path: KeyPath) -> type[Section] | None:
-    """The section class whose keys are at a path."""
-    section: type[Section] | None = Config
+def _section(path: KeyPath, root: type[Section] = Config) -> type[Section] | None:
+    """The section class whose keys are at a path below `root`."""
+    section: type[Section] | None = root
     named = False  # whether the next step is a name chosen by the user, such as a pool's
     for step in path:
         if section is None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 
 from gateway.policy.admission.capacity import WorkerShare
+from gateway.policy.budgets.stated import budget_limits, key_limits
 from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
 from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
@@ -19,7 +20,7 @@ from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet import ModelConfig, PoolConfig
-from gateway.settings.tenancy.budgets import budget_limits, key_limits
+from gateway.settings.tenancy.budgets import stated_budgets, stated_limits
 from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
 
 LIMITS = (
@@ -55,18 +56,23 @@ def limits_of(config: Config) -> dict[tuple[str, str], tuple[Limit, ...]]:
     """Budgets of entitlements and tenants, by which of both and by name."""
     currency = config.currency
     found = {
-        ("tenant", t.name): budget_limits("tenant", t.name, t.budgets, currency)
+        ("tenant", t.name): budget_limits("tenant", t.name, stated_budgets(t.budgets), currency)
         for t in config.tenants
     }
     for e in config.entitlements:
-        found["entitlement", e.name] = budget_limits("entitlement", e.name, e.budgets, currency)
+        budgets = stated_budgets(e.budgets)
+        found["entitlement", e.name] = budget_limits("entitlement", e.name, budgets, currency)
     return {owner: limits for owner, limits in found.items() if limits}
 
 
+def shared_limits(config: Config) -> list[Limit]:
+    """All budgets of entitlements and tenants."""
+    return [limit for limits in limits_of(config).values() for limit in limits]
+
+
 def every_limit(config: Config) -> list[Limit]:
-    """All limits that span models: of keys, entitlements and tenants."""
-    shared = [limit for limits in limits_of(config).values() for limit in limits]
-    return shared + [limit for key in tenant_keys(config) for limit in key.limits]
+    """All limits of the file that span models: of keys, entitlements and tenants."""
+    return shared_limits(config) + [limit for key in tenant_keys(config) for limit in key.limits]
 
 
 def base_terms(model: ModelConfig) -> Terms:
@@ -172,6 +178,7 @@ def _tenant_key(
     tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str], currency: str
 ) -> TenantKey:
     listed = tenant.entitlements if key.entitlements is None else key.entitlements
+    stated = stated_limits(key)
     return TenantKey(
         tenant=tenant.name,
         name=key.name,
@@ -181,7 +188,8 @@ def _tenant_key(
         only_listed=listed is not None,
         expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
         suspended=key.suspended,
-        limits=key_limits(tenant.name, key.name, key, currency),
+        stated=stated,
+        limits=key_limits(tenant.name, key.name, stated, currency),
     )
 
 

@@ -111,6 +111,7 @@ class Gateway:
             self.metrics,
             clock,
             event_sink=self.log,
+            decide_anew=self._decide_anew,
         )
         self.store = self.pools.store
         self.replicas = Replicas(config, self.models, clock, port=port, counted=self.pools.replicas)
@@ -322,6 +323,9 @@ class Gateway:
         answer_refusals(peers, partial(refusals, self.metrics))
         Attainment(self.metrics, peers).answer()
         answer_totals(peers, self.metrics)
+
+    async def _decide_anew(self) -> None:
+        await self.reloading.decide_anew()
 
     def _replicas(self) -> int:
         """Live replicas, this one included."""

@@ -90,6 +90,14 @@ class Reloading:
             )
             return found
 
+    async def decide_anew(self) -> None:
+        """Apply the configuration in force to the token pools: keys got limits at run time."""
+        async with self._lock:
+            gateway = self._gateway
+            served = {model.name: model for model in gateway.served.models}
+            await gateway.pools.prepare(gateway.config, served)
+            gateway.pools.use(gateway.config, served)
+
     def _refuse_adapted_aliases(self, after: Config) -> None:
         """Refuse an alias that a running engine lists as a LoRA adapter. Raises BadRequest."""
         models = {model.name: model for model in after.models}

@@ -11,7 +11,7 @@ import importlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,14 +31,15 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import EntitlementEntry, RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
+from gateway.records.limit import Limit
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import (
     base_terms,
     entries,
-    every_limit,
     limits_of,
     managed,
     shape_of,
+    shared_limits,
     token_defaults,
     worker_shares,
 )
@@ -66,8 +67,13 @@ class AdmissionRuntime:
         metrics: Metrics,
         clock: Callable[[], float],
         event_sink: RecordSink | None = None,
+        *,
+        decide_anew: Callable[[], Awaitable[None]],
     ) -> None:
-        """`models` by name (not by alias); `event_sink` records changes of the pools. No I/O."""
+        """`models` by name (not by alias); `event_sink` records changes of the pools. No I/O.
+
+        `decide_anew` calls `prepare` and `use` with the configuration in force.
+        """
         self._file = File(entries(config), config.modified_unix_s)
         self._url = config.state.url
         kept = config.administered and backend_of(self._url) != "memory"
@@ -85,9 +91,6 @@ class AdmissionRuntime:
             limits=limits_of(config), verifier=self.tokens, defaults=token_defaults(config)
         )
         trail = Audit(time.time)
-        self.tenant_sync, self.tenants = make_tenants(
-            config, self.keyring, trail, clock, self._adapters
-        )
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
         self.directory = open_directory(self._url, EntitlementEntry, "entitlements")
@@ -110,8 +113,13 @@ class AdmissionRuntime:
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
             trail=trail,
         )
-        self.budgets = BudgetDesk(self.store, every_limit(config), metrics, note=self.registry.note)
+        self.budgets = BudgetDesk(self.store, metrics, note=self.registry.note)
+        self.budgets.replace("", shared_limits(config))
         self.store.on_warning = self.budgets.warned
+        self.tenant_sync, self.tenants = make_tenants(
+            config, self.keyring, trail, clock, self._adapters, self
+        )
+        self._decide_anew = decide_anew
         self.upkeep = self._make_upkeep()
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
             self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
@@ -119,6 +127,18 @@ class AdmissionRuntime:
                 self.store.event_sink(name, "terms", time.time(), token_pool.terms)
         self.snapshots: tuple[PoolSnapshot, ...] = ()
         """Counters at the last refresh, for /metrics."""
+
+    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
+        """See LimitsObserver."""
+        self.budgets.replace(tenant, limits)
+
+    async def count_limits(self) -> None:
+        """See LimitsObserver. A request is counted where it gets a managed model's lease."""
+        if self.shapes.keys() - self._managed.keys():
+            await self._decide_anew()
+
+    def _is_managed(self, config: Config, model: ModelConfig) -> bool:
+        return bool(self.tenant_sync.limited) or managed(config, model)
 
     def manages(self, model: str) -> bool:
         """Whether a model's entitlements have limits."""
@@ -186,7 +206,7 @@ class AdmissionRuntime:
             name = model.name
             self.shapes[name] = shape_of(model)
             self._rates[name] = served[name].admission.rates
-            if managed(config, model) and name not in self._managed:
+            if self._is_managed(config, model) and name not in self._managed:
                 token_pool = TokenPool(base_terms(model))
                 await self.store.manage(served[name], token_pool)
                 if self._saved is not None:
@@ -210,7 +230,7 @@ class AdmissionRuntime:
         self.store.pending.clear()
         for model in config.models:
             name = model.name
-            if managed(config, model):
+            if self._is_managed(config, model):
                 self._managed[name] = model
                 self.upkeep.respecify(name, self._spec(served[name], model))
             elif name in self._managed:
@@ -241,7 +261,7 @@ class AdmissionRuntime:
     def adopt_tenants(self, config: Config) -> None:
         """Apply another version of the file's tenants: a key that left it stops at once."""
         self.keyring.limit(limits_of(config))
-        self.budgets.replace(every_limit(config))
+        self.budgets.replace("", shared_limits(config))
         self.tenant_sync.adopt(tenant_file(config))
 
     def _open_store(

@@ -1,6 +1,8 @@
 """`sluice key`: the keys of tenants at a running gateway."""
 
-from typing import Annotated, Any
+import contextlib
+import math
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -8,6 +10,9 @@ from sluice.tenant.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, 
 from sluice.tenant.tables import card, key_table
 from sluice.tenant.tenants import listed, removed
 from sluice.terminal import JsonOption, console, echo_json, stop
+
+_NUMBERS: Final = frozenset({"tokens", "money", "warn_at"})
+"""Fields of a budget that are no text."""
 
 key = typer.Typer(
     name="key",
@@ -29,6 +34,25 @@ Entitlements = Annotated[
 Expires = Annotated[
     str | None,
     typer.Option("--expires-at", help="2030-12-31T23:59:59Z; UTC without an offset."),
+]
+PerMinute = Annotated[
+    int | None,
+    typer.Option(
+        "--requests-per-minute", help="Most requests in any 60 seconds.", show_default=False
+    ),
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option("--max-concurrency", help="Most sequences in flight.", show_default=False),
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget",
+        help="As tokens=1000000,window=day or money=50,timezone=Europe/Berlin,warn_at=0.8. "
+        "Those given replace all that it has.",
+        show_default=False,
+    ),
 ]
 Hash = Annotated[
     str | None,
@@ -60,13 +84,20 @@ def add(
     models: Models = None,
     entitlements: Entitlements = None,
     expires_at: Expires = None,
+    requests_per_minute: PerMinute = None,
+    max_concurrency: AtOnce = None,
+    budget: Budgets = None,
     sha256: Hash = None,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a key. Prints it; it is shown only once."""
-    body = {"name": name, **_fields(models, entitlements, expires_at)}
+    body = {
+        "name": name,
+        **_fields(models, entitlements, expires_at),
+        **_limits(requests_per_minute, max_concurrency, budget),
+    }
     if sha256 is not None:
         body["sha256"] = sha256
     client = AdminClient(url, admin_key_file)
@@ -80,15 +111,22 @@ def change(
     models: Models = None,
     entitlements: Entitlements = None,
     expires_at: Expires = None,
+    requests_per_minute: PerMinute = None,
+    max_concurrency: AtOnce = None,
+    budget: Budgets = None,
     unset: Annotated[
-        list[str] | None, typer.Option(help="Remove a field, such as `models` or `expires-at`.")
+        list[str] | None, typer.Option(help="Remove a field, such as `models` or `budgets`.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change a key, effective at once. Fields that are not named stay."""
-    body = {**_fields(models, entitlements, expires_at), **removed(unset)}
+    body = {
+        **_fields(models, entitlements, expires_at),
+        **_limits(requests_per_minute, max_concurrency, budget),
+        **removed(unset),
+    }
     if not body:
         stop("nothing to change: give an option, see --help", 2)
     _patch(AdminClient(url, admin_key_file), tenant, name, body, as_json)
@@ -179,6 +217,38 @@ def _fields(
     if expires_at is not None:
         found["expires_at"] = expires_at
     return found
+
+
+def _limits(
+    requests_per_minute: int | None, max_concurrency: int | None, budgets: list[str] | None
+) -> dict[str, object]:
+    """The limits that were given."""
+    given = {"requests_per_minute": requests_per_minute, "max_concurrency": max_concurrency}
+    found: dict[str, object] = {name: most for name, most in given.items() if most is not None}
+    if budgets:
+        found["budgets"] = [_budget(text) for text in budgets]
+    return found
+
+
+def _budget(text: str) -> dict[str, object]:
+    """A budget written as `tokens=1000000,window=day`; the gateway checks its fields."""
+    found: dict[str, object] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            stop(f"--budget {text}: give NAME=VALUE,NAME=VALUE, as in tokens=1000000,window=day", 2)
+        found[name] = _number(value) if name in _NUMBERS else value
+    return found
+
+
+def _number(value: str) -> object:
+    """The number that it spells; other text as it is, which the gateway refuses by its name."""
+    with contextlib.suppress(ValueError):
+        return int(value)
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    return value
 
 
 def _patch(

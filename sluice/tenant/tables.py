@@ -1,6 +1,6 @@
 """Entitlements and their changes as tables for people."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,7 +77,9 @@ def tenant_table(found: Iterable[Mapping[str, Any]]) -> Table:
 
 def key_table(found: Iterable[Mapping[str, Any]]) -> Table:
     """One row per key."""
-    made = table("key", "fingerprint", "state", "models", "entitlements", "expires", "from")
+    made = table(
+        *("key", "fingerprint", "state", "models", "entitlements", "limits", "expires", "from")
+    )
     for row in found:
         made.add_row(
             row["name"] + (" (before its rotation)" if row["former"] else ""),
@@ -85,10 +87,22 @@ def key_table(found: Iterable[Mapping[str, Any]]) -> Table:
             row["state"],
             escape("all" if row["models"] is None else ", ".join(row["models"])),
             "all" if row["entitlements"] is None else ", ".join(row["entitlements"]),
+            ", ".join(_limits(row)),
             row["expires_at"] or "",
             row["origin"],
         )
     return made
+
+
+def _limits(key: Mapping[str, Any]) -> Iterator[str]:
+    """A key's own limits in a few words each."""
+    if key["requests_per_minute"] is not None:
+        yield f"{key['requests_per_minute']} requests a minute"
+    if key["max_concurrency"] is not None:
+        yield f"{key['max_concurrency']} at once"
+    for budget in key["budgets"]:
+        unit = "tokens" if "tokens" in budget else "money"
+        yield f"{budget[unit]} {unit} per {budget['window']}"
 
 
 def audit(records: Iterable[Mapping[str, Any]]) -> Table:
@@ -121,5 +135,5 @@ def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={amount}" for name, amount in value.items())
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ("; " if value and isinstance(value[0], Mapping) else ", ").join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -77,6 +77,34 @@ async def test_changes_of_one_tenant_on_several_gateways_are_all_kept(replica: R
         assert len(rig.rows()) == 9
 
 
+async def test_a_key_s_limits_are_shared_kept_and_counted_by_its_name(replica: Replica) -> None:
+    one, other = await replica().start(), await replica().start()
+    await one.registry.create({"name": "acme"}, WHO)
+    budget = {"money": 2.5, "timezone": "Europe/Berlin", "warn_at": 0.8}
+    key = await one.add("web", requests_per_minute=60, max_concurrency=4, budgets=[budget])
+    await other.sync.poll()
+    found = {
+        "key:acme/web:sequences": 4,
+        "key:acme/web:requests:minute": 60,
+        "key:acme/web:money:month": 2_500_000_000,
+    }
+    assert one.limited(key) == other.limited(key) == found
+    assert other.limits["acme"] == list(found)
+    assert other.counted
+
+    fresh = await other.registry.rotate_key("acme", "web", {"grace_s": 60}, WHO)
+    assert other.limited(key) == other.limited(str(fresh["key"])) == found
+    assert other.limits["acme"] == list(found), "both values of the key count as one"
+    changes = {"requests_per_minute": 90, "max_concurrency": None, "budgets": None}
+    await other.registry.change_key("acme", "web", changes, WHO)
+    for rig in (one, other, again := await replica().start()):
+        await rig.sync.poll()
+        assert rig.limited(key) == rig.limited(str(fresh["key"]))
+        assert rig.limited(key) == {"key:acme/web:requests:minute": 90}
+    await again.registry.revoke_key("acme", "web", WHO)
+    assert again.limits["acme"] == []
+
+
 async def test_a_deleted_tenant_stays_deleted_and_its_name_is_free(replica: Replica) -> None:
     one, other = await replica().start(), await replica().start()
     await one.registry.create({"name": "acme"}, WHO)

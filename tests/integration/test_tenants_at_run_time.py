@@ -1,6 +1,7 @@
 """Tenants and keys made by the command, over real sockets, on one gateway and on two."""
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,9 +32,13 @@ def made(fleet: Fleet, *args: str) -> Any:
 
 
 def status(url: str, key: str) -> int:
+    return chat(url, key).status_code
+
+
+def chat(url: str, key: str) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(url + CHAT, json=body, headers=headers, timeout=20).status_code
+    return httpx.post(url + CHAT, json=body, headers=headers, timeout=20)
 
 
 def until(true: Callable[[], bool], limit_s: float = 5.0) -> bool:
@@ -85,6 +90,66 @@ def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
         made(fleet, "tenants", "delete", "acme")
         refused = sluice(fleet, "tenants", "show", "acme")
         assert (refused.exit_code, "sluice tenants list" in refused.output) == (2, True)
+
+
+def test_a_key_s_own_limits_hold_are_raised_and_outlive_rotation_and_restart(
+    tmp_path: Path,
+) -> None:
+    with fleet_on(f"sqlite:///{tmp_path}/sluice.db") as fleet:
+        made(fleet, "tenants", "create", "acme")
+        free = made(fleet, "key", "add", "acme", "free")["key"]
+        limits = ("--requests-per-minute", "2", "--budget", "tokens=100000,window=day")
+        key = made(fleet, "key", "add", "acme", "web", *limits)["key"]
+        answers = [chat(fleet.url, key) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].headers["x-sluice-reason"] == "key_requests"
+        assert "the API key 'web'" in answers[2].json()["error"]["message"]
+        assert status(fleet.url, free) == 200
+
+        row = made(fleet, "key", "change", "acme", "web", "--requests-per-minute", "3")
+        assert (row["requests_per_minute"], row["budgets"][0]["tokens"]) == (3, 100_000)
+        answers[2] = chat(fleet.url, key)
+        fresh = made(fleet, "key", "rotate", "acme", "web", "--grace-s", "600")["key"]
+        assert (status(fleet.url, key), status(fleet.url, fresh)) == (429, 429)
+
+        fleet.kill_replica(fleet.replicas[0], sig=signal.SIGTERM)
+        fleet.start_replica(fleet.replicas[0])
+        fleet.wait_ready(fleet.replicas[0])
+        assert status(fleet.url, fresh) == 429
+        requests, budget = "key:acme/web:requests:minute", "key:acme/web:tokens:day"
+        found = {each["id"]: each for each in made(fleet, "budget", "list", "--of", "web")}
+        used = sum(answer.json()["usage"]["total_tokens"] for answer in answers)
+        assert found.keys() == {requests, budget}
+        assert (found[requests]["used"], found[budget]["used"]) == (3, used)
+        assert made(fleet, "budget", "raise", budget, "--by", "500")["added"] == 500
+        headers = {"authorization": f"Bearer {fresh}"}
+        mine = httpx.get(f"{fleet.url}/v1/sluice/me", headers=headers).json()
+        seen = {each["id"]: each["added"] for each in mine["entitlements"][0]["limits"]}
+        assert seen == {requests: 0, budget: 500}
+
+        refused = sluice(fleet, "key", "change", "acme", "web", "--budget", "tokens=5,window=year")
+        assert refused.exit_code == 2
+        assert "budgets[0].window: not a window of time; write hour" in refused.output
+        made(fleet, "key", "change", "acme", "web", "--unset", "requests-per-minute")
+        assert status(fleet.url, fresh) == 200
+
+
+@pytest.mark.redis
+def test_a_key_s_limit_counts_over_two_gateways(redis_server: RedisServer) -> None:
+    with fleet_on(redis_server.url, {}) as fleet:
+        other = fleet.replicas[1].url
+        made(fleet, "tenants", "create", "acme")
+        key = made(fleet, "key", "add", "acme", "web", "--requests-per-minute", "8")["key"]
+
+        def used() -> int:
+            (limit,) = made(fleet, "budget", "list")
+            return int(limit["used"])
+
+        assert until(lambda: status(other, key) == 200 and used() > 0)
+        left = 8 - used()
+        found = [status(url, key) for url in (fleet.url, other) * 5]
+        assert (found.count(200), found.count(429)) == (left, 10 - left)
+        assert used() == 8
 
 
 @pytest.mark.redis

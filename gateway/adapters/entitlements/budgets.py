@@ -1,7 +1,7 @@
 """Budgets and limits of keys at run time: what is used of them, and more of one for its window."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.errors import BadRequest, NotFound, StateFailure, Unavailable
@@ -17,25 +17,31 @@ _MOST: Final = 1 << 53
 
 
 class BudgetDesk:
-    """All limits of the configuration. Methods raise Refusal."""
+    """All limits over all models. Methods raise Refusal."""
 
-    def __init__(
-        self, store: Budgets, limits: Iterable[Limit], metrics: Metrics, note: Note
-    ) -> None:
+    def __init__(self, store: Budgets, metrics: Metrics, note: Note) -> None:
         self._store = store
         self._metrics = metrics
         self._note = note
         self._limits: dict[str, Limit] = {}
-        self._ids: list[str] = []
-        self.replace(limits)
+        self._of: dict[str, tuple[str, ...]] = {}
+        """Ids of limits by whose keys' they are; under "" those of no key."""
+        self._ids: list[str] | None = []
+        """In order; None after a change, until somebody asks."""
 
-    def replace(self, limits: Iterable[Limit]) -> None:
-        """Know these limits from now on, and no others."""
-        self._limits = {limit.id: limit for limit in sorted(limits, key=_id)}
-        self._ids = list(self._limits)
+    def replace(self, tenant: str, limits: Sequence[Limit]) -> None:
+        """Know these limits of a tenant's keys, and no others of them; "" for those of no key."""
+        for known in self._of.pop(tenant, ()):
+            del self._limits[known]
+        if limits:
+            self._of[tenant] = tuple(limit.id for limit in limits)
+            self._limits.update((limit.id, limit) for limit in limits)
+        self._ids = None
 
     async def page(self, after: str | None, limit: int) -> dict[str, object]:
         """Limits by id with their counters: "data", and in "next" the `after` of the next page."""
+        if self._ids is None:
+            self._ids = sorted(self._limits)
         start = 0 if after is None else bisect_right(self._ids, after)
         ids = self._ids[start : start + limit]
         more = start + limit < len(self._ids)
@@ -74,10 +80,6 @@ class BudgetDesk:
         self._metrics.budget_warnings.add(limit.scope)
         after = {"used": _figure(limit, use.level), "amount": _figure(limit, use.amount)}
         self._note("", "budget_warning", limit.id, {}, after)
-
-
-def _id(limit: Limit) -> str:
-    return limit.id
 
 
 def _amount(limit: Limit, by: object) -> int:

@@ -15,8 +15,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.policy.budgets.stated import key_limits
 from gateway.ports import StoredEntry
-from gateway.records.limit import Limit
+from gateway.records.limit import UNLIMITED, KeyLimits, Limit
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
 
@@ -36,6 +37,8 @@ class KeyEntry(Record, frozen=True, kw_only=True):
     entitlements: tuple[str, ...] | None = None
     expires_unix_s: float = 0.0
     suspended: bool = False
+    limits: KeyLimits = UNLIMITED
+    """Its own, unless the file has a key of its name: then that one's count."""
     former_sha256: str = ""
     """Digest before the last rotation, which also opens until `former_until_unix_s`."""
     former_until_unix_s: float = 0.0
@@ -90,6 +93,14 @@ class TenantFile(Record, frozen=True, kw_only=True):
     tenants: Mapping[str, FileTenant] = {}
     order: Mapping[str, tuple[str, ...]] = {}
     """Entitlements of the file by tenant, in the file's order."""
+    currency: str = ""
+    """Label of money."""
+
+    def key_named(self, tenant: str, name: str) -> TenantKey | None:
+        """The key that the file lists by this name."""
+        listed = self.tenants.get(tenant)
+        keys = () if listed is None else listed.keys
+        return next((key for key in keys if key.name == name), None)
 
 
 def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[TenantKey, ...]:
@@ -105,8 +116,11 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
     own = {key.sha256.hex() for key in of_file}
     former = {key.former_sha256 for key in entry.keys}
     gone = former.union(entry.revoked_sha256)
-    limits = {key.name: key.limits for key in of_file}
-    made = (_opened(name, key, given, order, own, limits.get(key.name, ())) for key in entry.keys)
+    named = {key.name: key for key in of_file}
+    made = (
+        _opened(name, key, given, order, own, _limits(name, key, named.get(key.name), file))
+        for key in entry.keys
+    )
     kept = (
         _limited(key, entry.in_file.get(digest))
         for key in of_file
@@ -127,19 +141,26 @@ def _limited(key: TenantKey, state: FileKeyState | None) -> TenantKey:
     )
 
 
+def _limits(
+    tenant: str, key: KeyEntry, namesake: TenantKey | None, file: TenantFile
+) -> tuple[KeyLimits, tuple[Limit, ...]]:
+    """(as stated, as counted): the file's for a key of this name, or else the key's own."""
+    if namesake is not None:  # a rotation does not lift them
+        return namesake.stated, namesake.limits
+    return key.limits, key_limits(tenant, key.name, key.limits, file.currency)
+
+
 def _opened(
     tenant: str,
     key: KeyEntry,
     given: tuple[str, ...] | None,
     order: tuple[str, ...],
     own: set[str],
-    limits: tuple[Limit, ...],
+    limits: tuple[KeyLimits, tuple[Limit, ...]],
 ) -> Iterable[TenantKey]:
-    """The key and, after a rotation, the one before it; a key that the file lists is the file's.
-
-    `limits` are those of the file's key of this name, which a rotation does not lift.
-    """
+    """The key and, after a rotation, the one before it; a key that the file lists is the file's."""
     listed = given if key.entitlements is None else key.entitlements
+    stated, counted = limits
     found = TenantKey(
         tenant=tenant,
         name=key.name,
@@ -149,7 +170,8 @@ def _opened(
         only_listed=listed is not None,
         expires_unix_s=key.expires_unix_s or None,
         suspended=key.suspended,
-        limits=limits,
+        stated=stated,
+        limits=counted,
     )
     if key.sha256 not in own:
         yield found

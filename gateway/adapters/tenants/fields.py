@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -23,6 +23,8 @@ MAX_GRACE_S: Final = 90 * 86_400.0
 _FIELD: Final = re.compile(r"`\$\.(\w+)")
 GRACE_S: Final = 86_400.0
 """How long the old key opens after a rotation that says nothing."""
+LIMITS: Final = ("requests_per_minute", "max_concurrency", "budgets")
+"""A key's own."""
 
 
 class TenantFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,8 +45,18 @@ class KeyFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     entitlements: Names | UnsetType | None = UNSET
     expires_at: datetime | UnsetType | None = UNSET
     suspended: bool | UnsetType = UNSET
+    requests_per_minute: Any = UNSET
+    max_concurrency: Any = UNSET
+    budgets: Any = UNSET
+    """As in the file; whoever reads the file checks these three."""
     sha256: Digest | UnsetType = UNSET
     """The hash of a key that exists; without it the gateway makes one."""
+
+    @property
+    def limits(self) -> dict[str, object]:
+        """Those of the limits that are given, unchecked."""
+        given = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in given.items() if value is not UNSET}
 
 
 class RotateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

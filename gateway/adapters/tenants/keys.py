@@ -18,6 +18,7 @@ from gateway.adapters.tenants.entries import (
     with_revoked,
 )
 from gateway.adapters.tenants.fields import (
+    LIMITS,
     KeyFields,
     RotateFields,
     check_lists,
@@ -31,7 +32,7 @@ from gateway.adapters.tenants.views import ShownKey
 from gateway.errors import Conflict, NotFound
 from gateway.records.request import TenantKey
 
-_OF_FILE: Final = frozenset({"models", "entitlements"})
+_OF_FILE: Final = frozenset({"models", "entitlements", *LIMITS})
 
 
 class TenantKeyRegistry(TenantRegistry):
@@ -60,7 +61,7 @@ class TenantKeyRegistry(TenantRegistry):
                     message=f"'{name}' has {MAX_KEYS} keys. Revoke some first.",
                 )
             self._check_new(digest, before)
-            made = self._changed(KeyEntry(name=key_name, sha256=digest), asked)
+            made = self._changed(name, KeyEntry(name=key_name, sha256=digest), asked)
             after = with_key(before, made, self._wall_clock())
             await self._store(before, after, who, "add_key")
 
@@ -95,7 +96,7 @@ class TenantKeyRegistry(TenantRegistry):
             else:
                 self._check(name, asked)
                 made = next(k for k in before.keys if found.sha256 in _digests(k))
-                after = with_key(before, self._changed(made, asked), now_s)
+                after = with_key(before, self._changed(name, made, asked), now_s)
             await self._store(before, after, who, "change_key")
 
         await self._changing(work)
@@ -204,8 +205,18 @@ class TenantKeyRegistry(TenantRegistry):
             )
         return found[0]
 
-    def _changed(self, key: KeyEntry, asked: KeyFields) -> KeyEntry:
+    def _changed(self, tenant: str, key: KeyEntry, asked: KeyFields) -> KeyEntry:
         fields: dict[str, object] = {}
+        if limits := asked.limits:
+            if self._sync.file.key_named(tenant, key.name) is not None:
+                raise _conflict(
+                    reason="key_in_file",
+                    message=f"The limits of the key '{key.name}' are in the configuration file. "
+                    "Change them there and reload.",
+                )
+            checked = self._read_limits({n: v for n, v in limits.items() if v is not None})
+            wanted = {name: getattr(checked, name) for name in limits}
+            fields["limits"] = msgspec.structs.replace(key.limits, **wanted)
         for field in ("models", "entitlements"):
             given = getattr(asked, field)
             if given is not UNSET:
@@ -261,6 +272,7 @@ def _entry_of(found: ShownKey) -> KeyEntry:
         entitlements=key.entitlements if key.only_listed else None,
         expires_unix_s=key.expires_unix_s or 0.0,
         suspended=key.suspended,
+        limits=key.stated,
     )
 
 

@@ -22,6 +22,7 @@ from gateway.adapters.tenants.entries import TenantEntry, changed
 from gateway.adapters.tenants.fields import TenantFields, check_lists, invalid, read
 from gateway.adapters.tenants.sync import TenantSync
 from gateway.errors import Conflict, NotFound
+from gateway.records.limit import KeyLimits
 
 MAX_TENANTS: Final = 200_000
 _T = TypeVar("_T")
@@ -36,16 +37,19 @@ class TenantRegistry:
         trail: Audit,
         *,
         wall_clock: Callable[[], float],
+        read_limits: Callable[[Mapping[str, object]], KeyLimits],
         new_key: Callable[[], str] = fresh_key,
         adapters: Callable[[str], Collection[str]] = lambda _model: (),
     ) -> None:
         """`trail` is the audit, `wall_clock` in Unix seconds.
 
+        `read_limits` checks limits of a key as the file's are, and raises BadRequest.
         `adapters`: the LoRA adapters of a model, which the keys for it may list.
         """
         self._sync = sync
         self._trail = trail
         self._wall_clock = wall_clock
+        self._read_limits = read_limits
         self._new_key = new_key
         self._adapters = adapters
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from gateway.adapters.entitlements.following import Following
 from gateway.adapters.tenants.entries import TenantEntry, TenantFile, keys_of, reconciled
 from gateway.ports import Directory
+from gateway.records.limit import UNLIMITED, Limit
 from gateway.records.request import Principal, TenantKey
 
 
@@ -36,6 +37,16 @@ class TenantKeys(Protocol):
         """The owner of a key."""
 
 
+class LimitsObserver(Protocol):
+    """Who has to know the limits of keys, beside the keyring."""
+
+    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
+        """Note all limits of a tenant's keys."""
+
+    async def count_limits(self) -> None:
+        """Have requests for every model counted against the limits of their keys."""
+
+
 class TenantSync(Following[TenantEntry]):
     """The tenants of one process, in step with the directory and the file."""
 
@@ -47,10 +58,15 @@ class TenantSync(Following[TenantEntry]):
         *,
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
+        observer: LimitsObserver | None = None,
     ) -> None:
         """The keys of `file` open at once."""
         super().__init__(directory, clock, chance, of="tenants")
         self.entries: dict[str, TenantEntry] = {}
+        self.limited: set[str] = set()
+        """Tenants whose keys have limits from an administrator."""
+        self._observer = observer
+        self._limits: dict[str, tuple[Limit, ...]] = {}
         self.file = TenantFile()
         self.keyring = keyring
         self._names: list[str] = []
@@ -107,7 +123,11 @@ class TenantSync(Following[TenantEntry]):
 
     def _apply(self, name: str) -> None:
         entry, exists = self.entries.get(name), self.exists(name)
-        self.keyring.put_tenant(name, self._keys(name, self.file))
+        keys = self._keys(name, self.file)
+        self.keyring.put_tenant(name, keys)
+        self._note_limits(name, keys)
+        limited = exists and entry is not None and any(k.limits != UNLIMITED for k in entry.keys)
+        (self.limited.add if limited else self.limited.discard)(name)
         held = exists and entry is not None and entry.suspended
         (self.keyring.held.add if held else self.keyring.held.discard)(name)
         at = bisect_left(self._names, name)
@@ -116,6 +136,16 @@ class TenantSync(Following[TenantEntry]):
             insort(self._names, name)
         elif listed and not exists:
             del self._names[at]
+
+    def _note_limits(self, name: str, keys: Sequence[TenantKey]) -> None:
+        limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())
+        if limits == self._limits.get(name, ()):
+            return
+        self._limits[name] = limits
+        if not limits:
+            del self._limits[name]
+        if self._observer is not None:
+            self._observer.limits_changed(name, limits)
 
     def _enter(self, entry: TenantEntry) -> None:
         if self.entries.get(entry.name) != entry:
@@ -128,6 +158,10 @@ class TenantSync(Following[TenantEntry]):
 
     def _reconciled(self, mine: TenantEntry, theirs: TenantEntry) -> TenantEntry:
         return reconciled(mine, theirs)
+
+    async def _settle(self) -> None:
+        if self.limited and self._observer is not None:
+            await self._observer.count_limits()
 
     async def _merge(self) -> None:
         state = await self._directory.load()

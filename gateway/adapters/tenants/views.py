@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+import msgspec
+
 from gateway.adapters.entitlements.views import fingerprint
 from gateway.adapters.tenants.entries import TenantEntry, keys_of
 from gateway.adapters.tenants.sync import TenantSync
+from gateway.records.limit import KeyLimits
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
 
@@ -77,9 +80,20 @@ def key_row(found: ShownKey, now_s: float) -> dict[str, object]:
         "entitlements": list(key.entitlements) if key.only_listed else None,
         "expires_at": None if ends is None else datetime.fromtimestamp(ends, UTC).isoformat(),
         "suspended": key.suspended,
+        **limit_fields(key.stated),
         "state": "expired" if expired else "suspended" if key.suspended else "live",
         "origin": found.origin,
         "former": found.former,
+    }
+
+
+def limit_fields(limits: KeyLimits) -> dict[str, object]:
+    """A key's own limits as in the file, every field of a budget included."""
+    budgets = [msgspec.structs.asdict(budget) for budget in limits.budgets]
+    return {
+        "requests_per_minute": limits.requests_per_minute,
+        "max_concurrency": limits.max_concurrency,
+        "budgets": [{k: v for k, v in each.items() if v is not None} for each in budgets],
     }
 
 
@@ -98,6 +112,7 @@ def audited(entry: TenantEntry, sync: TenantSync) -> dict[str, object]:
             "entitlements": key.entitlements,
             "expires_unix_s": key.expires_unix_s,
             "suspended": key.suspended,
+            **limit_fields(key.limits),
             "former": fingerprint(key.former_sha256),
         }
     for digest, state in entry.in_file.items():

@@ -53,12 +53,8 @@ def check_config(document: Document, config: Config) -> None:
     if (found := unfit_workers(config)) is not None:
         document.add(("server", "workers"), *found)
     _check_roles(document, config)
-    if config.state.url.startswith("redis+cluster://") and limits_tenants(config):
-        document.add(
-            ("state", "url"),
-            "limits of tenants and keys count over all models, which a cluster spreads",
-            "use one server (redis:// or redis+sentinel://), or give budgets to entitlements",
-        )
+    if limits_tenants(config) and (found := unfit_limits(config)) is not None:
+        document.add(("state", "url"), *found)
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
     if config.server.tls is not None and (wrong := unfit_server_tls(config.server.tls)):
@@ -75,6 +71,16 @@ def check_config(document: Document, config: Config) -> None:
             "the exporter is not installed",
             "pip install 'sluice-gateway[otel]'",
         )
+
+
+def unfit_limits(config: Config) -> tuple[str, str] | None:
+    """Why no tenant and no key may have limits of its own: (problem, fix)."""
+    if not config.state.url.startswith("redis+cluster://"):
+        return None
+    return (
+        "limits of tenants and keys count over all models, which a cluster spreads",
+        "use one server (redis:// or redis+sentinel://), or give budgets to entitlements",
+    )
 
 
 def _installed(module: str) -> bool:

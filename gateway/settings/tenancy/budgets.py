@@ -1,16 +1,14 @@
 """Budgets of tenants, keys and entitlements, and limits of a key, as sections of the file."""
 
 import re
-from collections.abc import Iterator, Sequence
-from decimal import Decimal
-from typing import Annotated, Final, Literal, Protocol
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.policy.budgets.windows import CALENDAR, days_of
-from gateway.policy.prices import NANO
-from gateway.records.limit import Limit, Scope
+from gateway.records.limit import Budget, KeyLimits
 from gateway.settings.types import Count, Section, Text, reject, typed
 
 MOST_DAYS: Final = 90
@@ -82,77 +80,26 @@ Budgets = Annotated[
 ]
 
 
-class Budgeted(Protocol):
-    """A section that has budgets."""
+class KeyLimitsConfig(Section):
+    """What one key may use, over all models."""
 
-    @property
-    def budgets(self) -> tuple[BudgetConfig, ...]:
-        """Its budgets."""
-
-
-class LimitedKey(Budgeted, Protocol):
-    """A key that may have limits of its own."""
-
-    @property
-    def requests_per_minute(self) -> int | None:
-        """Requests admitted in any 60 s."""
-
-    @property
-    def max_concurrency(self) -> int | None:
-        """Sequences in flight."""
+    requests_per_minute: Count | None = None
+    """Most requests admitted in any 60 seconds, over all models."""
+    max_concurrency: Count | None = None
+    """Most sequences in flight, over all models."""
+    budgets: Budgets = ()
+    """What this key may use, over all models."""
 
 
-def budget_limits(
-    scope: Scope, name: str, budgets: Sequence[BudgetConfig], currency: str
-) -> tuple[Limit, ...]:
-    """Budgets as admission counts them."""
-    return tuple(_budget_limits(scope, name, budgets, currency))
+def stated_budgets(budgets: Sequence[BudgetConfig]) -> tuple[Budget, ...]:
+    """Checked budgets as records."""
+    return tuple(Budget(**budget.model_dump()) for budget in budgets)
 
 
-def _budget_limits(
-    scope: Scope, name: str, budgets: Sequence[BudgetConfig], currency: str
-) -> Iterator[Limit]:
-    for budget in budgets:
-        money = budget.money
-        amount = int(Decimal(repr(money)) * NANO) if money is not None else budget.tokens or 0
-        unit: Literal["money", "tokens"] = "tokens" if money is None else "money"
-        yield Limit(
-            id=f"{scope}:{name}:{unit}:{budget.window}",
-            scope=scope,
-            name=name,
-            unit=unit,
-            amount=amount,
-            window=budget.window,
-            zone=budget.timezone,
-            warn=int(amount * budget.warn_at) if budget.warn_at is not None else 0,
-            spot=budget.on_exceed == "spot",
-            currency=currency if unit == "money" else "",
-        )
-
-
-def key_limits(tenant: str, name: str, key: LimitedKey, currency: str) -> tuple[Limit, ...]:
-    """All limits of a tenant's key."""
-    full = f"{tenant}/{name}"
-    found: list[Limit] = []
-    if key.max_concurrency is not None:
-        found.append(
-            Limit(
-                id=f"key:{full}:sequences",
-                scope="key",
-                name=full,
-                unit="sequences",
-                amount=key.max_concurrency,
-            )
-        )
-    if key.requests_per_minute is not None:
-        found.append(
-            Limit(
-                id=f"key:{full}:requests:minute",
-                scope="key",
-                name=full,
-                unit="requests",
-                amount=key.requests_per_minute,
-                window="minute",
-            )
-        )
-    return (*found, *budget_limits("key", full, key.budgets, currency))
+def stated_limits(key: KeyLimitsConfig) -> KeyLimits:
+    """A key's checked limits as a record."""
+    return KeyLimits(
+        requests_per_minute=key.requests_per_minute,
+        max_concurrency=key.max_concurrency,
+        budgets=stated_budgets(key.budgets),
+    )

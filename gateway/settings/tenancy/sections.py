@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from gateway.settings.tenancy.budgets import Budgets
-from gateway.settings.types import Count, Flag, Instant, Label, ModelName, Section, Text, reject
+from gateway.settings.tenancy.budgets import Budgets, KeyLimitsConfig
+from gateway.settings.types import Flag, Instant, Label, ModelName, Section, Text, reject
 
 _HASH_FIX = "make one with `sluice hash-key`, which prints `sha256:` and 64 hex digits"
 
@@ -37,7 +37,7 @@ KeyDigest = Annotated[
 """The same, or the 64 hex digits alone, as other gateways store them."""
 
 
-class TenantKeyConfig(Section):
+class TenantKeyConfig(KeyLimitsConfig):
     """A key of a tenant. It opens every model that its entitlements are for."""
 
     name: Label
@@ -52,12 +52,6 @@ class TenantKeyConfig(Section):
     """After this the key answers 403; UTC unless an offset is given."""
     suspended: Flag = False
     """The key answers 403 while this is true."""
-    requests_per_minute: Count | None = None
-    """Most requests admitted in any 60 seconds, over all models."""
-    max_concurrency: Count | None = None
-    """Most sequences in flight, over all models."""
-    budgets: Budgets = ()
-    """What this key may use, over all models."""
 
 
 class TenantConfig(Section):

@@ -23,6 +23,7 @@ from gateway.adapters.store.redis.route import route_of
 from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import RedisWire
+from gateway.errors import StateFailure
 from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
@@ -250,7 +251,9 @@ class RedisLeases:
         return (await self._limits([limit], amount))[0]
 
     async def _limits(self, limits: Sequence[Limit], added: int) -> list[LimitView]:
-        model = next(iter(self._models.values()))
+        model = next(iter(self._models.values()), None)
+        if model is None:
+            raise StateFailure("no model is managed yet")
         key, wanted = model.limits_key, Wanted(0, 0, 0)
         asked = self._encoder.asked(limits, wanted, self._now_s(), key)
         answer = await model.link.call("budget", argument(asked=asked, added=added))

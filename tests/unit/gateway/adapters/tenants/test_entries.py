@@ -1,5 +1,7 @@
 """Two states of a tenant after its directory lost writes, and bounds of what is remembered."""
 
+import msgspec
+
 from gateway.adapters.tenants import entries
 from gateway.adapters.tenants.entries import (
     FileKeyState,
@@ -11,7 +13,7 @@ from gateway.adapters.tenants.entries import (
     with_key,
     with_revoked,
 )
-from gateway.records.limit import Limit
+from gateway.records.limit import UNLIMITED, KeyLimits, Limit
 from tests.tenant_fakes import WHO, TenantRig, file_key, file_of
 
 D = ["11" * 32, "22" * 32, "33" * 32]
@@ -84,6 +86,26 @@ async def test_a_directory_that_lost_its_memory_gets_it_back() -> None:
     await rig.sync.poll()
     other = await TenantRig(rig.directory).start()
     assert (other.opens(key), other.opens(gone)) == (True, False)
+
+
+def test_an_entry_from_before_keys_had_limits_is_read_and_one_with_them_comes_back() -> None:
+    old = f'{{"tenant":"acme","id":"a","keys":[{{"name":"web","sha256":"{D[0]}"}}]}}'
+    entry = msgspec.json.decode(old, type=TenantEntry)
+    assert entry.keys[0].limits == UNLIMITED
+    limited = msgspec.structs.replace(entry.keys[0], limits=KeyLimits(requests_per_minute=7))
+    entry = with_key(entry, limited, 1.0)
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=TenantEntry) == entry
+
+
+def test_the_later_change_of_a_key_has_its_limits() -> None:
+    start = with_key(acme(), KeyEntry(name="k", sha256=D[0]), 10.0)
+    early, late = (
+        with_key(start, msgspec.structs.replace(start.keys[0], limits=limits), at_s)
+        for at_s, limits in ((20.0, KeyLimits(max_concurrency=2)), (30.0, UNLIMITED))
+    )
+    assert reconciled(early, late).keys[0].limits == UNLIMITED
+    assert reconciled(late, early).keys[0].limits == UNLIMITED
+    assert reconciled(early, start).keys[0].limits.max_concurrency == 2
 
 
 def test_rotating_a_key_of_the_file_does_not_lift_its_limits() -> None:

@@ -1,0 +1,56 @@
+"""The list of limits: in order, by pages, and in step with the keys that come and go."""
+
+from typing import Any
+
+import pytest
+
+from gateway.adapters.entitlements.budgets import BudgetDesk
+from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.errors import NotFound
+from gateway.metrics import Metrics
+from gateway.policy.budgets.stated import budget_limits, key_limits
+from gateway.records.limit import Budget, KeyLimits
+from tests.fakes import FakeClock
+
+
+def desk() -> BudgetDesk:
+    store = MemoryLeases({}, FakeClock(1_900_000_000.0))
+    return BudgetDesk(store, Metrics(), lambda *_: None)
+
+
+async def ids(of: BudgetDesk, limit: int = 9) -> list[str]:
+    """Every id, by pages of so many."""
+    found: list[str] = []
+    after: Any = None
+    while True:
+        page: Any = await of.page(after, limit)
+        found += [each["id"] for each in page["data"]]
+        after = page["next"]
+        if after is None:
+            return found
+
+
+async def test_limits_of_keys_come_and_go_with_their_tenant() -> None:
+    made = desk()
+    made.replace("", budget_limits("tenant", "b", [Budget(tokens=5)], ""))
+    for tenant in ("b", "a"):
+        stated = KeyLimits(requests_per_minute=3, max_concurrency=2)
+        made.replace(tenant, key_limits(tenant, "web", stated, ""))
+    everything = [
+        *("key:a/web:requests:minute", "key:a/web:sequences"),
+        *("key:b/web:requests:minute", "key:b/web:sequences", "tenant:b:tokens:month"),
+    ]
+    assert await ids(made) == await ids(made, limit=2) == everything
+    made.replace("a", key_limits("a", "web", KeyLimits(max_concurrency=2), ""))
+    made.replace("b", ())
+    assert await ids(made) == ["key:a/web:sequences", "tenant:b:tokens:month"]
+    made.replace("", ())
+    with pytest.raises(NotFound):
+        await made.add("tenant:b:tokens:month", 5, "me")
+
+
+async def test_a_key_s_budget_is_raised() -> None:
+    made = desk()
+    made.replace("a", key_limits("a", "web", KeyLimits(budgets=(Budget(money=2.5),)), "EUR"))
+    shown = await made.add("key:a/web:money:month", 1.5, "me")
+    assert (shown["unit"], shown["amount"], shown["added"]) == ("EUR", "2.50", "1.50")

@@ -1,0 +1,102 @@
+"""Limits that keys get at run time count for every model, also ones without limits in the file."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.records.lease import Ask
+from gateway.settings import load
+from gateway.stages.authenticate import authenticate
+from gateway.wiring.app import Gateway
+from tests.tenant_fakes import digest
+
+WHO = "me"
+MODEL = """
+  - name: NAME
+    pools:
+      only: {max_model_len: 4096, max_num_seqs: 8, workers: ["http://127.0.0.1:9/NAME"]}
+"""
+
+
+def written(path: Path, state: str, *models: str) -> Path:
+    listed = "".join(MODEL.replace("NAME", name) for name in models)
+    rights = "".join(f"  - {{name: for-{m}, tenant: acme, model: {m}}}\n" for m in models)
+    path.write_text(
+        f"version: 1\nserver: {{admin_key: sk-admin}}\nstate: {{url: '{state}'}}\n"
+        f"models:{listed}entitlements:\n{rights}"
+    )
+    return path
+
+
+@asynccontextmanager
+async def running(file: Path) -> AsyncIterator[Gateway]:
+    async with Gateway(load(file)).running() as gateway:
+        yield gateway
+
+
+async def ask(gateway: Gateway, model: str, number: int, key: str = "sk-web") -> Any:
+    """A lease for a request with this key. Raises Refusal."""
+    principal = authenticate(gateway.pools.keyring, digest(key), 1.0)
+    (chosen,) = principal.choices[model]
+    return await gateway.store.admit(
+        Ask(
+            lease_id=f"{model}{number}",
+            model=model,
+            entitlement=chosen.entitlement,
+            pool=0,
+            alternates=(),
+            cost_tokens=10,
+            sequences=1,
+            limits=chosen.limits,
+        )
+    )
+
+
+async def shown(gateway: Gateway) -> dict[str, Any]:
+    """What is used, by the id of each limit."""
+    page: Any = await gateway.pools.budgets.page(None, 9)
+    return {each["id"]: each["used"] for each in page["data"]}
+
+
+def limited(**limits: Any) -> dict[str, Any]:
+    return {"name": "web", "sha256": digest("sk-web").hex(), **limits}
+
+
+async def test_the_first_limit_of_a_key_has_every_model_managed(tmp_path: Path) -> None:
+    async with running(written(tmp_path / "f.yaml", "memory://", "m", "n")) as gateway:
+        tenants = gateway.pools.tenants
+        await tenants.create({"name": "acme"}, WHO)
+        await tenants.add_key("acme", {"name": "plain"}, WHO)
+        assert not gateway.pools.manages("m")
+        await tenants.add_key("acme", limited(requests_per_minute=2), WHO)
+        assert gateway.pools.manages("m")
+        assert gateway.pools.manages("n")
+        for number, model in enumerate("mn"):
+            await ask(gateway, model, number)
+        assert await shown(gateway) == {"key:acme/web:requests:minute": 2}
+
+
+async def test_limits_are_counted_after_a_restart_and_for_a_model_that_a_reload_adds(
+    tmp_path: Path,
+) -> None:
+    state = f"sqlite:///{tmp_path}/sluice.db"
+    file = written(tmp_path / "f.yaml", state, "m")
+    async with running(file) as gateway:
+        await gateway.pools.tenants.create({"name": "acme"}, WHO)
+        await gateway.pools.tenants.add_key("acme", limited(budgets=[{"tokens": 100}]), WHO)
+        await ask(gateway, "m", 0)
+    async with running(file) as gateway:
+        assert gateway.pools.manages("m")
+        assert await shown(gateway) == {"key:acme/web:tokens:month": 10}
+        written(file, state, "m", "n")
+        await gateway.reloading.reload()
+        assert gateway.pools.manages("n")
+        await ask(gateway, "n", 1)
+        assert await shown(gateway) == {"key:acme/web:tokens:month": 20}
+
+        await gateway.pools.tenants.change_key("acme", "web", {"budgets": None}, WHO)
+        assert await shown(gateway) == {}
+        written(file, state, "m")
+        await gateway.reloading.reload()
+        assert not gateway.pools.manages("m"), "nothing has limits any more"
