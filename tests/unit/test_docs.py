@@ -117,6 +117,21 @@ def test_files_named_in_the_guide_for_developers_exist() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+def test_files_and_names_in_the_glossary_exist() -> None:
+    rows = [row for row in rows_of(section_of("docs/glossary.md", "Glossary")) if len(row) == 3]
+    cells = [row[2] for row in rows if code_of(row[2])]
+    assert len(cells) > 60
+    for cell in cells:
+        under = ROOT if "top level" in cell else ROOT / "gateway"
+        text = ""
+        for name in code_of(cell):
+            if "/" in name or name.endswith(".py"):
+                assert (under / name).exists(), name
+                text = (under / name).read_text(encoding="utf-8") if name[-1] != "/" else ""
+            else:
+                assert re.search(rf"\b{name}\b", text), (name, cell)
+
+
 @pytest.mark.parametrize("page", SITE, ids=lambda p: p.name)
 def test_a_page_says_first_for_whom_it_is_and_is_not_long(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
@@ -293,6 +308,14 @@ def test_every_fault_of_an_attempt_is_in_the_retry_table() -> None:
 def test_routes_of_the_data_plane_are_documented() -> None:
     section = section_of("docs/operate/routes.md", "Routes")
     assert [path for path in ENDPOINTS if path not in section] == []
+
+
+def test_every_header_of_the_gateway_s_own_is_documented() -> None:
+    page = text_of("docs/operate/routes.md")
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("gateway/**/*.py")]
+    named = {name for text in sources for name in re.findall(r"\bx-sluice-[a-z-]*[a-z]", text)}
+    assert len(named) > 8
+    assert [name for name in sorted(named) if f"`{name}`" not in page] == []
 
 
 def test_forwarded_headers_and_removed_fields_are_documented() -> None:
