@@ -40,8 +40,9 @@ def serve(
     log = logging.getLogger("sluice")
     address = loaded.server.host
     address = f"[{address}]" if ":" in address else address
+    address = f"http{'' if loaded.server.tls is None else 's'}://{address}"
     raise typer.Exit(
-        run(loaded, on_ready=lambda bound: log.info("serving on http://%s:%d", address, bound))
+        run(loaded, on_ready=lambda bound: log.info("serving on %s:%d", address, bound))
     )
 
 

@@ -50,7 +50,7 @@ REFUSALS: Final = {
 """By `reason` or `admission.would_deny`."""
 
 COMPRESSION: Final = {
-    "not_text": "it holds more than text",
+    "not_text": "it has no single text to cut",
     "category": "its kind of text is not compressed",
     "tools": "it defines tools",
     "several_prompts": "the request has several prompts",

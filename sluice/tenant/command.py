@@ -262,7 +262,7 @@ def audit(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the newest changes that this gateway process made."""
+    """List the newest changes, those of all replicas."""
     found = AdminClient(url, admin_key_file).call("GET", "audit", params={"limit": limit})["data"]
     if as_json:
         echo_json(found)

@@ -2,13 +2,12 @@
 
 Order of checks (token-pools paper, section 4.3; the project filled the gaps it leaves):
 
-- limits of the key, the entitlement and the tenant over all models, where there are any
+- Reap expired leases; repeat the earlier grant for a lease id that is already held.
+- The entitlement is in force.
+- Limits of the key, the entitlement and the tenant over all models, where there are any
   (`gateway.policy.admission.own_limits`).
-0 reap expired leases; repeat the earlier grant for a lease id that is already held.
-1 the entitlement is in force.  3 the request can ever fit.  4 concurrency.  5 token rate.
-6 KV (`gateway.policy.admission.limits`).  7 a contended pool, 8 an uncontended one
-(`gateway.policy.admission.placement`).
-(Check 2, a missing output limit, is gone: the default limit is filled in before costing.)
+- The request can ever fit; concurrency, token rate, KV (`gateway.policy.admission.limits`).
+- A pool has room, contended or not (`gateway.policy.admission.placement`).
 
 Invariants: a pool's in-flight and KV are the sums over its leases; exactly one settlement or
 expiry returns what a grant took; only a bucket in debt is ever negative.

@@ -49,7 +49,7 @@ class BudgetConfig(Section):
     tokens: Count | None = None
     """Input and output tokens."""
     money: Money | None = None
-    """In the gateway's `currency`, by the models' `price`."""
+    """In the gateway's `currency`, by the models' `price` or the pools' `gpu_hour`."""
     window: Annotated[Text, AfterValidator(_window)] = "month"
     """hour, day, week or month by the calendar, or the last days as in 30d."""
     timezone: Annotated[Text, AfterValidator(_zone)] = "UTC"
