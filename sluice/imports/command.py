@@ -1,6 +1,7 @@
 """`sluice import`: another gateway's configuration as sluice.yaml, with a report."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -132,9 +133,14 @@ def _finish(
 
 def _write(output: Path, text: str) -> None:
     try:
-        with output.open("x", encoding="utf-8") as file:
+        with open(output, "x", encoding="utf-8", opener=_owners) as file:
             file.write(text)
     except FileExistsError:
         stop(f"{output} exists: give another name, or move it away", 2)
     except OSError as error:
         stop(f"cannot write {output}: {error.strerror}", 2)
+
+
+def _owners(path: str, flags: int) -> int:
+    """Open for the owner alone: the file has hashes of keys."""
+    return os.open(path, flags, 0o600)

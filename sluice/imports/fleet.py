@@ -36,6 +36,8 @@ class Model:
     name: str
     engines: list[Engine] = field(default_factory=list)
     aliases: list[str] = field(default_factory=list)
+    loras: list[str] = field(default_factory=list)
+    """LoRA adapters, which are served under their own names."""
     fallbacks: list[str] = field(default_factory=list)
     first_byte_s: float | None = None
     price: dict[str, float] | None = None
@@ -56,6 +58,8 @@ class Model:
         found: dict[str, Any] = {"name": literal(self.name), "mode": "observe"}
         if self.aliases:
             found["aliases"] = [literal(alias) for alias in self.aliases]
+        if self.loras:
+            found["loras"] = [literal(name) for name in self.loras]
         if self.fallbacks:
             found["fallbacks"] = [literal(name) for name in self.fallbacks]
         if self.first_byte_s is not None:

@@ -11,34 +11,35 @@ from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Model
-from sluice.imports.litellm_limits import budgets_of
-from sluice.imports.litellm_router import named
-from sluice.imports.litellm_rows import digest_of, instant_of, limits_of, listed, models_in, rows_of
+from sluice.imports.litellm_fields import other_fields
+from sluice.imports.litellm_limits import (
+    SEQUENCES,
+    budgets_of,
+    key_limits,
+    limits_of,
+    refusing,
+    unreadable,
+)
+from sluice.imports.litellm_names import ModelNames
+from sluice.imports.litellm_rows import (
+    digest_of,
+    instant_of,
+    listed,
+    models_in,
+    number,
+    rows_of,
+    whole,
+)
 from sluice.imports.report import Report
 from sluice.imports.sections import Row, label, literal
 
 _HASHES_ONLY: Final = "hashes alone say no models: ask /key/list with return_full_object=true"
-_LEFT_OUT: Final = {
-    "soft_budget": "give the budget `warn_at`",
-    "model_max_budget": "give the entitlement of that model its budgets",
-    "model_rpm_limit": "requests a minute are limited for a key over all of its models",
-    "model_tpm_limit": "give the entitlement of that model its tokens_per_second",
-    "aliases": "aliases are the model's, for every key",
-    "allowed_routes": "a key opens every route of its models",
-    "guardrails": "Sluice does not judge contents",
-}
-_OF_ENTITLEMENTS: Final = frozenset({"tpm_limit", "priority"})
-_BOOKKEEPING: Final = frozenset(
-    {
-        *("token", "key", "key_name", "key_alias", "team_id", "team_alias", "user_id", "models"),
-        *("spend", "model_spend", "created_at", "created_by", "updated_at", "updated_by"),
-        *("budget_duration", "budget_reset_at", "budget_id", "last_active", "members"),
-        *("members_with_roles", "admins", "soft_budget_cooldown", "organization_id", "user"),
-        *("user_email", "key_type", "rotation_count", "auto_rotate", "metadata", "blocked"),
-        *("expires", "tpm_limit", "rpm_limit", "max_parallel_requests", "max_budget", "duration"),
-    }
+_NO_TEAM: Final = (
+    "its team's models are not in the dump, so what it opens is not known: add /team/list"
 )
-"""Fields that another line speaks of, or that record LiteLLM's own past."""
+_OF_ENTITLEMENTS: Final = frozenset({"tpm_limit", "priority"})
+_NO_MODELS: Final = frozenset({"management_routes", "info_routes"})
+"""LiteLLM's names of groups of routes that serve no model."""
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Tenancy:
         self, models: dict[str, Model], groups: dict[str, list[str]], report: Report
     ) -> None:
         self._models = models
-        self._groups = groups
+        self._opens = ModelNames(models, groups)
         self._report = report
         self._tenants: dict[tuple[str, str], _Tenant] = {}
         """By LiteLLM's id of the team, else of the user."""
@@ -104,20 +105,29 @@ class Tenancy:
             self._teams[str(team.get("team_id"))] = (path, team)
         for path, row in rows_of(tables, "keys", "LiteLLM_VerificationToken"):
             self._key(path, row)
-        if any(isinstance(row, str) for row in listed(tables, "keys")):
-            self._report.left_out(("keys",), _HASHES_ONLY)
+        for index, row in enumerate(listed(tables, "keys")):
+            if isinstance(row, str):
+                self._report.left_out(("keys",), _HASHES_ONLY)
+                self._report.part_of(("keys", index))
         for team_id, (path, team) in self._teams.items():
-            if ("team", team_id) not in self._tenants:
+            tenant = self._tenants.get(("team", team_id))
+            if tenant is None:
                 self._report.left_out(path, "a team of which no key was imported")
             else:
-                self._others(path, team)
+                self._unused(tenant)
+                other_fields(path, team, self._report)
 
     def reserve(self, shares: object, path: KeyPath, report: Report) -> None:
         """Share the slots out by `priority_reservation`, among the entitlements of a priority."""
         table = shares if isinstance(shares, dict) else {}
+        for priority, given in table.items():
+            if (number(given) or 0) > 0:
+                report.part_of((*path, priority))
+            else:
+                report.left_out((*path, priority), "not a share of the slots, so class spot")
         for (priority, model), rows in self._prioritized.items():
-            share = table.get(priority)
-            if isinstance(share, bool) or not isinstance(share, int | float) or share <= 0:
+            share = number(table.get(priority)) or 0
+            if share <= 0:
                 for row in rows:
                     row["service_class"] = "spot"
                 continue
@@ -133,41 +143,43 @@ class Tenancy:
 
     def _key(self, path: KeyPath, row: dict[str, Any]) -> None:
         digest = digest_of(row)
-        allowed, unknown = self._allowed(row)
-        if digest is None or not allowed or (row.get("expires") and not instant_of(row["expires"])):
-            gone = f" ({', '.join(unknown)})" if unknown else ""
-            why = f"none of its models was imported{gone}" if not allowed else "no usable expiry"
-            self._report.left_out(path, "no token" if digest is None else why)
-            return
+        allowed, notes = self._allowed(row)
+        why = "" if allowed else notes[0]
+        if row.get("expires") and not instant_of(row["expires"]):
+            why = why or "no usable expiry"
         if digest in self._digests:
-            self._report.left_out(path, "the same key as a row before")
+            why = "the same key as a row before"
+        if digest is None or why:
+            self._report.left_out(path, why if digest is not None else "no token")
             return
         self._digests.add(digest)
         tenant = self._tenant(row)
         name = label(str(row.get("key_alias") or row.get("key_name") or digest[:8]), tenant.names)
         tenant.names.add(name)
         key = Row(name=name, sha256=f"sha256:{digest}")
-        note = f"key `{name}` of tenant `{tenant.name}`, unchanged, for {', '.join(allowed)}"
-        if unknown:
-            self._report.approximated(path, f"{note}; not imported: {', '.join(unknown)}")
-        else:
-            self._report.taken(path, note)
+        bases = list(dict.fromkeys(self._opens.base(name) for name in allowed))
         if limits_of(row).keys() & _OF_ENTITLEMENTS:
             tenant.apart = True
             key["entitlements"] = [
-                self._entitlement(path, tenant, model, row, name) for model in allowed
+                self._entitlement(path, tenant, model, row, name) for model in bases
             ]
+            if limits_of(tenant.team):
+                notes.append("limits and priority of the team do not bind it")
         else:
-            for model in allowed:
+            for model in bases:
                 if model not in tenant.shared:
                     made = self._entitlement(tenant.path, tenant, model, tenant.team, "")
                     tenant.shared[model] = made
-            if models_in(row):
-                key["models"] = [literal(model) for model in allowed]
-        self._limits(path, row, key)
+        if models_in(row) or len(allowed) < len(self._opens.every):
+            key["models"] = [literal(model) for model in allowed]
+        note = f"key `{name}` of tenant `{tenant.name}`, unchanged, for {', '.join(allowed)}"
+        say = self._report.approximated if notes else self._report.taken
+        say(path, "; ".join([note, *notes]))
+        key_limits(path, row, key, self._report)
         self._ends(path, row, tenant, key)
         tenant.keys.append(key)
-        self._others(path, row)
+        unreadable(path, row, self._report)
+        other_fields(path, row, self._report)
 
     def _tenant(self, row: dict[str, Any]) -> _Tenant:
         """The tenant of a key: its team, else its user, else one for all."""
@@ -182,34 +194,40 @@ class Tenancy:
             if team:
                 self._report.taken(path, f"tenant `{name}`")
                 self._tenants[owner].budgets = budgets_of(path, team, self._report)
-                if team.get("rpm_limit"):
+                unreadable(path, team, self._report)
+                if whole(team.get("rpm_limit")):
                     self._report.left_out(
                         (*path, "rpm_limit"), "keys have requests_per_minute, tenants do not"
                     )
         return self._tenants[owner]
 
     def _allowed(self, row: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """(imported models that a key opens, names that were not imported)."""
-        _, team = self._teams.get(str(row.get("team_id")), ((), {}))
-        of_team, _ = self._named(models_in(team))
-        found, unknown = self._named(models_in(row))
-        everything = list(self._models)
-        of_team = everything if of_team is None else of_team
-        return [m for m in (of_team if found is None else found) if m in of_team], unknown
-
-    def _named(self, names: list[str]) -> tuple[list[str] | None, list[str]]:
-        """(models of a list, None for no limit; names that are none)."""
-        if not names:
-            return None, []
-        found: dict[str, None] = {}
-        unknown = []
-        for name in names:
-            model = named(self._models, name)
-            members = [model.name] if model is not None else self._groups.get(name, [])
-            found.update(dict.fromkeys(m.name for n in members if (m := named(self._models, n))))
-            if not members:
-                unknown.append(name)
-        return list(found), unknown
+        """(imported models and adapters that a key opens, remarks); none opened: why."""
+        asked, of_team, notes = models_in(row), list[str](), list[str]()
+        routes = row.get("allowed_routes")
+        if isinstance(routes, list) and routes and _NO_MODELS.issuperset(map(str, routes)):
+            return [], ["its routes serve no model"]
+        if asked is None:
+            return [], ["its `models` are missing, or no list"]
+        if row.get("team_id"):
+            _, team = self._teams.get(str(row["team_id"]), ((), {}))
+            known = models_in(team)
+            if known is None and not asked:
+                return [], [_NO_TEAM]
+            if known is None:
+                notes.append("its team is not in the dump: models and limits of it do not bind")
+            of_team = known or []
+        elif row.get("user_id"):
+            notes.append("models, limits and budgets of its user are not read")
+        opened, unknown = self._opens.listed(asked)
+        team_opens, _ = self._opens.listed(of_team)
+        allowed = [name for name in opened if name in team_opens]
+        if not allowed:
+            gone = f" ({', '.join(unknown)})" if unknown else ""
+            return [], [f"none of its models was imported{gone}"]
+        if unknown:
+            notes.append(f"not imported: {', '.join(unknown)}")
+        return allowed, notes
 
     def _entitlement(
         self, path: KeyPath, tenant: _Tenant, model: str, row: dict[str, Any], key: str
@@ -228,7 +246,7 @@ class Tenancy:
         if "max_parallel_requests" in limits and not key:
             made["max_concurrency"] = limits["max_parallel_requests"]
             self._report.approximated(
-                (*path, "max_parallel_requests"), "max_concurrency, for each model by itself"
+                (*path, "max_parallel_requests"), f"{SEQUENCES}, for each model by itself"
             )
         if "priority" in limits:
             self._prioritized.setdefault((limits["priority"], model), []).append(made)
@@ -238,18 +256,13 @@ class Tenancy:
         self.entitlements.append(made)
         return name
 
-    def _limits(self, path: KeyPath, row: dict[str, Any], key: Row) -> None:
-        """Limits of a key over all of its models."""
-        for name, given in (
-            ("requests_per_minute", "rpm_limit"),
-            ("max_concurrency", "max_parallel_requests"),
-        ):
-            value = row.get(given)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                key[name] = value
-                self._report.taken((*path, given), f"{name} of the key")
-        if budgets := budgets_of(path, row, self._report):
-            key["budgets"] = budgets
+    def _unused(self, tenant: _Tenant) -> None:
+        """Leave out limits of a team that none of its entitlements has."""
+        for name in () if tenant.shared else limits_of(tenant.team):
+            where = ("metadata", name) if name == "priority" else (name,)
+            self._report.left_out(
+                (*tenant.path, *where), "each of its keys has a rate or a priority of its own"
+            )
 
     def _ends(self, path: KeyPath, row: dict[str, Any], tenant: _Tenant, key: Row) -> None:
         """Expiry and suspension, of the key or of its team."""
@@ -260,16 +273,7 @@ class Tenancy:
         if row.get("blocked") or tenant.team.get("blocked"):
             key["suspended"] = True
             self._report.taken((*path, "blocked"), "suspended")
-
-    def _others(self, path: KeyPath, row: dict[str, Any]) -> None:
-        """Account for every other field of a row that says something."""
-        for name, value in row.items():
-            where = (*path, name)
-            if name in _BOOKKEEPING:
-                self._report.part_of(where)
-            elif name in _LEFT_OUT and value:
-                self._report.left_out(where, _LEFT_OUT[name])
-        metadata = row.get("metadata")
-        for name in metadata if isinstance(metadata, dict) else ():
-            if name != "priority":
-                self._report.left_out((*path, "metadata", name), "a note; see `labels` of tenants")
+        for where, limited in ((path, row), (tenant.path, tenant.team)):
+            if (name := refusing(limited)) is not None:
+                key["suspended"] = True
+                self._report.taken((*where, name), "suspended: a limit of nothing admits nothing")

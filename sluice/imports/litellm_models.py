@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Engine, Model
 from sluice.imports.litellm_prices import read_price
+from sluice.imports.litellm_rows import whole
 from sluice.imports.report import Report
 from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, variable
 
@@ -15,6 +16,7 @@ _OWN: Final = frozenset({"hosted_vllm", "openai", "text-completion-openai", "ope
 _ENV: Final = "os.environ/"
 _NO_KEYS: Final = frozenset({"none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "na"})
 _HOSTED: Final = frozenset({"api.openai.com"})
+_FIRST: Final = "the worker has one, that of its first row"
 _LOAD: Final = "Sluice spreads requests by the engines' load"
 
 
@@ -37,19 +39,23 @@ def models_of(entries: object, report: Report) -> tuple[dict[str, Model], dict[s
         if found is None:
             continue
         name, engine = found
-        owner = by_url.setdefault(engine.url, models.get(name) or Model(name))
-        if owner.name != name or any(engine.url == known.url for known in owner.engines):
-            if not _shared(path, name, engine, owner, models, report):
+        owner = by_url.get(engine.url) or models.get(name) or Model(name)
+        known = next((each for each in owner.engines if each.url == engine.url), None)
+        if known is not None:
+            if not _shared(path, name, engine, known, owner, models, report):
                 continue
-            report.part_of((*path, "model_info", "max_input_tokens"))
-            report.part_of((*path, "litellm_params", "max_parallel_requests"))
+            _same_shape(path, engine, known, report)
+        elif name not in models and _further_name(name, models):
+            report.left_out(path, "a row before made this a further name of another model")
+            continue
         else:
-            models.setdefault(name, owner).engines.append(engine)
+            by_url[engine.url] = models.setdefault(name, owner)
+            owner.engines.append(engine)
             report.taken(path, f"a worker of the model `{name}`")
             _shape(path, engine, report)
-        _details(path, entry, engine, owner, report)
+        _details(path, entry, known, engine, owner, report)
         for group in _info(entry).get("access_groups") or ():
-            groups.setdefault(str(group), []).append(owner.name)
+            groups.setdefault(str(group), []).append(name)
     return models, groups
 
 
@@ -57,28 +63,53 @@ def _shared(
     path: KeyPath,
     name: str,
     engine: Engine,
+    known: Engine,
     owner: Model,
     models: dict[str, Model],
     report: Report,
 ) -> bool:
     """An engine that is listed before: the same again, or under a second name."""
-    known = next(e for e in owner.engines if e.url == engine.url)
     if owner.name == name and known.served == engine.served:
         report.taken(path, "the same worker again")
-    elif name in models or engine.served not in {known.served, name}:
+    elif (
+        name in models
+        or _further_name(name, {n: m for n, m in models.items() if m is not owner})
+        or engine.served not in {known.served, name}
+    ):
         report.left_out(
             path,
             f"{engine.url} is a worker of `{owner.name}` already, and its slots would count twice",
         )
         return False
-    elif name not in owner.aliases:
-        owner.aliases.append(name)
-        adapter = known.served != engine.served
-        what = "a LoRA adapter, as" if adapter else "the same engines:"
-        report.taken(path, f"{what} an alias of `{owner.name}`")
+    elif known.served != engine.served:
+        if name not in owner.loras:
+            owner.loras.append(name)
+        report.approximated(
+            path,
+            f"taken for a LoRA adapter of `{owner.name}`; if the engine has two names "
+            "(--served-model-name), move it from `loras` to `aliases`",
+        )
     else:
-        report.taken(path, f"an alias of `{owner.name}`, as above")
+        if name not in owner.aliases:
+            owner.aliases.append(name)
+        report.taken(path, f"the same engines: an alias of `{owner.name}`")
     return True
+
+
+def _further_name(name: str, models: dict[str, Model]) -> bool:
+    return any(name in (*model.aliases, *model.loras) for model in models.values())
+
+
+def _same_shape(path: KeyPath, engine: Engine, known: Engine, report: Report) -> None:
+    """Figures of a row whose engine has those of a row before."""
+    for where, given, kept in (
+        (("model_info", "max_input_tokens"), engine.window, known.window),
+        (("litellm_params", "max_parallel_requests"), engine.sequences, known.sequences),
+    ):
+        if given in (None, kept):
+            report.part_of((*path, *where))
+        else:
+            report.left_out((*path, *where), _FIRST)
 
 
 def _info(entry: dict[str, Any]) -> dict[str, Any]:
@@ -102,14 +133,13 @@ def _engine(path: KeyPath, entry: dict[str, Any], report: Report) -> tuple[str, 
         return None
     url = _url(base)
     if url is None:
-        report.left_out(path, "api_base is not the http URL of an engine of your own")
+        report.left_out(path, "api_base is no http URL of an engine of your own without a password")
         return None
     if "*" in name or "*" in served:
         report.left_out(path, "a wildcard: Sluice needs to know each model; list it by its name")
         return None
-    window = _window(_info(entry))
-    most = params.get("max_parallel_requests")
-    sequences = most if isinstance(most, int) and most > 0 else None
+    window = _positive(_info(entry).get("max_input_tokens"))
+    sequences = _positive(params.get("max_parallel_requests"))
     return name, Engine(url, served, None, window, sequences)
 
 
@@ -117,26 +147,34 @@ def _url(base: object) -> str | None:
     if (env := reference(base)) is not None:
         return env
     text = str(base).rstrip("/").removesuffix("/v1").rstrip("/")
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or parts.hostname in _HOSTED or not parts.hostname:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
         return None
-    return text
+    own = parts.hostname and parts.hostname not in _HOSTED
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    return text if own and plain and parts.scheme in {"http", "https"} else None
 
 
-def _window(info: dict[str, Any]) -> int | None:
-    found = info.get("max_input_tokens")
-    return found if isinstance(found, int) and found > 0 else None
+def _positive(value: object) -> int | None:
+    found = whole(value)
+    return found if found is not None and found > 0 else None
 
 
 def _details(
-    path: KeyPath, entry: dict[str, Any], engine: Engine, owner: Model, report: Report
+    path: KeyPath,
+    entry: dict[str, Any],
+    known: Engine | None,
+    engine: Engine,
+    owner: Model,
+    report: Report,
 ) -> None:
-    """Account for what else an entry says."""
+    """Account for what else an entry says; `known`: its engine, where a row before has it."""
     params, inside = entry["litellm_params"], (*path, "litellm_params")
     for key in ("model", "api_base", "base_url", "custom_llm_provider"):
         report.part_of((*inside, key))
     report.part_of((*path, "model_name"))
-    _key(inside, params, engine, owner, report)
+    _key(inside, params, known, engine, owner, report)
     read_price(path, entry, owner, report)
     for key in ("rpm", "tpm", "weight", "order"):
         if params.get(key) is not None:
@@ -153,17 +191,24 @@ def _details(
 
 
 def _key(
-    path: KeyPath, params: dict[str, Any], engine: Engine, owner: Model, report: Report
+    path: KeyPath,
+    params: dict[str, Any],
+    known: Engine | None,
+    engine: Engine,
+    owner: Model,
+    report: Report,
 ) -> None:
     given = params.get("api_key")
     where = (*path, "api_key")
     if given is None or str(given).lower() in _NO_KEYS:
         report.part_of(where)
-    elif (env := reference(given)) is not None:
-        engine.api_key = env
-        report.taken(where, f"api_key: {env}")
+        return
+    engine.api_key = reference(given) or f"${{{variable(owner.name)}_API_KEY}}"
+    if known is not None and known.api_key != engine.api_key:
+        report.left_out(where, _FIRST)
+    elif reference(given) is not None:
+        report.taken(where, f"api_key: {engine.api_key}")
     else:
-        engine.api_key = f"${{{variable(owner.name)}_API_KEY}}"
         report.approximated(
             where, f"keys are not copied into files: set {engine.api_key[2:-1]} to this one"
         )

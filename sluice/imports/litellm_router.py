@@ -63,6 +63,11 @@ def named(models: Models, name: object) -> Model | None:
     return next((model for model in models.values() if name in model.aliases), None)
 
 
+def adapted(models: Models, name: object) -> Model | None:
+    """The model that a LoRA adapter belongs to."""
+    return next((model for model in models.values() if name in model.loras), None)
+
+
 def _aliases(given: Given, models: Models, report: Report) -> None:
     path, table = given.get("model_group_alias", ((), {}))
     for alias, target in table.items() if isinstance(table, dict) else ():
@@ -70,8 +75,8 @@ def _aliases(given: Given, models: Models, report: Report) -> None:
         hidden = isinstance(target, dict) and bool(target.get("hidden"))
         model = named(models, target.get("model") if isinstance(target, dict) else target)
         if model is None:
-            report.left_out(where, "its model was not imported")
-        elif named(models, alias) is not None:
+            report.left_out(where, "its model was not imported, or is a LoRA adapter")
+        elif named(models, alias) is not None or adapted(models, alias) is not None:
             report.left_out(where, "a model has this name")
         else:
             model.aliases.append(alias)
@@ -100,7 +105,7 @@ def _windows(given: Given, models: Models, report: Report) -> None:
         for other in others:
             large = named(models, other)
             if small is None or large is None:
-                report.left_out(path, f"`{name}` or `{other}` was not imported")
+                report.left_out(path, f"`{name}` or `{other}` is no model that was imported")
             elif large is small:
                 report.taken(path, f"`{other}` is in pools of `{small.name}` already")
             elif large.served != small.served:
@@ -116,6 +121,7 @@ def _windows(given: Given, models: Models, report: Report) -> None:
             else:
                 small.engines += large.engines
                 small.aliases += [large.name, *large.aliases]
+                small.loras += large.loras
                 del models[large.name]
                 report.taken(path, f"`{other}` is the larger pool of `{small.name}`, and its alias")
 
@@ -131,7 +137,7 @@ def _fallbacks(given: Given, models: Models, report: Report) -> None:
         known = [found for other in others if (found := named(models, other)) is not None]
         gone = [other for other in others if named(models, other) is None]
         if model is None or not known:
-            report.left_out(path, f"`{name}` or its fallbacks were not imported")
+            report.left_out(path, f"`{name}` or its fallbacks are no models that were imported")
             continue
         _fall(model, known)
         note = f"fallbacks of `{model.name}`: before the first byte, and never for a tenant's limit"
@@ -202,13 +208,18 @@ def _server(given: Given, report: Report) -> Row:
             path, "server.admin_key: keys are not copied into files, so set SLUICE_ADMIN_KEY"
         )
     else:
-        report.taken(path, f"server.admin_key: {server['admin_key']}; it opens no model")
+        report.approximated(path, f"server.admin_key: {server['admin_key']}; it opens no model")
     return server
 
 
 def _state(given: Given, report: Report) -> dict[str, Any]:
     if "redis_url" in given:
         path, url = given["redis_url"]
+        if reference(url) is None and any(sign in str(url) for sign in "@?"):
+            report.approximated(
+                path, "state.url: passwords are not copied into files, so set REDIS_URL"
+            )
+            return {"state": Row(url="${REDIS_URL}")}
         report.taken(path, "state.url")
         return {"state": Row(url=reference(url) or literal(str(url)))}
     if "redis_host" not in given:
@@ -221,7 +232,7 @@ def _state(given: Given, report: Report) -> dict[str, Any]:
         known = reference(password)
         secret = f":{known or '${REDIS_PASSWORD}'}@"
         if known is None:
-            report.approximated(where, "keys are not copied into files: set REDIS_PASSWORD")
+            report.approximated(where, "passwords are not copied into files: set REDIS_PASSWORD")
         else:
             report.taken(where, "state.url")
     if "redis_port" in given:

@@ -9,6 +9,8 @@ from gateway.settings.problems import KeyPath
 
 _ALL: Final = frozenset({"all-team-models", "all-proxy-models", "*"})
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
+_MOST: Final = 1 << 53
+"""Highest number that the file may have."""
 
 
 def rows_of(tables: dict[str, Any], *names: str) -> list[tuple[KeyPath, dict[str, Any]]]:
@@ -27,23 +29,32 @@ def listed(tables: dict[str, Any], name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def models_in(row: dict[str, Any]) -> list[str]:
-    """The models that a row lists; empty where it means all."""
-    given = row.get("models")
-    names = [str(name) for name in given] if isinstance(given, list) else []
+def models_in(row: dict[str, Any]) -> list[str] | None:
+    """The models that a row lists, empty where it means all; None where it does not say."""
+    given = row.get("models", "")
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        return None
+    names = [str(name) for name in given]
     return [] if _ALL.intersection(names) else names
 
 
-def limits_of(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row limits or prefers, as far as entitlements can say it."""
-    found = {
-        name: value
-        for name in ("tpm_limit", "max_parallel_requests")
-        if isinstance(value := row.get(name), int) and not isinstance(value, bool) and value > 0
-    }
-    metadata = row.get("metadata")
-    priority = metadata.get("priority") if isinstance(metadata, dict) else None
-    return found | ({"priority": str(priority)} if priority else {})
+def number(value: object) -> float | None:
+    """A number, also where a dump has it as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if abs(found) <= _MOST else None
+
+
+def whole(value: object) -> int | None:
+    """A number as above, without its fraction."""
+    found = number(value)
+    return None if found is None else int(found)
 
 
 def digest_of(row: dict[str, Any]) -> str | None:

@@ -65,11 +65,15 @@ class Report:
         self._above.update(path[:end] for end in range(len(path)))
 
     def rest(self, data: object, path: KeyPath = ()) -> None:
-        """Leave out whatever is set in `data` and was not spoken of, in as few lines as that is."""
-        if path in self._told or data is False or data in _UNSET:
+        """Leave out whatever is set in `data` and was not spoken of, in as few lines as that is.
+
+        A line about a section speaks of all of it, unless other lines speak of parts of it.
+        """
+        if data is False or data in _UNSET:
             return
         if path not in self._above:
-            self.left_out(path, "Sluice has no such setting")
+            if path not in self._told:
+                self.left_out(path, "Sluice has no such setting")
             return
         if isinstance(data, dict):
             for name, value in data.items():

@@ -12,6 +12,7 @@ from gateway.records.limit import Budget, KeyLimits
 from gateway.settings.types import Count, Section, Text, reject, typed
 
 MOST_DAYS: Final = 90
+MOST_MONEY: Final = 9_000_000
 _DAYS: Final = re.compile(r"[1-9][0-9]?d")
 _WINDOWS: Final = f"write {', '.join(CALENDAR)}, or the last days as in 30d, {MOST_DAYS} at most"
 
@@ -34,7 +35,7 @@ def _zone(value: str) -> str:
 
 Money = Annotated[
     float,
-    Field(strict=True, gt=0, le=9_000_000, allow_inf_nan=False),
+    Field(strict=True, gt=0, le=MOST_MONEY, allow_inf_nan=False),
     BeforeValidator(typed),
 ]
 """In units of the currency."""

@@ -74,7 +74,7 @@ def test_settings_around_the_models_are_carried_over(tmp_path: Path) -> None:
     assert (config.health.eject_after, config.health.eject_s) == (4, 30.0)
     assert config.timeouts.first_byte_s == 300.0
     assert config.server.port == 4000
-    assert report["general_settings.master_key"].startswith("taken: server.admin_key")
+    assert report["general_settings.master_key"].startswith("approximated: server.admin_key")
 
 
 def test_keys_stay_as_they_are_and_open_what_they_opened(tmp_path: Path) -> None:
@@ -146,11 +146,12 @@ def test_no_secret_is_copied(tmp_path: Path) -> None:
             assert secret not in said.output
 
 
-def test_a_lora_adapter_is_an_alias_and_wildcards_are_left_out(tmp_path: Path) -> None:
+def test_a_lora_adapter_is_named_and_wildcards_are_left_out(tmp_path: Path) -> None:
     config, report = imported(tmp_path, "plain")
     (model,) = config.models
-    assert (model.name, model.aliases) == ("mistral", ("mistral-sql",))
+    assert (model.name, model.aliases, model.loras) == ("mistral", (), ("mistral-sql",))
     assert [worker.id for worker in model.pools["main"].workers] == ["mistral:8000"]
+    assert report["model_list[1]"].startswith("approximated: taken for a LoRA adapter")
     assert report["model_list[3]"].startswith("left out")
     assert report["the file"].startswith("left out: no keys were given")
     assert "max_model_len 32768 is assumed" in report["model_list[0].model_info.max_input_tokens"]
@@ -231,3 +232,224 @@ def test_no_retries_are_one_attempt(tmp_path: Path) -> None:
     config, report = imported(tmp_path, "fallbacks")
     assert config.retry.max_attempts == 1
     assert report["router_settings.num_retries"].startswith("approximated")
+
+
+# -- secrets
+
+
+def written(tmp_path: Path, text: str, dump: object = None) -> tuple[str, dict[str, str]]:
+    """The file that an import of these texts writes, and by path what the report says."""
+    file, keys, output = (tmp_path / name for name in ("c.yaml", "k.json", "sluice.yaml"))
+    file.write_text(text)
+    keys.write_text(json.dumps(dump))
+    said = run(str(file), *(() if dump is None else ("--keys", str(keys))), "-o", str(output))
+    assert said.exit_code == 0, said.output
+    lines = [line.partition(": ")[2] for line in said.output.splitlines()]
+    report: dict[str, str] = {}
+    for fate, path, note in (line.split(": ", 2) for line in lines if line.count(": ") > 1):
+        report[path] = f"{fate}: {note}"
+    return output.read_text(), report
+
+
+ENGINE = """\
+model_list:
+  - model_name: base
+    litellm_params: {model: hosted_vllm/base, api_base: "http://a:8000"}
+    model_info: {access_groups: [all]}
+  - model_name: sql
+    litellm_params: {model: hosted_vllm/sql, api_base: "http://a:8000"}
+    model_info: {access_groups: [adapters]}
+"""
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter2@cache", "redis://cache:6379/0?password=hunter2"])
+def test_a_redis_url_with_a_password_is_not_copied(tmp_path: Path, url: str) -> None:
+    text, report = written(tmp_path, f"{ENGINE}router_settings: {{redis_url: '{url}'}}\n")
+    assert "hunter2" not in text
+    assert yaml.safe_load(text)["state"] == {"url": "${REDIS_URL}"}
+    fate = report["router_settings.redis_url"]
+    assert fate.startswith("approximated")
+    assert "set REDIS_URL" in fate
+
+
+@pytest.mark.parametrize(
+    "base", ["http://u:hunter2@a:8000", "http://[a:8000", "http://a/?k=hunter2"]
+)
+def test_an_engine_whose_url_has_a_password_is_left_out(tmp_path: Path, base: str) -> None:
+    more = f'  - {{model_name: b, litellm_params: {{model: openai/b, api_base: "{base}"}}}}\n'
+    text, report = written(tmp_path, ENGINE + more)
+    assert "hunter2" not in text
+    assert report["model_list[2]"].startswith("left out: api_base")
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    written(tmp_path, ENGINE)
+    assert (tmp_path / "sluice.yaml").stat().st_mode & 0o777 == 0o600
+
+
+# -- what keys open
+
+
+def keys_of(
+    tmp_path: Path, keys: list[dict[str, Any]], teams: list[dict[str, Any]] | None = None
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The imported keys by name, and by path what the report says."""
+    rows = [{"token": f"{n:064x}", "key_alias": f"k{n}", **key} for n, key in enumerate(keys)]
+    text, report = written(tmp_path, ENGINE, {"keys": rows, "teams": teams or []})
+    found = yaml.safe_load(text).get("tenants", [])
+    return {key["name"]: key for tenant in found for key in tenant["keys"]}, report
+
+
+def test_a_key_of_a_team_that_is_not_in_the_dump_opens_what_it_lists_or_nothing(
+    tmp_path: Path,
+) -> None:
+    keys, report = keys_of(
+        tmp_path,
+        [
+            {"team_id": "gone", "models": []},
+            {"team_id": "gone", "models": ["all-team-models"]},
+            {"team_id": "gone", "models": ["base"]},
+        ],
+    )
+    assert {name: key["models"] for name, key in keys.items()} == {"k2": ["base"]}
+    assert report["keys[0]"] == report["keys[1]"]
+    assert report["keys[0]"].startswith("left out: its team's models are not in the dump")
+    assert report["keys[2]"].startswith("approximated")
+    assert "do not bind" in report["keys[2]"]
+
+
+@pytest.mark.parametrize("models", [{"models": "{base}"}, {"models": "base"}, {}])
+def test_models_that_cannot_be_read_open_nothing(tmp_path: Path, models: dict[str, str]) -> None:
+    keys, report = keys_of(
+        tmp_path, [models, {"team_id": "t", "models": []}], [{"team_id": "t", **models}]
+    )
+    assert keys == {}
+    assert report["keys[0]"] == "left out: its `models` are missing, or no list"
+    assert report["keys[1]"].startswith("left out: its team's models are not in the dump")
+
+
+def test_a_key_for_an_adapter_opens_the_adapter_alone(tmp_path: Path) -> None:
+    keys, _ = keys_of(
+        tmp_path,
+        [
+            {"models": ["sql"]},
+            {"models": ["adapters"]},
+            {"models": ["base"], "tpm_limit": 60},
+            {"models": []},
+            {"team_id": "t", "models": []},
+        ],
+        [{"team_id": "t", "models": ["sql"]}],
+    )
+    opened = {name: key.get("models") for name, key in keys.items()}
+    assert opened == {"k0": ["sql"], "k1": ["sql"], "k2": ["base"], "k3": None, "k4": ["sql"]}
+
+
+def test_a_key_for_management_opens_no_model(tmp_path: Path) -> None:
+    keys, report = keys_of(
+        tmp_path,
+        [
+            {"models": [], "allowed_routes": ["management_routes"]},
+            {"models": [], "allowed_routes": ["llm_api_routes"]},
+        ],
+    )
+    assert list(keys) == ["k1"]
+    assert report["keys[0]"] == "left out: its routes serve no model"
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("name", ["rpm_limit", "tpm_limit", "max_parallel_requests", "max_budget"])
+@pytest.mark.parametrize("nothing", [0, "0", 0.0, -1])
+def test_a_limit_of_nothing_suspends(tmp_path: Path, name: str, nothing: object) -> None:
+    keys, report = keys_of(
+        tmp_path,
+        [{"models": [], name: nothing}, {"team_id": "t", "models": []}, {"models": []}],
+        [{"team_id": "t", "models": [], name: nothing}],
+    )
+    assert {n: key.get("suspended") for n, key in keys.items()} == {
+        "k0": True,
+        "k1": True,
+        "k2": None,
+    }
+    assert report[f"keys[0].{name}"] == "taken: suspended: a limit of nothing admits nothing"
+    assert report[f"teams[0].{name}"].startswith("taken: suspended")
+
+
+@pytest.mark.parametrize("many", [600, "600", 600.0, "600.0"])
+def test_a_limit_is_read_as_a_dump_has_it(tmp_path: Path, many: object) -> None:
+    names = ("rpm_limit", "tpm_limit", "max_parallel_requests", "max_budget")
+    row = {"models": [], "budget_duration": "1d", **dict.fromkeys(names, many)}
+    keys, report = keys_of(tmp_path, [row])
+    key = keys["k0"]
+    assert (key["requests_per_minute"], key["max_concurrency"]) == (600, 600)
+    assert key["budgets"] == [{"money": 600.0, "window": "day"}]
+    assert report["keys[0].rpm_limit"].startswith("taken")
+    assert report["keys[0].tpm_limit"].startswith("approximated")
+    assert "counts sequences" in report["keys[0].max_parallel_requests"]
+    assert report["keys[0].max_parallel_requests"].startswith("approximated")
+    text = (tmp_path / "sluice.yaml").read_text()
+    assert yaml.safe_load(text)["entitlements"][0]["tokens_per_second"] == 10.0
+
+
+@pytest.mark.parametrize("name", ["rpm_limit", "tpm_limit", "max_parallel_requests", "max_budget"])
+@pytest.mark.parametrize("nonsense", ["many", [5], {"a": 1}, True, 1e300, "nan"])
+def test_a_limit_that_is_no_number_is_told(tmp_path: Path, name: str, nonsense: object) -> None:
+    row = {"models": [], name: nonsense}
+    _, report = keys_of(tmp_path, [{**row, "team_id": "t"}, row], [{**row, "team_id": "t"}])
+    for path in ("keys[0]", "keys[1]", "teams[0]"):
+        assert report[f"{path}.{name}"].startswith("left out: not a number")
+
+
+def test_limits_of_a_team_that_no_key_uses_are_told(tmp_path: Path) -> None:
+    team = {"tpm_limit": 600, "max_parallel_requests": 4, "metadata": {"priority": "prod"}}
+    _, report = keys_of(
+        tmp_path,
+        [{"team_id": "t", "models": [], "tpm_limit": 60}],
+        [{"team_id": "t", "models": [], **team}],
+    )
+    for where in ("tpm_limit", "max_parallel_requests", "metadata.priority"):
+        assert report[f"teams[0].{where}"].startswith("left out: each of its keys has")
+    assert "limits and priority of the team do not bind it" in report["keys[0]"]
+
+
+def test_what_stands_in_other_tables_is_told(tmp_path: Path) -> None:
+    row = {
+        "models": [],
+        "budget_id": "gold",
+        "organization_id": "o",
+        "auto_rotate": True,
+        "budget_limits": [{"max_budget": 5}],
+        "user_id": "jane",
+        "metadata": {"model_rpm_limit": {"base": 5}},
+    }
+    _, report = keys_of(tmp_path, [row])
+    assert report["keys[0].budget_id"].startswith("left out: limits of LiteLLM's budget table")
+    assert report["keys[0].organization_id"].startswith("left out")
+    assert report["keys[0].auto_rotate"].startswith("left out")
+    assert report["keys[0].budget_limits"] == "left out: Sluice has no such setting"
+    assert report["keys[0].metadata.model_rpm_limit"].startswith("left out: requests a minute")
+    assert report["keys[0]"].startswith("approximated")
+    assert "its user are not read" in report["keys[0]"]
+
+
+def test_a_setting_of_a_model_that_sluice_lacks_is_told(tmp_path: Path) -> None:
+    more = """\
+  - model_name: base
+    litellm_params: {model: hosted_vllm/base, api_base: "http://b:8000", temperature: 0}
+  - model_name: base
+    litellm_params:
+      {model: hosted_vllm/base, api_base: "http://a:8000", api_key: os.environ/K,
+       max_parallel_requests: 5}
+"""
+    _, report = written(tmp_path, ENGINE + more)
+    assert report["model_list[2].litellm_params.temperature"].startswith("left out")
+    for name in ("api_key", "max_parallel_requests"):
+        first = report[f"model_list[3].litellm_params.{name}"]
+        assert first == "left out: the worker has one, that of its first row"
+
+
+def test_a_name_of_two_models_is_left_out(tmp_path: Path) -> None:
+    more = '  - {model_name: sql, litellm_params: {model: openai/sql, api_base: "http://c:8000"}}\n'
+    _, report = written(tmp_path, ENGINE + more)
+    assert report["model_list[2]"].startswith("left out: a row before made this a further name")
