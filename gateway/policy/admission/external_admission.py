@@ -206,6 +206,19 @@ def with_time_held(
     return msgspec.structs.replace(usage, completion_tokens=completion_tokens), missing_tokens
 
 
+def nano_held(open_lease: ExternalLease, held_s: float) -> float:
+    """What its slots cost while they were held, where the pool's workers have a price.
+
+    In nano-units of the currency; one slot of the pool for each sequence.
+    """
+    lease = open_lease.lease
+    pool = open_lease.served.fleet.pools[lease.pool]
+    if pool.slot_clock is None:
+        return 0.0
+    slot_s = lease.sequences * held_s
+    return pool.slot_clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)
+
+
 def _charge(open_lease: ExternalLease, usage: Usage) -> int:
     return charge_tokens(
         open_lease.served.admission.profile,

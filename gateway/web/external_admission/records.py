@@ -7,9 +7,7 @@ from gateway.policy.admission.external_admission import (
     ExternalRequest,
     Settled,
 )
-from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prices import request_cost_nano
 from gateway.records.decision import (
     DECISION_SCHEMA,
     AdmissionSection,
@@ -60,13 +58,16 @@ def refused_record(
 
 
 def settled_record(
-    open_lease: ExternalLease, settled: Settled, duration_s: float, unix_s: float
+    open_lease: ExternalLease,
+    settled: Settled,
+    cost_nano: int | None,
+    duration_s: float,
+    unix_s: float,
 ) -> DecisionRecord:
-    """A lease that ended."""
+    """A lease that ended; `cost_nano` as its settlement counted it."""
     lease, estimate, served = open_lease.lease, open_lease.estimate, open_lease.served
     outcome, status = _OUTCOMES[settled.status]
     source = "counted" if settled.status in ("expired", "evicted") else "proxy"
-    pool = served.fleet.pools[lease.pool]
     return DecisionRecord(
         schema=DECISION_SCHEMA,
         time_unix_s=open_lease.received_unix_s,
@@ -79,7 +80,7 @@ def settled_record(
         tenant=open_lease.principal.tenant,
         entitlement=open_lease.principal.entitlement,
         key=open_lease.request.key,
-        pool=pool.name,
+        pool=served.fleet.pools[lease.pool].name,
         request=RequestSection(text_bytes=open_lease.request.text_bytes),
         estimate=EstimateSection(
             category=estimate.category,
@@ -107,21 +108,7 @@ def settled_record(
             completion_tokens=settled.completion_tokens,
             cached_tokens=settled.cached_tokens,
             source=None if settled.charge_tokens is None else source,
-            cost_nano=None
-            if settled.charge_tokens is None
-            else request_cost_nano(
-                served,
-                settled.prompt_tokens or 0,
-                settled.completion_tokens or 0,
-                settled.cached_tokens or 0,
-                _slot_nano(pool, lease.sequences * duration_s),
-            ),
+            cost_nano=cost_nano,
         ),
         timing=TimingSection(duration_s=duration_s),
     )
-
-
-def _slot_nano(pool: PoolState, slot_s: float) -> float:
-    """What slots of a pool cost over so many seconds, where its workers have a price."""
-    clock = pool.slot_clock
-    return 0.0 if clock is None else clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)

@@ -33,6 +33,7 @@ from gateway.policy.admission.external_admission import (
     estimated_usage,
     facts_of,
     lesson_of,
+    nano_held,
     settled_as,
     usage_of,
     with_time_held,
@@ -172,8 +173,7 @@ class AdmissionService:
     def evict(self, lease_id: str) -> None:
         """End a lease that must give way; ignores leases that are not held here."""
         if (open_lease := self._held.get(lease_id)) is not None:
-            duration_s = self._clock() - open_lease.received_s
-            self._end(open_lease, "evicted", estimated_usage(open_lease), duration_s)
+            self._end(open_lease, "evicted", estimated_usage(open_lease))
 
     def settle(self, principal: Principal, report: UsageReport) -> Settled:
         """Charge the reported usage and release the lease; an ended lease returns its settlement.
@@ -195,10 +195,7 @@ class AdmissionService:
                 param="lease_id",
             )
         usage = usage_of(report, open_lease)
-        duration_s = report.latency_s
-        if duration_s is None:
-            duration_s = self._clock() - open_lease.received_s
-        settled = self._end(open_lease, report.status, usage, duration_s)
+        settled = self._end(open_lease, report.status, usage, report.latency_s)
         if principal.trusted_usage and open_lease.principal.trusted_usage:
             lesson = lesson_of(report, usage, open_lease)
             if lesson is not None:
@@ -211,12 +208,7 @@ class AdmissionService:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, lease_id = heappop(self._deadlines)
             if (open_lease := self._held.get(lease_id)) is not None:
-                self._end(
-                    open_lease,
-                    "expired",
-                    estimated_usage(open_lease),
-                    now_s - open_lease.received_s,
-                )
+                self._end(open_lease, "expired", estimated_usage(open_lease))
 
     def start(self) -> None:
         """Start sweeping; call within the running loop."""
@@ -228,11 +220,8 @@ class AdmissionService:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        now_s = self._clock()
         for open_lease in list(self._held.values()):
-            self._end(
-                open_lease, "expired", estimated_usage(open_lease), now_s - open_lease.received_s
-            )
+            self._end(open_lease, "expired", estimated_usage(open_lease))
 
     async def _run(self) -> None:
         while True:
@@ -257,19 +246,25 @@ class AdmissionService:
             )
 
     def _end(
-        self, open_lease: ExternalLease, ending: Ending, usage: Usage | None, duration_s: float
+        self,
+        open_lease: ExternalLease,
+        ending: Ending,
+        usage: Usage | None,
+        latency_s: float | None = None,
     ) -> Settled:
-        """Settle a lease. There is no await here, so a lease cannot end twice."""
+        """Settle a lease. There is no await here, so a lease cannot end twice.
+
+        `latency_s` is the proxy's own, for the log; charges go by the time that the lease was held.
+        """
         lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
         self._places.free(open_lease.place)
         if _is_counted(served, lease):
             self._places.free_slots(lease)
-        usage, held_tokens = with_time_held(
-            open_lease, usage, self._clock() - open_lease.received_s
-        )
+        held_s = self._clock() - open_lease.received_s
+        usage, held_tokens = with_time_held(open_lease, usage, held_s)
         unix_s = self._wall_clock()
-        cost = None if usage is None else cost_of(served, usage)
+        cost = None if usage is None else cost_of(served, usage, nano_held(open_lease, held_s))
         self._store.settle(
             lease,
             Settlement(
@@ -284,7 +279,9 @@ class AdmissionService:
         if len(self._settled) > RETAINED_SETTLED:
             self._settled.popitem(last=False)
         self._note(
-            settled_record(open_lease, settled, duration_s, unix_s),
+            settled_record(
+                open_lease, settled, cost, held_s if latency_s is None else latency_s, unix_s
+            ),
             served,
             open_lease.estimate,
             lease,

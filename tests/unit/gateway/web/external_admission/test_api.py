@@ -11,12 +11,14 @@ from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
 from gateway.policy.admission.external_admission import ExternalRequest, facts_of
 from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.fleet.slot_clock import SlotClock
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Ask
+from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
@@ -33,9 +35,9 @@ ACME = {"authorization": "Bearer sk-acme"}
 OTHER = {"authorization": "Bearer sk-other"}
 
 
-def keyring(trusted: Collection[str] = ()) -> Keyring:
+def keyring(trusted: Collection[str] = (), limits: tuple[Limit, ...] = ()) -> Keyring:
     """Keys of two tenants, and a second one of acme; `trusted`: the entitlements that are."""
-    ring = Keyring()
+    ring = Keyring(limits={("tenant", "acme"): limits})
     for key, name, tenant in (
         ("sk-acme", "acme-prod", "acme"),
         ("sk-acme-test", "acme-test", "acme"),
@@ -63,6 +65,7 @@ class Bench:
         held_share: float = 1.0,
         service_class: Any = "elastic",
         trusted: Collection[str] = (),
+        limits: tuple[Limit, ...] = (),
     ) -> None:
         self.clock = FakeClock(1_000.0)
         self.sink = ListSink()
@@ -101,7 +104,7 @@ class Bench:
             draining=lambda: self.draining,
             replicas=lambda _: 2,
         )
-        ring = keyring(trusted)
+        ring = keyring(trusted, limits)
         control = Control(
             models=(self.served,),
             names={"m": "m"},
@@ -398,6 +401,29 @@ async def test_a_failed_lease_pays_where_the_model_states_no_rate() -> None:
 async def test_what_was_used_is_charged_where_it_is_more_than_the_time_held() -> None:
     _, answer = await held_for(1.0, prompt_tokens=100, completion_tokens=60)
     assert (answer["charge_tokens"], answer["held_tokens"]) == (160, 0)
+
+
+@pytest.mark.parametrize("latency_s", [None, 0.0, 0.001, 5_000.0])
+async def test_a_price_by_the_hour_counts_the_time_held_whatever_the_proxy_says(
+    latency_s: float | None,
+) -> None:
+    budget = Limit(id="b", scope="tenant", name="acme", unit="money", amount=10**12, window="month")
+    bench = Bench(limits=(budget,))
+    msgspec.structs.force_setattr(bench.served, "by_hour", True)
+    for pool in bench.served.fleet.pools:
+        pool.slot_clock = SlotClock(3.6)  # a thousandth a second
+    slots = bench.served.fleet.pools[0].slots_per_worker
+    lease = (await bench.authorize(n=2)).json()["lease_id"]
+    bench.clock.advance(16.0)
+    said: dict[str, Any] = {} if latency_s is None else {"latency_s": latency_s}
+    await bench.usage(lease, prompt_tokens=100, completion_tokens=9, **said)
+    cost = round(2 * 16 * 1_000_000 / slots)
+    (record,) = bench.sink.records
+    assert record.usage.cost_nano == cost
+    assert record.timing.duration_s == (16.0 if latency_s is None else latency_s)
+    (level,) = await bench.store.levels([budget])
+    assert (level.used, level.reserved) == (cost, 0)
+    await bench.client.aclose()
 
 
 async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() -> None:
