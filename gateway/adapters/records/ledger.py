@@ -3,8 +3,8 @@
 Rules:
 - A batch of requests is one synced transaction: all of it counts, or none.
 - A batch that also goes to the usage export waits in `outbox`, written by the same transaction,
-  until the export has it. After a crash the next start writes it to the export (again), so ledger
-  and export hold the same requests, but for lines that the export holds twice.
+  until the export has it, for as long as that cannot be written. After a crash the next start takes
+  it over, so ledger and export hold the same requests, but for lines that the export holds twice.
 - Processes of one host share the file. Each transaction takes the write lock for some ms.
 - Rows older than `keep_days` are removed when a day begins. So the file has at most that many
   rows for each key and model.
@@ -30,6 +30,8 @@ SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x534C4C47
 BUSY_S: Final = 5.0
 _AGAIN_S: Final = 0.05
+DELIVERY_BYTES: Final = 8 << 20
+"""Lines for the export are read in parts of about this size; one batch is never divided."""
 BY: Final = ("tenant", "day", "entitlement", "key", "model")
 """Columns that tell rows apart, in the order of the primary key: a tenant reads its own rows."""
 
@@ -112,17 +114,30 @@ class Ledger:
                 self._sweep(file, day)
         self._swept_day = day
 
-    def delivered(self) -> None:
-        """The export has all lines of this process."""
+    def adopt(self) -> None:
+        """Take over the lines that processes which ended may not have written to the export."""
         with _as_os_error(self._path), _transaction(self._connected()) as file:
-            file.execute("DELETE FROM outbox WHERE writer = ?", (self._writer,))
-
-    def undelivered(self) -> bytes:
-        """Lines that processes which ended may not have written to the export; now this one's."""
-        with _as_os_error(self._path), _transaction(self._connected()) as file:
-            found = [row[0] for row in file.execute("SELECT lines FROM outbox ORDER BY rowid")]
             file.execute("UPDATE outbox SET writer = ?", (self._writer,))
-        return b"".join(found)
+
+    def undelivered(self) -> tuple[int, bytes]:
+        """The first part of this process's lines for the export, and its end for `delivered`."""
+        end, found, size = 0, list[bytes](), 0
+        with _as_os_error(self._path):
+            waiting = self._connected().execute(
+                "SELECT rowid, lines FROM outbox WHERE writer = ? ORDER BY rowid", (self._writer,)
+            )
+            with contextlib.closing(waiting):
+                for rowid, lines in waiting:
+                    found.append(lines)
+                    end, size = rowid, size + len(lines)
+                    if size >= DELIVERY_BYTES:
+                        break
+        return end, b"".join(found)
+
+    def delivered(self, end: int) -> None:
+        """The export has this process's lines up to that end."""
+        with _as_os_error(self._path), _transaction(self._connected()) as file:
+            file.execute("DELETE FROM outbox WHERE writer = ? AND rowid <= ?", (self._writer, end))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -8,9 +8,10 @@ Rules:
   skip lines that are not JSON; the request's whole line follows.
 - Every batch opens the file anew, so the file may be moved at any time.
 - With a ledger, a batch counts there first, and its lines wait there until the file has them
-  (`gateway.adapters.records.ledger`). The ledger counts each line once.
-- Pending lines are bounded. While the disk is full the newest are dropped and counted, because
-  a full disk must not stop requests.
+  (`gateway.adapters.records.ledger`). The ledger counts each line once. A file that cannot be
+  written keeps nothing from the ledger.
+- Pending lines, those on no disk, are bounded. While they cannot be written the newest are dropped
+  and counted, because a full disk must not stop requests.
 - If the process is killed, requests settled less than FLUSH_S before may be missing, in both.
 """
 
@@ -26,7 +27,7 @@ import msgspec
 
 from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.records.appending import append
-from gateway.adapters.records.ledger import Ledger
+from gateway.adapters.records.ledger import DELIVERY_BYTES, Ledger
 from gateway.metrics import Metrics
 from gateway.policy.fleet.fleet_bill import PoolBill
 from gateway.records.decision import DecisionRecord
@@ -90,8 +91,12 @@ class UsageExport:
         self._currency = currency
         self._wall_clock = wall_clock
         self._pending: list[bytes] = []
-        self._in_ledger = 0
-        """Pending lines, from the first, that the ledger has and the export not yet."""
+        self._on_disk = 0
+        """Pending lines, from the first, that the batch being written put on a disk."""
+        self._undelivered = False
+        """Whether lines wait in the ledger for the export."""
+        self._exported = 0
+        """End of lines that wait there although the export has them, until that is noted."""
         self._bills: dict[tuple[str, str], PoolBill] = {}
         self._billed_unix_s = wall_clock()
         self._writing = asyncio.Lock()
@@ -100,7 +105,7 @@ class UsageExport:
 
     @property
     def pending(self) -> int:
-        """Number of lines that wait to be written."""
+        """Number of lines that are on no disk."""
         return len(self._pending)
 
     def append(self, record: msgspec.Struct) -> None:
@@ -123,16 +128,16 @@ class UsageExport:
         )
 
     def open(self) -> None:
-        """Check that the files can be written, and export what a crash left. Raises OSError."""
+        """Check that the files can be written, and take over what a crash left. Raises OSError."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             append_synced(self._path, b"")
         if self._ledger is None:
             return
         self._ledger.open()
-        if self._path is not None and (left := self._ledger.undelivered()):
-            append_synced(self._path, left)
-            self._ledger.delivered()
+        if self._path is not None:
+            self._ledger.adopt()
+            self._undelivered = True
 
     def start(self) -> None:
         """Start flushing; call within the running loop."""
@@ -154,39 +159,50 @@ class UsageExport:
         async with self._writing:
             batch, bills = self._pending[:], self._bills
             now_unix_s = self._wall_clock()
-            if not batch and not (bills and now_unix_s - self._billed_unix_s >= BILL_S):
+            billed = bills and now_unix_s - self._billed_unix_s >= BILL_S
+            if not (batch or billed or self._undelivered):
                 return
             self._bills = {}
             try:
                 await asyncio.to_thread(self._write, batch, bills, now_unix_s)
+                self._failing = False
             except OSError as error:
                 for due in bills.values():  # the ledger has not got them
                     self.bill(due)
                 if not self._failing:
                     _log.error("usage cannot be written: %s", error)
                 self._failing = True
-                return
-            del self._pending[: len(batch)]
-            self._failing = False
+            del self._pending[: self._on_disk]
+            self._on_disk = 0
 
     def _write(
         self, batch: list[bytes], bills: dict[tuple[str, str], PoolBill], now_unix_s: float
     ) -> None:
         """Write them, in a thread; empties `bills` once the ledger has them."""
         ledger, path = self._ledger, self._path
-        if ledger is not None:
-            new = batch[self._in_ledger :]
-            lines = [_decode(line) for line in new]
-            outbox = b"".join(new) if path is not None else b""
-            ledger.commit(lines, bills.values(), now_unix_s, outbox)
+        if ledger is None:
+            if path is not None:
+                append_synced(path, b"".join(batch))
+            self._on_disk = len(batch)
+            return
+        if self._exported:
+            ledger.delivered(self._exported)
+            self._exported = 0
+        if batch or bills:
+            outbox = b"".join(batch) if path is not None else b""
+            ledger.commit([_decode(line) for line in batch], bills.values(), now_unix_s, outbox)
             bills.clear()
             self._billed_unix_s = now_unix_s
-            self._in_ledger = len(batch)
-        if path is not None and batch:
-            append_synced(path, b"".join(batch))
-            if ledger is not None:
-                ledger.delivered()
-        self._in_ledger = 0
+            self._on_disk = len(batch)
+            self._undelivered = self._undelivered or bool(outbox)
+        if path is not None and self._undelivered:
+            end, lines = ledger.undelivered()
+            if lines:
+                append_synced(path, lines)
+                self._exported = end
+                ledger.delivered(end)
+                self._exported = 0
+            self._undelivered = len(lines) >= DELIVERY_BYTES
 
 
 def append_synced(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.adapters.records import usage_export
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
 from gateway.adapters.records.usage_export import UsageExport
@@ -170,11 +171,15 @@ def test_no_report_makes_a_file(tmp_path: Path) -> None:
 # -- with an export
 
 
-def books(folder: Path) -> tuple[UsageExport, Path, Path]:
+def books(folder: Path, metrics: Metrics | None = None) -> tuple[UsageExport, Path, Path]:
     file, path = folder / "u.jsonl", folder / "l.db"
     ledger = Ledger(path, keep_days=400, currency="EUR")
-    made = UsageExport(file, Metrics(), ledger, currency="EUR", wall_clock=lambda: NOON)
+    made = UsageExport(file, metrics or Metrics(), ledger, currency="EUR", wall_clock=lambda: NOON)
     return made, file, path
+
+
+def charged_bytes(lease_id: str) -> bytes:
+    return msgspec.json.encode(line(lease_id)) + b"\n"
 
 
 def exported(file: Path) -> list[str]:
@@ -214,6 +219,7 @@ async def test_what_a_crash_left_between_ledger_and_export_is_exported_at_the_ne
     assert [sums.requests for sums in rows(path).values()] == [2]
     third, _, _ = books(tmp_path)
     third.open()
+    await third.flush()
     assert exported(file) == ["a", "b"], "nothing waited any more"
 
 
@@ -234,6 +240,78 @@ async def test_the_ledger_counts_a_batch_once_however_often_the_export_fails(
     await export.flush()
     assert exported(file) == ["a", "b", "c"]
     assert [sums.requests for sums in rows(path).values()] == [3]
+    await export.close()
+
+
+async def test_an_export_that_is_stuck_keeps_nothing_from_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_export, "MAX_PENDING", 2)
+    metrics = Metrics()
+    export, file, path = books(tmp_path, metrics)
+    export.open()
+    names = [f"{number:02}" for number in range(10)]
+
+    def full(_: Path, data: bytes) -> None:
+        if data:
+            raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(usage_export, "append_synced", full)
+        for name in names[:8]:
+            export.append(charged(name))
+            await export.flush()
+        assert export.pending == 0
+        await export.close()
+        assert metrics.usage_dropped.values == {}
+        again, _, _ = books(tmp_path)
+        again.open()
+        again.append(charged(names[8]))
+        await again.flush()
+    again.append(charged(names[9]))
+    await again.flush()
+    assert exported(file) == names
+    assert [sums.requests for sums in rows(path).values()] == [10]
+    await again.flush()
+    assert exported(file) == names
+    await again.close()
+
+
+async def test_what_waits_for_the_export_is_delivered_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    for name in "abcde":
+        ledger.commit((), (), NOON, charged_bytes(name))
+    ledger.close()
+    for module in ("ledger", "usage_export"):
+        where = f"gateway.adapters.records.{module}.DELIVERY_BYTES"
+        monkeypatch.setattr(where, 2 * len(charged_bytes("a")))
+    export, file, _ = books(tmp_path)
+    export.open()
+    for part in ("ab", "abcd", "abcde", "abcde"):
+        await export.flush()
+        assert exported(file) == list(part)
+    await export.close()
+
+
+async def test_a_ledger_that_cannot_note_a_delivery_delivers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, file, _ = books(tmp_path)
+    export.open()
+    export.append(charged("a"))
+
+    def failing(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "delivered", failing)
+        for _ in range(3):
+            await export.flush()
+    export.append(charged("b"))
+    await export.flush()
+    assert exported(file) == ["a", "b"]
     await export.close()
 
 
