@@ -7,7 +7,8 @@ Rules:
   it over, so ledger and export hold the same requests, but for lines that the export holds twice.
 - Processes of one host share the file. Each transaction takes the write lock for some ms.
 - Rows older than `keep_days` are removed when a day begins. So the file has at most that many
-  rows for each key and model.
+  rows for each key and model. A day far beyond the newest row removes nothing: it may be a clock
+  that is wrong for a moment.
 - `application_id` marks the file as a ledger, `user_version` is its schema.
 
 All methods block; call them from a thread. They raise OSError.
@@ -30,6 +31,8 @@ SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x534C4C47
 BUSY_S: Final = 5.0
 _AGAIN_S: Final = 0.05
+MAX_LEAP_DAYS: Final = 31
+"""Days since the newest row before it after which a new day removes nothing."""
 DELIVERY_BYTES: Final = 8 << 20
 """Lines for the export are read in parts of about this size; one batch is never divided."""
 BY: Final = ("tenant", "day", "entitlement", "key", "model")
@@ -62,6 +65,9 @@ _ADD_BILL: Final = """
 INSERT INTO fleet VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET worker_s = worker_s + excluded.worker_s,
   cost_nano = cost_nano + excluded.cost_nano
+"""
+_NEWEST_BEFORE: Final = """
+SELECT max(day) FROM (SELECT day FROM usage UNION SELECT day FROM fleet) WHERE day < ?
 """
 
 
@@ -103,6 +109,8 @@ class Ledger:
         """Add requests and the fleet's cost; `outbox`: lines that the export must still get."""
         day = day_of(unix_s)
         with _as_os_error(self._path), _transaction(self._connected()) as file:
+            if day != self._swept_day:
+                self._sweep(file, day)
             rows = summed(lines, BY)
             file.executemany(_ADD_USAGE, [(*name, *sums) for name, sums in rows.items()])
             file.executemany(
@@ -110,8 +118,6 @@ class Ledger:
             )
             if outbox:
                 file.execute("INSERT INTO outbox VALUES (?, ?)", (self._writer, outbox))
-            if day != self._swept_day:
-                self._sweep(file, day)
         self._swept_day = day
 
     def adopt(self) -> None:
@@ -151,7 +157,11 @@ class Ledger:
         return self._file
 
     def _sweep(self, file: sqlite3.Connection, day: str) -> None:
-        last = (date.fromisoformat(day) - timedelta(days=self._keep_days)).isoformat()
+        today = date.fromisoformat(day)
+        newest = file.execute(_NEWEST_BEFORE, (day,)).fetchone()[0]
+        if newest is None or today - date.fromisoformat(newest) > timedelta(days=MAX_LEAP_DAYS):
+            return
+        last = (today - timedelta(days=self._keep_days)).isoformat()
         for table in ("usage", "fleet"):
             file.execute(f"DELETE FROM {table} WHERE day < ?", (last,))  # noqa: S608 - not a value
 

@@ -101,6 +101,29 @@ def test_sums_older_than_the_days_kept_are_removed(tmp_path: Path) -> None:
     assert [name for (name,) in rows(path, "day")] == ["2023-11-17", "2023-11-18", "2023-11-19"]
 
 
+def test_a_glimpse_of_a_wrong_clock_removes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = ledger_at(path, keep_days=2)
+    ledger.commit([line()], (), NOON)
+    wrong = NOON + 30_000 * DAY_S
+    for day in range(1, 3):
+        ledger.commit([line(time_unix_s=wrong)], [PoolBill("m", "p", 1.0, 1)], wrong)
+        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+    days = [name for (name,) in rows(path, "day")]
+    assert days[:3] == ["2023-11-15", "2023-11-16", "2023-11-17"]
+    ledger.commit((), (), NOON + 3 * DAY_S)
+    assert next(name for (name,) in rows(path, "day")) == "2023-11-16"
+
+
+def test_a_gateway_that_rested_for_long_removes_old_rows_a_day_later(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger_at(path, keep_days=2).commit([line()], (), NOON)
+    ledger = ledger_at(path, keep_days=2)
+    for day in (100, 101):
+        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+    assert [name for (name,) in rows(path, "day")] == ["2024-02-23", "2024-02-24"]
+
+
 def test_what_requests_do_not_hold_of_the_fleet_is_idle(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     ledger = ledger_at(path)
