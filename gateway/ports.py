@@ -17,7 +17,7 @@ from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.records.endpoint import Endpoint
 from gateway.records.lease import Ask, Lease
-from gateway.records.limit import Limit, LimitView
+from gateway.records.limit import Limit, LimitView, Spent
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 from gateway.records.token import TokenIdentity
@@ -104,15 +104,23 @@ class Discovery(Protocol):
 
 
 class Settlement(Record, frozen=True, kw_only=True):
-    """The outcome of a request. Without `usage` the store charges the estimate or refunds it."""
+    """The outcome of a request. Without `usage` its reservation is refunded in full."""
 
     usage: Usage | None
     dispatched: bool
-    """False when the request was sent to no engine: the estimate is refunded in full."""
+    """Whether it used its place among the requests of a minute: it was sent to an engine, and no
+    other model's turn follows, which takes a place of its own."""
     unix_s: float = 0.0
     """Time of the end by the gateway's clock; 0 for now. A store may use its own clock instead."""
     money: int = 0
     """Cost of the usage in nano-units; 0 where no budget is in money."""
+
+    @property
+    def spent(self) -> Spent | None:
+        """What limits count of it; None gives all of it back."""
+        if self.usage is None:
+            return Spent(0) if self.dispatched else None
+        return Spent(self.usage.prompt_tokens + self.usage.completion_tokens, self.money)
 
 
 class ClientReply(Protocol):

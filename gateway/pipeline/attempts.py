@@ -135,3 +135,8 @@ class Attempts:
         self.rescued = False
         self.reason: str | None = None
         """Of the refusal that the client got when the last attempt had failed."""
+
+    @property
+    def sent(self) -> bool:
+        """Whether an engine may have got the request: not every connection failed."""
+        return any(attempt.result not in ("local", "connect") for attempt in self.done)

@@ -79,15 +79,14 @@ class Settler:
         now_s, now_unix_s = self._clock(), self._wall_clock()
         charged, cost_nano = None, None
         if lease is not None and estimate is not None:
-            dispatched = attempts is not None and attempts.sent_s is not None
             charged, cost_nano = stage_settle.settle(
                 self._store,
                 lease,
                 outcome,
                 estimate,
                 served,
-                # What no model computed is charged nothing.
-                dispatched=dispatched and incoming.endpoint.computes,
+                dispatched=attempts is not None and attempts.sent,
+                computes=incoming.endpoint.computes,
                 unix_s=now_unix_s,
                 slot_nano=0.0 if attempts is None else attempts.slot_nano,
             )

@@ -72,7 +72,7 @@ class Holding(Record, frozen=True, kw_only=False, array_like=True):
 
 
 class Spent(Record, frozen=True, kw_only=False, array_like=True):
-    """What a request used in the end, in the units of budgets."""
+    """What a request used in the end, in the units of budgets; its place in a minute is used."""
 
     tokens: int
     money: int = 0

@@ -28,15 +28,18 @@ def settle(
     served: ModelRuntime | None,
     *,
     dispatched: bool,
+    computes: bool = True,
     unix_s: float = 0.0,
     slot_nano: float = 0.0,
 ) -> tuple[Usage | None, int | None]:
     """Release the lease; the usage it was charged (None for a full refund), and its cost.
 
+    What no model computed (`computes` is false) is charged nothing.
     `slot_nano` is what its time at workers costs, where they have a price by the hour. The cost
     is in nano-units of the currency, None where the model has no prices.
     """
-    usage = charged(outcome, estimate) if dispatched else None
+    usage = charged(outcome, estimate) if dispatched and computes else None
+    dispatched = dispatched and outcome.label != "fell_back"
     cost = None if served is None or usage is None else cost_of(served, usage, slot_nano)
     money = money_of(lease, cost) if lease.asked else 0
     store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s, money=money))

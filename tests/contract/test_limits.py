@@ -162,6 +162,25 @@ async def test_a_key_gets_exactly_its_requests_a_minute(opener: Opener) -> None:
         await opened.close()
 
 
+async def test_only_what_was_sent_nowhere_gives_its_place_in_the_minute_back(
+    opener: Opener,
+) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    limits = (key("requests", 2, "minute"), key("sequences", 9), MONTH)
+    failed = msgspec.structs.replace(REFUND, dispatched=True)
+    try:
+        for number in range(5):
+            opened.store.settle(await take(opened, f"unsent{number}", *limits), REFUND)
+            await opened.quiet()
+        for number in range(2):
+            opened.store.settle(await take(opened, f"failed{number}", *limits), failed)
+            await opened.quiet()
+        assert (await refusal(opened, "x", *limits)).reason == "key_requests"
+        assert [(await seen(opened, limit)).used for limit in limits] == [2, 0, 0]
+    finally:
+        await opened.close()
+
+
 async def test_a_key_has_exactly_its_sequences_in_flight(opener: Opener) -> None:
     opened = await opener(TERMS, [entitled("e"), entitled("f")])
     limit = key("sequences", 5)

@@ -25,7 +25,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
-from gateway.records.limit import Limit, LimitUse, LimitView, Spent
+from gateway.records.limit import Limit, LimitUse, LimitView
 
 __all__ = ["MemoryLeases", "account_view", "lease_of"]
 
@@ -256,7 +256,7 @@ class MemoryLeases(MemoryPools):
         return lease_of(ask, found, now_s)
 
     def _charge(self, token_pool: TokenPool, lease_id: str, settlement: Settlement) -> None:
-        usage, charge, spent = settlement.usage, None, None
+        usage, charge = settlement.usage, None
         if usage is not None:
             charge = charge_tokens(
                 token_pool.terms.profile,
@@ -264,8 +264,8 @@ class MemoryLeases(MemoryPools):
                 usage.completion_tokens,
                 usage.cached_tokens,
             )
-            spent = Spent(usage.prompt_tokens + usage.completion_tokens, settlement.money)
-        admission.settle(token_pool, lease_id, charge, self._now.at(settlement.unix_s), spent)
+        now_s = self._now.at(settlement.unix_s)
+        admission.settle(token_pool, lease_id, charge, now_s, settlement.spent)
 
     def _counted(self, ask: Ask) -> Lease:
         served = self._models[ask.model]

@@ -121,12 +121,12 @@ class RedisModel(RedisPools):
         if redis_lease is None:
             # Another gateway's lease, or one from before this gateway restarted.
             for key in (lease.id, lease.id + LOCAL_SUFFIX):
-                self._release(key, charge, _spent(settlement))
+                self._release(key, charge, settlement.spent)
             return False
         redis_lease.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
         bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
-        spent = _spent(settlement) if redis_lease.held else None
+        spent = settlement.spent if redis_lease.held else None
         if redis_lease.held:
             self._process.limits.note_settled(redis_lease.held, spent)
         self._release(redis_lease.key, charge, spent)
@@ -239,13 +239,6 @@ class RedisModel(RedisPools):
         charged: Any = False if charge is None else charge
         packed = grouped("settle", lease_id=key, charge=charged, timely=self.link.up, spent=spent)
         self.link.post("settle", packed)
-
-
-def _spent(settlement: Settlement) -> Spent | None:
-    usage = settlement.usage
-    if usage is None:
-        return None
-    return Spent(usage.prompt_tokens + usage.completion_tokens, settlement.money)
 
 
 def _unavailable() -> Unavailable:

@@ -118,6 +118,8 @@ async def test_engines_that_fail_before_the_first_byte_are_no_end(fault: Script)
     await bench.serve()
     assert bench.reply.headers[b"x-sluice-model"] == b"n"
     assert bench.reply.status == 200
+    used = [settlement.dispatched for _, settlement in bench.store.settlements]
+    assert used == [False, True], "one request takes one place in the minute"
 
 
 async def test_a_model_full_of_higher_priority_falls_back() -> None:

@@ -610,13 +610,15 @@ async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(pr
 async def test_a_request_that_no_engine_served_is_not_charged() -> None:
     bench = Bench(E500)
     await bench.serve()
-    assert bench.ledger.settlements[0][1].usage is None
+    ((_, settlement),) = bench.ledger.settlements
+    assert (settlement.usage, settlement.dispatched) == (None, True)
 
 
 async def test_a_refusal_is_never_charged() -> None:
     bench = Bench(failure("connect"))
     await bench.serve()
-    assert bench.ledger.settlements[0][1].usage is None
+    ((_, settlement),) = bench.ledger.settlements
+    assert (settlement.usage, settlement.dispatched) == (None, False)
 
 
 async def test_an_engines_own_400_is_relayed_and_not_charged() -> None:
@@ -972,7 +974,7 @@ async def test_counting_tokens_is_relayed_and_charged_none(
     assert (bench.reply.status, bench.reply.body) == (200, answer)
     assert bench.upstream.calls[0][1].path == endpoint.path
     ((lease, settlement),) = bench.ledger.settlements
-    assert (lease.cost_tokens, settlement.usage) == (0, None)
+    assert (lease.cost_tokens, settlement.usage, settlement.dispatched) == (0, None, True)
     assert bench.record.usage.prompt_tokens is None
 
 

@@ -403,6 +403,16 @@ async def test_what_was_used_is_charged_where_it_is_more_than_the_time_held() ->
     assert (answer["charge_tokens"], answer["held_tokens"]) == (160, 0)
 
 
+async def test_a_lease_that_failed_keeps_its_place_in_the_minute() -> None:
+    limit = Limit(id="r", scope="key", name="k", unit="requests", amount=2, window="minute")
+    bench = Bench(limits=(limit,))
+    for _ in range(2):
+        lease = (await bench.authorize()).json()["lease_id"]
+        await bench.usage(lease, status="failed")
+    assert error(await bench.authorize()) == (429, "rate_limit_exceeded", "key_requests")
+    await bench.client.aclose()
+
+
 @pytest.mark.parametrize("latency_s", [None, 0.0, 0.001, 5_000.0])
 async def test_a_price_by_the_hour_counts_the_time_held_whatever_the_proxy_says(
     latency_s: float | None,
