@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 from typer.testing import CliRunner
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
@@ -193,6 +192,7 @@ def test_costs_by_the_hour_add_up_to_the_fleets_bill(tmp_path: Path) -> None:
         bill = sum(v for k, v in metrics.items() if k.startswith("sluice_fleet_cost_total"))
         lasted_s = time.monotonic() - began
         fleet.kill_replica(fleet.replicas[0], sig=signal.SIGTERM)
+        ended_s = time.monotonic() - began
     found = reported(tmp_path / "ledger.db")
     *tenants, idle = found["rows"]
     assert [row["tenant"] for row in found["rows"]] == [*TENANTS, "(idle)"]
@@ -206,4 +206,4 @@ def test_costs_by_the_hour_add_up_to_the_fleets_bill(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.db") as file:
         (billed_nano,) = file.execute("SELECT SUM(cost_nano) FROM fleet").fetchone()
     assert found["total"]["cost_nano"] == billed_nano
-    assert billed_nano == pytest.approx(bill * 1e9, rel=0.2)
+    assert bill * 1e9 <= billed_nano <= 2e9 * (ended_s + 0.5), "of which two are due each second"
