@@ -77,9 +77,10 @@ class Dispatcher:
                     placed = self._bind(attempts, admitted, tried, last, home)
                 except Unavailable:
                     adapter = admitted.facts.adapter
-                    if not stage_queue.awaits_workers(served, adapter, self._clock()):
+                    pools = [served.fleet.pools[pool] for pool in _pools(attempts)]
+                    if not stage_queue.awaits_workers(pools, adapter, self._clock()):
                         raise
-                    await self._wait_for_workers(incoming, attempts, served)
+                    await self._wait_for_workers(incoming, attempts, served, pools)
                     attempts.timer.end("queue")
                     continue
                 attempts.timer.end("bind")
@@ -165,10 +166,7 @@ class Dispatcher:
         home: tuple[int, int] | None,
     ) -> Binding | int:
         """Stage 7: the worker, or the pool whose scheduler keeps the request waiting."""
-        served, plan, held_in = admitted.served, attempts.sending.plan, admitted.lease.current.pool
-        pools: tuple[int, ...] = (plan.pool, *plan.alternates)
-        if held_in != plan.pool:
-            pools = (held_in, *(p for p in pools if p != held_in))
+        served, pools = admitted.served, _pools(attempts)
         try:
             adapter = admitted.facts.adapter
             if adapter and home is None:
@@ -223,7 +221,7 @@ class Dispatcher:
         job, scheduler = require(attempts.job), require(attempts.scheduler)
         stage_queue.admit(served, job, scheduler)
         try:
-            await stage_queue.wait(served, job, scheduler, incoming, self._clock)
+            await stage_queue.wait(served, job, scheduler, incoming, self._clock, attempts.queue_s)
         finally:
             attempts.queue_s += self._clock() - job.arrived_s
         entry = attempts.entry
@@ -237,12 +235,18 @@ class Dispatcher:
         return stage_bind.binding_of(served.fleet, pool, job)
 
     async def _wait_for_workers(
-        self, incoming: Incoming, attempts: Attempts, served: ModelRuntime
+        self,
+        incoming: Incoming,
+        attempts: Attempts,
+        served: ModelRuntime,
+        pools: Sequence[PoolState],
     ) -> None:
         """Stage 8 where there is no worker yet to bind to."""
         began_s = self._clock()
         try:
-            await stage_queue.wait_for_workers(served, incoming, self._clock)
+            await stage_queue.wait_for_workers(
+                served, pools, incoming, self._clock, attempts.queue_s
+            )
         finally:
             attempts.queue_s += self._clock() - began_s
 
@@ -455,6 +459,15 @@ class Dispatcher:
         await reply.refuse(refusal, answer_lines(incoming, attempts))
         label = "error" if fault.kind == "overflow" else "upstream_error"
         return Outcome(label=label, status=refusal.status)
+
+
+def _pools(attempts: Attempts) -> tuple[int, ...]:
+    """The pools that may serve a request: first the one that its lease is in."""
+    plan, held_in = attempts.sending.plan, attempts.admitted.lease.current.pool
+    pools = (plan.pool, *plan.alternates)
+    if held_in == plan.pool:
+        return pools
+    return (held_in, *(pool for pool in pools if pool != held_in))
 
 
 def _owed_nano(pool: PoolState, worker: int, now_s: float) -> float:

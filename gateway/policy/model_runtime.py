@@ -82,8 +82,8 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueRules = QueueRules()
     queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
-    waiting_for_workers: dict[Any, None] = msgspec.field(default_factory=dict)
-    """Futures of requests that came while there was no worker, in order of arrival."""
+    waiting_for_workers: dict[Any, Sequence[PoolState]] = msgspec.field(default_factory=dict)
+    """Futures of requests that wait for a first worker, in order of arrival, and their pools."""
     predictors: tuple[PrefillPredictor | None, ...] = ()
     """By pool; None where nobody predicts."""
     prefixes: tuple[PrefixIndex | None, ...] = ()

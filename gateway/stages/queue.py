@@ -6,10 +6,11 @@ client itself will have given up (its read time-out). Each ends in a 429 with a 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.errors import RateLimited
 from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.scheduling.displacement import newest_of_largest
 from gateway.policy.scheduling.scheduler import Job, Scheduler
@@ -52,43 +53,47 @@ def _full(served: ModelRuntime) -> RateLimited:
     )
 
 
-def awaits_workers(served: ModelRuntime, adapter: str, now_s: float) -> bool:
-    """Whether workers of the model come and go at run time, so that a first one may come.
+def awaits_workers(pools: Iterable[PoolState], adapter: str, now_s: float) -> bool:
+    """Whether workers of a request's pools come and go at run time, so that a first one may come.
 
-    Not where there are workers, of which none has the LoRA adapter that a request needs.
+    Not where there are workers, of which none has the LoRA adapter that the request needs.
     """
-    pools = served.fleet.pools
     if adapter and any(fleet.available(pool, now_s) for pool in pools):
         return False
     return any(pool.may_be_empty for pool in pools)
 
 
 def wake_for_workers(served: ModelRuntime, now_s: float) -> None:
-    """Let the requests go on that waited for a worker, if there is one now."""
-    if any(fleet.available(pool, now_s) for pool in served.fleet.pools):
-        for waiter in list(served.scheduling.waiting_for_workers):
-            if not waiter.done():
-                waiter.set_result(True)
+    """Let the requests go on one of whose pools has a worker now."""
+    # A reload shares them among the model's objects, whose pools may have other indices.
+    for waiter, pools in list(served.scheduling.waiting_for_workers.items()):
+        if not waiter.done() and any(fleet.available(pool, now_s) for pool in pools):
+            waiter.set_result(True)
 
 
 async def wait_for_workers(
-    served: ModelRuntime, incoming: Incoming, clock: Callable[[], float]
+    served: ModelRuntime,
+    pools: Sequence[PoolState],
+    incoming: Incoming,
+    clock: Callable[[], float],
+    queued_s: float,
 ) -> None:
-    """Wait while no pool of the model has a worker, within the queue's bounds.
+    """Wait while no pool of the request has a worker, within the queue's bounds.
 
+    `queued_s`: how long the request has waited before.
     Raises RateLimited when too many wait, or for too long.
     """
     waiting = served.scheduling.waiting_for_workers
     if len(waiting) >= served.scheduling.queue.limit:
         raise _full(served)
-    limit_s = _limit_s(served, incoming, clock)
+    limit_s = _limit_s(served, incoming, clock, queued_s)
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[bool] = loop.create_future()
-    waiting[waiter] = None
+    waiting[waiter] = pools
     timer = loop.call_later(max(limit_s, _MIN_WAIT_S), _expire, waiter)
     try:
         if not await waiter:
-            raise _late(served, limit_s)
+            raise _late(served, queued_s + limit_s)
     finally:
         timer.cancel()
         del waiting[waiter]
@@ -100,14 +105,16 @@ async def wait(
     scheduler: Scheduler,
     incoming: Incoming,
     clock: Callable[[], float],
+    queued_s: float,
 ) -> None:
     """Wait until the job is sent or has no worker left.
 
-    Raises RateLimited when that is too long, or when it was displaced.
+    `queued_s`: how long the request has waited before. Raises RateLimited when it waits too long,
+    or was displaced.
 
     The job stays the scheduler's: whoever called gives it back, however this ends.
     """
-    limit_s = _limit_s(served, incoming, clock)
+    limit_s = _limit_s(served, incoming, clock, queued_s)
     loop = asyncio.get_running_loop()
     job.owner = waiter = loop.create_future()
     served.scheduling.queued[job] = scheduler
@@ -119,12 +126,14 @@ async def wait(
         job.owner = None
         del served.scheduling.queued[job]
     if not in_time and job.state == "waiting":
-        raise _late(served, limit_s)
+        raise _late(served, queued_s + limit_s)
 
 
-def _limit_s(served: ModelRuntime, incoming: Incoming, clock: Callable[[], float]) -> float:
-    """The queue's time limit, or what is left of the client's own if that is less."""
-    limit_s = served.scheduling.queue.timeout_s
+def _limit_s(
+    served: ModelRuntime, incoming: Incoming, clock: Callable[[], float], queued_s: float
+) -> float:
+    """What is left of the queue's time limit, or of the client's own if that is less."""
+    limit_s = served.scheduling.queue.timeout_s - queued_s
     client_s = incoming.head.read_timeout_s
     if client_s is None:
         return limit_s

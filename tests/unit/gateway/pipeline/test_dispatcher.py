@@ -24,6 +24,7 @@ from gateway.records.request import Incoming, Principal
 from gateway.stages.authenticate import Keyring
 from tests.around import Around
 from tests.builders import (
+    LONG,
     SHORT,
     address,
     answer_body,
@@ -442,15 +443,21 @@ async def test_a_prompt_bound_anew_is_known_at_the_new_worker_alone() -> None:
     bench.assert_nothing_leaks()
 
 
-def empty_bench(*script: Script, limit: int = 10, timeout_s: float = 5.0) -> Bench:
-    """A bench whose pools may be empty, and are."""
+def empty_bench(
+    *script: Script, limit: int = 10, timeout_s: float = 5.0, pools: Sequence[int] = (SHORT, LONG)
+) -> Bench:
+    """A bench some of whose pools may be empty, and are."""
     bench = Bench(*script, limit=limit, timeout_s=timeout_s)
-    for pool in bench.served.fleet.pools:
+    for pool in [bench.served.fleet.pools[index] for index in pools]:
         pool.may_be_empty = True
         for worker, *_ in list(pool.engines):
             members.leave(pool, worker)
             members.vacate(pool, worker, 0.0)
     return bench
+
+
+def too_long_for_the_short_pool() -> Incoming:
+    return incoming(chat_body(LONG_TEXT * 60, stream=True), request_id="r1")
 
 
 async def until_waiting_for_workers(bench: Bench, count: int) -> None:
@@ -481,6 +488,68 @@ async def test_requests_wait_for_a_worker_no_longer_than_the_queue_allows() -> N
     await task
     assert reply.refusal is not None
     assert reply.refusal.reason == "queue_timeout"
+    bench.assert_nothing_leaks()
+
+
+async def test_a_worker_of_another_pool_neither_wakes_a_request_nor_prolongs_its_wait() -> None:
+    bench = empty_bench(timeout_s=0.02, pools=(LONG,))
+    task, reply = bench.begin("r1", too_long_for_the_short_pool())
+    await until_waiting_for_workers(bench, 1)
+    (waiter,) = bench.served.scheduling.waiting_for_workers
+    bench.pipeline.tick()
+    assert not waiter.done()
+    async with asyncio.timeout(5):
+        while not task.done():
+            bench.pipeline.tick()
+            await asyncio.sleep(0)
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_timeout"
+    bench.assert_nothing_leaks()
+
+
+async def test_a_pool_that_is_never_empty_is_not_waited_for() -> None:
+    bench = empty_bench()
+    bench.served.fleet.pools[LONG].may_be_empty = False
+    task, reply = bench.begin("r1", too_long_for_the_short_pool())
+    async with asyncio.timeout(5):
+        await task
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "no_worker_ready"
+    bench.assert_nothing_leaks()
+
+
+async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> None:
+    bench = empty_bench(timeout_s=60.0)
+    task, reply = bench.begin()
+    await until_waiting_for_workers(bench, 1)
+    bench.clock.advance(60.0)
+    short = bench.served.fleet.pools[SHORT]
+    (worker,) = model_workers.join(bench.served, SHORT, (address("new"),), 0.0, up=True)
+    bench.pipeline.tick()
+    members.leave(short, worker)
+    members.vacate(short, worker, 0.0)  # gone before the request could bind
+    async with asyncio.timeout(5):
+        await task
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_timeout"
+    assert "within 60 s" in reply.refusal.message
+    bench.assert_nothing_leaks()
+
+
+async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
+    bench = empty_bench(HANG, timeout_s=60.0)
+    waiting, reply = bench.begin()
+    await until_waiting_for_workers(bench, 1)
+    bench.clock.advance(60.0)
+    bench.scheduler.busy = other = Job(None, 1, 1, 0.0, "other")
+    model_workers.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    bench.pipeline.tick()
+    async with asyncio.timeout(5):
+        await waiting
+    assert reply.refusal is not None
+    assert reply.refusal.reason == "queue_timeout"
+    assert bench.scheduler.busy is other
+    bench.scheduler.busy = None
     bench.assert_nothing_leaks()
 
 

@@ -1,4 +1,4 @@
-"""A full queue displaces the newest request of whoever holds most of it."""
+"""A full queue displaces the newest request of its largest holder; who wakes waiting requests."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,10 +7,11 @@ from typing import cast
 import pytest
 
 from gateway.errors import RateLimited
+from gateway.policy import model_workers
 from gateway.policy.model_runtime import ModelRuntime, QueueRules
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.stages import queue
-from tests.builders import changed, served_model
+from tests.builders import SHORT, address, changed, incoming, served_model
 
 
 def crowded(waiting: int) -> Scheduler:
@@ -56,3 +57,18 @@ async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
     refusal = held[displaced].owner.exception()
     assert isinstance(refusal, RateLimited)
     assert refusal.reason == "queue_full"
+
+
+async def test_after_a_reload_only_a_worker_of_its_own_pool_wakes_a_request() -> None:
+    old = served_model(workers=(0, 1))
+    new = changed(served_model(workers=(1, 1)), scheduling=old.scheduling)
+    waiting = asyncio.create_task(
+        queue.wait_for_workers(old, old.fleet.pools[:1], incoming(b""), lambda: 0.0, 0.0)
+    )
+    await asyncio.sleep(0)
+    queue.wake_for_workers(new, 0.0)
+    (waiter,) = new.scheduling.waiting_for_workers
+    assert not waiter.done()
+    model_workers.join(old, SHORT, (address("late"),), 0.0, up=True)
+    queue.wake_for_workers(new, 0.0)
+    await waiting
