@@ -1,5 +1,7 @@
 """Admission's input (Ask) and output (Lease, Limits)."""
 
+from typing import Any
+
 from gateway.records.limit import Limit, LimitUse
 from gateway.records.record import Record
 
@@ -13,6 +15,9 @@ class Ask(Record, frozen=True, kw_only=True):
     entitlement: str
     pool: int
     alternates: tuple[int, ...]
+    pools: tuple[Any, ...] = ()
+    """States of the pools that these indices are of, to count the lease in: a reload may replace
+    the model meanwhile. () for those of the model that has the name now."""
     cost_tokens: int
     sequences: int
     kv_bytes: int = 0

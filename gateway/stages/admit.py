@@ -40,6 +40,7 @@ async def admit(
         entitlement=principal.entitlement,
         pool=plan.pool,
         alternates=plan.alternates,
+        pools=served.fleet.pools,
         cost_tokens=cost_tokens,
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,

@@ -224,8 +224,6 @@ class AdmissionRuntime:
 
     def use(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:
         """Decide by another configuration from now on; models that are gone go with `forget`."""
-        for name, now in served.items():
-            self.store.serve(now, self._served.get(name))
         self._served.update(served)
         self.store.pending.clear()
         for model in config.models:

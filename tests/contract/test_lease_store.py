@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -135,6 +136,24 @@ async def test_admitting_twice_gives_the_same_lease_and_counts_once(opened: Open
     first = await opened.store.admit(ask("a", sequences=2))
     assert await opened.store.admit(ask("a", pool=LONG, sequences=5)) == first
     assert (opened.inflight(SHORT), opened.inflight(LONG)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "opened", ["memory", pytest.param("redis", marks=pytest.mark.redis)], indirect=True
+)
+async def test_a_lease_counts_in_the_pools_of_the_model_that_it_was_planned_for(
+    opened: Opened,
+) -> None:
+    planned = small_fleet()  # which a reload has replaced since, by another order of pools
+    short, long = planned.fleet.pools
+    asked = msgspec.structs.replace(ask("a", sequences=2), pools=planned.fleet.pools)
+    lease = await opened.store.admit(asked)
+    assert (short.inflight, long.inflight) == (2, 0)
+    lease = await opened.store.transfer(lease, LONG)
+    assert (short.inflight, long.inflight) == (0, 2)
+    opened.store.settle(lease, USED)
+    assert (short.inflight, long.inflight) == (0, 0)
+    assert (opened.inflight(SHORT), opened.inflight(LONG)) == (0, 0)
 
 
 async def test_settling_releases_the_place(opened: Opened) -> None:

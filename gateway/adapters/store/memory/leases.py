@@ -21,6 +21,7 @@ from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.admission.denials import limits_of, refusal_of
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.fleet import fleet
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
@@ -54,8 +55,8 @@ class MemoryLeases(MemoryPools):
         self._clock = clock
         self._jitter = jitter
         self._leases: dict[str, Lease] = {}
-        self._former: dict[str, ModelRuntime] = {}
-        """Lease id -> its model, where another of that name has taken its place since."""
+        self._pools: dict[str, Sequence[PoolState]] = {}
+        """Lease id -> the pools of the model that it was planned for."""
         self._evict: Callable[[str], None] = lambda _: None
         self.limits = LimitBook()
         self.on_warning: Callable[[Limit, LimitUse], None] = _unheard
@@ -73,16 +74,6 @@ class MemoryLeases(MemoryPools):
     def holds(self, lease_id: str) -> bool:
         """Whether a lease is in force here."""
         return lease_id in self._leases
-
-    def serve(self, served: ModelRuntime, before: ModelRuntime | None) -> None:
-        """Note that a model is served from now on, perhaps in place of another of its name.
-
-        Leases of that one settle where they were taken. Call before `models` names the new one.
-        """
-        if before is not None and before is not served:
-            for lease in self._leases.values():
-                if lease.model == before.name:
-                    self._former.setdefault(lease.id, before)
 
     async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
         """Have a model's token pool ready; it decides once the model is not `pending` any more."""
@@ -155,11 +146,15 @@ class MemoryLeases(MemoryPools):
         token_pool = self.token_pools.get(ask.model)
         if self.pending and ask.model in self.pending:
             token_pool = None
-        lease = self._counted(ask) if token_pool is None else self._decided(ask, token_pool)
+        pools: Sequence[PoolState] = ask.pools or self._models[ask.model].fleet.pools
+        if token_pool is None:
+            lease: Lease | Denial = self._counted(ask, pools)
+        else:
+            lease = self._decided(ask, token_pool)
         if isinstance(lease, Denial):
             return lease
-        self._leases[ask.lease_id] = lease
-        self._models[ask.model].fleet.pools[lease.pool].inflight += ask.sequences
+        pools[lease.pool].inflight += ask.sequences
+        self._leases[ask.lease_id], self._pools[ask.lease_id] = lease, pools
         return lease
 
     def move(self, lease_id: str, pool: int, *, force: bool) -> Lease | Denial | None:
@@ -172,7 +167,7 @@ class MemoryLeases(MemoryPools):
             denial = admission.transfer(token_pool, lease_id, pool, self._now(), force=force)
             if denial is not None:
                 return denial
-        pools = self._of(held).fleet.pools
+        pools = self._pools[lease_id]
         pools[held.pool].inflight -= held.sequences
         pools[pool].inflight += held.sequences
         moved = msgspec.structs.replace(held, pool=pool)
@@ -220,15 +215,8 @@ class MemoryLeases(MemoryPools):
     def _release(self, lease_id: str) -> Lease | None:
         held = self._leases.pop(lease_id, None)
         if held is not None:
-            self._of(held).fleet.pools[held.pool].inflight -= held.sequences
-            if self._former:
-                self._former.pop(lease_id, None)
+            self._pools.pop(lease_id)[held.pool].inflight -= held.sequences
         return held
-
-    def _of(self, held: Lease) -> ModelRuntime:
-        """The model that a lease was taken of."""
-        found = self._former.get(held.id) if self._former else None
-        return self._models[held.model] if found is None else found
 
     def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
         request = AdmissionRequest(
@@ -267,9 +255,8 @@ class MemoryLeases(MemoryPools):
         now_s = self._now.at(settlement.unix_s)
         admission.settle(token_pool, lease_id, charge, now_s, settlement.spent)
 
-    def _counted(self, ask: Ask) -> Lease:
-        served = self._models[ask.model]
-        pool = self._choose(served, ask)
+    def _counted(self, ask: Ask, pools: Sequence[PoolState]) -> Lease:
+        pool = self._choose(ask, pools)
         return Lease(
             id=ask.lease_id,
             model=ask.model,
@@ -281,13 +268,11 @@ class MemoryLeases(MemoryPools):
             kv_bytes=ask.kv_bytes,
         )
 
-    def _choose(self, served: ModelRuntime, ask: Ask) -> int:
+    def _choose(self, ask: Ask, pools: Sequence[PoolState]) -> int:
         """The asked pool, or the first alternate with room when it is overloaded."""
-        now_s = self._clock()
-        if not fleet.overloaded(served.fleet.pools[ask.pool], served.admission.spill_queue, now_s):
-            return ask.pool
-        for pool in ask.alternates:
-            if not fleet.overloaded(served.fleet.pools[pool], served.admission.spill_queue, now_s):
+        spill_queue, now_s = self._models[ask.model].admission.spill_queue, self._clock()
+        for pool in (ask.pool, *ask.alternates):
+            if not fleet.overloaded(pools[pool], spill_queue, now_s):
                 return pool
         return ask.pool
 

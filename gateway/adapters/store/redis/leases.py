@@ -65,6 +65,7 @@ class RedisLeases:
         server's.
         """
         self._local = local
+        self._served = models
         self._models: dict[str, RedisModel] = {}
         self._ended: list[RedisModel] = []
         """Models that are not managed any more, while leases of theirs are held."""
@@ -86,23 +87,16 @@ class RedisLeases:
         self._encoder = self._process.limits.encoder
         self._scripts, self._route = Scripts(script_clock), route_of(url)
         for name, token_pool in token_pools.items():
-            self._models[name] = self._model(models[name], token_pool)
+            self._models[name] = self._model(name, token_pool)
 
     async def start(self) -> None:
         """Connect; returns after the first attempt, successful or not."""
         await asyncio.gather(*(model.link.start() for model in self._models.values()))
         self._task = asyncio.get_running_loop().create_task(self._receive())
 
-    def serve(self, served: ModelRuntime, before: ModelRuntime | None) -> None:
-        """See MemoryLeases."""
-        self._local.serve(served, before)
-        model = self._models.get(served.name)
-        if model is not None:
-            model.served = served
-
     async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
         """Have a model's token pool ready; it decides once the model is not `pending` any more."""
-        model = self._model(served, token_pool)
+        model = self._model(served.name, token_pool)
         model.evict = self._evict
         model.on_warning = self._local.on_warning
         self.pending.add(served.name)
@@ -115,10 +109,10 @@ class RedisLeases:
         if ended is not None:
             self._ended.append(ended)
 
-    def _model(self, served: ModelRuntime, token_pool: TokenPool) -> RedisModel:
+    def _model(self, name: str, token_pool: TokenPool) -> RedisModel:
         process = self._process
-        model = RedisModel(served, token_pool, process)
-        calls = Calls(self._scripts, served.name, len(token_pool.pools))
+        model = RedisModel(name, self._served, token_pool, process)
+        calls = Calls(self._scripts, name, len(token_pool.pools))
         model.limits_key = calls.limits_key(one_server=self._route.one_server)
         model.link = RedisLink(
             RedisWire(self._route, calls),

@@ -7,7 +7,7 @@ settled, and an admission whose answer was lost is given back.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -39,10 +39,20 @@ from gateway.records.limit import Limit, LimitUse, Spent
 class RedisModel(RedisPools):
     """A model whose token pool is in Redis."""
 
-    def __init__(self, served: ModelRuntime, token_pool: TokenPool, process: Process) -> None:
-        """`token_pool`: the model's terms and entitlements, with the known bucket levels."""
+    def __init__(
+        self,
+        name: str,
+        models: Mapping[str, ModelRuntime],
+        token_pool: TokenPool,
+        process: Process,
+    ) -> None:
+        """`models` as they are served now, by name.
+
+        `token_pool`: the model's terms and entitlements, with the known bucket levels.
+        """
         super().__init__(token_pool, process)
-        self.served = served
+        self._name = name
+        self._models = models
         self.alone_total = 0
         """Leases taken without Redis."""
         self._giving_way = 0
@@ -151,7 +161,8 @@ class RedisModel(RedisPools):
 
     @property
     def _observes(self) -> bool:
-        return self.served.routing.observe or self.served.admission.observe
+        served = self._models[self._name]
+        return served.routing.observe or served.admission.observe
 
     async def _called(self, name: str, packed: bytes, lease_id: str) -> Any:
         """Make a call that takes a lease; the lease is given back if the answer is lost."""
@@ -173,7 +184,8 @@ class RedisModel(RedisPools):
         if known is not None:  # admitted twice at the same time
             return known.lease
         lease = lease_of(ask, found, issued_s)
-        pools = self.served.fleet.pools
+        pools = ask.pools or self._models[self._name].fleet.pools
+        pools[lease.pool].inflight += lease.sequences
         self.leases[lease.id] = RedisLease(
             lease,
             key,
@@ -183,7 +195,6 @@ class RedisModel(RedisPools):
             pools=pools,
         )
         self._giving_way += gives_way
-        pools[lease.pool].inflight += lease.sequences
         if lease.uses:
             warn(lease, self.on_warning)
         return lease

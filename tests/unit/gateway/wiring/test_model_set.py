@@ -11,10 +11,14 @@ import yaml
 from gateway.policy.pools.conversations import ResponseLocation
 from gateway.policy.scheduling.scheduler import Job
 from gateway.ports import Settlement
+from gateway.records.estimate import Plan
 from gateway.records.lease import Ask
+from gateway.records.request import OPEN
 from gateway.settings import load
+from gateway.stages.admit import admit
 from gateway.wiring import model_set
 from gateway.wiring.app import Gateway
+from tests.builders import length_estimate
 
 
 def worker(number: int) -> str:
@@ -120,6 +124,23 @@ async def test_a_waiting_request_is_placed_anew_by_the_next_policy(reloaded: Rel
     assert waiting.state == "nowhere"
     assert await waiting.owner
     assert sum(scheduler.waiting) == count - 1
+
+
+async def test_a_request_planned_before_a_reload_is_counted_where_it_was_planned(
+    reloaded: Reloaded,
+) -> None:
+    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
+    await reloaded.reload()
+    (before,) = reloaded.gateway.models
+    small, both = before.fleet.pools
+    reloaded.model["pools"] = {"all": pool(1, 2)}
+    await reloaded.reload()  # while the request looked for its stored response
+    store = reloaded.gateway.store
+    plan = Plan(pool=1, alternates=(), reason="long")
+    lease = await admit(store, before, OPEN, "one", length_estimate(100), plan)
+    assert (small.inflight, both.inflight) == (0, 1)
+    store.settle(lease, Settlement(usage=None, unix_s=0.0, dispatched=False))
+    assert (small.inflight, both.inflight, store.active) == (0, 0, 0)
 
 
 async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Reloaded) -> None:
