@@ -80,6 +80,8 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     principal: Principal
     place: str
     """The owner that the place is counted for."""
+    slots_of: str
+    """The pool whose slots for other proxies it counts against; "" for none."""
     estimate: LengthEstimate
     request: ExternalRequest
     received_s: float

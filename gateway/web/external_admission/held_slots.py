@@ -17,7 +17,7 @@ class HeldSlots:
     def __init__(self) -> None:
         self._taken = 0
         self._each: Counter[str] = Counter()
-        self._slots: Counter[tuple[str, int]] = Counter()
+        self._slots: Counter[tuple[str, str]] = Counter()
         """Sequences of leases beyond reserved baselines, by model and pool."""
 
     def take(self, entitlement: str) -> None:
@@ -47,10 +47,10 @@ class HeldSlots:
         if not self._each[entitlement]:
             del self._each[entitlement]
 
-    def take_slots(self, lease: Lease, most: int) -> None:
+    def take_slots(self, lease: Lease, pool: str, most: int) -> None:
         """Count a lease's sequences in its pool. Raises RateLimited at `most` sequences."""
-        pool = lease.model, lease.pool
-        if self._slots[pool] + lease.sequences > most:
+        taken = self._slots[lease.model, pool] + lease.sequences
+        if taken > most:
             raise RateLimited(
                 f"Leases of other proxies hold as many slots of this pool as they may ({most}). "
                 "Report usage when a request ends.",
@@ -58,8 +58,8 @@ class HeldSlots:
                 code="rate_limit_exceeded",
                 retry_after_s=5.0,
             )
-        self._slots[pool] += lease.sequences
+        self._slots[lease.model, pool] = taken
 
-    def free_slots(self, lease: Lease) -> None:
+    def free_slots(self, lease: Lease, pool: str) -> None:
         """Give back what `take_slots` counted."""
-        self._slots[lease.model, lease.pool] -= lease.sequences
+        self._slots[lease.model, pool] -= lease.sequences

@@ -127,7 +127,7 @@ class AdmissionService:
             asked = await stage_admit.admit(
                 self._store, served, principal, lease_id, estimate, plan
             )
-            self._take_slots(served, asked)
+            slots_of = self._take_slots(served, asked)
             lease = asked
         except Refusal as refusal:
             record = refused_record(principal, request, served, estimate, refusal, lease_id, unix_s)
@@ -141,6 +141,7 @@ class AdmissionService:
             served=served,
             principal=principal,
             place=place,
+            slots_of=slots_of,
             estimate=estimate,
             request=request,
             received_s=now_s,
@@ -155,20 +156,25 @@ class AdmissionService:
             expires_in_s=request.lease_s,
         )
 
-    def _take_slots(self, served: ModelRuntime, lease: Lease) -> None:
-        """Count slots against the pool's share for other proxies; if full, settle and refuse."""
-        if not _is_counted(served, lease):
-            return
+    def _take_slots(self, served: ModelRuntime, lease: Lease) -> str:
+        """Count slots against the pool's share for other proxies; if full, settle and refuse.
+
+        Returns the pool that they count in; "" where the lease is within a baseline, or admission
+        is not enforced.
+        """
+        if lease.weight <= 0 or lease.protected or served.admission.observe:
+            return ""
         pool = served.fleet.pools[lease.pool]
         slots = sum(pool.present) * pool.slots_per_worker
         share = served.admission.held_share / self._replicas(served.name)
         try:
-            self._places.take_slots(lease, max(1, int(slots * share)))
+            self._places.take_slots(lease, pool.name, max(1, int(slots * share)))
         except Refusal:
             self._store.settle(
                 lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
             )
             raise
+        return pool.name
 
     def evict(self, lease_id: str) -> None:
         """End a lease that must give way; ignores leases that are not held here."""
@@ -259,8 +265,8 @@ class AdmissionService:
         lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
         self._places.free(open_lease.place)
-        if _is_counted(served, lease):
-            self._places.free_slots(lease)
+        if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
+            self._places.free_slots(lease, open_lease.slots_of)
         held_s = self._clock() - open_lease.received_s
         usage, held_tokens = with_time_held(open_lease, usage, held_s)
         unix_s = self._wall_clock()
@@ -297,8 +303,3 @@ class AdmissionService:
     ) -> None:
         request_metrics.count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
-
-
-def _is_counted(served: ModelRuntime, lease: Lease) -> bool:
-    """Whether a lease counts against `held_share`: beyond baselines, and admission enforced."""
-    return lease.weight > 0 and not lease.protected and not served.admission.observe

@@ -466,6 +466,28 @@ async def test_where_admission_refuses_nobody_there_is_no_share(managed: bool) -
     await bench.client.aclose()
 
 
+@pytest.mark.parametrize("enforced_first", [True, False])
+async def test_a_reload_of_the_mode_frees_just_the_slots_that_a_lease_took(
+    enforced_first: bool,
+) -> None:
+    bench = Bench(held_share=0.5, service_class="spot")
+    pool = bench.served.fleet.pools[0]
+    most = len(pool.workers) * pool.slots_per_worker // 2 // 2  # of two gateways
+
+    def reload(*, observe: bool) -> None:
+        msgspec.structs.force_setattr(bench.served.admission, "observe", observe)
+
+    reload(observe=not enforced_first)
+    held = [(await bench.authorize()).json()["lease_id"] for _ in range(3)]
+    reload(observe=enforced_first)
+    for lease_id in held:
+        await bench.usage(lease_id, prompt_tokens=10)
+    reload(observe=False)
+    answers = [(await bench.authorize()).status_code for _ in range(most + 1)]
+    assert answers == [200] * most + [429]
+    await bench.client.aclose()
+
+
 async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     bench = Bench(service_class="preemptible")
     bench.store.on_evict(bench.desk.evict)
