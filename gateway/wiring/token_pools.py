@@ -302,13 +302,14 @@ class AdmissionRuntime:
         )
 
     def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:
-        pools = tuple(pool.name for pool in self._served[model].fleet.pools)
+        # By the configuration: a reload prepares token pools before their model is served.
+        pools = tuple(self._managed[model].pools) if event == "terms" else ()
         return PoolEvent(
             schema=DECISION_SCHEMA,
             event=cast("Any", event),
             model=model,
             unix_s=unix_s,
-            pools=pools if event == "terms" else (),
+            pools=pools,
             detail=detail,
         )
 

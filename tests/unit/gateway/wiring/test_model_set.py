@@ -1,6 +1,7 @@
 """A reload replaces models: what is valid is taken over, and what is gone retires."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ def pool(*workers: int, window: int = 4096, **more: Any) -> dict[str, Any]:
 class Reloaded:
     """A gateway that is not started, and its file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **more: Any) -> None:
         self.path = path
         self.config: dict[str, Any] = {
             "version": 1,
             "health": {"timeout_s": 0.1},
             "models": [{"name": "m", "pools": {"all": pool(1, 2)}}],
+            **more,
         }
         self.write()
         self.gateway = Gateway(load(str(path)))
@@ -54,6 +56,11 @@ class Reloaded:
     async def reload(self) -> None:
         self.write()
         await self.gateway.reloading.reload()
+
+    async def close(self) -> None:
+        gateway = self.gateway
+        for part in (gateway.prober, gateway.telemetry, gateway.discovery, gateway.upstream):
+            await part.close()
 
     async def lease(self, name: str, model: str = "m", pool: int = 0) -> Any:
         ask = Ask(
@@ -73,9 +80,7 @@ class Reloaded:
 async def reloaded(tmp_path: Path) -> AsyncIterator[Reloaded]:
     made = Reloaded(tmp_path / "sluice.yaml")
     yield made
-    gateway = made.gateway
-    for part in (gateway.prober, gateway.telemetry, gateway.discovery, gateway.upstream):
-        await part.close()
+    await made.close()
 
 
 async def test_what_was_learned_stays_through_another_policy(reloaded: Reloaded) -> None:
@@ -141,6 +146,32 @@ async def test_a_request_planned_before_a_reload_is_counted_where_it_was_planned
     assert (small.inflight, both.inflight) == (0, 1)
     store.settle(lease, Settlement(usage=None, unix_s=0.0, dispatched=False))
     assert (small.inflight, both.inflight, store.active) == (0, 0, 0)
+
+
+async def test_changes_of_a_token_pool_are_logged_before_its_model_is_served(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    reloaded = Reloaded(tmp_path / "sluice.yaml", request_log={"path": str(log)})
+    gateway = reloaded.gateway
+    reloaded.config["models"].append(
+        {"name": "new", "pools": {"wide": pool(3), "long": pool(4, window=8192)}}
+    )
+    reloaded.config["entitlements"] = [
+        {"name": f"e{n}", "tenant": "t", "model": "new", "max_concurrency": 2}
+        for n in range(60)  # more than one step of the outbox
+    ]
+    async with gateway.pools.running(lambda: None):
+        await reloaded.reload()
+    assert gateway.log is not None
+    await gateway.log.flush()
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {event["model"] for event in events} == {"new"}
+    assert sum(event["event"] == "entitlement" for event in events) == 60
+    terms = [event for event in events if event["event"] == "terms"]
+    assert terms
+    assert all(event["pools"] == ["wide", "long"] for event in terms)
+    await reloaded.close()
 
 
 async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Reloaded) -> None:
