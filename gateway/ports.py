@@ -202,6 +202,9 @@ class Budgets(Protocol):
     async def add(self, limit: Limit, amount: int) -> LimitView:
         """Add to a limit's amount until its window ends; a negative amount takes away."""
 
+    async def sweep(self, defined: Callable[[str], bool]) -> None:
+        """Drop counters whose window is over and whose limit (by id) nobody defines any more."""
+
 
 class AccountView(Record, frozen=True, kw_only=True):
     """One entitlement's counters, for the admin API and metrics."""

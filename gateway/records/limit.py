@@ -37,7 +37,8 @@ class Limit(Record, frozen=True, kw_only=True):
     """Sequences in flight at most (`sequences`), or an amount of a unit in a window of time."""
 
     id: str
-    """Names its counter in every store. A change of the amount keeps what was counted."""
+    """Names its counter in every store, and ends in ":" and the window or "sequences". A change of
+    the amount keeps what was counted."""
     scope: Scope
     name: str
     """Whose it is: the entitlement, the tenant, or TENANT/KEY."""

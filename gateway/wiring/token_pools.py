@@ -55,6 +55,7 @@ _log = logging.getLogger("sluice.pools")
 
 SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
+SWEEP_EVERY_S = 3600.0
 
 
 class AdmissionRuntime:
@@ -191,7 +192,11 @@ class AdmissionRuntime:
             await self._look()
             chores = BackgroundTasks()
             closing.push_async_callback(chores.close)
-            chores.start(self._often(SNAPSHOT_EVERY_S, self._look), self._extending(extend))
+            chores.start(
+                self._often(SNAPSHOT_EVERY_S, self._look),
+                self._often(SWEEP_EVERY_S, self.budgets.sweep),
+                self._extending(extend),
+            )
             yield
 
     async def prepare(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:

@@ -417,3 +417,36 @@ async def test_budgets_are_kept_over_a_restart() -> None:
         assert (await seen(opened, running)).used == 0
     finally:
         await opened.close()
+
+
+async def test_a_counter_that_nobody_defines_is_dropped_once_its_window_is_over(
+    opener: Opener,
+) -> None:
+    entitlements = [entitled("e")]
+    opened = await opener(TERMS, entitlements)
+    limits = [like(MONTH, id=f"tenant:t{n}:tokens:month") for n in range(300)]
+    kept, *gone = limits
+
+    async def totals(defined: Sequence[Limit]) -> set[int]:
+        """What each limit counted since the beginning, after a sweep."""
+        await opened.quiet()
+        store: Any = opened.store
+        await store.tick()  # with Redis, the leader sweeps
+        ids = {limit.id for limit in defined}
+        await store.sweep(ids.__contains__)
+        if opened.starts_again:
+            await opened.start_again(TERMS, entitlements)
+            store = opened.store
+        return {view.total for view in await store.levels(gone)}
+
+    try:
+        lease = await take(opened, "a", *limits, tokens=1_000)
+        assert await totals([]) == {1_000}  # reserved
+        opened.store.settle(lease, used(7))
+        assert await totals([]) == {7}  # a key that is made again has used as much
+        opened.at(datetime(2024, 1, 15, tzinfo=ZoneInfo("UTC")).timestamp())
+        assert await totals(limits) == {7}
+        assert await totals([kept]) == {0}
+        assert (await seen(opened, kept)).total == 7
+    finally:
+        await opened.close()

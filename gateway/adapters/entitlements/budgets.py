@@ -75,6 +75,10 @@ class BudgetDesk:
         self._note(who, "raise_budget", limit.id, before, {"added": shown["added"]})
         return shown
 
+    async def sweep(self) -> None:
+        """Drop the counters of limits that left the configuration, once their window is over."""
+        await self._store.sweep(lambda limit_id: limit_id in self._limits)
+
     def warned(self, limit: Limit, use: LimitUse) -> None:
         """Count and audit the first request in a window to reach the level that warns."""
         self._metrics.budget_warnings.add(limit.scope)

@@ -6,10 +6,10 @@ passed only by what an answer uses beyond its reservation. Lua repeats these fun
 (`limits.lua`). Times are Unix seconds of the store's clock; all amounts are whole numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.policy.budgets.windows import Span, Spans
+from gateway.policy.budgets.windows import Span, Spans, counted_s
 from gateway.records.limit import Holding, Limit, LimitUnit, LimitUse, LimitView, Spent
 
 NEVER: Final = -1.0
@@ -66,6 +66,16 @@ class Counter:
     def allowed(self, amount: int, now_s: float) -> int:
         """A limit's amount, with what was added to it."""
         return amount + self.added if now_s < self.added_until_s else amount
+
+    def over(self, window: str, now_s: float) -> bool:
+        """Whether nothing counts any more, so that only the total would miss it."""
+        if self.reserved or now_s < self.added_until_s:
+            return False
+        kept_s = counted_s(window)
+        return not any(
+            spent and now_s < start_s + kept_s
+            for start_s, spent in zip(self.starts, self.spent, strict=True)
+        )
 
 
 class Over(NamedTuple):
@@ -251,6 +261,15 @@ class LimitBook:
             total=counter.total,
         )
 
+    def sweep(self, ids: Iterable[str], defined: Callable[[str], bool], now_s: float) -> None:
+        """Drop those of the counters that are over, and whose limit nobody defines any more."""
+        for limit_id in ids:
+            counter = self.counters.get(limit_id)
+            if counter is None or defined(limit_id) or not counter.over(_window(limit_id), now_s):
+                continue
+            del self.counters[limit_id]
+            self._note(limit_id)
+
     def _amount(self, limit: Limit, counter: Counter, now_s: float) -> int:
         amount = counter.allowed(limit.amount, now_s)
         return amount if self.parts == 1 else max(1, amount // self.parts)
@@ -258,6 +277,10 @@ class LimitBook:
     def _note(self, limit_id: str) -> None:
         if self.changed is not None:
             self.changed.add(limit_id)
+
+
+def _window(limit_id: str) -> str:
+    return limit_id.rpartition(":")[2]
 
 
 def used_of(holding: Holding, spent: Spent | None) -> int:

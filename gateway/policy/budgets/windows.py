@@ -16,6 +16,15 @@ DAY_S: Final = 86_400
 SLICES: Final = 30
 """Slices that the latest days consist of, beside the current one."""
 
+_COUNTED_S: Final = {
+    "minute": MINUTE_S + MINUTE_STEP_S,
+    "hour": 2 * 3600,
+    "day": 2 * DAY_S,
+    "week": 8 * DAY_S,
+    "month": 32 * DAY_S,
+}
+_LONGEST_S: Final = 100 * DAY_S
+
 
 class Span(NamedTuple):
     """The current slice of a window."""
@@ -62,6 +71,11 @@ def span_of(window: str, zone: str, unix_s: float) -> Span:
 def days_of(window: str) -> int:
     """The number of a window such as `30d`."""
     return int(window.removesuffix("d"))
+
+
+def counted_s(window: str) -> int:
+    """How long after its start a slice of a window counts at most, whatever clocks are set to."""
+    return _COUNTED_S.get(window, _LONGEST_S)
 
 
 def _zone(name: str) -> tzinfo:

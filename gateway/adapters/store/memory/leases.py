@@ -136,6 +136,13 @@ class MemoryLeases(MemoryPools):
         """See Budgets."""
         return self.limits.add(limit, amount, self._now())
 
+    async def sweep(self, defined: Callable[[str], bool]) -> None:
+        """See Budgets."""
+        ids = list(self.limits.counters)
+        for start in range(0, len(ids), SLICE):
+            self.limits.sweep(ids[start : start + SLICE], defined, self._now())
+            await asyncio.sleep(0)
+
     # -- synchronous forms
 
     def take(self, ask: Ask) -> Lease | Denial:

@@ -5,11 +5,12 @@ divided by the number of replicas, and so is what was known to be used of it. Al
 process share these parts, until Redis decides again for all of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.adapters.store.redis.lease_codec import LimitEncoder, RedisLease
 from gateway.policy.admission.decision import Grant
 from gateway.policy.budgets.limit_book import Counter, LimitBook, used_of
+from gateway.policy.budgets.windows import counted_s
 from gateway.records.limit import Holding, Limit, LimitUse, Spent
 
 
@@ -48,6 +49,18 @@ class KnownLimits:
             heard = self._heard.get(holding.id)
             if heard is not None and heard.slice_s == holding.slice_s:
                 heard.level += used_of(holding, spent) - holding.amount
+
+    def sweep(self, defined: Callable[[str], bool], now_s: float) -> None:
+        """Forget limits that nobody defines any more, once their window is over."""
+        self.encoder.sweep(defined)
+        self._heard = {
+            limit_id: heard
+            for limit_id, heard in self._heard.items()
+            if defined(limit_id) or now_s < heard.slice_s + counted_s(heard.limit.window)
+        }
+        for book in (self._known, self._share):
+            if book is not None:
+                book.sweep(list(book.counters), defined, now_s)
 
     def _learn(self, heard: _Heard) -> None:
         limit = heard.limit

@@ -1,6 +1,6 @@
 """A lease that this process holds, and its encoding in calls to Redis and in the answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final, cast
 
@@ -101,6 +101,10 @@ class LimitEncoder:
                 known = self._encoded(limit, now_s)
             found.append((wanted.of(limit.unit), known[2]))
         return found
+
+    def sweep(self, defined: Callable[[str], bool]) -> None:
+        """Forget limits that nobody defines."""
+        self._known = {i: known for i, known in self._known.items() if defined(i)}
 
     def _encoded(self, limit: Limit, now_s: float) -> tuple[Limit, Span, msgspec.Raw]:
         span = UNWINDOWED

@@ -244,6 +244,13 @@ class RedisLeases:
         """See Budgets."""
         return (await self._limits([limit], amount))[0]
 
+    async def sweep(self, defined: Callable[[str], bool]) -> None:
+        """See Budgets. What Redis has is swept by leaders."""
+        self._process.limits.sweep(defined, self._now_s())
+        leaders = {m.limits_key: m for m in self._models.values() if m.leads}
+        for model in leaders.values():
+            await model.sweep(defined)
+
     async def _limits(self, limits: Sequence[Limit], added: int) -> list[LimitView]:
         model = next(iter(self._models.values()), None)
         if model is None:

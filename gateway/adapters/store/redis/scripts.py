@@ -41,7 +41,7 @@ MAX_GROUPED: Final = 32
 """Most calls in one script. It blocks the server meanwhile, for about 1 ms."""
 _NAMES: Final = (
     *("calls", "renew", "adopt", "reap", "tick"),
-    *("evict", "evicted", "define", "remove", "change", "view", "budget"),
+    *("evict", "evicted", "define", "remove", "change", "view", "budget", "sweep"),
 )
 _KEYS: Final = (
     *("state", "defs", "accounts", "leases", "expiry", "graves", "graves_order", "active"),

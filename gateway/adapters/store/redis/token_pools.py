@@ -158,6 +158,16 @@ class RedisPools:
         except RedisAway:
             return
 
+    async def sweep(self, defined: Callable[[str], bool]) -> None:
+        """See Budgets. Raises RedisAway."""
+        ids: list[str] = []
+        page, more = "0", True
+        while more or ids:
+            packed = argument(hash=self.limits_key, page=page, ids=ids)
+            page, found = msgspec.msgpack.decode(await self.link.call("sweep", packed))
+            ids = [limit_id for limit_id in found if more and not defined(limit_id)]
+            more = more and page != "0"
+
     # -- callbacks of the link
 
     async def prepare(self, link: RedisLink) -> None:

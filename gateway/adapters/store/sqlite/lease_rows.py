@@ -162,7 +162,11 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
             time.sleep(PAUSE_S)
     file.executemany(
         "INSERT OR REPLACE INTO limit_counter VALUES (?, ?, ?)",
-        [(limit_id, now_s, _text(copy)) for limit_id, copy in batch.limits.items()],
+        [(limit_id, now_s, _text(copy)) for limit_id, copy in batch.limits.items() if copy],
+    )
+    file.executemany(
+        "DELETE FROM limit_counter WHERE id = ?",
+        [(limit_id,) for limit_id, copy in batch.limits.items() if copy is None],
     )
     file.execute("DELETE FROM limit_counter WHERE saved_unix_s < ?", (now_s - LIMITS_KEPT_S,))
     file.execute(_PRUNE, (TOMBSTONES,))

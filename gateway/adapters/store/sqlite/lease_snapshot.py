@@ -93,8 +93,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     parts: list[SnapshotSlice] = []
     pools: dict[str, PoolCopy] = {}
-    limits: dict[str, LimitCopy] = {}
-    """By id; of the same moment as the last part, so that they hold its leases' reservations."""
+    limits: dict[str, LimitCopy | None] = {}
+    """By id, None for dropped ones; of the same moment as the last part, so that they hold its
+    leases' reservations."""
 
 
 async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
@@ -119,7 +120,7 @@ async def collect(token_pools: Mapping[str, TokenPool]) -> Batch:
         book = token_pool.limits
         if book.changed:
             changed, book.changed = book.changed, set()
-            batch.limits.update((name, copy_limit(book.counters[name])) for name in changed)
+            batch.limits.update((name, copy_limit(book.counters.get(name))) for name in changed)
     return batch
 
 
@@ -160,8 +161,10 @@ def copy_lease(token_pool: TokenPool, lease_id: str) -> LeaseRecord | Tombstone 
     return None if tombstone is None else Tombstone(*tombstone)
 
 
-def copy_limit(counter: Counter) -> LimitCopy:
-    """A copy of a limit's counter."""
+def copy_limit(counter: Counter | None) -> LimitCopy | None:
+    """A copy of a limit's counter; None for None."""
+    if counter is None:
+        return None
     return LimitCopy(
         total=counter.total,
         warned_s=counter.warned_s,

@@ -235,9 +235,39 @@ local function add(known, i, amount)
   save_counters(known.hash, known.ids, known.counters)
 end
 
+-- How long after its start a slice counts at most, by window; see windows.py.
+local COUNTED_S = {minute = 62, hour = 7200, day = 172800, week = 691200, month = 2764800}
+local LONGEST_S = 8640000
+
+local function over(id, counter)
+  if counter[RESERVED] ~= 0 or now_s < counter[ADDED_UNTIL_S] then return false end
+  local since_s = now_s - (COUNTED_S[string.match(id, '[^:]*$')] or LONGEST_S)
+  for i = SLICES, #counter - 1, 2 do
+    if counter[i + 1] ~= 0 and counter[i] > since_s then return false end
+  end
+  return true
+end
+
+-- Drops those of the counters that are over; returns a page of others that are, and the next one.
+local function sweep(hash, page, ids)
+  if #ids > 0 then
+    for i, counter in ipairs(counters_of(hash, ids)) do
+      if over(ids[i], counter) then call('HDEL', hash, ids[i]) end
+    end
+  end
+  local seen, found = call('HSCAN', hash, page, 'COUNT', 100), {}
+  for i = 1, #seen[2], 2 do
+    local id = seen[2][i]
+    if string.find(id, ':', 1, true) and over(id, unpacked(seen[2][i + 1])) then
+      found[#found + 1] = id
+    end
+  end
+  return {seen[1], found}
+end
+
 return {
   read = read, weigh = weigh, reserve = reserve, add = add, view = view, resized = resized,
-  adopt = adopt,
+  adopt = adopt, sweep = sweep,
   settle = function(held, spent) change(held, -1, used_by(spent)) end,
   lapse = function(held) change(held, -1, nothing) end,
   revive = function(held) change(held, 1, nothing) end,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.budgets.windows import CALENDAR, Spans, span_of
+from gateway.policy.budgets.windows import CALENDAR, Spans, counted_s, span_of
 from tests.histories import histories
 
 ZONES = sorted(
@@ -77,3 +77,14 @@ def test_a_slice_is_worked_out_once() -> None:
     assert spans.at("day", "Europe/Berlin", noon_s + 3600) is first
     assert spans.at("day", "Europe/Berlin", first.next_s).start_s == first.next_s
     assert spans.at("day", "Europe/Berlin", noon_s) == first
+
+
+@given(
+    window=st.sampled_from((*CALENDAR, "minute", "1d", "30d", "90d")),
+    zone=st.sampled_from(ZONES + ODD),
+    when=st.datetimes(datetime(2001, 1, 1), datetime(2035, 1, 1)),  # noqa: DTZ001
+)
+@histories(200)
+def test_no_slice_counts_for_longer_than_is_said(window: str, zone: str, when: datetime) -> None:
+    span = span_of(window, zone, when.replace(tzinfo=ZoneInfo(zone)).timestamp())
+    assert span.next_s + span.kept_s - span.start_s <= counted_s(window)
