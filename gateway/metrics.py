@@ -6,7 +6,7 @@ ones; it counts the rest under "other". A histogram drops values of further seri
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 MAX_SERIES = 2000
@@ -40,7 +40,11 @@ class Counter:
 
     def forget(self, **labels: str) -> None:
         """Drop the series with these labels."""
-        _drop(self.values, self.labels, labels)
+        _drop(self.values, self.labels, {name: (value,) for name, value in labels.items()})
+
+    def forget_all(self, label: str, values: Collection[str]) -> None:
+        """Drop the series with one of these values of a label."""
+        _drop(self.values, self.labels, {label: values})
 
 
 class Histogram:
@@ -69,15 +73,21 @@ class Histogram:
 
     def forget(self, **labels: str) -> None:
         """Drop the series with these labels."""
-        _drop(self.series, self.labels, labels)
+        _drop(self.series, self.labels, {name: (value,) for name, value in labels.items()})
+
+    def forget_all(self, label: str, values: Collection[str]) -> None:
+        """Drop the series with one of these values of a label."""
+        _drop(self.series, self.labels, {label: values})
 
 
 def _drop(
-    series: dict[tuple[str, ...], Any], names: tuple[str, ...], labels: Mapping[str, str]
+    series: dict[tuple[str, ...], Any],
+    names: tuple[str, ...],
+    labels: Mapping[str, Collection[str]],
 ) -> None:
     if labels.keys() <= set(names):
-        wanted = [(names.index(name), value) for name, value in labels.items()]
-        for key in [k for k in series if all(k[at] == value for at, value in wanted)]:
+        wanted = [(names.index(name), values) for name, values in labels.items()]
+        for key in [k for k in series if all(k[at] in values for at, values in wanted)]:
             del series[key]
 
 
@@ -205,10 +215,38 @@ class Metrics:
         for family in self.families():
             family.forget(**labels)
 
+    def forget_all(self, label: str, values: Collection[str]) -> None:
+        """Drop the series with one of these values of a label, in all families that have it."""
+        for family in self.families():
+            family.forget_all(label, values)
+
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""
         values = [getattr(self, name) for name in dir(self)]  # compiled, it has no __dict__
         return [value for value in values if isinstance(value, (Counter, Histogram))]
+
+
+class GoneSeries:
+    """Drops the series of what was deleted: late, for requests that still run and for scrapes."""
+
+    def __init__(self, metrics: Metrics, label: str, exists: Callable[[str], bool]) -> None:
+        self._metrics = metrics
+        self._label = label
+        self._exists = exists
+        self._newly: set[str] = set()
+        """Deleted since the last sweep."""
+        self._gone: set[str] = set()
+
+    def note(self, value: str) -> None:
+        """What the label names was deleted."""
+        self._newly.add(value)
+
+    def sweep(self) -> None:
+        """Drop what was deleted before the last sweep and did not come back."""
+        gone = {value for value in self._gone if not self._exists(value)}
+        if gone:
+            self._metrics.forget_all(self._label, gone)
+        self._gone, self._newly = self._newly, set()
 
 
 class StageTimer:

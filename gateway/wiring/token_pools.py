@@ -26,7 +26,8 @@ from gateway.adapters.store.backends import backend_of, open_directory, sqlite_p
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
-from gateway.metrics import Metrics
+from gateway.metrics import GoneSeries, Metrics
+from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import EntitlementEntry, RecordSink
@@ -121,6 +122,12 @@ class AdmissionRuntime:
             config, self.keyring, trail, clock, self._adapters, self
         )
         self._decide_anew = decide_anew
+        self._gone_entitlements = GoneSeries(
+            metrics, "entitlement", sync.index.entries.__contains__
+        )
+        self._gone_tenants = GoneSeries(metrics, "tenant", self._has_tenant)
+        sync.on_removal = self._removed
+        self.tenant_sync.on_removal = self._gone_tenants.note
         self.upkeep = self._make_upkeep()
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
             self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
@@ -194,7 +201,7 @@ class AdmissionRuntime:
             closing.push_async_callback(chores.close)
             chores.start(
                 self._often(SNAPSHOT_EVERY_S, self._look),
-                self._often(SWEEP_EVERY_S, self.budgets.sweep),
+                self._often(SWEEP_EVERY_S, self.sweep),
                 self._extending(extend),
             )
             yield
@@ -255,6 +262,13 @@ class AdmissionRuntime:
         """Apply another version of the file's entitlements."""
         self._file = File(entries(config), config.modified_unix_s)
         await self.registry.adopt(self._file)
+
+    def _has_tenant(self, name: str) -> bool:
+        return self.tenant_sync.exists(name) or bool(self.keyring.entitlements_of(name))
+
+    def _removed(self, terms: Entitlement) -> None:
+        self._gone_entitlements.note(terms.name)
+        self._gone_tenants.note(terms.tenant)
 
     def _adapters(self, model: str) -> list[str]:
         """The LoRA adapters that a model has now."""
@@ -341,6 +355,12 @@ class AdmissionRuntime:
                 )
             )
         self.snapshots = tuple(found)
+
+    async def sweep(self) -> None:
+        """Drop what is kept of entitlements, tenants and limits that are gone."""
+        for series in (self._gone_entitlements, self._gone_tenants):
+            series.sweep()
+        await self.budgets.sweep()
 
     async def _often(self, every_s: float, work: Callable[[], object]) -> None:
         while True:

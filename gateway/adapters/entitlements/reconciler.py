@@ -79,6 +79,7 @@ class EntitlementSync(Following[EntitlementEntry]):
         self.foreign: set[str] = set()
         """Names in the directory whose model is not configured in this process."""
         self._file = File()
+        self.on_removal: Callable[[Entitlement], None] = lambda _: None
 
     async def begin(self, file: File, *, guarded: bool) -> None:
         """Merge the file's entries with the directory's.
@@ -206,6 +207,7 @@ class EntitlementSync(Following[EntitlementEntry]):
             self._keyring.remove(name)
             self._count(known.terms, on=False)
             self._outbox.add(known.terms)
+            self.on_removal(known.terms)
 
     def _count(self, terms: Entitlement, *, on: bool) -> None:
         rates = self._rates.get(terms.model)

@@ -70,6 +70,7 @@ class TenantSync(Following[TenantEntry]):
         self.file = TenantFile()
         self.keyring = keyring
         self._names: list[str] = []
+        self.on_removal: Callable[[str], None] = lambda _: None
         self.adopt(file)
 
     async def start(self) -> None:
@@ -136,6 +137,7 @@ class TenantSync(Following[TenantEntry]):
             insort(self._names, name)
         elif listed and not exists:
             del self._names[at]
+            self.on_removal(name)
 
     def _note_limits(self, name: str, keys: Sequence[TenantKey]) -> None:
         limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())

@@ -174,6 +174,29 @@ async def test_changes_of_a_token_pool_are_logged_before_its_model_is_served(
     await reloaded.close()
 
 
+async def test_series_of_entitlements_and_tenants_that_left_the_file_are_dropped(
+    reloaded: Reloaded,
+) -> None:
+    gateway, names = reloaded.gateway, ("stays", "goes")
+    reloaded.config["tenants"] = [{"name": "listed"}]
+    reloaded.config["entitlements"] = [
+        {"name": name, "tenant": f"of-{name}", "model": "m"} for name in names
+    ]
+    async with gateway.pools.running(lambda: None):
+        await reloaded.reload()
+        for name in names:
+            gateway.metrics.tokens.add("m", name, "input")
+            gateway.metrics.cost.add("m", f"of-{name}")
+        gateway.metrics.cost.add("m", "listed")
+        del reloaded.config["entitlements"][1]
+        del reloaded.config["tenants"]
+        await reloaded.reload()
+        for _ in range(2):
+            await gateway.pools.sweep()
+    assert set(gateway.metrics.tokens.values) == {("m", "stays", "input")}
+    assert set(gateway.metrics.cost.values) == {("m", "of-stays")}
+
+
 async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Reloaded) -> None:
     (before,) = reloaded.gateway.models
     lease = await reloaded.lease("one")
