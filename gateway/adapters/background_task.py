@@ -18,6 +18,7 @@ class BackgroundTasks:
     def start(self, *works: Coroutine[Any, Any, None]) -> None:
         """Start these coroutines; call within the running loop."""
         loop = asyncio.get_running_loop()
+        self._tasks = [task for task in self._tasks if not _succeeded(task)]
         self._tasks += [loop.create_task(work) for work in works]
 
     async def close(self) -> bool:
@@ -34,6 +35,10 @@ class BackgroundTasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("a background task had failed", exc_info=error)
         return bool(tasks)
+
+
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 class TasksByKey:

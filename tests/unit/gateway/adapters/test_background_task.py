@@ -45,6 +45,18 @@ async def test_a_task_that_failed_is_logged_and_does_not_fail_the_shutdown(
     assert "a defect" in caplog.text
 
 
+async def test_tasks_that_ended_well_are_let_go_of() -> None:
+    async def work() -> None:
+        pass
+
+    tasks = BackgroundTasks()
+    for _ in range(3):
+        tasks.start(work())
+        await asyncio.sleep(0)
+    assert len(tasks._tasks) == 1
+    await tasks.close()
+
+
 async def test_whoever_is_cancelled_while_it_closes_hears_of_it() -> None:
     release = asyncio.Event()
 
