@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +83,24 @@ _KEEP: Final = (
 _PRUNE: Final = """
 DELETE FROM pool_tombstone WHERE rowid <= (SELECT max(rowid) - ? FROM pool_tombstone)
 """
+_FORGET: Final = (
+    """
+DELETE FROM pool_account WHERE saved_unix_s < :before_s
+  AND model NOT IN (SELECT value FROM json_each(:models))
+""",
+    """
+DELETE FROM pool_state WHERE model NOT IN (SELECT value FROM json_each(:models))
+  AND model NOT IN (SELECT model FROM pool_account)
+""",
+    """
+DELETE FROM pool_lease WHERE model NOT IN (SELECT value FROM json_each(:models))
+  AND model NOT IN (SELECT model FROM pool_account)
+""",
+    """
+DELETE FROM pool_tombstone WHERE model NOT IN (SELECT value FROM json_each(:models))
+  AND model NOT IN (SELECT model FROM pool_account)
+""",
+)
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -120,6 +139,13 @@ def open_tables(path: Path) -> sqlite3.Connection:
         file.close()
         raise
     return file
+
+
+def forget_models(file: sqlite3.Connection, models: Iterable[str], before_s: float) -> None:
+    """Drop what others than these models saved before then, in Unix seconds."""
+    named = {"models": _text(list(models)), "before_s": before_s}
+    for statement in _FORGET:
+        file.execute(statement, named)
 
 
 def load(file: sqlite3.Connection) -> Rows:

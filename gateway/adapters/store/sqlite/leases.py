@@ -25,7 +25,7 @@ import msgspec
 
 from gateway.adapters.background_task import PeriodicTask
 from gateway.adapters.store.sqlite import lease_snapshot
-from gateway.adapters.store.sqlite.lease_rows import Rows, load, open_tables, write
+from gateway.adapters.store.sqlite.lease_rows import Rows, forget_models, load, open_tables, write
 from gateway.adapters.store.sqlite.lease_snapshot import Batch, collect
 from gateway.errors import StateFailure
 from gateway.policy.budgets.limit_book import LimitBook
@@ -35,7 +35,7 @@ SAVE_EVERY_S: Final = 1.0
 LIMIT_S: Final = 2.0
 """Longest wait for the file at start and at shutdown."""
 FORGET_S: Final = 30 * 86_400.0
-"""Accounts of removed entitlements are dropped after this time."""
+"""Accounts of removed entitlements and models are dropped after this time."""
 MAX_JOURNAL: Final = 100_000
 """Ended leases remembered while the file is not writable; beyond, all leases are rewritten."""
 
@@ -193,6 +193,7 @@ class SqliteLeases:
     def _open(self) -> Rows:
         try:
             self._file = open_tables(self._path)
+            forget_models(self._file, list(self._token_pools), self._wall_clock() - FORGET_S)
             return load(self._file)
         except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
             self._close()

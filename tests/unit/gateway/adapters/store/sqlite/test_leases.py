@@ -14,6 +14,7 @@ from gateway.adapters.store.sqlite import lease_snapshot
 from gateway.adapters.store.sqlite.lease_snapshot import AccountCopy, Tombstone, collect
 from gateway.adapters.store.sqlite.leases import FORGET_S, SqliteLeases
 from gateway.policy.admission import admission
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.counters import Journal
 from gateway.policy.token_pool.terms import LeaseRecord
@@ -116,6 +117,27 @@ async def test_a_restart_keeps_buckets_debt_ledgers_and_means(path: Path, clock:
     assert second.book.settled == 1
     assert "e" in second.book.active
     await second.file.close()
+
+
+async def test_a_model_that_is_gone_is_forgotten_in_time(path: Path, clock: FakeClock) -> None:
+    await lived(path, clock)
+    tables = ("pool_account", "pool_state", "pool_lease")
+
+    async def left() -> list[int]:
+        """Rows after a start without the model."""
+        file = SqliteLeases(path, {}, LimitBook(), wall_clock=clock)
+        await file.start()
+        await file.close()
+        return [rows(path, table) for table in tables]
+
+    assert await left() == [2, 1, 2]
+    clock.advance(FORGET_S + 1)
+    configured = Process(path, clock)
+    await configured.file.start()
+    await configured.file.close()
+    assert rows(path, "pool_account") == 2
+    clock.advance(FORGET_S + 1)
+    assert await left() == [0, 0, 0]
 
 
 async def test_leases_of_the_former_process_count_until_they_expire(
