@@ -18,8 +18,10 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
 _METRIC: Final = "vllm:cache_config_info{"
-_LINE: Final = re.compile(rb"^%b[^\r\n]*" % _METRIC.encode(), re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LINE: Final = re.compile(rb"^%b[^\r\n]{0,4096}" % _METRIC.encode(), re.MULTILINE)
+"""The metric has some 25 short labels; what is longer is cut off."""
+_LABEL: Final = re.compile(r'(?<!\w)(\w{1,64})="((?:[^"\\]|\\.){0,256})"')
+"""Begins where a word begins, else a long word would take time in the square of its length."""
 _MAX_TOKENS: Final = 1 << 40
 
 _log = logging.getLogger("sluice.probes")

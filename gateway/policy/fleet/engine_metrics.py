@@ -5,6 +5,7 @@ Rules:
 - Samples of one name are summed over their labels (an engine lists each data-parallel rank);
   shares are averaged. Of several names for one metric, the first of `ALIASES` on the page counts.
 - A value that is not a finite number >= 0 is ignored.
+- No pattern takes more than linear time, whatever an engine writes: pages may have megabytes.
 """
 
 import math
@@ -66,8 +67,10 @@ NEEDED: Final = ("running", "waiting", "kv_usage")
 
 _SHARES: Final = frozenset({"kv_usage", "hit_rate"})
 _ADAPTERS: Final = b"vllm:lora_requests_info{"
-_ADAPTER_LINE: Final = re.compile(rb"(?m)^vllm:lora_requests_info\{([^\n]*)\}[ \t]+(\S{1,32})")
-_LABEL: Final = re.compile(rb'(\w+)="([^"]*)"')
+_ADAPTER_LINE: Final = re.compile(
+    rb"(?m)^vllm:lora_requests_info\{([^\n]{0,65536})\}[ \t]+(\S{1,32})"
+)
+_LABEL: Final = re.compile(rb'(?<!\w)(\w{1,64})="([^"]*)"')
 _MOST_DIGITS: Final = 6
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="(\d{1,6})"')
 

@@ -12,6 +12,7 @@ from simulator.mock_server.driver import Driver
 from simulator.mock_server.state import render_metrics
 from tests.builders import address, changed, routing, served_model
 from tests.fakes import FakeEngines, Script, broken, failure, whole
+from tests.growth import assert_linear
 
 INFO = (
     'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",'
@@ -169,6 +170,20 @@ def test_escaped_labels_are_read_past() -> None:
     line = 'vllm:cache_config_info{a="\\"num_gpu_blocks=\\"5",block_size="2",num_gpu_blocks="3"} 1'
     assert kv_tokens(line) == 6
     assert kv_tokens("vllm:other{}") is None
+
+
+@pytest.mark.parametrize("unit", ["x", 'a="', 'a="\\"', "\\", ',a="b"'])
+def test_twice_the_labels_take_twice_the_time(unit: str) -> None:
+    head = "vllm:cache_config_info{"
+    assert_linear(lambda n: head + unit * (n // len(unit)), kv_tokens, most=2**20)
+
+
+async def test_a_line_without_end_is_cut_off(served: ModelRuntime, engines: FakeEngines) -> None:
+    line = INFO % (0, "10")
+    engines.answer("/metrics", page(line, line.replace('"16"', f'"{"9" * 5000}"')))
+    kv = EngineKv()
+    await prober(served, kv, engines).probe(served, 0, 0)
+    assert kv.kv_bytes_by_worker == {}
 
 
 async def test_the_mock_engine_tells_what_it_has() -> None:

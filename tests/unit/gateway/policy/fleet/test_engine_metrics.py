@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.fleet.engine_metrics import missing, read_adapters, read_page
 from gateway.policy.fleet.engine_telemetry import EngineSample
+from tests.growth import assert_linear
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -107,3 +108,29 @@ def test_lora_samples_that_are_none_name_no_adapter(value: bytes) -> None:
     page = b'vllm:lora_requests_info{max_lora="x",running_lora_adapters="a"} ' + value + b"\n"
     assert read_adapters(page) == (frozenset(), 0)
     assert read_adapters(b"vllm:num_requests_running 1\n") is None
+
+
+PAGES = {
+    "words": (b"vllm:lora_requests_info{", b"x", b"} 1\n"),
+    "labels": (b"vllm:lora_requests_info{", b',a="', b'"} 1\n'),
+    "braces": (b"vllm:lora_requests_info{", b"} ", b"} 1\n"),
+    "blanks": (b"vllm:lora_requests_info{}", b" ", b"\n"),
+    "lines": (b"", b'vllm:lora_requests_info{a="b"} 1\n', b""),
+    "numbers": (b"vllm:num_requests_running{", b"} 1", b"\n"),
+}
+
+
+@pytest.mark.parametrize("shape", PAGES)
+def test_twice_the_page_takes_twice_the_time(shape: str) -> None:
+    head, unit, tail = PAGES[shape]
+
+    def run(page: bytes) -> None:
+        read_adapters(page)
+        read_page(page, rank=1)
+
+    assert_linear(lambda n: head + unit * (n // len(unit)) + tail, run, most=2**20)
+
+
+def test_adapters_beyond_a_bounded_line_are_not_read() -> None:
+    page = b'vllm:lora_requests_info{running_lora_adapters="' + b"a," * 40_000 + b'"} 1\n'
+    assert read_adapters(page) == (frozenset(), 0)
