@@ -419,6 +419,8 @@ class HttpUpstream:
         self._sweep_due_s = 0.0
         self._targets: dict[int, _Target] = {}
         """By `id` of a worker's address, which the value keeps alive."""
+        self._users: dict[ConnectionKey, set[int]] = {}
+        """The keys of `_targets` by where their workers are: these share the connections there."""
         self._tls: dict[EngineTls, tuple[ssl.SSLContext, float, tuple[int, ...]]] = {}
         """Context, the time of its last look at the files, and when they were modified."""
         self._closed = False
@@ -479,9 +481,19 @@ class HttpUpstream:
         return self._idle.setdefault(key, deque())
 
     def disconnect(self, worker: WorkerAddress) -> None:
-        """Forget a worker that is gone, and close the idle connections to its address."""
-        self._targets.pop(id(worker), None)
-        idle = self._idle.pop(_key(worker), None)
+        """Forget a worker that is gone; close its idle connections if no other worker has them.
+
+        The other may be a rank, another path, or the same engine with another key or model.
+        """
+        key = _key(worker)
+        users = self._users.get(key, set())
+        for user in [user for user in users if self._targets[user].worker == worker]:
+            users.remove(user)
+            del self._targets[user]
+        if users:
+            return
+        self._users.pop(key, None)
+        idle = self._idle.pop(key, None)
         while idle:
             idle.popleft().close()
 
@@ -504,7 +516,9 @@ class HttpUpstream:
     def _target(self, worker: WorkerAddress) -> _Target:
         if len(self._targets) >= _MAX_TARGETS:
             self._targets.clear()
+            self._users.clear()
         key = _key(worker)
+        self._users.setdefault(key, set()).add(id(worker))
         target = self._targets[id(worker)] = _Target(worker, key, self.idle_of(key))
         return target
 

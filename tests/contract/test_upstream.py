@@ -841,6 +841,37 @@ async def test_a_worker_that_is_gone_leaves_no_connection_behind() -> None:
     await upstream.close()
 
 
+@pytest.mark.parametrize("change", [{"api_key": "new"}, {"path_prefix": "/b"}, {"rank": 1}])
+async def test_a_worker_that_goes_leaves_the_connections_to_others_at_its_address(
+    upstream: HttpUpstream, change: dict[str, Any]
+) -> None:
+    async with Engine(always_ok) as engine:
+        gone, stays = engine.worker(), engine.worker(**change)
+        for worker in (gone, stays):
+            await read_all(await upstream.open(worker, call()))
+        upstream.disconnect(gone)
+        for _ in range(3):
+            await read_all(await upstream.open(stays, call()))
+        assert engine.connections == 1
+        upstream.disconnect(stays)
+        assert not upstream._idle
+        assert not upstream._users
+        assert not upstream._targets
+
+
+async def test_forgotten_workers_lose_no_connection(
+    upstream: HttpUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "_MAX_TARGETS", 1)
+    async with Engine(always_ok) as engine:
+        first, second = engine.worker(api_key="a"), engine.worker(api_key="b")
+        for worker in (first, second, first, second):
+            await read_all(await upstream.open(worker, call()))
+        upstream.disconnect(first)
+        await read_all(await upstream.open(second, call()))
+        assert engine.connections == 1
+
+
 # -- a slow reader
 
 
