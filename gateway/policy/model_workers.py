@@ -3,7 +3,7 @@
 `gateway.policy.fleet.members` says what a place is and when it is used again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gateway.policy.fleet import engine_telemetry, members
 from gateway.policy.model_runtime import ModelRuntime
@@ -41,28 +41,29 @@ def join(
     return ranks
 
 
-def finished(served: ModelRuntime, pool: int, worker: int) -> bool:
-    """Whether a leaving worker's engine serves nothing and nothing waits for it."""
-    state = served.fleet.pools[pool]
-    if not members.finished(state, worker):
-        return False
-    ranks = state.siblings[worker]
-    scheduler = served.scheduling.schedulers[pool] if served.scheduling.schedulers else None
-    return not any(
-        job.worker in ranks and where is scheduler
-        for job, where in served.scheduling.queued.items()
-    )
-
-
-def vacate(served: ModelRuntime, pool: int, worker: int, now_s: float) -> None:
-    """Remove a worker's engine that has `finished`, with all that is known of it."""
+def finished(served: ModelRuntime, pool: int, workers: Collection[int]) -> Iterator[int]:
+    """Those of leaving workers whose engines serve nothing and for which nothing waits."""
+    if not workers:
+        return
     state, scheduling = served.fleet.pools[pool], served.scheduling
-    members.vacate(state, worker, now_s)
-    for rank in state.siblings[worker]:
+    scheduler = scheduling.schedulers[pool] if scheduling.schedulers else None
+    awaited = {job.worker for job, where in scheduling.queued.items() if where is scheduler}
+    for worker in workers:
+        if members.finished(state, worker) and awaited.isdisjoint(state.siblings[worker]):
+            yield worker
+
+
+def vacate(served: ModelRuntime, pool: int, workers: Collection[int], now_s: float) -> None:
+    """Remove workers' engines that have `finished`, with all that is known of them."""
+    state, scheduling = served.fleet.pools[pool], served.scheduling
+    ranks = {rank for worker in workers for rank in state.siblings[worker]}
+    for worker in workers:
+        members.vacate(state, worker, now_s)
+    served.fleet.response_affinity.left(pool, ranks)
+    for rank in ranks:
         if served.fleet.telemetry:
             engine_telemetry.forget(served.fleet.telemetry[pool], rank)
         if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
             prefixes.left(rank)
         scheduling.reports_cached.discard((pool, rank))
-        served.fleet.response_affinity.left(pool, rank)
         served.adapters.forget(pool, rank)

@@ -8,6 +8,7 @@ probes, metrics, prefixes, connections. An engine named again before that simply
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from gateway.adapters.background_task import BackgroundTasks
@@ -23,6 +24,8 @@ CONFIGURED: Final = "the configuration"
 SWEEP_S: Final = 0.25
 _SPREAD: Final = 0.001
 """Seconds between the first probes of engines that come together."""
+VACATE_BATCH: Final = 32
+"""Engines removed between two turns of the requests."""
 
 _log = logging.getLogger("sluice.workers")
 
@@ -152,6 +155,7 @@ class Rotation:
         for name in [n for n, k in self._of(model, pool).items() if source in k.sources]:
             if name not in wanted:
                 self._drop(model, pool, source, name)
+                await asyncio.sleep(0)
         for number, (name, engine) in enumerate(wanted.items()):
             self._name(model, pool, source, name, engine, number * _SPREAD)
             await asyncio.sleep(0)
@@ -164,13 +168,20 @@ class Rotation:
         """Name an engine no more."""
         self._drop(model, pool, source, name)
 
-    def sweep(self) -> None:
-        """Remove the leaving engines that serve nothing any more."""
+    def sweep(self) -> bool:
+        """Remove leaving engines that serve nothing any more, at most VACATE_BATCH.
+
+        Returns whether there may be more of them.
+        """
+        left = VACATE_BATCH
         for (model, pool), engines in self._known.items():
             served = self._models[model]
-            for name, known in list(engines.items()):
-                if known.leaving and model_workers.finished(served, pool, known.worker):
-                    self._vacate(served, pool, name, known)
+            leaving = {known.worker: name for name, known in engines.items() if known.leaving}
+            gone = list(islice(model_workers.finished(served, pool, leaving), left))
+            if gone:
+                self._vacate(served, pool, [leaving[worker] for worker in gone])
+            left -= len(gone)
+        return not left
 
     def _of(self, model: str, pool: int) -> dict[str, _Known]:
         return self._known[model, pool]
@@ -201,8 +212,10 @@ class Rotation:
         _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
 
     def _drop(self, model: str, pool: int, source: str, name: str) -> None:
-        known = self._of(model, pool)[name]
-        known.sources.discard(source)
+        known = self._of(model, pool).get(name)
+        if known is None or source not in known.sources:
+            return  # an admin was faster
+        known.sources.remove(source)
         if not known.sources:
             self._leave(self._models[model], pool, name, known)
 
@@ -220,21 +233,25 @@ class Rotation:
             running,
         )
 
-    def _vacate(self, served: ModelRuntime, pool: int, name: str, known: _Known) -> None:
-        del self._of(served.name, pool)[name]
-        model_workers.vacate(served, pool, known.worker, self._clock())
-        self._prober.forget(served, pool, known.worker)
-        self._telemetry.forget(served, pool, known.worker)
-        for address in known.addresses:
-            self._disconnect(address)
-            self._metrics.ejections.values.pop((_pool(served, pool), address.id), None)
-        _log.info("worker %s of %s/%s is gone", name, served.name, _pool(served, pool))
+    def _vacate(self, served: ModelRuntime, pool: int, names: Sequence[str]) -> None:
+        engines = self._of(served.name, pool)
+        gone = {name: engines.pop(name) for name in names}
+        workers = [known.worker for known in gone.values()]
+        model_workers.vacate(served, pool, workers, self._clock())
+        for name, known in gone.items():
+            self._prober.forget(served, pool, known.worker)
+            self._telemetry.forget(served, pool, known.worker)
+            for address in known.addresses:
+                self._disconnect(address)
+                self._metrics.ejections.values.pop((_pool(served, pool), address.id), None)
+            _log.info("worker %s of %s/%s is gone", name, served.name, _pool(served, pool))
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
-                self.sweep()
+                while self.sweep():  # noqa: ASYNC110 - requests run in between
+                    await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("removing workers failed")
 

@@ -58,7 +58,8 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
             pool.warm_credit[rank] = rank * _APART % 1.0
     pool.engines.append(ranks)
     pool.progress.join(ranks, now_s)
-    fleet.refresh(pool)
+    if up:
+        fleet.refresh(pool)
     return ranks
 
 
@@ -87,7 +88,7 @@ def finished(pool: PoolState, worker: int) -> bool:
 
 
 def vacate(pool: PoolState, worker: int, now_s: float) -> None:
-    """Remove a worker's engine that has `finished`."""
+    """Remove a worker's engine that has `finished`. `leave` took it out of the derived lists."""
     ranks = pool.siblings[worker]
     for rank in ranks:
         pool.present[rank] = pool.up[rank] = False
@@ -97,7 +98,6 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.remarks.pop(rank, None)
         pool.unfit.discard(rank)
     pool.engines.remove(ranks)
-    fleet.refresh(pool)
 
 
 def without_cold(pool: PoolState, choice: list[int], now_s: float) -> list[int]:

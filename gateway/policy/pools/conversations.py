@@ -9,7 +9,7 @@ prompts. The next turn has a point where the previous one ended (`gateway.policy
 so looking up its points finds the conversation without comparing texts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from gateway.policy.scheduling.scheduler import Points
@@ -116,12 +116,12 @@ class ResponseAffinity:
         self.on_remember = follow
         return found
 
-    def left(self, pool: int, worker: int) -> None:
-        """Forget what a worker stores: its engine is gone."""
+    def left(self, pool: int, workers: Collection[int]) -> None:
+        """Forget what workers store: their engines are gone. Takes one pass over all responses."""
         gone = [
             response_id
             for response_id, location in self._locations.items()
-            if location.pool == pool and location.worker == worker
+            if location.pool == pool and location.worker in workers
         ]
         for response_id in gone:
             self._forget(response_id)

@@ -46,7 +46,10 @@ class ExpectedHit(NamedTuple):
 
 
 class CacheEstimate:
-    """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`."""
+    """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`.
+
+    Valid after a `rebuild`, until the clock reaches `rebuild_at`.
+    """
 
     __slots__ = (
         "_floors",
@@ -70,10 +73,7 @@ class CacheEstimate:
         self.rebuild(0.0)
 
     def grow(self, capacity_tokens: int) -> None:
-        """Add a worker, with the mean capacity of the others if there are any.
-
-        Until the rebuild, due at once, it is expected to keep nothing.
-        """
+        """Add a worker, with the mean capacity of the others if there are any."""
         known = self.capacity_tokens
         known.append(sum(known) // len(known) if known else capacity_tokens)
         self.since.append(0)
@@ -103,11 +103,11 @@ class CacheEstimate:
         self.rebuild_at = clock + max(1, min(self.capacity_tokens, default=0) // _REBUILDS)
 
     def forget(self, worker: int, clock: float) -> None:
-        """Note that a worker's cache is empty now."""
+        """Note that a worker's cache is empty now; of many, only one rebuild is due."""
         self.since[worker] = int(clock)
         self._hit_share[worker] = 1.0
         self._off[worker] = False
-        self.rebuild(clock)
+        self.rebuild_at = 0.0
 
     def learn(self, worker: int, expected: ExpectedHit, cached_tokens: int, clock: float) -> None:
         """Correct the estimate by the `cached_tokens` that an engine reported for a prompt."""

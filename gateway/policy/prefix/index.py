@@ -101,6 +101,8 @@ class PrefixIndex:
         """
         if not self._entries:
             return ()
+        if self._clock >= self._cache.rebuild_at:
+            self._cache.rebuild(self._clock)
         get, full = self._entries.get, self._full
         floor = self._cache.newest_floor
         found: list[tuple[int, int]] = []
@@ -126,6 +128,8 @@ class PrefixIndex:
         """Note a prompt sent to a worker; returns what it was expected to hold before."""
         if not points:
             return ExpectedHit(0, 0, 0)
+        if self._clock >= self._cache.rebuild_at:
+            self._cache.rebuild(self._clock)
         hit, known, touched = self._touch(points, worker)
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
@@ -137,8 +141,6 @@ class PrefixIndex:
             self._chunk = []
         if len(self._chunks) > _CHUNKS:
             self._evict(2 * len(points) + 2)
-        if self._clock >= self._cache.rebuild_at:
-            self._cache.rebuild(self._clock)
         return ExpectedHit(int(hit * tokens_per_byte), int(known * tokens_per_byte), age)
 
     def withdraw(

@@ -1,5 +1,7 @@
 """An engine joins or leaves a model: every part that counts workers follows."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,8 +116,8 @@ def test_a_pool_without_predictor_and_prefixes_changes_beside_one_that_has_them(
     (place,) = model_workers.join(served, 0, (address("new"),), 0.0, up=True)
     assert place in fleet.available(served.fleet.pools[0], 0.0)
     members.leave(served.fleet.pools[0], place)
-    assert model_workers.finished(served, 0, place)
-    model_workers.vacate(served, 0, place, 1.0)
+    assert list(model_workers.finished(served, 0, [place])) == [place]
+    model_workers.vacate(served, 0, [place], 1.0)
     assert not served.fleet.pools[0].present[place]
 
 
@@ -138,7 +140,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     assert predictor.observed == 1
     fleet.probed(pool, 0, ok=True)
     members.leave(pool, place)
-    model_workers.vacate(served, 0, place, 3.0)
+    model_workers.vacate(served, 0, [place], 3.0)
     assert index.match(prompt(1, 1000)) == []
     two = job()
     scheduler.submit(two, 4.0)
@@ -154,7 +156,7 @@ def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     served.fleet.response_affinity.remember("kept", ResponseLocation(pool=0, worker=0))
     served.fleet.response_affinity.remember("gone", ResponseLocation(pool=0, worker=1))
     members.leave(served.fleet.pools[0], 1)
-    model_workers.vacate(served, 0, 1, 0.0)
+    model_workers.vacate(served, 0, [1], 0.0)
     assert index.match(prompt(1, 1000)) == []
     (place,) = model_workers.join(served, 0, (address("new"),), REUSE_AFTER_S)
     assert place == 1
@@ -180,6 +182,30 @@ def test_jobs_queued_for_a_leaving_worker_go_to_another() -> None:
     members.leave(served.fleet.pools[0], 1)
     scheduler.tick(1.1)
     assert {one.worker for one in waiting} == {0}
+
+
+def test_workers_with_waiting_jobs_are_found_in_one_pass_over_the_queue() -> None:
+    served = quartz_model(4)
+    scheduler = quartz_of(served)
+    reads = 0
+
+    class Queue(dict[Job, object]):
+        def items(self) -> Any:
+            nonlocal reads
+            reads += 1
+            return super().items()
+
+    queue = Queue()
+    for worker in (1, 2):
+        waiting = job()
+        waiting.worker = worker
+        queue[waiting] = scheduler if worker == 1 else object()
+    served = changed(served, queued=queue)
+    for worker in range(3):
+        members.leave(served.fleet.pools[0], worker)
+    fleet.start(served.fleet.pools[0], 0, 1, 10)
+    assert list(model_workers.finished(served, 0, range(4))) == [2]
+    assert reads == 1
 
 
 def test_an_engine_of_several_ranks_joins_a_group_and_leaves_it() -> None:

@@ -49,3 +49,17 @@ def test_an_id_stays_whose_it_was() -> None:
     location = found.find("a")
     assert location is not None
     assert location.tenant == "first"
+
+
+def test_what_the_workers_of_one_pool_stored_is_forgotten_when_they_are_gone() -> None:
+    found = ResponseAffinity()
+    for pool in range(2):
+        for worker in range(3):
+            location = ResponseLocation(pool, worker, f"t{worker}")
+            found.remember(f"{pool}.{worker}", location)
+    found.left(0, {0, 2})
+    assert [name for name in ("0.0", "0.1", "0.2", "1.0", "1.2") if found.find(name)] == [
+        "0.1",
+        "1.0",
+        "1.2",
+    ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prefix.cache_estimate import CacheEstimate, ExpectedHit
 from gateway.policy.prefix.index import MIN_ENTRIES, PrefixIndex
 
 Points = tuple[tuple[int, int], ...]
@@ -208,3 +208,24 @@ def test_a_match_is_ordered_and_names_only_who_was_sent_so_much(
             before = mask
             for other in range(3):
                 assert not mask >> other & 1 or at[length_tokens] in sent[other]
+
+
+def test_workers_that_come_together_cost_one_rebuild_of_the_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = PrefixIndex(50)
+    for worker in range(50):
+        index.insert(prompt(1, 1000), worker)
+    rebuilds: list[float] = []
+    rebuild = CacheEstimate.rebuild
+
+    def counted(estimate: CacheEstimate, clock: float) -> None:
+        rebuilds.append(clock)
+        rebuild(estimate, clock)
+
+    monkeypatch.setattr(CacheEstimate, "rebuild", counted)
+    for worker in range(1, 50):
+        index.left(worker)
+        index.joined(worker)
+    assert index.match(prompt(1, 1000)) == [(1000, 1)]
+    assert len(rebuilds) == 1

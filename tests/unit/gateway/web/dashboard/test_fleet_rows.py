@@ -34,7 +34,7 @@ def test_present_workers_are_shown_with_their_own_figures() -> None:
     described = describe_fleet(served, (), 1.0)
     (leaving, *_) = worker_rows(served, described, 1.0)
     assert (leaving["worker"], leaving["state"]) == (pool.workers[0], "draining")
-    model_workers.vacate(served, 0, 0, 1.0)
+    model_workers.vacate(served, 0, [0], 1.0)
     shown = describe_fleet(served, (), 1.0)
     assert usage_of(served, shown) == {pool.workers[1]: 0.2, "new": 0.3}
     (row,) = pool_rows(served, shown)
@@ -48,5 +48,5 @@ def test_a_worker_that_left_since_it_was_described_has_no_figures_of_another() -
         record(view, place, EngineSample(kv_usage=usage), 0.5)
     described = describe_fleet(served, (), 1.0)
     members.leave(pool, 0)
-    model_workers.vacate(served, 0, 0, 1.0)
+    model_workers.vacate(served, 0, [0], 1.0)
     assert usage_of(served, described) == {pool.workers[0]: None, pool.workers[1]: 0.2}
