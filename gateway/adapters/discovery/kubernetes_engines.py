@@ -5,6 +5,7 @@ goes on while its process does. One that is gone is out, too.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from itertools import islice
@@ -23,6 +24,11 @@ RANKS: Final = "sluice/ranks"
 
 SLICE: Final = 100
 """Pods read between two turns of the requests."""
+
+LACKING_SHOWN: Final = 5
+"""Of a set, pods that the log names because they lack a port."""
+
+_log = logging.getLogger("sluice.discovery")
 
 Sets = AsyncGenerator[tuple[FoundEngine, ...], None]
 
@@ -57,10 +63,18 @@ class KubernetesDiscovery:
         async with aclosing(self._api.follow(path, labels=selector)) as sets:
             async for pods in sets:
                 found: list[FoundEngine] = []
+                lacking: list[str] = []
                 left = iter(sorted(pods.values(), key=_name_of))
                 while part := list(islice(left, SLICE)):
-                    found += engines_of_pods(part, ports, self._scheme)
+                    engines, without = engines_of_pods(part, ports, self._scheme)
+                    found += engines
+                    lacking += without
                     await asyncio.sleep(0)  # requests run in between
+                named = ", ".join(lacking[:LACKING_SHOWN])
+                if lacking and not found:  # else a wrong name would take all engines out
+                    raise DiscoveryFailure(f"no ready pod has a port {ports[0]}: {named}")
+                if lacking:
+                    _log.warning("%d ready pods lack port %s: %s", len(lacking), ports[0], named)
                 yield tuple(found)
 
     async def _pool(self) -> Sets:
@@ -138,24 +152,36 @@ def _port_of(ports: Iterable[Object], wanted: str) -> int:
 
 def engines_of_pods(
     pods: Iterable[Object], ports: tuple[str, ...], scheme: str
-) -> tuple[FoundEngine, ...]:
-    """The ready pods; each port is a rank, if there are several."""
-    found = []
+) -> tuple[tuple[FoundEngine, ...], list[str]]:
+    """The ready pods, and the names of those that lack a port.
+
+    Each port is a rank, if there are several.
+    """
+    found, lacking = [], []
     for pod in sorted(pods, key=_name_of):
         status, metadata = pod.get("status") or {}, pod["metadata"]
         address = status.get("podIP")
         if not address or metadata.get("deletionTimestamp") or not _ready(status):
             continue
+        numbers = [_number(pod, port) for port in ports]
+        if None in numbers:
+            lacking.append(_name_of(pod))
+            continue
         notes = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
-        ranks = str(notes.get(RANKS, ""))
         found.append(
             FoundEngine(
-                urls=tuple(f"{scheme}://{_host(address)}:{_number(pod, port)}" for port in ports),
+                urls=tuple(f"{scheme}://{_host(address)}:{number}" for number in numbers),
                 model=notes.get(MODEL),
-                ranks=int(ranks) if ranks.isdigit() and 0 < int(ranks) <= 256 else 0,
+                ranks=_ranks(str(notes.get(RANKS, ""))),
             )
         )
-    return tuple(found)
+    return tuple(found), lacking
+
+
+def _ranks(text: str) -> int:
+    """A number up to 256; 0, which is the configuration's, for anything else."""
+    wellformed = len(text) <= 3 and text.isascii() and text.isdigit()
+    return int(text) if wellformed and int(text) <= 256 else 0
 
 
 def _name_of(pod: Object) -> str:
@@ -188,15 +214,15 @@ def _ready(status: Object) -> bool:
     )
 
 
-def _number(pod: Object, port: str) -> str:
-    """A port's number; a name is looked up in the pod's containers."""
+def _number(pod: Object, port: str) -> str | None:
+    """A port's number; a name is looked up in the pod's containers. None if it has none."""
     if port.isdigit():
         return port
     for container in (pod.get("spec") or {}).get("containers") or ():
         for named in container.get("ports") or ():
             if named.get("name") == port:
                 return str(named["containerPort"])
-    raise DiscoveryFailure(f"pod {pod['metadata']['name']} has no port named {port}")
+    return None
 
 
 def _host(address: str) -> str:

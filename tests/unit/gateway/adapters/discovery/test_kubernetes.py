@@ -245,16 +245,41 @@ def test_only_ready_pods_that_do_not_end_are_in() -> None:
         pod("c", "10.0.0.3", deletionTimestamp="2026-01-01T00:00:00Z"),
         pod("d", ""),
     ]
-    assert urls(engines_of_pods(pods, ("8000",), "http")) == ["http://10.0.0.1:8000"]
+    found, lacking = engines_of_pods(pods, ("8000",), "http")
+    assert (urls(found), lacking) == (["http://10.0.0.1:8000"], [])
 
 
 def test_a_pod_says_its_model_and_ranks() -> None:
     one = pod("a", "10.0.0.1", annotations={"sluice/model": "org/name"})
     one["metadata"]["labels"]["sluice/ranks"] = "4"
-    (found,) = engines_of_pods([one], ("http",), "http")
+    (found,), _ = engines_of_pods([one], ("http",), "http")
     assert (found.urls, found.model, found.ranks) == (("http://10.0.0.1:8000",), "org/name", 4)
-    with pytest.raises(DiscoveryFailure, match="no port named grpc"):
-        engines_of_pods([one], ("grpc",), "http")
+
+
+@pytest.mark.parametrize("ranks", ["²", "٤", "9" * 5000, "257", "-1", "x", ""])
+def test_ranks_that_are_no_number_are_the_configurations(ranks: str) -> None:
+    pods = [pod("a", "10.0.0.1", annotations={"sluice/ranks": ranks}), pod("b", "10.0.0.2")]
+    found, _ = engines_of_pods(pods, ("8000",), "http")
+    assert [each.ranks for each in found] == [0, 0]
+
+
+async def test_a_pod_without_the_port_is_left_out_and_named(
+    server: KubeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = api_of(server, tmp_path)
+    other = pod("b", "10.0.0.2")
+    other["spec"]["containers"][0]["ports"][0]["name"] = "grpc"
+    await server.put(PATH, pod("a", "10.0.0.1"))
+    await server.put(PATH, other)
+    source = source_of("k8s://pods?selector=app%3Dvllm&port=http&namespace=ns")
+    discovery = KubernetesDiscovery(api, source, "http")
+    async with asyncio.timeout(10), aclosing(discovery.sets()) as sets:
+        assert urls(await anext(sets)) == ["http://10.0.0.1:8000"]
+        assert "1 ready pods lack port http: b" in caplog.text
+        await server.delete(PATH, "a")
+        with pytest.raises(DiscoveryFailure, match="no ready pod has a port http: b"):
+            await exhausted(sets)
+    await api.close()
 
 
 @pytest.mark.parametrize(
