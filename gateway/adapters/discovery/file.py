@@ -3,7 +3,8 @@
 The file is a list of URLs or of mappings with `url`, and `model` and `ranks` if they differ from
 the configuration; or a mapping with that list under `workers`. It is watched by content: a
 replaced file and a swapped symbolic link are changes, a touched one is not. A file that is being
-written is left alone until two readings agree: half of it would take engines out.
+written is left alone until two readings agree: half of it would take engines out. An empty file,
+as a full disk leaves one, is a failure for the same reason: `[]` stands for no engines.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ def engines_of(content: bytes) -> tuple[FoundEngine, ...]:
     if isinstance(document, dict) and set(document) == {"workers"}:
         document = document["workers"]
     if document is None:
-        return ()
+        raise DiscoveryFailure("empty: write [] for no workers")
     if not isinstance(document, list):
         raise DiscoveryFailure("not a list of workers")
     return tuple(_engine(number, entry) for number, entry in enumerate(document, start=1))

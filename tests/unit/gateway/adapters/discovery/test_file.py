@@ -17,12 +17,15 @@ def test_urls_and_mappings_are_engines() -> None:
         FoundEngine(urls=("http://a:1",)),
         FoundEngine(urls=("https://b:2",), model="org/m", ranks=4),
     )
-    assert engines_of(b"") == ()
+    assert engines_of(b"[]") == engines_of(b"workers: []") == ()
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (b"", r"empty: write \[\]"),
+        (b"# none\n", "empty"),
+        (b"workers:\n", "empty"),
         (b"{", "not YAML"),
         (b"a: b", "not a list"),
         (b"[1]", "entry 1 is no URL"),
