@@ -53,7 +53,7 @@ class DnsDiscovery:
             records, ttl_s = await self._ask(name, "SRV")
             best = min((record.priority for record in records), default=0)
             targets = {
-                (record.target.to_text(omit_final_dot=True), str(record.port))
+                (record.target.to_text(), str(record.port))  # absolute: no search list applies
                 for record in records
                 if record.priority == best
             }
@@ -77,11 +77,10 @@ class DnsDiscovery:
 
     async def _addresses(self, host: str) -> tuple[set[str], float]:
         """A host's addresses as URLs have them; IPv6 only for a host without IPv4."""
-        (four, four_ttl_s), (six, six_ttl_s) = await asyncio.gather(
-            self._ask(host, "A"), self._ask(host, "AAAA")
-        )
+        four, four_ttl_s = await self._ask(host, "A")
         if four:
             return {record.address for record in four}, four_ttl_s
+        six, six_ttl_s = await self._ask(host, "AAAA")
         return {f"[{record.address}]" for record in six}, min(four_ttl_s, six_ttl_s)
 
     async def _ask(self, name: str, kind: str) -> Answer:

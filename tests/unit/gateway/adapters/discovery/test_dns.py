@@ -4,11 +4,14 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from dns.asyncresolver import Resolver
+from dns.name import from_text
 
 from bench.changing_fleet.name_server import NameServer
 from gateway.adapters.discovery import dns
 from gateway.adapters.discovery.dns import DnsDiscovery
 from gateway.ports import DiscoveryFailure
+from gateway.records.discovery import DiscoverySource
 from gateway.settings.discovery import source_of
 
 
@@ -37,6 +40,24 @@ async def test_ipv6_is_taken_where_there_is_no_ipv4() -> None:
         server.records["both.test", "A"] = ["10.0.0.2"]
         assert await first(discovery(server, "six.test:80")) == ["http://[fd00::1]:80"]
         assert await first(discovery(server, "both.test:80")) == ["http://10.0.0.2:80"]
+        assert ("both.test", "AAAA") not in server.asked, "its failure would hide the A record"
+
+
+async def test_hosts_of_srv_records_are_no_names_to_search_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = dns._resolver
+
+    def resolver(source: DiscoverySource) -> Resolver:
+        found = made(source)
+        found.search = [from_text("cluster.test")]
+        return found
+
+    monkeypatch.setattr(dns, "_resolver", resolver)
+    async with NameServer().serving() as server:
+        server.records = {("_http._tcp.e.test", "SRV"): ["1 0 80 gone.test."]}
+        server.records["gone.test.cluster.test", "A"] = ["10.0.0.1"]
+        assert await first(discovery(server, "_http._tcp.e.test")) == []
 
 
 @pytest.mark.parametrize(("ttl_s", "questions"), [(0, 4), (1, 1), (600, 1)])
