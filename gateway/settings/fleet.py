@@ -1,5 +1,6 @@
 """Models, their pools of engines, and the workers in each pool."""
 
+import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
 from itertools import accumulate, starmap
@@ -76,14 +77,26 @@ def _found_url(url: str) -> str:
     Not a link-local address: there a cloud's metadata service tells secrets, and no engine runs.
     """
     found = _worker_url(url)
+    host = urlsplit(found).hostname or ""
     try:
-        address = ip_address(urlsplit(found).hostname or "")
+        address = ip_address(host)
     except ValueError:
+        if _is_number(host):
+            raise ValueError("a number for a host: write the address as 10.0.0.1") from None
         return found  # a name
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         raise ValueError("not an address that an engine can have")
     return found
+
+
+def _is_number(host: str) -> bool:
+    """Whether a host is no name but a short, octal or hexadecimal form of an IPv4 address."""
+    try:
+        socket.inet_aton(host.rstrip("."))
+    except OSError:
+        return False
+    return True
 
 
 def _visible(url: str) -> bool:
