@@ -577,6 +577,8 @@ async def _connect(
             )
     except TimeoutError as error:
         raise UpstreamFailure("connect", f"no connection in {connect_s:g} s") from error
+    except UnicodeError as error:  # IDNA refuses the host
+        raise UpstreamFailure("connect", f"not a host's name: {error}") from error
     except OSError as error:
         kind: FailureKind = "local" if error.errno in _LOCAL else "connect"
         raise UpstreamFailure(kind, error.strerror or type(error).__name__) from error

@@ -2,10 +2,20 @@
 
 import ssl
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from gateway.records.attempt import EngineTls
-from gateway.settings.types import Section, Text
+from gateway.settings.types import Section, Text, reject
+
+
+def _host_name(name: str) -> str:
+    try:
+        name.encode("idna")  # as TLS does for each connection
+    except UnicodeError:
+        reject("not a host's name", "write a name such as engine.internal")
+    return name
 
 
 class ServerTlsConfig(Section):
@@ -30,7 +40,7 @@ class EngineTlsConfig(Section):
     """PEM file of its private key."""
     verify: Literal["full", "chain"] = "full"
     """full checks signature and name; chain only the signature, for engines without fixed names."""
-    server_name: Text | None = None
+    server_name: Annotated[Text, AfterValidator(_host_name)] | None = None
     """Name that the certificate must have, and that is asked for; default: the URL's host."""
 
     def address(self) -> EngineTls:

@@ -1079,6 +1079,13 @@ async def test_a_ca_file_that_is_missing_is_a_connect_failure(upstream: Upstream
     assert (await fails(upstream.open(worker, call()))).kind == "connect"
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".test"])
+async def test_a_name_that_no_host_can_have_is_a_connect_failure(
+    upstream: Upstream, host: str
+) -> None:
+    assert (await fails(upstream.open(address(host=host), call()))).kind == "connect"
+
+
 # -- memory
 
 

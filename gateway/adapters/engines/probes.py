@@ -92,7 +92,7 @@ class Prober:
 
         async def some() -> None:
             for which in left:
-                await self.probe(*which)
+                await self._probe(which)
 
         await asyncio.gather(*(some() for _ in range(min(PROBE_BATCH, len(engines)))))
 
@@ -245,12 +245,19 @@ class Prober:
             return "it refuses connections"
         return f"a probe failed: {error}"
 
+    async def _probe(self, which: _Which) -> None:
+        try:
+            await self.probe(*which)
+        except Exception:  # noqa: BLE001 - a defect must not end the probes, nor the start
+            served, pool, worker = which
+            _log.exception("probing worker %s failed", served.fleet.workers[pool][worker].id)
+
     async def _run(self, which: _Which, at_s: float) -> None:
         """Probe an engine at loop time `at_s` and every interval after it."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(at_s - loop.time())
-            await self.probe(*which)
+            await self._probe(which)
             # A fixed schedule keeps engines spread; a probe that overruns skips its next turn.
             at_s += self._interval_s * (1 + max(0, floor((loop.time() - at_s) / self._interval_s)))
 

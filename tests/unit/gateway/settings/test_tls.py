@@ -90,3 +90,9 @@ def test_what_cannot_work_is_refused(wrong: dict[str, str], said: list[str], fol
         read(folder, **wrong)
     for part in said:
         assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_a_name_that_no_certificate_can_have_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="not a host's name"):
+        read(folder, tls=f"ca: DIR/ca, server_name: {name}")

@@ -349,6 +349,34 @@ async def test_engines_are_spread_over_the_interval(slept: list[float]) -> None:
     assert max(tenths.values()) < 150
 
 
+class Broken(FakeEngines):
+    """Engines whose first calls meet a defect."""
+
+    defects = 2
+
+    async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
+        """See Upstream."""
+        self.defects -= 1
+        if self.defects >= 0:
+            raise ZeroDivisionError
+        return await super().open(worker, call)
+
+
+async def test_a_defect_ends_neither_the_start_nor_the_probes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    served, engines = fleet_of(1), Broken()
+    engines.answer("/health")
+    fleet.unreachable(served.fleet.pools[0], 0)
+    probing = Prober([served], interval_s=0.001, timeout_s=1.0, upstream=engines)
+    await probing.start()
+    async with asyncio.timeout(5):
+        while not served.fleet.pools[0].up[0]:  # noqa: ASYNC110 - probes set no event
+            await asyncio.sleep(0.001)
+    await probing.close()
+    assert caplog.text.count("probing worker w0 failed") == 2
+
+
 @pytest.fixture
 async def listening() -> AsyncIterator[tuple[WorkerAddress, list[bytes]]]:
     """A real engine's port, and what it was sent on each of its connections."""
