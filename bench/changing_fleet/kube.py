@@ -17,6 +17,7 @@ import uvicorn
 
 Object = dict[str, Any]
 BOOKMARK_EVERY_S = 0.05
+GONE = {"kind": "Status", "code": 410, "reason": "Expired"}
 
 
 class KubeServer:
@@ -35,6 +36,8 @@ class KubeServer:
         """Parameters of the watches begun."""
         self.url = ""
         self.gone_as_event = True
+        self.pages_gone = 0
+        """So many next pages of lists are 410."""
         self.away = False
         self._log: list[tuple[int, str, str, Object | None, Object | None]] = []
         """(version, path, name, before, after)."""
@@ -116,6 +119,10 @@ class KubeServer:
         else:
             items = [o for o in self.objects.get(path, {}).values() if _matches(o, params)]
             start = int(params.get("continue", "0"))
+            if start and self.pages_gone:
+                self.pages_gone -= 1
+                await _answer(send, 410, GONE)
+                return
             if not start:
                 self.lists.append(path)
             ends = start + int(params.get("limit", len(items)))
@@ -128,13 +135,12 @@ class KubeServer:
     async def _watch(self, send: Any, path: str, params: dict[str, str]) -> None:
         self.watches.append(params)
         since, cuts = int(params["resourceVersion"]), self._cuts
-        gone = {"kind": "Status", "code": 410, "reason": "Expired"}
         if since < self.oldest and not self.gone_as_event:
-            await _answer(send, 410, gone)
+            await _answer(send, 410, GONE)
             return
         await _begin(send, 200)
         if since < self.oldest:
-            await _line(send, {"type": "ERROR", "object": gone})
+            await _line(send, {"type": "ERROR", "object": GONE})
             await send({"type": "http.response.body", "body": b""})
             return
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ async def world(
     for module, name in (
         (dns_source, "LEAST_TTL_S"),
         (dns_source, "EMPTY_TTL_S"),
-        (kubernetes, "RELIST_PAUSE_S"),
+        (kubernetes, "RETRY_PAUSE_S"),
         (runner, "FIRST_PAUSE_S"),
         (runner, "MAX_PAUSE_S"),
     ):

@@ -3,7 +3,8 @@
 Kubernetes' rules, as its API concepts describe them: a list comes in pages and has a resource
 version; a watch from there gives every later change. Bookmarks move the version on without a
 change. A watch ends by its own time limit and is begun again at the last version. 410 (or an ERROR
-event with that code) says that the version is too old: then the objects are listed anew.
+event with that code) says that the version, or a list's next page, is too old: then the objects are
+listed anew.
 
 The service account's token is read anew for each call, since Kubernetes replaces it.
 """
@@ -27,7 +28,8 @@ WATCH_S: Final = 300
 SILENCE_S: Final = 30.0
 """After its limit, a watch that says nothing is given up."""
 LIST_S: Final = 15.0
-RELIST_PAUSE_S: Final = 1.0
+RETRY_PAUSE_S: Final = 1.0
+"""Before a watch is begun again or objects are listed anew: a proxy may end each watch at once."""
 PAGE: Final = 50
 """Objects in one page of a list: each is read between two turns of the requests."""
 TOGETHER_S: Final = 0.1
@@ -70,9 +72,9 @@ class KubernetesApi:
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         params = {name: text for name, text in selectors.items() if text}
         while True:
-            objects, version = await self._list(path, params)
-            yield objects
             try:
+                objects, version = await self._list(path, params)
+                yield objects
                 async with (
                     aclosing(self._changes(path, params, version)) as changes,
                     aclosing(_together(changes)) as batches,
@@ -82,7 +84,7 @@ class KubernetesApi:
                             _apply(objects, kind, changed)
                         yield objects
             except _Expired:
-                await asyncio.sleep(RELIST_PAUSE_S * random.uniform(0.5, 1.5))
+                await _pause()
 
     async def _list(self, path: str, params: Mapping[str, str]) -> tuple[dict[str, Object], str]:
         objects: dict[str, Object] = {}
@@ -146,6 +148,7 @@ class KubernetesApi:
                             yield kind, changed
             except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise _failure(path, error) from error
+            await _pause()
 
     def _headers(self) -> dict[str, str]:
         token_file = None if self._access is None else self._access.token_file
@@ -170,7 +173,11 @@ class KubernetesApi:
             except OSError as error:
                 raise DiscoveryFailure(f"{ca_file}: {error.strerror}") from error
             self._client = httpx.AsyncClient(
-                base_url=self._access.url, verify=verify, timeout=LIST_S, trust_env=False
+                base_url=self._access.url,
+                verify=verify,
+                timeout=LIST_S,
+                limits=httpx.Limits(max_connections=None),  # each source holds one, or two
+                trust_env=False,
             )
         return self._client
 
@@ -223,6 +230,10 @@ async def _together(
     finally:
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
+
+
+async def _pause() -> None:
+    await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
 
 
 def _check(path: str, status: int) -> None:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bench.changing_fleet.kube import KubeServer, pod, slice_of
@@ -28,7 +29,7 @@ PATH = PODS.format("ns")
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
-    monkeypatch.setattr(kubernetes, "RELIST_PAUSE_S", 0.01)
+    monkeypatch.setattr(kubernetes, "RETRY_PAUSE_S", 0.01)
     async with KubeServer().serving() as serving:
         yield serving
 
@@ -308,6 +309,54 @@ async def test_a_long_list_comes_in_pages(server: KubeServer, tmp_path: Path) ->
     async with asyncio.timeout(10), aclosing(api.follow(PODS.format("ns"))) as sets:
         assert len(await anext(sets)) == 2 * kubernetes.PAGE + 1
     await api.close()
+
+
+async def test_a_list_whose_next_page_is_gone_is_begun_again(
+    server: KubeServer, tmp_path: Path
+) -> None:
+    for number in range(kubernetes.PAGE + 1):
+        await server.put(PATH, pod(f"p{number}", "10.0.0.1", port=1))
+    server.pages_gone = 2
+    api = api_of(server, tmp_path)
+    async with asyncio.timeout(10), aclosing(api.follow(PATH)) as sets:
+        assert len(await anext(sets)) == kubernetes.PAGE + 1
+    assert len(server.lists) == 3
+    await api.close()
+
+
+async def test_watches_that_end_at_once_are_begun_again_after_a_pause(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "RETRY_PAUSE_S", 3600.0)
+    api = api_of(server, tmp_path, watch_s=0)
+    async with aclosing(api.follow(PATH)) as sets:
+        await anext(sets)
+        following = asyncio.ensure_future(exhausted(sets))
+        async with asyncio.timeout(10):
+            while not server.watches:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        assert len(server.watches) == 1
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    await api.close()
+
+
+async def test_no_number_of_watches_starves_another(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpx._config.DEFAULT_LIMITS, "max_connections", 2)  # 100 would be slow
+    api = api_of(server, tmp_path, watch_s=60)
+    tasks = [asyncio.ensure_future(exhausted(api.follow(PATH))) for _ in range(3)]
+    try:
+        async with asyncio.timeout(10):
+            while len(server.watches) < len(tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await api.close()
 
 
 async def test_more_objects_than_there_may_be_are_a_failure(
