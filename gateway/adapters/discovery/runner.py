@@ -65,8 +65,8 @@ class Source:
             try:
                 async with aclosing(self._discovery.sets()) as sets:
                     async for found in sets:
-                        pause_s = FIRST_PAUSE_S
                         await self._take(found)
+                        pause_s = FIRST_PAUSE_S
             except DiscoveryFailure as failure:
                 self._failed(str(failure))
             except Exception as error:  # noqa: BLE001 - a defect must not end the task

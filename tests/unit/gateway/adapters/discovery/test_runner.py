@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,26 @@ async def test_a_source_names_only_so_many_workers_and_ranks_count(
     assert bench.names == []
     await bench.prober.close()
     await bench.telemetry.close()
+
+
+async def test_a_source_that_names_too_much_is_asked_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    source = source_of(bench, engine(1), engine(2))
+    slept: list[float] = []
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+        if len(slept) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(runner, "MAX_WORKERS", 1)
+    monkeypatch.setattr(runner, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(runner, "random", SimpleNamespace(uniform=max))
+    with pytest.raises(asyncio.CancelledError):
+        await source.run()
+    assert slept == [0.5, 1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(
