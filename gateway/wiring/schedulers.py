@@ -110,6 +110,9 @@ def _prefixes(
             told = before.of(pool.name, before.served.scheduling.prefix_gossip)
         if wanted and (index is None or told is None):
             index = PrefixIndex(len(pool.workers), max_entries=entries)
+            for place, present in enumerate(pool.present):
+                if not present:
+                    index.left(place)
             told = PrefixGossip()
         prefixes.append(index)
         gossip.append(told)

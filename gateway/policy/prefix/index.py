@@ -133,7 +133,7 @@ class PrefixIndex:
         hit, known, touched = self._touch(points, worker)
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
-        self._clock += written / self._present
+        self._clock += written / max(1, self._present)
         if len(self._chunk) >= self._chunk_entries:
             self._chunk_stamp = int(self._clock) + 1
             self._clock = float(self._chunk_stamp)

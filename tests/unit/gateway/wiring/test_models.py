@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
+from gateway.policy import model_workers
+from gateway.policy.fleet import members
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.quartz.shadow import Shadow
 from gateway.settings import parse
 from gateway.wiring.models import served_model
+from gateway.wiring.schedulers import former
 from predictor.artifact import Artifact, encode
+from tests.builders import address
+from tests.unit.gateway.policy.prefix.test_index import prompt
 from tests.unit.predictor.made import small_section
 
 FILE = """\
@@ -81,3 +87,24 @@ def test_ranks_have_no_shadow_and_pools_of_one_model_differ() -> None:
     assert ranked is None
     assert isinstance(plain, Shadow)
     assert [index is None for index in scheduling.prefixes] == [True, False]
+
+
+def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
+    before, after = (
+        parse(FILE.replace("SCHEDULING", text).replace("MODE", "enforce"), "sluice.yaml", {})
+        for text in ("policy: least-loaded", "policy: sticky")
+    )
+    served = served_model(before, before.models[0])
+    pool = served.fleet.pools[0]
+    (gone,) = model_workers.join(served, 0, (address("gone"),), 0.0, up=True)
+    members.leave(pool, gone)
+    model_workers.vacate(served, 0, [gone], 0.0)
+    known = former(before, before.models[0], served)
+    made, grown = served_model(after, after.models[0], known).scheduling.prefixes[0], PrefixIndex(1)
+    assert made is not None
+    for number in range(20):
+        for index in (made, grown):
+            index.insert(prompt(number, 60_000), 0)
+    for number in range(20):
+        points = prompt(number, 60_000)
+        assert list(made.match(points)) == list(grown.match(points))

@@ -210,6 +210,13 @@ def test_a_match_is_ordered_and_names_only_who_was_sent_so_much(
                 assert not mask >> other & 1 or at[length_tokens] in sent[other]
 
 
+def test_a_prompt_of_gossip_may_come_when_all_workers_are_gone() -> None:
+    index = PrefixIndex(1)
+    index.left(0)
+    index.insert(prompt(1, 1000), 0)
+    assert index.match(prompt(1, 1000)) == []
+
+
 def test_workers_that_come_together_cost_one_rebuild_of_the_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
