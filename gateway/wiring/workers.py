@@ -50,7 +50,12 @@ class Workers:
                     reason="worker_exists",
                     code="worker_exists",
                 )
-        self._rotation.add(asked.model, names.index(asked.pool), ADMIN, engine)
+        if not self._rotation.add(asked.model, names.index(asked.pool), ADMIN, engine):
+            raise Conflict(
+                f"Worker {name} is in this pool with another key, model or number of ranks.",
+                reason="worker_exists",
+                code="worker_exists",
+            )
         return name
 
     def remove(self, worker: str) -> int:

@@ -160,9 +160,9 @@ class Rotation:
             self._name(model, pool, source, name, engine, number * _SPREAD)
             await asyncio.sleep(0)
 
-    def add(self, model: str, pool: int, source: str, engine: Engine) -> None:
-        """Name one more engine."""
-        self._name(model, pool, source, engine_id(engine), engine, 0.0)
+    def add(self, model: str, pool: int, source: str, engine: Engine) -> bool:
+        """Name one more engine; False if others name it with another key, model or ranks."""
+        return self._name(model, pool, source, engine_id(engine), engine, 0.0)
 
     def remove(self, model: str, pool: int, source: str, name: str) -> None:
         """Name an engine no more."""
@@ -188,7 +188,7 @@ class Rotation:
 
     def _name(
         self, model: str, pool: int, source: str, name: str, engine: Engine, delay_s: float
-    ) -> None:
+    ) -> bool:
         engines, served = self._of(model, pool), self._models[model]
         known = engines.get(name)
         if known is not None and known.addresses == engine:
@@ -197,10 +197,10 @@ class Rotation:
                 known.leaving = False
                 members.stay(served.fleet.pools[pool], known.worker)
                 _log.info("worker %s of %s stays: %s names it again", name, model, source)
-            return
+            return True
         if known is not None:  # another key, served name or number of ranks: another engine
             if known.sources - {source}:
-                return  # who named it first decides
+                return False  # who named it first decides
             self._leave(served, pool, name, known)
             engines[f"{name} until {known.worker}"] = engines.pop(name)
         ranks = model_workers.join(served, pool, engine, self._clock())
@@ -210,6 +210,7 @@ class Rotation:
         self._prober.watch(served, pool, ranks[0], delay_s)
         self._telemetry.watch(served, pool, ranks[0])
         _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
+        return True
 
     def _drop(self, model: str, pool: int, source: str, name: str) -> None:
         known = self._of(model, pool).get(name)

@@ -1,0 +1,32 @@
+"""Workers that an admin adds: what is refused, with the reason."""
+
+import pytest
+
+from gateway.adapters.engines.rotation import CONFIGURED
+from gateway.errors import Conflict
+from gateway.settings import parse
+from gateway.web.control.surface import NewWorker
+from gateway.wiring.workers import ADMIN, Workers
+from tests.unit.gateway.adapters.engines.test_rotation import Bench
+
+FILE = """\
+version: 1
+models:
+  - name: m
+    pools:
+      only: {max_model_len: 8192, max_num_seqs: 4, workers: ["http://10.0.0.1:8000"]}
+"""
+URL = "http://10.0.0.1:8000"
+
+
+async def test_an_engine_that_others_name_with_another_model_is_not_added() -> None:
+    config = parse(FILE, "sluice.yaml", {})
+    bench = Bench()
+    await bench.apply(config.models[0].pools["only"].addresses, source=CONFIGURED)
+    workers = Workers(config, [bench.served], bench.rotation)
+    with pytest.raises(Conflict, match="another key, model or number of ranks"):
+        workers.add(NewWorker(model="m", pool="only", url=URL, served_model="other"))
+    assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED}}
+    assert workers.add(NewWorker(model="m", pool="only", url=URL)) == "10.0.0.1:8000"
+    assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED, ADMIN}}
+    await bench.close()
