@@ -12,13 +12,13 @@ from msgspec import UNSET, Meta, UnsetType
 from gateway.errors import BadRequest
 from gateway.records.request import Principal
 
-Name = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Model = Annotated[str, Meta(min_length=1, max_length=256)]
 Labels = Annotated[dict[Name, Text], Meta(max_length=64)]
 Names = Annotated[list[Name], Meta(max_length=1_000)]
 Models = Annotated[list[Model], Meta(max_length=1_000)]
-Digest = Annotated[str, Meta(pattern=r"^(sha256:)?[0-9a-fA-F]{64}$")]
+Digest = Annotated[str, Meta(pattern=r"^(sha256:)?[0-9a-fA-F]{64}\Z")]
 MAX_GRACE_S: Final = 90 * 86_400.0
 _FIELD: Final = re.compile(r"`\$\.(\w+)")
 GRACE_S: Final = 86_400.0
@@ -89,8 +89,8 @@ def unix_s(at: datetime | None) -> float:
 
 
 def hex_digest(digest: str) -> str:
-    """Its 64 hex digits."""
-    return digest.removeprefix("sha256:").lower()
+    """Its 64 hex digits, as a key's digest is written everywhere."""
+    return bytes.fromhex(digest.removeprefix("sha256:")).hex()
 
 
 def check_lists(

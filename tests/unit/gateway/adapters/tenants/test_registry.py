@@ -25,6 +25,8 @@ async def rig(*files: Any) -> TenantRig:
         ({"name": "x", "max_budget": 4}, None),
         ({"name": "x", "labels": {"a b": "c"}}, "labels"),
         ({"name": "x", "suspended": "yes"}, "suspended"),
+        ({"name": "x\n"}, "name"),
+        ({"name": "x", "labels": {"a\n": "c"}}, "labels"),
         ({"name": "x", "entitlements": ["chat"]}, "entitlements"),
     ],
 )
@@ -82,6 +84,20 @@ async def test_a_key_that_exists_may_be_given_by_its_hash_once() -> None:
     await made.registry.revoke_key("acme", "mine", WHO)
     with pytest.raises(Conflict, match="was revoked"):
         await made.registry.add_key("acme", {"name": "mine", "sha256": hashed}, WHO)
+
+
+async def test_a_hash_with_a_line_break_is_refused_and_opens_nothing() -> None:
+    made = await rig()
+    hashed = file_key("mine").sha256.hex() + "\n"
+    await made.add("web")
+    for work in (
+        made.registry.add_key("acme", {"name": "mine", "sha256": hashed}, WHO),
+        made.registry.rotate_key("acme", "web", {"sha256": hashed}, WHO),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            await work
+        assert caught.value.param == "sha256"
+    assert not made.opens("sk-mine")
 
 
 async def test_after_a_rotation_both_keys_open_until_the_grace_ends() -> None:
