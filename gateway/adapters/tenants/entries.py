@@ -116,28 +116,39 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
     own = {key.sha256.hex() for key in of_file}
     former = {key.former_sha256 for key in entry.keys}
     gone = former.union(entry.revoked_sha256)
-    named = {key.name: key for key in of_file}
-    made = (
-        _opened(name, key, given, order, own, _limits(name, key, named.get(key.name), file))
-        for key in entry.keys
-    )
-    kept = (
-        _limited(key, entry.in_file.get(digest))
+    kept = [
+        _limited(key, state_in_file(entry, digest))
         for key in of_file
         if (digest := key.sha256.hex()) not in gone
+    ]
+    named = {key.name: key for key in (*of_file, *kept)}
+    made = (
+        _opened(name, key, given, order, own, _limits(name, key, namesake, file), namesake)
+        for key in entry.keys
+        for namesake in (named.get(key.name),)
     )
     return tuple(chain(kept, *made))
+
+
+def state_in_file(entry: TenantEntry, digest: str) -> FileKeyState | None:
+    """What administrators took away from a key of the file.
+
+    A key that was theirs until the file listed it is as suspended as it was.
+    """
+    known = entry.in_file.get(digest)
+    if known is None and any(key.suspended and key.sha256 == digest for key in entry.keys):
+        return FileKeyState(suspended=True)
+    return known
 
 
 def _limited(key: TenantKey, state: FileKeyState | None) -> TenantKey:
     """A key of the file, with what an administrator took away."""
     if state is None:
         return key
-    ends = [s for s in (key.expires_unix_s, state.expires_unix_s or None) if s is not None]
     return msgspec.structs.replace(
         key,
         suspended=key.suspended or state.suspended,
-        expires_unix_s=min(ends, default=None),
+        expires_unix_s=_earlier(key.expires_unix_s, state.expires_unix_s),
     )
 
 
@@ -157,8 +168,12 @@ def _opened(
     order: tuple[str, ...],
     own: set[str],
     limits: tuple[KeyLimits, tuple[Limit, ...]],
+    namesake: TenantKey | None,
 ) -> Iterable[TenantKey]:
-    """The key and, after a rotation, the one before it; a key that the file lists is the file's."""
+    """The key and, after a rotation, the one before it; a key that the file lists is the file's.
+
+    `namesake` is the file's key of this name: a rotation lifts nothing of what the file says of it.
+    """
     listed = given if key.entitlements is None else key.entitlements
     stated, counted = limits
     found = TenantKey(
@@ -173,14 +188,39 @@ def _opened(
         stated=stated,
         limits=counted,
     )
+    if namesake is not None:
+        found = _narrowed(found, namesake)
     if key.sha256 not in own:
         yield found
     if key.former_sha256:
-        until_s = key.former_until_unix_s
-        ends = min(until_s, key.expires_unix_s or until_s)
         yield msgspec.structs.replace(
-            found, sha256=bytes.fromhex(key.former_sha256), expires_unix_s=ends
+            found,
+            sha256=bytes.fromhex(key.former_sha256),
+            expires_unix_s=_earlier(found.expires_unix_s, key.former_until_unix_s),
         )
+
+
+def _narrowed(key: TenantKey, by: TenantKey) -> TenantKey:
+    """A key that opens no more than another does."""
+    listed = key.entitlements
+    if by.only_listed:
+        listed = by.entitlements
+        if key.only_listed:
+            listed = tuple(name for name in key.entitlements if name in by.entitlements)
+    models = [m for m in (key.models, by.models) if m is not None]
+    return msgspec.structs.replace(
+        key,
+        models=frozenset.intersection(*models) if models else None,
+        entitlements=listed,
+        only_listed=key.only_listed or by.only_listed,
+        expires_unix_s=_earlier(key.expires_unix_s, by.expires_unix_s),
+        suspended=key.suspended or by.suspended,
+    )
+
+
+def _earlier(*ends_unix_s: float | None) -> float | None:
+    """The first of some ends in Unix seconds; None and 0 are none."""
+    return min(filter(None, ends_unix_s), default=None)
 
 
 def changed(before: TenantEntry, unix_s: float, **fields: object) -> TenantEntry:

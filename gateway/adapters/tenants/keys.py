@@ -14,6 +14,7 @@ from gateway.adapters.tenants.entries import (
     KeyEntry,
     TenantEntry,
     changed,
+    state_in_file,
     with_key,
     with_revoked,
 )
@@ -90,13 +91,14 @@ class TenantKeyRegistry(TenantRegistry):
             before = self._entry(name, version)
             found = self._find(name, key)
             digest = found.sha256
-            now_s = self._wall_clock()
+            after, now_s = before, self._wall_clock()
             if found.origin == "file":
                 after = self._limited(before, found, fields, asked)
             else:
                 self._check(name, asked)
-                made = next(k for k in before.keys if found.sha256 in _digests(k))
-                after = with_key(before, self._changed(name, made, asked), now_s)
+            for made in before.keys:  # also of a key that the file lists since: it may leave again
+                if found.sha256 in _digests(made):
+                    after = with_key(after, self._changed(name, made, asked), now_s)
             await self._store(before, after, who, "change_key")
 
         await self._changing(work)
@@ -120,7 +122,9 @@ class TenantKeyRegistry(TenantRegistry):
             found = self._find(name, key)
             self._check_new(digest, before)
             made = next((k for k in before.keys if found.sha256 in _digests(k)), None)
-            known = _entry_of(found) if made is None else made
+            known = made
+            if known is None or found.origin == "file":  # of which an entry may be out of date
+                known = _entry_of(found, made)
             if asked.grace_s and known.former_sha256 and known.former_until_unix_s > now_s:
                 raise _conflict(
                     reason="key_rotating",
@@ -237,7 +241,7 @@ class TenantKeyRegistry(TenantRegistry):
                 message=f"The key '{found.key.name}' is in the configuration file. Change it there "
                 "and reload; `suspended` and `expires_at` can be changed here.",
             )
-        state = before.in_file.get(found.sha256, FileKeyState())
+        state = state_in_file(before, found.sha256) or FileKeyState()
         now_s = self._wall_clock()
         more: dict[str, object] = {"changed": max(state.changed + 1, int(now_s * 1000))}
         if asked.suspended is not UNSET:
@@ -262,10 +266,15 @@ def _digests(key: KeyEntry) -> tuple[str, str]:
     return key.sha256, key.former_sha256
 
 
-def _entry_of(found: ShownKey) -> KeyEntry:
-    """A key of the file, as an administrator's from now on."""
+def _entry_of(found: ShownKey, made: KeyEntry | None) -> KeyEntry:
+    """A key of the file, as an administrator's from now on; `made` is what the last rotation left.
+
+    It has the rights in force: the file's, less what administrators took away.
+    """
     key = found.key
     return KeyEntry(
+        former_sha256="" if made is None else made.former_sha256,
+        former_until_unix_s=0.0 if made is None else made.former_until_unix_s,
         name=key.name,
         sha256=found.sha256,
         models=None if key.models is None else tuple(sorted(key.models)),

@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.adapters.tenants import registry
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound, PreconditionFailed
-from tests.tenant_fakes import WHO, TenantRig, file_key, file_of
+from tests.tenant_fakes import WHO, TenantRig, digest, file_key, file_of
 
 
 async def rig(*files: Any) -> TenantRig:
@@ -193,6 +194,69 @@ async def test_a_rotated_key_of_the_file_is_the_file_s_again_once_it_lists_the_n
         *(("file", False), ("admin", True)),
     ]
     assert (made.asks("sk-fresh"), made.asks("sk-web")) == ("chat", "chat")
+
+
+def suspended(made: TenantRig, *keys: str) -> bool:
+    """Whether all of these keys are refused as suspended."""
+    for key in keys:
+        with pytest.raises(Forbidden, match="suspended"):
+            made.asks(key)
+    return True
+
+
+async def test_rotating_a_key_of_the_file_again_keeps_what_is_in_force() -> None:
+    made = await rig(file_of("acme", web=file_key("web")))
+    first = str((await made.registry.rotate_key("acme", "web", {"grace_s": 60}, WHO))["key"])
+    listed = msgspec.structs.replace(file_key("web", models=frozenset({"n"})), sha256=digest(first))
+    made.sync.adopt(file_of("acme", web=listed))
+    await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    assert suspended(made, first, "sk-web")
+    made.clock.advance(60)
+    second = str((await made.registry.rotate_key("acme", "web", {"grace_s": 60}, WHO))["key"])
+    assert suspended(made, first, second)
+    assert not made.opens("sk-web")
+    await made.registry.change_key("acme", "web", {"suspended": False}, WHO)
+    for key in (first, second):
+        assert made.asks(key, "n") == "code"
+        with pytest.raises(Forbidden, match="does not open the model 'm'"):
+            made.asks(key)
+
+
+async def test_a_suspended_key_stays_so_when_the_file_lists_it_and_when_it_leaves_the_file() -> (
+    None
+):
+    made = await rig(file_of("acme", web=file_key("web")))
+    key = str((await made.registry.rotate_key("acme", "web", {}, WHO))["key"])
+    await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    listed = msgspec.structs.replace(file_key("web"), sha256=digest(key))
+    made.sync.adopt(file_of("acme", web=listed))
+    assert suspended(made, key, "sk-web")
+    await made.registry.change_key("acme", "web", {"expires_at": "2031-01-01T00:00:00Z"}, WHO)
+    assert suspended(made, key)
+    await made.registry.change_key("acme", "web", {"suspended": False}, WHO)
+    assert made.asks(key) == "chat"
+    await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
+    made.sync.adopt(file_of("acme"))
+    assert suspended(made, key, "sk-web")
+
+
+async def test_the_file_still_takes_away_from_a_key_that_was_rotated() -> None:
+    made = await rig(file_of("acme", web=file_key("web")))
+    key = str((await made.registry.rotate_key("acme", "web", {}, WHO))["key"])
+    made.sync.adopt(file_of("acme", web=file_key("web", suspended=True)))
+    assert suspended(made, key, "sk-web")
+    made.sync.adopt(file_of("acme", web=file_key("web", entitlements=("code",), only_listed=True)))
+    assert made.asks(key, "n") == "code"
+    with pytest.raises(Forbidden, match="does not open the model 'm'"):
+        made.asks(key)
+    made.sync.adopt(file_of("acme", web=file_key("web", models=frozenset({"n"}))))
+    with pytest.raises(Forbidden, match="does not open the model 'm'"):
+        made.asks(key)
+    made.sync.adopt(file_of("acme", web=file_key("web", expires_unix_s=made.clock() + 10)))
+    made.clock.advance(11)
+    for refused in (key, "sk-web"):
+        with pytest.raises(Forbidden, match="has expired"):
+            made.asks(refused)
 
 
 async def test_an_answer_to_another_revision_changes_nothing() -> None:
