@@ -151,12 +151,22 @@ class TenantRegistry:
         return self.get(name)
 
     async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
-        """Delete a tenant and its keys. Refused if it is in the file. Requests run on."""
+        """Delete a tenant and its keys; requests run on.
+
+        Refused if it is in the file, or suspended and named by entitlements.
+        """
 
         async def work() -> None:
             before = self._entry(name, version)
             if name in self._sync.file.tenants:
                 raise _in_file(name, "Remove it there and reload, or suspend it.")
+            if before.suspended and (names := self._sync.keyring.entitlements_of(name)):
+                raise Conflict(
+                    f"'{name}' is suspended, and would not be any more: {len(names)} entitlements "
+                    f"name it ('{min(names)}'). Delete these first, or resume the tenant.",
+                    reason="tenant_in_use",
+                    code="tenant_in_use",
+                )
             await self._sync.delete(before)
             self._note(who, "delete", name, views.audited(before, self._sync), {})
 

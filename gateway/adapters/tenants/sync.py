@@ -129,7 +129,8 @@ class TenantSync(Following[TenantEntry]):
         self._note_limits(name, keys)
         limited = exists and entry is not None and any(k.limits != UNLIMITED for k in entry.keys)
         (self.limited.add if limited else self.limited.discard)(name)
-        held = exists and entry is not None and entry.suspended
+        # Also a tenant that has no section here: its entitlements' own keys and tokens.
+        held = entry is not None and entry.suspended
         (self.keyring.held.add if held else self.keyring.held.discard)(name)
         at = bisect_left(self._names, name)
         listed = at < len(self._names) and self._names[at] == name

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.adapters.tenants import registry
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound, PreconditionFailed
+from gateway.records.request import Principal
 from tests.tenant_fakes import WHO, TenantRig, digest, file_key, file_of
 
 
@@ -138,6 +139,41 @@ async def test_a_suspended_tenant_is_refused_and_resumed() -> None:
         made.asks(key)
     await made.registry.change("acme", {"suspended": False}, WHO)
     assert made.asks(key) == "chat"
+
+
+def own_key(made: TenantRig) -> str:
+    """A key of the entitlement `chat`'s own, of the tenant `acme`."""
+    chat = Principal(entitlement="chat", tenant="acme", model="m")
+    made.keyring.put(chat, [digest("sk-own")])
+    return "sk-own"
+
+
+async def test_a_suspension_holds_where_no_section_names_the_tenant() -> None:
+    here = await rig(file_of("acme"))
+    await here.registry.change("acme", {"suspended": True}, WHO)
+    there = await TenantRig(here.directory, file_of("beta")).start()
+    for made in (here, there):
+        with pytest.raises(Forbidden, match="tenant 'acme' is suspended"):
+            made.asks(own_key(made))
+    here.sync.adopt(file_of("beta"))
+    with pytest.raises(Forbidden, match="tenant 'acme' is suspended"):
+        here.asks("sk-own")
+    await there.registry.create({"name": "acme", "suspended": False}, WHO)
+    await here.sync.poll()
+    assert (here.asks("sk-own"), there.asks("sk-own")) == ("chat", "chat")
+
+
+async def test_a_suspended_tenant_with_entitlements_cannot_be_deleted() -> None:
+    made = await rig()
+    key = own_key(made)
+    await made.registry.change("acme", {"suspended": True}, WHO)
+    with pytest.raises(Conflict, match="2 entitlements name it"):
+        await made.registry.delete("acme", WHO)
+    with pytest.raises(Forbidden, match="tenant 'acme' is suspended"):
+        made.asks(key)
+    for name in ("chat", "code"):
+        made.keyring.remove(name)
+    await made.registry.delete("acme", WHO)
 
 
 async def test_a_key_expires_at_its_time_and_null_takes_that_back() -> None:
@@ -285,13 +321,15 @@ async def test_the_audit_tells_every_change_and_no_digest() -> None:
     await made.registry.change_key("acme", "web", {"suspended": True}, WHO)
     await made.registry.rotate_key("acme", "web", {}, WHO)
     await made.registry.revoke_key("acme", "web", WHO)
-    await made.registry.change("acme", {"suspended": True}, WHO)
+    for suspended in (True, False):
+        await made.registry.change("acme", {"suspended": suspended}, WHO)
     await made.registry.delete("acme", WHO)
     said = made.trail.latest(10)[::-1]
     assert [(record["what"], record["tenant"], record["who"]) for record in said] == [
         (what, "acme", WHO)
         for what in (
-            *("create", "add_key", "change_key", "rotate_key", "revoke_key", "suspend", "delete"),
+            *("create", "add_key", "change_key", "rotate_key", "revoke_key"),
+            *("suspend", "resume", "delete"),
         )
     ]
     assert said[2]["after"]["key web"]["suspended"] is True  # type: ignore[index]
