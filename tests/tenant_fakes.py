@@ -1,8 +1,9 @@
 """Tenants of one process over a directory; several over one are replicas."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from gateway.adapters.records.audit import Audit
@@ -13,6 +14,7 @@ from gateway.adapters.tenants.sync import TenantSync
 from gateway.ports import Directory
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
+from gateway.records.token import TokenIdentity
 from gateway.settings import parse
 from gateway.stages.authenticate import Keyring, authenticate, entitled
 from gateway.wiring.tenants import checked_limits
@@ -48,6 +50,23 @@ def file_key(name: str, tenant: str = "acme", **more: Any) -> TenantKey:
     return TenantKey(tenant=tenant, name=name, sha256=digest(f"sk-{name}"), **fields)
 
 
+class SaysTenant:
+    """A verifier of tokens whose text is `token-` and the name of their tenant."""
+
+    def verify(self, token: bytes) -> TokenIdentity:
+        """See TokenVerifier."""
+        tenant = token.removeprefix(b"token-").decode()
+        return TokenIdentity(
+            issuer="i", name="jwt:a", tenant=tenant, tenant_claim="tenant", until_unix_s=inf
+        )
+
+    async def keys_read(self) -> None:
+        """See TokenVerifier."""
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """See TokenVerifier."""
+
+
 class TenantRig:
     """A registry of tenants whose tenant `acme` is entitled to two models."""
 
@@ -63,7 +82,7 @@ class TenantRig:
         self.counted = 0
         """Calls that ask for limits to be counted."""
         self.directory = directory or MemoryDirectory()
-        self.keyring = Keyring()
+        self.keyring = Keyring(verifier=SaysTenant())
         for name, model in (("chat", "m"), ("code", "n")):
             self.keyring.put(Principal(entitlement=name, tenant="acme", model=model), ())
         self.sync = TenantSync(
@@ -111,6 +130,12 @@ class TenantRig:
         now_s = self.clock()
         principal = authenticate(self.keyring, digest(key), now_s)
         return entitled(principal, model, now_s, adapter=adapter).entitlement
+
+    def of_token(self, tenant: str = "acme", model: str = "m") -> list[str]:
+        """The entitlements for a model that a token of the tenant opens. Raises Refusal."""
+        token = f"token-{tenant}"
+        found = authenticate(self.keyring, digest(token), self.clock(), token.encode())
+        return [each.entitlement for each in found.choices.get(model, ())]
 
     def opens(self, key: str) -> bool:
         """Whether the keyring knows a key."""

@@ -156,24 +156,6 @@ def tenant_keys(config: Config) -> list[TenantKey]:
     ]
 
 
-def token_defaults(config: Config) -> dict[str, TenantKey]:
-    """By tenant, what a token opens that lists no entitlements: the same as a key without lists."""
-    own: dict[str, list[str]] = {tenant.name: [] for tenant in config.tenants}
-    for entitlement in config.entitlements:
-        own.setdefault(entitlement.tenant, []).append(entitlement.name)
-    listed = {tenant.name: tenant.entitlements for tenant in config.tenants}
-    return {
-        name: TenantKey(
-            tenant=name,
-            name="",
-            sha256=b"",
-            entitlements=tuple(names) if listed.get(name) is None else listed[name] or (),
-            only_listed=listed.get(name) is not None,
-        )
-        for name, names in own.items()
-    }
-
-
 def _tenant_key(
     tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str], currency: str
 ) -> TenantKey:

@@ -49,12 +49,11 @@ class Keyring:
         tenant_keys: Sequence[TenantKey] = (),
         limits: Mapping[tuple[str, str], tuple[Limit, ...]] | None = None,
         verifier: TokenVerifier | None = None,
-        defaults: Mapping[str, TenantKey] | None = None,
     ) -> None:
         """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one.
 
         `limits` over all models, by (`entitlement` or `tenant`, its name). With a `verifier` tokens
-        open what keys do; `defaults`: by tenant, what a token opens that lists no entitlements.
+        open what keys do.
         """
         self.open = True
         self.limits = limits or {}
@@ -68,7 +67,8 @@ class Keyring:
         self.tokens = KnownTokens()
         if verifier is not None:
             verifier.on_change(self.tokens.clear)
-        self._defaults = defaults or {}
+        self._defaults: dict[str, TenantKey] = {}
+        """By tenant, what a token opens that lists no entitlements; else all, by name."""
         self._revision = 0
         """Counts changes of what tenants have; a token's principal is made anew after one."""
         # A few bytes of the digest choose a bucket; the rest is compared in constant time.
@@ -112,6 +112,15 @@ class Keyring:
         """Forget a tenant's keys; an unknown tenant is no failure."""
         for entry in self._tenant_keys.pop(tenant, ()):
             self._drop(entry.digest, entry)
+
+    def default_to(self, tenant: str, key: TenantKey | None) -> None:
+        """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
+        if key != self._defaults.get(tenant):
+            self._revision += 1
+            if key is None:
+                del self._defaults[tenant]
+            else:
+                self._defaults[tenant] = key
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys; with no digests it has no key.

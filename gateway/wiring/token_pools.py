@@ -41,7 +41,6 @@ from gateway.settings.token_pools import (
     managed,
     shape_of,
     shared_limits,
-    token_defaults,
     worker_shares,
 )
 from gateway.stages.authenticate import Keyring
@@ -89,9 +88,7 @@ class AdmissionRuntime:
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.engine_kv = EngineKv()
         self.tokens = token_verifier(config, metrics, clock)
-        self.keyring = Keyring(
-            limits=limits_of(config), verifier=self.tokens, defaults=token_defaults(config)
-        )
+        self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)

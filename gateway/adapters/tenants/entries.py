@@ -111,8 +111,7 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
     if listed is None and not entry.made:
         return ()
     of_file = () if listed is None else listed.keys
-    given = entry.entitlements if listed is None else listed.entitlements
-    order = file.order.get(name, ())
+    given, order = _listed(name, file, entry), file.order.get(name, ())
     own = {key.sha256.hex() for key in of_file}
     former = {key.former_sha256 for key in entry.keys}
     gone = former.union(entry.revoked_sha256)
@@ -128,6 +127,28 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
         for namesake in (named.get(key.name),)
     )
     return tuple(chain(kept, *made))
+
+
+def default_of(name: str, file: TenantFile, entry: TenantEntry | None) -> TenantKey | None:
+    """What a tenant's token opens that lists no entitlements; None for all of them, by name."""
+    given, order = _listed(name, file, entry), file.order.get(name, ())
+    if given is None and not order:
+        return None
+    return TenantKey(
+        tenant=name,
+        name="",
+        sha256=b"",
+        entitlements=order if given is None else given,
+        only_listed=given is not None,
+    )
+
+
+def _listed(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[str, ...] | None:
+    """The tenant's own list of entitlements; the file's before an administrator's."""
+    listed = file.tenants.get(name)
+    if listed is not None:
+        return listed.entitlements
+    return None if entry is None else entry.entitlements
 
 
 def state_in_file(entry: TenantEntry, digest: str) -> FileKeyState | None:

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gateway.adapters.entitlements.following import Following
-from gateway.adapters.tenants.entries import TenantEntry, TenantFile, keys_of, reconciled
+from gateway.adapters.tenants.entries import (
+    TenantEntry,
+    TenantFile,
+    default_of,
+    keys_of,
+    reconciled,
+)
 from gateway.ports import Directory
 from gateway.records.limit import UNLIMITED, Limit
 from gateway.records.request import Principal, TenantKey
@@ -29,6 +35,9 @@ class TenantKeys(Protocol):
 
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's keys."""
+
+    def default_to(self, tenant: str, key: TenantKey | None) -> None:
+        """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
 
     def entitlements_of(self, tenant: str) -> Mapping[str, Principal]:
         """A tenant's entitlements by name."""
@@ -85,6 +94,7 @@ class TenantSync(Following[TenantEntry]):
             name
             for name in {**before.tenants, **file.tenants, **before.order, **file.order}
             if self._keys(name, before) != self._keys(name, file)
+            or self._default(name, before) != self._default(name, file)
             or (name in before.tenants) != (name in file.tenants)
         ]
         for name in names:  # a key may move from one tenant to another
@@ -122,10 +132,14 @@ class TenantSync(Following[TenantEntry]):
     def _keys(self, name: str, file: TenantFile) -> tuple[TenantKey, ...]:
         return keys_of(name, file, self.entries.get(name))
 
+    def _default(self, name: str, file: TenantFile) -> TenantKey | None:
+        return default_of(name, file, self.entries.get(name))
+
     def _apply(self, name: str) -> None:
         entry, exists = self.entries.get(name), self.exists(name)
         keys = self._keys(name, self.file)
         self.keyring.put_tenant(name, keys)
+        self.keyring.default_to(name, self._default(name, self.file))
         self._note_limits(name, keys)
         limited = exists and entry is not None and any(k.limits != UNLIMITED for k in entry.keys)
         (self.limited.add if limited else self.limited.discard)(name)

@@ -40,8 +40,9 @@ class Verifier:
         self.changed = changed
 
 
-def keyring_of(verifier: Verifier, defaults: dict[str, TenantKey] | None = None) -> Keyring:
-    keyring = Keyring(verifier=verifier, defaults=defaults)
+def keyring_of(verifier: Verifier, default: TenantKey | None = None) -> Keyring:
+    keyring = Keyring(verifier=verifier)
+    keyring.default_to("t", default)
     for name in ("b", "a"):
         keyring.put(Principal(entitlement=name, tenant="t", model="m"), (digest_of(b"sk-b"),))
     return keyring
@@ -96,10 +97,20 @@ def test_what_is_kept_of_tokens_is_bounded() -> None:
 def test_a_token_opens_its_tenants_entitlements_as_a_key_without_lists_does() -> None:
     assert uses(keyring_of(Verifier())) == ["a", "b"], "by name"
     default = TenantKey(tenant="t", name="", sha256=b"", entitlements=("b",))
-    assert uses(keyring_of(Verifier(), {"t": default})) == ["b", "a"], "in the file's order"
+    assert uses(keyring_of(Verifier(), default)) == ["b", "a"], "in the file's order"
     assert uses(keyring_of(Verifier(entitlements=("b",)))) == ["b"]
     assert uses(keyring_of(Verifier(entitlements=("gone",)))) == []
     assert uses(keyring_of(Verifier(entitlements=()))) == []
+
+
+def test_another_list_of_the_tenants_reaches_known_tokens() -> None:
+    keyring = keyring_of(Verifier())
+    assert uses(keyring) == ["a", "b"]
+    only = TenantKey(tenant="t", name="", sha256=b"", entitlements=("b",), only_listed=True)
+    keyring.default_to("t", only)
+    assert uses(keyring) == ["b"]
+    keyring.default_to("t", None)
+    assert uses(keyring) == ["a", "b"]
 
 
 def test_changes_of_entitlements_reach_known_tokens() -> None:

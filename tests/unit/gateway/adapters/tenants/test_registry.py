@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.tenants import registry
+from gateway.adapters.tenants.entries import FileTenant, TenantFile
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound, PreconditionFailed
 from gateway.records.request import Principal
 from tests.tenant_fakes import WHO, TenantRig, digest, file_key, file_of
@@ -293,6 +294,20 @@ async def test_the_file_still_takes_away_from_a_key_that_was_rotated() -> None:
     for refused in (key, "sk-web"):
         with pytest.raises(Forbidden, match="has expired"):
             made.asks(refused)
+
+
+async def test_tokens_follow_the_tenant_s_list_in_the_file_and_an_admin_s() -> None:
+    made = await rig(file_of("acme"))
+    made.keyring.put(Principal(entitlement="batch", tenant="acme", model="m"), ())
+    assert made.of_token() == ["chat", "batch"], "in the file's order, the others after it"
+    made.sync.adopt(TenantFile(tenants={"acme": FileTenant(entitlements=("batch",))}))
+    assert made.of_token() == ["batch"]
+    made.sync.adopt(TenantFile(order={"acme": ("batch",)}))
+    assert made.of_token() == ["batch", "chat"]
+    await made.registry.create({"name": "acme", "entitlements": ["chat"]}, WHO)
+    assert made.of_token() == ["chat"]
+    await made.registry.change("acme", {"entitlements": None}, WHO)
+    assert made.of_token() == ["batch", "chat"]
 
 
 async def test_an_answer_to_another_revision_changes_nothing() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.settings import Config, ConfigError, parse
 from gateway.settings.notices import remarks
-from gateway.settings.token_pools import token_defaults
 
 HASH = "35f01bd51f5d2ab9e7e9f0d9d22c8e2b4a6b8c30f9d0e4e9f2f3f1b8b7e7a111"
 FILE = f"""\
@@ -27,8 +26,6 @@ models:
 entitlements:
   - {{name: b, tenant: acme, model: m}}
   - {{name: a, tenant: acme, model: m}}
-tenants:
-  - {{name: other, entitlements: []}}
 """
 
 
@@ -44,12 +41,6 @@ def test_an_issuer_and_a_named_key_are_read_with_their_defaults() -> None:
     (key,) = config.server.admin_keys
     assert (key.name, key.sha256, key.role) == ("oncall", f"sha256:{HASH}", "operator")
     assert HASH not in repr(config)
-
-
-def test_tokens_use_a_tenants_entitlements_in_the_files_order() -> None:
-    found = token_defaults(read())
-    assert (found["acme"].entitlements, found["acme"].only_listed) == (("b", "a"), False)
-    assert (found["other"].entitlements, found["other"].only_listed) == ((), True)
 
 
 def test_tokens_use_what_has_no_key_and_close_the_gateway() -> None:
