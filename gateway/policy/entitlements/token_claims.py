@@ -16,12 +16,11 @@ MAX_NAME: Final = 64
 def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) -> TokenIdentity:
     """The identity that a token's claims describe; `exp` is its expiry in Unix seconds."""
     listed = rules.entitlements_claim
-    tenants = _values(claims, rules.tenant_claim)
     return TokenIdentity(
         issuer=rules.issuer,
         name=f"jwt:{_printable(claims.get('sub'))}",
         until_unix_s=exp + rules.leeway_s,
-        tenant=tenants[0] if tenants else None,
+        tenant=_tenant(_claim(claims, rules.tenant_claim)),
         tenant_claim=rules.tenant_claim,
         entitlements=None if listed is None else _values(claims, listed),
         role=None if rules.role_claim is None else _role(_values(claims, rules.role_claim), rules),
@@ -31,7 +30,7 @@ def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) ->
 def no_tenant(who: TokenIdentity) -> Forbidden:
     """The refusal of a token that names no tenant."""
     return Forbidden(
-        f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names its tenant. "
+        f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names one tenant. "
         "Have the issuer add it, or set auth.jwt.tenant_claim to the claim that does.",
         reason="token_without_tenant",
         code="token_without_tenant",
@@ -46,6 +45,13 @@ def unknown_tenant(who: TokenIdentity) -> Forbidden:
         reason="token_tenant_unknown",
         code="token_tenant_unknown",
     )
+
+
+def _tenant(value: object) -> str | None:
+    """The one tenant that a claim names: a text, never a part of it, or a list of one text."""
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    return value if isinstance(value, str) and value else None
 
 
 def _role(said: tuple[str, ...], rules: IssuerRules) -> str | None:
