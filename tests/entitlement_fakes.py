@@ -131,18 +131,19 @@ class EntitlementRig:
         self.keyring = Keyring()
         self.store = FakePools()
         self.changed: list[str] = []
+        self.models = dict(MODELS)
         self.sync = EntitlementSync(
             directory=self.directory,
             keyring=self.keyring,
             store=self.store,
-            models=MODELS,
+            models=self.models,
             managed={"m"},
             changed=self.changed.append,
             clock=self.clock,
             chance=lambda: 0.5,
         )
         self.registry = Registry(
-            self.sync, self.store, MODELS, managed={"m"}, wall_clock=self.clock
+            self.sync, self.store, self.models, managed={"m"}, wall_clock=self.clock
         )
 
     async def start(

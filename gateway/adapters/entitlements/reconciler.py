@@ -91,10 +91,7 @@ class EntitlementSync(Following[EntitlementEntry]):
         if guarded:
             self._keyring.open = False
         await self.poll()
-        if not self._merged:
-            async with self.lock:
-                steps = merge(file, {}, 0, {}, str)
-                await self._take((step.put for step in steps if step.put is not None), ())
+        await self._apply_alone()
 
     async def start(self, file: File, *, guarded: bool) -> None:
         """Call `begin`, then poll from now on."""
@@ -102,11 +99,28 @@ class EntitlementSync(Following[EntitlementEntry]):
         self.follow()
 
     async def adopt(self, file: File) -> None:
-        """Merge another version of the file, now or once the directory answers."""
+        """Merge another version of the file.
+
+        While the directory is away, it applies to what this process knows: a key that left the
+        file stops at once.
+        """
         async with self.lock:
             self._file = file
             self._merged = False
         await self.poll()
+        await self._apply_alone()
+
+    async def _apply_alone(self) -> None:
+        """Apply the file here, unless it was merged with the directory's content."""
+        async with self.lock:
+            if self._merged:
+                return
+            entries, newest = self.index.entries, self.index.next_created - 1
+            merging = merge(self._file, entries, newest, self._removed_unix_s(), str)
+            steps = [step async for step in paused(merging)]
+            gone = [step.remove.terms.name for step in steps if step.remove is not None]
+            gone += [name for name, entry in entries.items() if not self._ours(entry.terms)]
+            await self._take([step.put for step in steps if step.put is not None], gone)
 
     def manage(self, model: str) -> None:
         """Send a model's entitlements to its new token pool with the next poll."""
@@ -150,11 +164,7 @@ class EntitlementSync(Following[EntitlementEntry]):
     ) -> tuple[list[EntitlementEntry], list[EntitlementEntry]]:
         """The file's changes to the directory: entries to put and entries to remove."""
         puts, removes, older = [], [], []
-        removed_unix_s: dict[str, float] = {}
-        for removal in self._directory.tombstones.values():
-            removed_unix_s[removal.name] = max(
-                removal.file_unix_s, removed_unix_s.get(removal.name, 0.0)
-            )
+        removed_unix_s = self._removed_unix_s()
         steps = merge(self._file, by_name, newest, removed_unix_s, lambda: secrets.token_hex(8))
         async for step in paused(steps):
             if step.put is not None:
@@ -170,6 +180,13 @@ class EntitlementSync(Following[EntitlementEntry]):
             if len(entry.key_sha256) < len(listed[entry.terms.name]):
                 _log.warning(REVOKED, entry.terms.name)
         return puts, removes
+
+    def _removed_unix_s(self) -> dict[str, float]:
+        """By name, the time of the newest file that removed it."""
+        found: dict[str, float] = {}
+        for removal in self._directory.tombstones.values():
+            found[removal.name] = max(removal.file_unix_s, found.get(removal.name, 0.0))
+        return found
 
     async def _index(
         self, kept: Sequence[EntitlementEntry]

@@ -35,7 +35,7 @@ class EntitlementReader:
     def entry(self, name: str) -> EntitlementEntry:
         """An entitlement by name. Raises NotFound."""
         entry = self._entries.entries.get(name)
-        if entry is None:
+        if entry is None or entry.terms.model not in self._models:
             raise NotFound(
                 f"There is no entitlement '{name[:64]}'. GET /admin/entitlements lists them.",
                 reason="entitlement_not_found",
@@ -93,7 +93,11 @@ class EntitlementReader:
                 counters |= {view.name: view for view in await self._store.view(model, wanted)}
             except StateFailure:
                 continue
-        return [shown(e, self._models[e.terms.model], counters.get(e.terms.name)) for e in entries]
+        return [
+            shown(e, shape, counters.get(e.terms.name))
+            for e in entries
+            if (shape := self._models.get(e.terms.model)) is not None  # else it is leaving
+        ]
 
 
 def fingerprint(digest: str) -> str:

@@ -89,9 +89,9 @@ async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
     if principal.limits:
         found["limits"] = await tenant.limits(principal.limits)
     terms = tenant.terms(name)
-    if model is None or terms is None:
+    shape = None if model is None else tenant.shapes.get(model)
+    if model is None or terms is None or shape is None:
         return found
-    shape = tenant.shapes[model]
     fields = fields_from(terms, shape)
     for known in ("name", "tenant", "model"):
         fields.pop(known, None)

@@ -19,7 +19,7 @@ from gateway.ports import DirectoryState, EntitlementEntry
 from tests.entitlement_fakes import EntitlementRig, FlakyDirectory, from_file
 
 WHO = "adm1n000"
-D1, D2 = "11" * 32, "22" * 32
+D1, D2, D3, D4 = (digits * 32 for digits in ("11", "22", "33", "44"))
 
 
 def created(rig: EntitlementRig) -> list[tuple[str, int]]:
@@ -176,6 +176,27 @@ async def test_with_the_directory_away_the_file_serves_alone_until_it_is_back() 
     rig.clock.advance(10.0)
     await rig.sync.poll()
     assert created(rig) == [("b", 1), ("mine", 2), ("a", 3)]
+
+
+async def test_a_reload_with_the_directory_away_closes_what_left_the_file() -> None:
+    rig = await EntitlementRig().start(
+        from_file("a", D1, D2), from_file("b", D3), from_file("c", model="plain")
+    )
+    made = await rig.registry.create({"name": "mine", "tenant": "t", "model": "plain"}, WHO)
+    rig.directory.fail_with = StateFailure("away")
+    del rig.models["plain"]
+    await rig.sync.adopt(File((from_file("a", D2, digest="2"), from_file("d", D4)), 0.0))
+    opened = [rig.keyring.find(bytes.fromhex(d)) is not None for d in (D1, D2, D3, D4)]
+    assert opened == [False, True, False, True]
+    assert rig.keyring.find(digest_of(str(made["key"]).encode())) is None
+    assert sorted(rig.sync.index.entries) == ["a", "d"]
+    rig.directory.fail_with = None
+    rig.clock.advance(10.0)
+    await rig.sync.poll()
+    assert created(rig) == [("a", 1), ("d", 5)]
+    kept = {entry.terms.name for entry in (await rig.directory.load()).entries}
+    assert "b" not in kept
+    assert {"a", "d", "mine"} <= kept, "an admin's, of a model that others may serve"
 
 
 @pytest.mark.parametrize(("guarded", "is_open"), [(True, False), (False, True)])

@@ -427,6 +427,18 @@ async def test_a_cursor_that_no_page_gave_is_refused(rig: EntitlementRig, after:
     assert (caught.value.status, caught.value.param) == (400, "after")
 
 
+async def test_entitlements_of_a_model_that_is_leaving_are_not_shown(rig: EntitlementRig) -> None:
+    for name, model in (("stays", "m"), ("goes", "plain")):
+        await rig.registry.create({"name": name, "tenant": "t", "model": model}, WHO)
+    del rig.models["plain"]
+    page: Any = await rig.registry.page(model=None, tenant=None, after=None, limit=9)
+    assert "goes" not in [row["name"] for row in page["data"]]
+    with pytest.raises(NotFound):
+        await rig.registry.get("goes")
+    with pytest.raises(NotFound):
+        await rig.registry.suspend("goes", WHO)
+
+
 async def test_pools_come_from_where_replicas_are_known_too(rig: EntitlementRig) -> None:
     (first, _) = await rig.registry.pools("m")
     wider = msgspec.structs.replace(first, desired_replicas=9)

@@ -56,6 +56,7 @@ class Bench:
         self.decisions = {("r-1", "acme"): b'{"request_id":"r-1"}'}
         self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
         shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
+        self.shapes = {"m": shape, "bare": shape}
         app = FastAPI()
         app.add_exception_handler(
             NotFound, lambda _request, refusal: Response(str(refusal), status_code=404)
@@ -68,7 +69,7 @@ class Bench:
                     view=self.store.view,
                     limits=self._limits,
                     managed=lambda model: model == "m",
-                    shapes={"m": shape, "bare": shape},
+                    shapes=self.shapes,
                     metrics=self.metrics,
                     find_decision=lambda *asked: self.decisions.get(asked),
                 )
@@ -142,6 +143,14 @@ async def test_counters_follow_what_is_in_flight() -> None:
     assert usage["bucket_depth_tokens"] - usage["bucket_tokens"] == pytest.approx(1_000)
     assert usage["weight"] > 1
     assert (usage["debt"], usage["burst"]) == (0, 0)
+
+
+async def test_a_model_that_is_leaving_has_no_terms_to_tell() -> None:
+    bench = Bench()
+    bench.shapes.clear()
+    found = await bench.me()
+    assert found["entitlement"] == "acme-prod"
+    assert "terms" not in found
 
 
 async def test_a_suspended_entitlement_says_so() -> None:
