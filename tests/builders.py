@@ -23,6 +23,14 @@ from gateway.records.record import Record
 from gateway.records.request import Incoming
 
 SHORT, LONG = 0, 1
+OUT_OF_RANGE = (
+    "9999-12-31T23:59:59-14:00",
+    "9999-01-01T00:00:00Z",
+    "0001-01-01T00:00:00+14:00",
+    "0001-01-01",
+    "1970-01-01T00:00:00Z",
+)
+"""Times that no `expires_at` may have."""
 
 
 def length_estimate(

@@ -5,12 +5,13 @@ environment, which is text and becomes a number or a flag where the setting expe
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
+from gateway.policy.entitlements.expiry import INSTANT, in_utc
 from gateway.settings.scalars import EnvValue, plain
 
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -42,16 +43,12 @@ def typed(value: object) -> object:
 
 
 def _instant(value: object) -> object:
-    if value is None or isinstance(value, datetime):
-        return value
-    if isinstance(value, str):
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            pass
-        else:
-            return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    reject("not a date and time", "write it as 2026-12-31T23:59:59Z")
+    if value is None:
+        return None
+    found = in_utc(value) if isinstance(value, str | datetime) else None
+    if found is not None:
+        return found
+    reject(f"not {INSTANT}", "write it as 2026-12-31T23:59:59Z")
 
 
 def _header_key(value: SecretStr) -> SecretStr:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar
 
@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.errors import BadRequest
+from gateway.policy.entitlements.expiry import INSTANT, in_utc
 from gateway.records.request import Principal
 
 Name = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
@@ -82,10 +83,13 @@ def read(fields: Mapping[str, object], kind: type[_F]) -> _F:
 
 
 def unix_s(at: datetime | None) -> float:
-    """An expiry; UTC unless it has an offset, 0 for none."""
+    """An expiry in Unix seconds, 0 for none. Raises BadRequest for one out of range."""
     if at is None:
         return 0.0
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    found = in_utc(at)
+    if found is None:
+        raise invalid("expires_at", f"expires_at: not {INSTANT}.")
+    return found.timestamp()
 
 
 def hex_digest(digest: str) -> str:

@@ -22,6 +22,7 @@ from gateway.policy.entitlements.entitlement import (
     ServiceClass,
     split_baseline,
 )
+from gateway.policy.entitlements.expiry import INSTANT, in_utc
 from gateway.records.record import Record
 
 GIB = 1 << 30
@@ -237,17 +238,10 @@ def _instant(value: object) -> float:
     """Unix seconds; 0 when absent. A time without an offset is UTC."""
     if value is None:
         return 0.0
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            value = None
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            value = value.replace(tzinfo=UTC)
-        if value.year > 1970:
-            return value.timestamp()
-    raise BadTerms("expires_at", "not a date and time", "write it as 2030-12-31T23:59:59Z")
+    at = in_utc(value) if isinstance(value, str | datetime) else None
+    if at is not None:
+        return at.timestamp()
+    raise BadTerms("expires_at", f"not {INSTANT}", "write it as 2030-12-31T23:59:59Z")
 
 
 def _shown_baseline(terms: Entitlement, model: ModelShape) -> int | dict[str, int] | None:

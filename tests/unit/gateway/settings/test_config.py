@@ -22,6 +22,7 @@ from gateway.settings import (
 from gateway.settings.config import EntitlementConfig
 from gateway.settings.fleet import ModelConfig
 from gateway.settings.scalars import EnvValue, substitute
+from tests.builders import OUT_OF_RANGE
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "docs/sluice.yaml"
@@ -393,6 +394,10 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("too high a rate", PRICED.replace("concurrency: 2", "concurrency: 2\n    tokens_per_second: 151"), 31, ["add up to 151", "150 (per worker x most workers)"]),  # noqa: E501
     ("usage_export's key", BASE + "usage_export: {file: x}\n", 30, ["unknown key `file`", "path"]),
     ("expiry", edited("concurrency: 2", "expires_at: tomorrow"), 28, ["not a date", "2026-12-31T"]),
+    *(
+        (f"expiry {at}", edited("concurrency: 2", f'expires_at: "{at}"'), 28, ["not a date"])
+        for at in OUT_OF_RANGE
+    ),
     ("expiry as a number", edited("concurrency: 2", "expires_at: 5"), 28, ["not a date"]),
     ("sqlite without a path", BASE + "state: {url: 'sqlite://s.db'}\n", 30, ["not the path of a file", "sqlite:///sluice.db"]),  # noqa: E501
     ("sentinel without a service", BASE + "state: {url: 'redis+sentinel://:pw@h:6379/0'}\n", 30, ["no service and database", "HOST:26379/SERVICE/0"]),  # noqa: E501

@@ -10,6 +10,7 @@ from gateway.adapters.tenants import registry
 from gateway.adapters.tenants.entries import FileTenant, TenantFile
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound, PreconditionFailed
 from gateway.records.request import Principal
+from tests.builders import OUT_OF_RANGE
 from tests.tenant_fakes import WHO, TenantRig, digest, file_key, file_of
 
 
@@ -186,6 +187,18 @@ async def test_a_key_expires_at_its_time_and_null_takes_that_back() -> None:
     assert made.rows()[0]["state"] == "expired"
     await made.registry.change_key("acme", "web", {"expires_at": None}, WHO)
     assert made.asks(key) == "chat"
+
+
+@pytest.mark.parametrize("at", OUT_OF_RANGE)
+@pytest.mark.parametrize("files", [(), (file_of("acme", web=file_key("web")),)])
+async def test_an_expiry_out_of_range_is_refused(files: tuple[Any, ...], at: str) -> None:
+    made = await rig(*files)
+    if not files:
+        await made.add("web")
+    with pytest.raises(BadRequest) as caught:
+        await made.registry.change_key("acme", "web", {"expires_at": at}, WHO)
+    assert caught.value.param == "expires_at"
+    assert [row["expires_at"] for row in made.rows()] == [None]
 
 
 async def test_a_tenant_of_the_file_takes_keys_and_keeps_its_own_fields() -> None:

@@ -18,6 +18,7 @@ from gateway.policy.entitlements.terms import (
     fields_from,
     terms_from,
 )
+from tests.builders import OUT_OF_RANGE
 
 SHAPE = ModelShape(name="m", pools=("short", "long"), slots=(24, 8))
 
@@ -141,7 +142,10 @@ def test_a_moment_without_an_offset_is_utc(value: object) -> None:
             "max_concurrency",
             "never goes above its baseline, 4",
         ),
-        *(({"expires_at": v}, "expires_at", "2030-12-31") for v in ("soon", 5, "1969-01-01")),
+        *(
+            ({"expires_at": v}, "expires_at", "2030-12-31")
+            for v in ("soon", 5, "1969-01-01", *OUT_OF_RANGE)
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_field_with_a_fix(

@@ -56,9 +56,9 @@ def test_a_keys_own_list_comes_before_the_tenants() -> None:
 
 
 def test_models_expiry_and_suspension_are_read() -> None:
-    found = key_of(", models: [n], expires_at: 1970-01-01T01:00:00Z, suspended: true")
+    found = key_of(", models: [n], expires_at: 1971-01-01T01:00:00+01:00, suspended: true")
     assert found.models == frozenset({"n"})
-    assert (found.expires_unix_s, found.suspended) == (3600.0, True)
+    assert (found.expires_unix_s, found.suspended) == (365 * 86_400.0, True)
 
 
 def test_digests_are_taken_with_and_without_their_prefix() -> None:
