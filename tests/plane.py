@@ -30,9 +30,11 @@ class FakePipeline:
         """Ends the wait of bodies that begin with "wait" or "steps"."""
         self.known = True
         """Any key is; without, none."""
+        self.looked_up = 0
 
     def know(self, head: RequestHead) -> Principal:
         """See Serve."""
+        self.looked_up += 1
         if not self.known:
             raise Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
         name = "anybody" if head.key_digest is None else head.key_digest.hex()

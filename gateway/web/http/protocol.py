@@ -100,8 +100,8 @@ class GatewayProtocol(ClientConnection):
         self._size = 0
         self._holds = False
         """Whether `bodies` counts bytes for this connection without a known key."""
-        self._proven = False
-        """Whether the incoming request has shown a known key."""
+        self._proven: bool | None = None
+        """Whether the incoming request has shown a known key; None before it was looked up."""
 
     # Connection
 
@@ -209,7 +209,7 @@ class GatewayProtocol(ClientConnection):
         self.headers = []
         self._announced = b""
         self._size = self._framing_bytes = 0
-        self._proven = False
+        self._proven = None
         self._inbound_since_s = self.loop.time()
         self._idle_since_s = None
 
@@ -326,7 +326,8 @@ class GatewayProtocol(ClientConnection):
             return
         plane = self.data_plane
         if self._endpoint is not None and plane is not None:
-            self._proven = self._proven or plane.proves(self._head)
+            if self._proven is None:  # once: a forged token costs a signature each time
+                self._proven = plane.proves(self._head)
             try:
                 if not self._proven:
                     plane.check_size(self._head, self._size)
@@ -401,9 +402,10 @@ class GatewayProtocol(ClientConnection):
         reply.close_connection = not self.parser.should_keep_alive() or data_plane.draining
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
-            if length > COUNTED_FROM_BYTES and data_plane.proves(head):
-                self._proven = True
-                self._cover(data_plane, reply, length)
+            if length > COUNTED_FROM_BYTES:
+                self._proven = data_plane.proves(head)
+                if self._proven:
+                    self._cover(data_plane, reply, length)
         except Refusal as refusal:
             self._turn_away(refusal, data_plane)
         else:

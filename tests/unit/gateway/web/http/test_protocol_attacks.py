@@ -155,6 +155,20 @@ async def test_a_small_body_in_pieces_with_a_wrong_key_is_refused_as_ever(gatewa
 
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("size", [40, 40_000])
+async def test_a_wrong_key_is_looked_up_once_however_many_pieces_come(
+    gateway: Gateway, size: int
+) -> None:
+    gateway.pipeline.known = False
+    client = await gateway.connect()
+    whole = request(b"x" * size)
+    head = len(whole) - size
+    await client.send(whole[:head], *(whole[at : at + 1] for at in range(head, head + 20)))
+    assert gateway.pipeline.looked_up == 1
+    await client.leave()
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start: Start) -> None:
     gateway = await start(bodies=BodyBytes(most_unproven_bytes=300_000), max_head_bytes=65_536)
     gateway.pipeline.known = False
