@@ -114,7 +114,8 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
     given, order = _listed(name, file, entry), file.order.get(name, ())
     own = {key.sha256.hex() for key in of_file}
     former = {key.former_sha256 for key in entry.keys}
-    gone = former.union(entry.revoked_sha256)
+    revoked = set(entry.revoked_sha256)
+    gone = former | revoked
     kept = [
         _limited(key, state_in_file(entry, digest))
         for key in of_file
@@ -126,7 +127,8 @@ def keys_of(name: str, file: TenantFile, entry: TenantEntry | None) -> tuple[Ten
         for key in entry.keys
         for namesake in (named.get(key.name),)
     )
-    return tuple(chain(kept, *made))
+    # The key before a rotation can be revoked by itself, on another gateway too.
+    return tuple(key for key in chain(kept, *made) if key.sha256.hex() not in revoked)
 
 
 def default_of(name: str, file: TenantFile, entry: TenantEntry | None) -> TenantKey | None:
@@ -244,6 +246,10 @@ def _earlier(*ends_unix_s: float | None) -> float | None:
     return min(filter(None, ends_unix_s), default=None)
 
 
+def _without_former(key: KeyEntry) -> KeyEntry:
+    return msgspec.structs.replace(key, former_sha256="", former_until_unix_s=0.0)
+
+
 def changed(before: TenantEntry, unix_s: float, **fields: object) -> TenantEntry:
     """A newer entry with other content."""
     number = max(before.version, before.changed, int(unix_s * 1000) - 1) + 1
@@ -282,7 +288,8 @@ def reconciled(mine: TenantEntry, theirs: TenantEntry) -> TenantEntry:
     for key in (*theirs.keys, *mine.keys):
         known = keys.get(key.name)
         if key.sha256 not in revoked and (known is None or key.changed > known.changed):
-            keys[key.name] = key
+            ended = key.former_sha256 in revoked
+            keys[key.name] = _without_former(key) if ended else key
     states: dict[str, FileKeyState] = {}
     for digest, state in (*theirs.in_file.items(), *mine.in_file.items()):
         there = states.get(digest)

@@ -7,6 +7,7 @@ from gateway.adapters.tenants.entries import (
     FileKeyState,
     KeyEntry,
     TenantEntry,
+    TenantFile,
     changed,
     keys_of,
     reconciled,
@@ -40,6 +41,17 @@ def test_of_two_states_of_a_key_the_later_change_counts_and_revoked_stays_revoke
         }
         assert merged.revoked_sha256 == (D[1],)
         assert merged.version == other.version
+
+
+def test_a_key_before_a_rotation_that_was_revoked_stays_so_beside_a_later_change() -> None:
+    rotated = KeyEntry(name="k", sha256=D[0], former_sha256=D[1], former_until_unix_s=99.0)
+    start = with_key(acme(), rotated, 10.0)
+    revoked = with_revoked(start, [D[1]], 20.0, ())
+    later = with_key(start, msgspec.structs.replace(rotated, models=("m",)), 30.0)
+    for one, other in ((revoked, later), (later, revoked)):
+        merged = reconciled(one, other)
+        assert [(key.models, key.former_sha256) for key in merged.keys] == [(("m",), "")]
+    assert [key.sha256.hex() for key in keys_of("acme", TenantFile(), revoked)] == [D[0]]
 
 
 def test_the_last_suspension_counts_and_at_the_same_time_the_stricter() -> None:
