@@ -6,12 +6,13 @@ of the query can.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.errors import BadRequest, NotFound, RateLimited, Unavailable
 from gateway.policy.request.head import read_head
 from gateway.policy.usage_report import figures, lines_of, query_of, total
 from gateway.records.usage import UsageQuery, UsageReport
@@ -21,6 +22,10 @@ from gateway.web.problems import json_response
 
 MOST_ROWS: Final = 10_000
 """Of one answer; `sluice usage` has no such limit."""
+MOST_AT_ONCE: Final = 4
+"""Reports read at the same time; of one tenant, or of all, only one."""
+MOST_WAITING: Final = 4
+"""Reports of one tenant that wait for one another."""
 ReadReport = Callable[[UsageQuery, int], UsageReport]
 """Reads the ledger: a query, and the most rows. Blocks; raises OSError."""
 Day = Annotated[str | None, Query(max_length=32)]
@@ -32,7 +37,7 @@ _log = logging.getLogger("sluice.usage")
 def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | None) -> APIRouter:
     """The routes; `read` is None where there is no ledger."""
     app = APIRouter()
-    one_at_a_time = asyncio.Lock()
+    turns = _Turns()
 
     async def answer(query: UsageQuery) -> Response:
         if read is None:
@@ -41,7 +46,7 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
                 reason="no_ledger",
                 code="no_ledger",
             )
-        async with one_at_a_time:  # a report may read much
+        async with turns.of(query.tenant):  # a report may read much
             try:
                 found = await asyncio.to_thread(read, query, MOST_ROWS + 1)
             except OSError as error:
@@ -72,6 +77,35 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
         return await answer(_query(by, first, last, principal.tenant))
 
     return app
+
+
+class _Turns:
+    """Has the reports of one tenant wait for one another, not for other tenants'."""
+
+    def __init__(self) -> None:
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._locks: dict[str | None, asyncio.Lock] = {}
+        self._asked: dict[str | None, int] = {}
+
+    @asynccontextmanager
+    async def of(self, tenant: str | None) -> AsyncIterator[None]:
+        """The tenant's turn; None for the report of all. Raises RateLimited."""
+        asked = self._asked.get(tenant, 0)
+        if asked > MOST_WAITING:
+            raise RateLimited(
+                "Too many usage reports are waiting. Ask for one at a time.",
+                reason="too_many_reports",
+                code="too_many_reports",
+                retry_after_s=1.0,
+            )
+        self._asked[tenant] = asked + 1
+        try:
+            async with self._locks.setdefault(tenant, asyncio.Lock()), self._at_once:
+                yield
+        finally:
+            self._asked[tenant] -= 1
+            if not self._asked[tenant]:
+                del self._asked[tenant], self._locks[tenant]
 
 
 def _query(by: str, first: str | None, last: str | None, tenant: str | None) -> UsageQuery:
