@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import Forbidden, KeysAwaited, Unauthorized
+from gateway.errors import Forbidden, KeysAwaited, Unauthorized, Unavailable
 from gateway.policy.entitlements.entitlement import RESERVING
 from gateway.policy.entitlements.known_tokens import KnownTokens
 from gateway.policy.entitlements.token_claims import no_tenant, unknown_tenant
@@ -23,6 +23,7 @@ from gateway.records.token import TokenIdentity
 
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
+UNREAD_RETRY_S: Final = 1.0
 
 
 class _Entry:
@@ -61,6 +62,8 @@ class Keyring:
         """Only while no entitlement was ever entered: deleting the last one opens nothing."""
         self.tenanted = False
         """Whether there ever was a tenant's key, which closes the gateway, too."""
+        self.unread: set[str] = set()
+        """Directories to read before any key opens: they may have revoked or suspended it."""
         self.held: set[str] = set()
         """Suspended tenants: the gateway refuses all of their keys."""
         self.verifier = verifier
@@ -270,8 +273,17 @@ def authenticate(
     """Who asks, by the SHA-256 digest of the key as presented, and the key if it may be a token.
 
     Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one,
-    KeysAwaited for a token whose key is being read.
+    KeysAwaited for a token whose key is being read, Unavailable before the directories were read.
     """
+    if keyring.unread:
+        raise Unavailable(
+            "This gateway started while its state store was away, and does not know yet which "
+            "keys are revoked. Try again.",
+            reason="keys_not_read",
+            code="keys_not_read",
+            retry_after_s=UNREAD_RETRY_S,
+            should_retry=True,
+        )
     verifier = keyring.verifier
     if keyring.open and not keyring.tenanted and verifier is None:
         return OPEN

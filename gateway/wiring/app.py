@@ -269,6 +269,7 @@ class Gateway:
             budgets=self.pools.budgets,
             attainment=Attainment(self.metrics, peers),
             draining=lambda: self.data_plane.draining,
+            unread=lambda: self.pools.keyring.unread,
             clock=clock,
             keys=role_keys(config, self.pools.tokens),
             authenticate=known,

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sluice.pools")
 
+UNREAD: Final = (
+    "the directory of %s was not read: requests get 503 until it answers, because administrators "
+    "may have revoked keys there"
+)
 SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
 SWEEP_EVERY_S = 3600.0
@@ -89,6 +93,8 @@ class AdmissionRuntime:
         self.engine_kv = EngineKv()
         self.tokens = token_verifier(config, metrics, clock)
         self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
+        if config.administered and config.state.shared:
+            self.keyring.unread = {"entitlements", "tenants"}
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
@@ -188,6 +194,8 @@ class AdmissionRuntime:
             await self.registry.start(self._file, guarded=self._guarded)
             closing.push_async_callback(self.tenant_sync.close)
             await self.tenant_sync.start()
+            if self.keyring.unread:
+                _log.warning(UNREAD, " and ".join(sorted(self.keyring.unread)))
             if self._saved is not None:
                 closing.push_async_callback(self._saved.close)
                 await self._saved.start()
@@ -294,6 +302,7 @@ class AdmissionRuntime:
                 local=MemoryLeases(self._served, self._clock, owner=owner),
                 fail_mode=config.state.fail_mode,
                 owner=owner,
+                replicas=config.server.workers,
             )
             return store, None
         embedded = MemoryLeases(self._served, self._clock, token_pools, owner=owner)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import MODEL, Fleet
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from bench.common.redis_server import RedisServer
 from bench.replicas.redis_outage import TEXT, outage
 
@@ -123,13 +123,46 @@ def test_two_gateways_share_what_one_learned(redis_server: RedisServer) -> None:
 def test_a_gateway_starts_without_its_redis_and_finds_it_later(own_server: RedisServer) -> None:
     own_server.kill()
     config = {"state": {"url": own_server.url}, "entitlements": KEYED}
-    with Fleet(short=1, long=1, config=config) as fleet:
+    with Fleet(short=1, long=1, config=config, server={"admin_key": None}) as fleet:
         assert store_up(fleet) == 0
         teach(fleet, 10)
         own_server.start()
         wait_for(lambda: store_up(fleet) == 1)
         with own_server.client() as client:
             wait_for(lambda: client.dbsize() >= 1)
+
+
+@pytest.mark.redis
+def test_a_gateway_that_administrators_change_serves_once_it_has_read_redis(
+    own_server: RedisServer,
+) -> None:
+    config = {"state": {"url": own_server.url}, "entitlements": KEYED}
+    with Fleet(short=1, long=1, config=config) as fleet:
+        owner = {"authorization": f"Bearer {ADMIN_KEY}"}
+        path = fleet.url + "/admin/entitlements/state/suspend"
+        assert httpx.post(path, headers=owner).status_code == 200
+        (replica,) = fleet.replicas
+        fleet.kill_replica(replica)
+        own_server.hang()
+        fleet.start_replica(replica)
+        wait_for(lambda: asked(fleet) is not None, 30.0)
+        assert asked(fleet) == (503, "keys_not_read")
+        ready = httpx.get(fleet.url + "/ready")
+        assert (ready.status_code, "state store" in ready.json()["status"]) == (503, True)
+        own_server.resume()
+        wait_for(lambda: httpx.get(fleet.url + "/ready").status_code == 200, 20.0)
+        assert asked(fleet) == (403, "entitlement_suspended")
+
+
+def asked(fleet: Fleet) -> tuple[int, str] | None:
+    """Status and code of a request's refusal; None while no gateway listens."""
+    headers = {"authorization": "Bearer sk-state"}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello."}]}
+    try:
+        answer = httpx.post(fleet.url + "/v1/chat/completions", json=body, headers=headers)
+    except httpx.TransportError:
+        return None
+    return answer.status_code, answer.json()["error"]["code"]
 
 
 @pytest.mark.redis

@@ -41,6 +41,8 @@ class Keys(Protocol):
 
     open: bool
     """Whether requests without a key are allowed."""
+    unread: set[str]
+    """Directories to read before any key opens."""
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
         """Replace an entitlement's principal and its keys."""
@@ -158,6 +160,7 @@ class EntitlementSync(Following[EntitlementEntry]):
         await self._take(by_name.values(), gone)
         self._directory.know(state)
         self._merged = True
+        self._keyring.unread.discard(self._of)
 
     async def _joined(
         self, by_name: Mapping[str, EntitlementEntry], newest: int

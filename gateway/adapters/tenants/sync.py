@@ -29,6 +29,8 @@ class TenantKeys(Protocol):
     """Whether requests need a key because a tenant ever had one."""
     held: set[str]
     """Suspended tenants."""
+    unread: set[str]
+    """Directories to read before any key opens."""
 
     def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
         """Replace a tenant's keys."""
@@ -189,3 +191,4 @@ class TenantSync(Following[TenantEntry]):
         await self._take(state.entries, [name for name in self.entries if name not in known])
         self._directory.know(state)
         self._merged = True
+        self.keyring.unread.discard(self._of)

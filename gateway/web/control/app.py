@@ -60,7 +60,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """The gateway can serve: not draining, and each model has a worker in the rotation.
+        """The gateway can serve: not draining, keys known, each model with a worker in rotation.
 
         A pool of discovered workers may be empty: its requests wait for the first one.
         `workers` names workers outside the rotation, with the reason; `remarks` those inside whose
@@ -77,6 +77,8 @@ def _public_routes(app: FastAPI, control: Control) -> None:
             )
         ]
         problem = "draining" if control.draining() else ""
+        if unread := control.unread():
+            problem = problem or f"the state store was not read: {', '.join(sorted(unread))}"
         if missing:
             problem = problem or f"no ready engine for {', '.join(missing)}"
         body: dict[str, Any] = {"status": problem or "ready"}

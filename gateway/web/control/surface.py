@@ -1,6 +1,6 @@
 """The control plane's dependencies, provided by the composition root."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -215,6 +215,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     attainment: Attainment = msgspec.field(default_factory=lambda: Attainment(Metrics()))
     """How often entitlements kept their targets."""
     draining: Callable[[], bool]
+    unread: Callable[[], Collection[str]] = tuple
+    """Directories to read before any key opens."""
     clock: Callable[[], float]
     keys: RoleKeys
     authenticate: Authenticate

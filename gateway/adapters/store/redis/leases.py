@@ -54,13 +54,15 @@ class RedisLeases:
         local: MemoryLeases,
         fail_mode: FailMode,
         owner: str,
+        replicas: int = 1,
         wall_clock: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         script_clock: Callable[[], float] | None = None,
     ) -> None:
         """`token_pools` by model: terms and entitlements of managed models.
 
-        `owner` is unique among the gateways. `clock` monotonic, `wall_clock` Unix time (read
+        `owner` is unique among the gateways, of which there are `replicas` until Redis tells the
+        number. `clock` monotonic, `wall_clock` Unix time (read
         once), both in seconds; tests give scripts the time of `script_clock` instead of the
         server's.
         """
@@ -82,6 +84,7 @@ class RedisLeases:
             wall_clock=SteadyClock(clock, wall_clock),
             jitter=jitter,
             limits=KnownLimits(),
+            replicas=replicas,
         )
         self._now_s = self._process.wall_clock
         self._encoder = self._process.limits.encoder

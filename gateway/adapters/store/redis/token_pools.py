@@ -47,6 +47,8 @@ class Process(Record, frozen=True, kw_only=True):
     wall_clock: Callable[[], float]
     jitter: Callable[[], float]
     limits: KnownLimits
+    replicas: int
+    """Gateways that share the limits, until Redis tells their number."""
 
 
 class RedisPools:
@@ -58,7 +60,7 @@ class RedisPools:
         self.leases: dict[str, RedisLease] = {}
         self.evict: Callable[[str], None] = lambda _: None
         self.link: RedisLink
-        self.replicas = 1
+        self.replicas = process.replicas
         self.leads = False
         self._process = process
         self.limits_key = ""

@@ -34,6 +34,38 @@ async def test_the_root_page_names_metrics_where_they_are(port: int, *, shown: b
     assert ("Prometheus" in paths) == ("dashboard" in paths) == shown
 
 
+REDIS = 'state: {url: "redis://127.0.0.1:1/0"}\n'
+ADMIN = "server: {port: 8080, management_port: 9100, workers: 8, admin_key: k}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "waits"),
+    [
+        (ADMIN + REDIS, True),
+        (ADMIN.replace(", workers: 8", ""), False),
+        (ADMIN.replace(", admin_key: k", "") + REDIS, False),
+    ],
+)
+async def test_no_key_opens_before_what_administrators_share_was_read(
+    more: str, *, waits: bool
+) -> None:
+    gateway = Gateway(parse(FILE + more, "sluice.yaml", {}), port=9100)
+    app: Any = gateway.data_plane
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://gateway:9100"
+    ) as client:
+        found = await client.get("/v1/models")
+        assert (found.status_code, "keys_not_read" in found.text) == (503 if waits else 200, waits)
+        said = (await client.get("/ready")).json()["status"]
+        assert (said == "the state store was not read: entitlements, tenants") == waits
+
+
+async def test_gateways_that_start_without_redis_share_limits_by_the_configured_number() -> None:
+    managed = "entitlements: [{name: a, tenant: t, model: m, max_concurrency: 8}]\n"
+    gateway = Gateway(parse(FILE + ADMIN + REDIS + managed, "sluice.yaml", {}), port=9100)
+    assert gateway.pools.replicas("m") == 8
+
+
 def parts(gateway: Gateway) -> list[Any]:
     """What is started with the process, in order."""
     return [

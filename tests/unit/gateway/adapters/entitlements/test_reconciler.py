@@ -12,10 +12,11 @@ import pytest
 
 from gateway.adapters.entitlements.index import EntitlementIndex, File
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
-from gateway.errors import Conflict, StateFailure
+from gateway.errors import Conflict, StateFailure, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import digest_of
 from gateway.ports import DirectoryState, EntitlementEntry
+from gateway.stages.authenticate import authenticate
 from tests.entitlement_fakes import EntitlementRig, FlakyDirectory, from_file
 
 WHO = "adm1n000"
@@ -176,6 +177,24 @@ async def test_with_the_directory_away_the_file_serves_alone_until_it_is_back() 
     rig.clock.advance(10.0)
     await rig.sync.poll()
     assert created(rig) == [("b", 1), ("mine", 2), ("a", 3)]
+
+
+async def test_no_key_opens_before_the_directory_was_read_once() -> None:
+    directory = FlakyDirectory()
+    directory.fail_with = StateFailure("away")
+    rig = EntitlementRig(directory)
+    rig.keyring.unread = {"entitlements"}
+    await rig.start(from_file("a", D1))
+    for asked in (bytes.fromhex(D1), None):
+        with pytest.raises(Unavailable, match="does not know yet"):
+            authenticate(rig.keyring, asked, rig.clock())
+    directory.fail_with = None
+    rig.clock.advance(10.0)
+    await rig.sync.poll()
+    assert authenticate(rig.keyring, bytes.fromhex(D1), rig.clock()).entitlement == "a"
+    directory.fail_with = StateFailure("away")
+    await rig.sync.adopt(File((from_file("a", D1),), 0.0))
+    assert authenticate(rig.keyring, bytes.fromhex(D1), rig.clock()).entitlement == "a"
 
 
 async def test_a_reload_with_the_directory_away_closes_what_left_the_file() -> None:

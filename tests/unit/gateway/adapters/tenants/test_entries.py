@@ -120,6 +120,13 @@ def test_the_later_change_of_a_key_has_its_limits() -> None:
     assert reconciled(early, start).keys[0].limits.max_concurrency == 2
 
 
+async def test_reading_the_directory_opens_the_keys() -> None:
+    rig = TenantRig()
+    rig.keyring.unread = {"tenants"}
+    await rig.start()
+    assert not rig.keyring.unread
+
+
 def test_rotating_a_key_of_the_file_does_not_lift_its_limits() -> None:
     limit = Limit(id="k", scope="key", name="acme/web", unit="sequences", amount=3)
     file = file_of("acme", web=file_key("web", limits=(limit,)))
