@@ -427,3 +427,8 @@ class FakeEngines:
 
     async def close(self) -> None:
         """See Upstream."""
+
+
+async def nothing_drained(_worker: str, _on: bool) -> int:
+    """The drain of a gateway without workers."""
+    return 0

@@ -180,10 +180,10 @@ def adapted_aliases(served: ModelRuntime, aliases: Iterable[str]) -> list[str]:
 def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> int:
     """Take a worker, or all ranks of an engine, out of the rotation, or return it; how many."""
     hits = 0
-    for served in models:
-        for pool in served.fleet.pools:
-            for i, known in members.present(pool):
-                if worker in (known, known.partition("#")[0]):
-                    fleet.drain(pool, i, on=on)
-                    hits += 1
+    pools = {id(pool): pool for served in models for pool in served.fleet.pools}
+    for pool in pools.values():
+        for i, known in members.present(pool):
+            if worker in (known, known.partition("#")[0]):
+                fleet.drain(pool, i, on=on)
+                hits += 1
     return hits

@@ -114,7 +114,14 @@ class Gateway:
             decide_anew=self._decide_anew,
         )
         self.store = self.pools.store
-        self.replicas = Replicas(config, self.models, clock, port=port, counted=self.pools.replicas)
+        self.replicas = Replicas(
+            config,
+            self.models,
+            clock,
+            port=port,
+            counted=self.pools.replicas,
+            retiring=self.served.retiring,
+        )
         self.bill = FleetBill((m.name, pool) for m in self.models for pool in m.fleet.pools)
         self._clock = clock
         self.learning = EstimatorSync(

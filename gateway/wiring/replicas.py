@@ -12,8 +12,10 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from gateway.adapters.replicas.calls import Address, ReplicaCalls
 from gateway.adapters.replicas.fleet_notes import FleetNotes
@@ -22,12 +24,15 @@ from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.prefix import digests
 from gateway.settings import Config
-from gateway.web.control.peers import Answers, NoPeers, Peers
+from gateway.web.control.peers import Answers, NoPeers, Peers, understood
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.board import RedisBoard
 
 _log = logging.getLogger("sluice.state")
+_encode: Final = msgspec.json.Encoder().encode
+_drain_asked: Final = msgspec.json.Decoder(tuple[str, bool]).decode
+_hits: Final = msgspec.json.Decoder(int).decode
 
 
 class Replicas:
@@ -41,12 +46,15 @@ class Replicas:
         *,
         port: int,
         counted: Callable[[str], int],
+        retiring: Sequence[ModelRuntime] = (),
     ) -> None:
         """`port` receives the other replicas' questions. Connects to nothing yet.
 
         `counted` returns the number of gateways that a model's lease store has heard of.
+        `retiring`: models that a reload removed and whose requests still run.
         """
         self._models = models
+        self._retiring = retiring
         self._counted = counted
         self._balanced = _balanced(config)
         self._calls: ReplicaCalls | None = None
@@ -75,11 +83,18 @@ class Replicas:
         found = self._counted(model)
         return found if self._board is None else max(found, self._board.replicas(model))
 
-    def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
-        """Take a worker out of all rotations or put it back; returns the number of its pools."""
-        hits = drain_worker(self._models, worker, on=on)
+    async def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
+        """Take a worker out of the rotations of all replicas, or put it back.
+
+        Returns the number of its pools, 0 if no replica has it. The others are asked at once: until
+        their next exchange they would go on sending there. One of them may have it alone, because
+        discovery told this replica first that it is going.
+        """
+        hits = self._drain(worker, on=on)
+        answers = await self.peers.ask("drain", _encode((worker, on)))
+        hits = max((hits, *understood(_hits, answers)))
         if hits and self._fleet is not None and self._board is not None:
-            self._fleet.drained(worker, on=on)
+            self._fleet.drained(worker, on=on)  # for replicas that start later
             self._board.hurry()
         return hits
 
@@ -107,6 +122,13 @@ class Replicas:
         if self._calls is not None:
             await self._calls.close()
 
+    def _drain(self, worker: str, *, on: bool) -> int:
+        return drain_worker((*self._models, *self._retiring), worker, on=on)
+
+    def _answer_drain(self, payload: bytes) -> bytes:
+        worker, on = _drain_asked(payload)
+        return _encode(self._drain(worker, on=on))
+
     def _sharing(self, model: str) -> int:
         """`count` for schedulers; warns once if several replicas balance the same ranks."""
         count = self.count(model)
@@ -124,6 +146,7 @@ class Replicas:
         host = _asked_at(config)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
+        self._calls.on("drain", self._answer_drain)
         # The Redis client is an optional extra, needed only if Redis is configured.
         module = importlib.import_module("gateway.adapters.store.redis.board")
         replica = secrets.token_hex(8)
@@ -138,7 +161,9 @@ class Replicas:
             chance=random.random,
         )
         self._board = board
-        self._fleet = FleetNotes(self._models, board, replica, clock, time.time)
+        self._fleet = FleetNotes(
+            self._models, board, replica, clock, time.time, retiring=self._retiring
+        )
         board.listen(self._fleet)
         board.listen(SchedulerNotes(self._models, board, replica, self._sharing, clock))
 

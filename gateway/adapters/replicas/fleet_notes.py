@@ -69,12 +69,16 @@ class FleetNotes:
         replica: str,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        retiring: Sequence[ModelRuntime] = (),
     ) -> None:
         """`replica`: a name unique to this process.
+
+        `retiring`: models that a reload removed and whose requests still run; drains reach them.
 
         `clock` monotonic, the same as the pools'; `wall_clock` Unix time. Both in seconds.
         """
         self._models = models
+        self._retiring = retiring
         self._board = board
         self._replica = replica
         self._clock = clock
@@ -168,7 +172,7 @@ class FleetNotes:
             known = self._drains.get(worker)
             if known is None or drain > known:
                 self._note_drain(worker, drain)
-                drain_worker(self._models, worker, on=drain.on)
+                drain_worker((*self._models, *self._retiring), worker, on=drain.on)
         yield
         places = _places(served, note)
         if places is None:

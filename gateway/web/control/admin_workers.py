@@ -14,6 +14,8 @@ from gateway.web.control.surface import Control, NewWorker
 from gateway.web.problems import json_response
 
 LOOK_EVERY_S: Final = 0.25
+LOOKS: Final = 2
+"""How often in a row nothing runs there: a request sent just before is counted a moment later."""
 LONGEST_WAIT_S: Final = 3600.0
 WAIT_S: Final = 600.0
 
@@ -34,7 +36,7 @@ def worker_routes(app: APIRouter, control: Control) -> None:
 
         `wait=true` answers when it serves nothing any more, on all replicas, or after `timeout_s`.
         """
-        hits = control.drain(worker, not undo)
+        hits = await control.drain(worker, not undo)
         if not hits:
             raise _unknown(worker)
         shown = {"worker": worker, "draining": not undo, "pools": hits}
@@ -80,9 +82,11 @@ async def _until_idle(control: Control, worker: str, timeout_s: float) -> int:
     """Wait until a worker serves nothing; returns the sequences that run there after that."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + timeout_s
+    idle = 0
     while True:
         running = _running_here(control, worker) + await load_at(control.peers, worker)
-        if not running or loop.time() >= ends_s:
+        idle = 0 if running else idle + 1
+        if idle == LOOKS or loop.time() >= ends_s:
             return running
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -194,8 +194,11 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     find_decision: Callable[[str], bytes | None]
     """The record of a request, as JSON."""
     latest_decisions: Callable[[int], list[msgspec.Raw]]
-    drain: Callable[[str, bool], int]
-    """Take a worker out of the rotation (True) or put it back; returns the number of its pools."""
+    drain: Callable[[str, bool], Awaitable[int]]
+    """Take a worker out of the rotations of all replicas (True) or put it back.
+
+    Returns the number of its pools; 0 if no replica has it.
+    """
     workers: WorkerService | None = None
     """None: there are no admin routes that add or remove workers."""
     budgets: BudgetService | None = None

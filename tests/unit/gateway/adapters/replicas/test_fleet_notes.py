@@ -224,3 +224,12 @@ def test_a_drain_ends_everywhere_when_a_new_engine_joins_at_the_address() -> Non
     replicas.exchange()
     assert draining(replicas.served[0]) == [False, False]
     assert draining(replicas.served[1]) == [False, False]
+
+
+def test_a_drain_heard_of_reaches_models_that_a_reload_removed() -> None:
+    replicas = Replicas()
+    gone = served_model(workers=(2, 1))
+    replicas.notes[1]._retiring = [gone]
+    replicas.drain(0, "short-1", on=True)
+    replicas.exchange()
+    assert draining(gone) == [False, True]

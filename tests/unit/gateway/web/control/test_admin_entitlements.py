@@ -21,6 +21,7 @@ from gateway.web.http.wrong_keys import DELAY_S, FREE
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import served_model, short_and_long
 from tests.entitlement_fakes import EntitlementRig
+from tests.fakes import nothing_drained
 
 ADMIN_KEY = "sk-admin"
 DIGEST = hashlib.sha256(ADMIN_KEY.encode()).digest()
@@ -43,7 +44,7 @@ def app_of(
             registry=rig.registry,
             attainment=Attainment(metrics or Metrics()),
             draining=lambda: False,
-            drain=lambda _worker, _on: 0,
+            drain=nothing_drained,
             clock=rig.clock,
             keys=RoleKeys(admin_sha256=admin_key_sha256),
             authenticate=lambda head: authenticate_head(rig.keyring, head, rig.clock()),

@@ -72,7 +72,7 @@ class Bench:
             metrics=MetricsPage(Metrics(), (), lambda: 0, lambda: 0.0),
             find_decision=lambda _id: None,
             latest_decisions=lambda _count: [],
-            drain=lambda worker, on: drain_worker([self.served], worker, on=on),
+            drain=self.drain,
             workers=self.service,
             peers=self.peer,
             draining=lambda: False,
@@ -86,11 +86,16 @@ class Bench:
             created_unix_s=0,
             openapi=dict,
         )
+        self.elsewhere = 0
+        """Pools that have the worker, on the replica with the most."""
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(control_app(control)),
             base_url="http://sluice",
             headers={"authorization": f"Bearer {KEY}"},
         )
+
+    async def drain(self, worker: str, on: bool) -> int:
+        return max(self.elsewhere, drain_worker([self.served], worker, on=on))
 
     async def call(self, method: str, path: str, **more: Any) -> tuple[int, Any]:
         response = await self.client.request(method, f"/admin/workers{path}", **more)
@@ -168,6 +173,32 @@ async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
     bench.peer.active = 0
     status, answer = await waiting
     assert (status, answer["running"]) == (200, 0)
+
+
+async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_workers, "LOOK_EVERY_S", 0.001)
+    bench = Bench()
+    bench.served.fleet.pools[0].workers[1] = "another"
+    bench.elsewhere = bench.peer.active = 1
+    waiting = asyncio.create_task(bench.call("POST", "/short-1/drain?wait=1"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    bench.peer.active = 0
+    status, answer = await waiting
+    assert (status, answer["running"]) == (200, 0)
+
+
+async def test_a_drain_counts_a_request_that_was_sent_just_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_workers, "LOOK_EVERY_S", 0.001)
+    bench = Bench()
+    looks = iter([0, 1, 1, 0])
+    monkeypatch.setattr(admin_workers, "_running_here", lambda *_: next(looks, 0))
+    status, answer = await bench.call("POST", "/short-1/drain?wait=1")
+    assert (status, answer["running"], next(looks, None)) == (200, 0, None)
 
 
 async def test_a_drain_that_waits_too_long_says_what_still_runs() -> None:

@@ -28,6 +28,7 @@ from gateway.web.dashboard.snapshot import Sources
 from gateway.web.metrics.page import MetricsPage
 from gateway.web.usage.api import usage_router
 from tests.builders import served_model
+from tests.fakes import nothing_drained
 
 
 def digest(key: str) -> bytes:
@@ -127,7 +128,7 @@ def test_every_admin_route_of_the_gateway_is_in_the_table_and_no_other() -> None
         metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
         find_decision=lambda _: None,
         latest_decisions=lambda _: [],
-        drain=lambda _worker, _on: 0,
+        drain=nothing_drained,
         workers=services,
         reload=services,
         registry=services,

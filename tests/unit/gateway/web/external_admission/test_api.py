@@ -29,7 +29,7 @@ from gateway.web.external_admission.api import MAX_BODY_BYTES, admission_router
 from gateway.web.external_admission.service import AdmissionService
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import changed, served_model, short_and_long
-from tests.fakes import FakeClock, ListSink
+from tests.fakes import FakeClock, ListSink, nothing_drained
 
 ACME = {"authorization": "Bearer sk-acme"}
 OTHER = {"authorization": "Bearer sk-other"}
@@ -112,7 +112,7 @@ class Bench:
             find_decision=lambda _: None,
             latest_decisions=lambda _: [],
             draining=lambda: False,
-            drain=lambda _worker, _on: 0,
+            drain=nothing_drained,
             clock=self.clock,
             keys=RoleKeys(),
             authenticate=lambda head: authenticate_head(ring, head, 0.0),

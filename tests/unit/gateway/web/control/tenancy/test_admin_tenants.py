@@ -13,6 +13,7 @@ from gateway.web.control.surface import Control
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import served_model, short_and_long
 from tests.entitlement_fakes import EntitlementRig
+from tests.fakes import nothing_drained
 from tests.tenant_fakes import TenantRig
 
 ROUTES = [
@@ -45,7 +46,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         registry=entitlements.registry,
         tenants=tenants.registry,
         draining=lambda: False,
-        drain=lambda _worker, _on: 0,
+        drain=nothing_drained,
         clock=tenants.clock,
         keys=RoleKeys(admin_sha256=admin, viewer_sha256=viewer),
         authenticate=lambda _: pytest.fail("not a client's route"),
