@@ -60,9 +60,10 @@ def _public_routes(app: FastAPI, control: Control) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """The gateway can serve: not draining, keys known, each model with a worker in rotation.
+        """The gateway can serve: not draining, keys known, and a model has a worker in rotation.
 
-        A pool of discovered workers may be empty: its requests wait for the first one.
+        One without takes no traffic from the others: `models_not_ready` names it. A pool of
+        discovered workers may be empty: its requests wait for the first one.
         `workers` names workers outside the rotation, with the reason; `remarks` those inside whose
         window is not the configured one. `adapters` names the LoRA adapters of each model that
         a worker in the rotation has; `adapters_missing` those of the file that none has.
@@ -79,9 +80,11 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         problem = "draining" if control.draining() else ""
         if unread := control.unread():
             problem = problem or f"the state store was not read: {', '.join(sorted(unread))}"
-        if missing:
+        if len(missing) == len(control.models):
             problem = problem or f"no ready engine for {', '.join(missing)}"
         body: dict[str, Any] = {"status": problem or "ready"}
+        if missing:
+            body["models_not_ready"] = missing
         if out := _not_ready(control.models):
             body["workers"] = out
         if remarks := _remarks(control.models):
