@@ -25,7 +25,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet import control_of, gamma_control_of
+from gateway.settings.fleet import WorkerConfig, control_of, gamma_control_of
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model
 from gateway.wiring.replicas import Replicas
@@ -129,6 +129,12 @@ class ModelSet:
     def __init__(self, gateway: Parts) -> None:
         self._gateway = gateway
         self._retirees: list[_Retiree] = []
+        self._followed: dict[tuple[str, str], Sequence[WorkerConfig]] = {
+            (model.name, name): pool.workers
+            for model in gateway.config.models
+            for name, pool in model.pools.items()
+        }
+        """Model and pool -> the workers and sources that are followed, also after a failure."""
 
     def build(self, target: Config) -> list[_Next]:
         """Build what changes. Raises ArtifactError; nothing has changed."""
@@ -159,12 +165,11 @@ class ModelSet:
                 for ranks in pool.engines
             ]
         )
-        running = gateway.config
         await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})
         async with gateway.rotation.still():
             self._switch(target, following)
         gateway.pools.adopt_tenants(target)  # after the entitlements that their keys open
-        await self._follow_workers(running, target)
+        await self._follow_workers(target)
 
     def sweep(self) -> None:
         """Retire what is gone and serves nothing any more."""
@@ -243,20 +248,17 @@ class ModelSet:
                 gateway.metrics.forget(model=old.name, pool=pool.name)
                 _log.info("pool %s/%s is gone", old.name, pool.name)
 
-    async def _follow_workers(self, running: Config, target: Config) -> None:
-        gateway = self._gateway
-        now = {model.name: model.pools for model in target.models}
-        before = {model.name: model.pools for model in running.models}
-        for name, pools in before.items():
-            for pool in pools.keys() - now.get(name, {}).keys():
-                await gateway.discovery.change(name, pool, pools[pool].workers, ())
-        for name, pools in now.items():
-            for pool, config in pools.items():
-                engines = [worker.addresses for worker in config.listed]
-                await gateway.rotation.apply_to(name, pool, CONFIGURED, engines)
-                old = before.get(name, {}).get(pool)
-                sources = () if old is None else old.workers
-                await gateway.discovery.change(name, pool, sources, config.workers)
+    async def _follow_workers(self, target: Config) -> None:
+        gateway, followed = self._gateway, self._followed
+        now = {(model.name, name): p for model in target.models for name, p in model.pools.items()}
+        for gone in [place for place in followed if place not in now]:
+            await gateway.discovery.change(*gone, followed[gone], ())
+            del followed[gone]
+        for place, pool in now.items():
+            engines = [worker.addresses for worker in pool.listed]
+            await gateway.rotation.apply_to(*place, CONFIGURED, engines)
+            await gateway.discovery.change(*place, followed.get(place, ()), pool.workers)
+            followed[place] = pool.workers
 
 
 def estimator_key(served: ModelRuntime) -> str:

@@ -1,8 +1,10 @@
 """Applies a changed configuration file to a running gateway. Part of the composition root.
 
-The whole file is read and checked first, so a bad one changes nothing. Then entitlements and token
-pools are made ready, what can change without a restart changes in one step of the event loop, and
-workers follow in steps that let requests run. Requests in flight keep what they began with.
+The whole file is read and checked first, in a thread, so a bad one changes nothing and a large one
+lets requests run. Then entitlements and token pools are made ready, what can change without a
+restart changes in one step of the event loop, and workers follow in steps that let requests run.
+Requests in flight keep what they began with. A reload that failed for another reason than the file
+is tried again until it is done.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +29,8 @@ from gateway.wiring.model_set import ModelSet, Parts
 from predictor.artifact import ArtifactError
 
 LOOK_EVERY_S: Final = 2.0
+RETRY_S: Final = 10.0
+"""When a reload is tried again that failed for another reason than the file."""
 RETIRE_EVERY_S: Final = 1.0
 """How often models that are gone are looked at."""
 
@@ -44,6 +49,9 @@ class Reloading:
         self.models = ModelSet(gateway)
         self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
+        self._comparing = asyncio.Lock()
+        self._retry_at_s = inf
+        """By the event loop's clock."""
         self._background = BackgroundTasks()
         self.status = ReloadStatus(successful=True, unix_s=wall_clock())
 
@@ -57,31 +65,36 @@ class Reloading:
         """Stop."""
         await self._background.close()
 
-    def compare(self, text: str) -> list[Change]:
+    async def compare(self, text: str) -> list[Change]:
         """What a file with this text would change. Raises BadRequest, which names its problems."""
-        config = self._gateway.config
-        try:
-            found = changes(config, config.as_started(parse(text, "the file", os.environ)))
-        except ConfigError as error:
-            raise _refused(error) from None
-        return [_masked(change, text) for change in found]
+        async with self._comparing:  # one thread, however many ask
+            try:
+                return await asyncio.to_thread(_compared, self._gateway.config, text)
+            except ConfigError as error:
+                raise _refused(error) from None
 
     async def reload(self) -> list[Change]:
         """Read the file and apply it. Raises BadRequest; then nothing changed."""
         async with self._lock:
             running = self._gateway.config
+            if not running.file:
+                raise BadRequest("This gateway has no file.", reason="bad_configuration")
+            successful = False
+            self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
             try:
-                if not running.file:
-                    raise BadRequest("This gateway has no file.", reason="bad_configuration")
-                after = running.as_started(load(running.file))
-                found = changes(running, after)
+                after, found = await asyncio.to_thread(_read, running)
                 self._refuse_adapted_aliases(after)
                 await self._apply(running, after)
+                successful, self._retry_at_s = True, inf
             except (ConfigError, ArtifactError) as error:
-                self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
+                self._retry_at_s = inf
                 _log.error("the configuration stays as it was: %s", error)
                 raise _refused(error) from None
-            self.status = ReloadStatus(successful=True, unix_s=self._wall_clock())
+            except BadRequest:
+                self._retry_at_s = inf
+                raise
+            finally:
+                self.status = ReloadStatus(successful=successful, unix_s=self._wall_clock())
             late = [change.path for change in found if change.restart]
             _log.info(
                 "configuration reloaded: %d changes in force%s",
@@ -104,7 +117,6 @@ class Reloading:
         for served in self._gateway.served.models:
             new = set(models[served.name].aliases if served.name in models else ()) - served.aliases
             if taken := adapted_aliases(served, sorted(new)):
-                self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
                 raise BadRequest(
                     f"The alias '{taken[0]}' of '{served.name}' is a LoRA adapter of its engines. "
                     "Name it in `loras`, and remove the alias.",
@@ -125,10 +137,13 @@ class Reloading:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             digest = await asyncio.to_thread(_digest_of, file)
+            due = asyncio.get_running_loop().time() >= self._retry_at_s
             if digest not in ("", seen):
                 seen = digest
-                if digest != self._gateway.config.digest:  # else SIGHUP or an admin was faster
-                    await self._tried()
+                # Else SIGHUP or an admin was faster.
+                due = due or digest != self._gateway.config.digest
+            if due:
+                await self._tried()
 
     async def _tried(self) -> None:
         try:
@@ -136,7 +151,6 @@ class Reloading:
         except BadRequest:
             return  # logged, and the metric says so
         except Exception:  # noqa: BLE001 - a defect must not end the watch
-            self.status = ReloadStatus(successful=False, unix_s=self._wall_clock())
             _log.exception("the reload failed")
 
     async def _apply(self, running: Config, after: Config) -> None:
@@ -155,6 +169,17 @@ class Reloading:
                 self.models.sweep()
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("retiring models failed")
+
+
+def _read(running: Config) -> tuple[Config, list[Change]]:
+    """The file's configuration now, and what it changes. Raises ConfigError."""
+    after = running.as_started(load(running.file))
+    return after, changes(running, after)
+
+
+def _compared(running: Config, text: str) -> list[Change]:
+    after = running.as_started(parse(text, "the file", os.environ))
+    return [_masked(change, text) for change in changes(running, after)]
 
 
 def _masked(change: Change, text: str) -> Change:

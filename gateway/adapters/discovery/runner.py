@@ -122,7 +122,7 @@ class Discovering:
 
     def remove(self, model: str, pool: str, url: str) -> None:
         """Follow a source no more; its engines stay until they are dropped."""
-        del self.sources[model, pool, url]
+        self.sources.pop((model, pool, url), None)
         self._background.end((model, pool, url))
 
     async def start(self) -> None:

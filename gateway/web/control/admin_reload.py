@@ -26,7 +26,7 @@ def reload_routes(app: APIRouter, control: Control) -> None:
         `dry_run=true` compares the body, a file, with the configuration in force instead.
         """
         if dry_run:
-            found = service.compare(await _text(request))
+            found = await service.compare(await _text(request))
         else:
             found = await service.reload()
             await control.peers.ask("reload")

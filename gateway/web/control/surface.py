@@ -175,7 +175,7 @@ class ReloadService(Protocol):
     async def reload(self) -> Sequence[msgspec.Struct]:
         """Read the file and apply it; returns what changed, as `Change` of the settings."""
 
-    def compare(self, text: str) -> Sequence[msgspec.Struct]:
+    async def compare(self, text: str) -> Sequence[msgspec.Struct]:
         """What a file with this text would change."""
 
 

@@ -268,7 +268,7 @@ async def test_a_comparison_shows_no_value_of_the_environment(
     monkeypatch.setenv("OF_THE_GATEWAY", "very-secret")
     reloaded.model["name"] = "m-${OF_THE_GATEWAY}"
     reloaded.model["aliases"] = ["${OF_THE_GATEWAY}"]
-    found = reloaded.gateway.reloading.compare(yaml.safe_dump(reloaded.config))
+    found = await reloaded.gateway.reloading.compare(yaml.safe_dump(reloaded.config))
     assert "models[m-${OF_THE_GATEWAY}]" in [change.path for change in found]
     assert "secret" not in str(found)
 
