@@ -52,11 +52,13 @@ class Reloading:
         self._comparing = asyncio.Lock()
         self._retry_at_s = inf
         """By the event loop's clock."""
+        self._started = False
         self._background = BackgroundTasks()
         self.status = ReloadStatus(successful=True, unix_s=wall_clock())
 
     async def start(self) -> None:
         """Watch the file by its content from now on."""
+        self._started = True
         self._background.start(self._retire())
         if self._gateway.config.file:
             self._background.start(self._watch())
@@ -125,8 +127,12 @@ class Reloading:
                 )
 
     def hang_up(self, then: Callable[[], None] = lambda: None) -> None:
-        """Reload because of SIGHUP; `then` is called when that is done or refused."""
-        self._background.start(self._hung_up(then))
+        """Reload because of SIGHUP; `then` is called when that is done or refused.
+
+        Nothing happens before the start, which looks whether the file has changed meanwhile.
+        """
+        if self._started:
+            self._background.start(self._hung_up(then))
 
     async def _hung_up(self, then: Callable[[], None]) -> None:
         await self._tried()
@@ -169,6 +175,34 @@ class Reloading:
                 self.models.sweep()
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("retiring models failed")
+
+
+class LastGood:
+    """The configuration as a reload would have it: the file's, or its last good content."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._seen = config.digest
+        self._lock = asyncio.Lock()
+
+    async def watch(self) -> None:
+        """Follow the file until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read the file if its content changed. A bad one changes nothing."""
+        async with self._lock:
+            digest = await asyncio.to_thread(_digest_of, Path(self.config.file))
+            if digest in ("", self._seen):
+                return
+            self._seen = digest
+            try:
+                after, _ = await asyncio.to_thread(_read, self.config)
+                self.config = merged(self.config, after)
+            except ConfigError as error:
+                _log.error("replicas that start get the configuration before: %s", error)
 
 
 def _read(running: Config) -> tuple[Config, list[Change]]:

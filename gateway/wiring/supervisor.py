@@ -1,8 +1,9 @@
 """`serve --workers N`: N replicas on one port of this host, kept running.
 
-- The supervisor loads and checks the configuration once. Replicas get it unchanged, each with a
+- The supervisor loads and checks the configuration. Replicas get it unchanged, each with a
   management port of its own (`server.management_port` + 1 and on). They share all state on Redis,
-  as replicas on several hosts do; no request passes through the supervisor.
+  as replicas on several hosts do; no request passes through the supervisor. It follows the file as
+  they do, so that one that is started again gets what the others have.
 - Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so a second gateway
   started by mistake is refused and no other program takes the port meanwhile.
 - A replica that ends is restarted after a growing pause. A replica that is not ready within START_S
@@ -11,7 +12,7 @@
 - If the supervisor is killed, its replicas release their ports at once and drain. A new start
   therefore waits PORT_S for a port in use.
 - The supervisor passes SIGTERM and SIGINT, also repeated ones, to every replica, which drains.
-  It passes SIGHUP, too: each replica reloads the configuration.
+  It passes SIGHUP, too, to each replica once it serves, which reloads the configuration.
 - SIGUSR2 starts the program anew beside this one. When the new replicas serve, those of this one
   leave the ports and drain, and it ends with the last of them.
 - Where systemd holds the clients' port, the replicas share its sockets instead of opening theirs.
@@ -43,6 +44,7 @@ from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.control.replica_list import ReplicaList
 from gateway.wiring.handover import on_hangup, on_upgrade
+from gateway.wiring.reloading import LastGood
 from gateway.wiring.serving import loop_factory
 from gateway.wiring.serving import run as run_alone
 
@@ -85,7 +87,11 @@ class Supervisor:
     def __init__(self, config: Config, on_ready: Callable[[int], None] | None) -> None:
         """`on_ready` is called with the port when all replicas serve."""
         self._config = config
+        self._file = LastGood(config)
         self._on_ready = on_ready
+        self._ready = False
+        """Whether all replicas served once."""
+        self._chores = BackgroundTasks()
         self.port = config.server.port
         self._manager = ServiceManager(os.environ)
         self.started = Started(os.environ)
@@ -110,14 +116,13 @@ class Supervisor:
             on_upgrade(loop, successor.start)
             listed = started.listening_on(server.management_port)
             listed = listed or await when_free(lambda: opened(server.host, server.management_port))
-            chores = BackgroundTasks()
-            chores.start(self._manager.live())
+            self._chores.start(self._manager.live(), self._file.watch())
             async with ReplicaList(listed, self.ports) as self._listed:
                 keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
                 await self._wait_ready()
                 await asyncio.gather(*keeping)
             successor.end()
-            await chores.close()
+            await self._chores.close()
         finally:
             for sock in held:
                 sock.close()
@@ -131,11 +136,11 @@ class Supervisor:
             _log.error("%s", why)
             self._end()
 
-    def config_of(self, index: int) -> bytes:
-        """The configuration of a replica, packed."""
-        port = self.management_port(index)
-        reported = {"port": self.port, "management_port": port}
-        return pickle.dumps(self._config.listening(**reported))
+    async def config_of(self, index: int) -> bytes:
+        """The configuration of a replica, packed: the file's, or its last good content."""
+        await self._file.look()
+        reported = {"port": self.port, "management_port": self.management_port(index)}
+        return pickle.dumps(self._file.config.listening(**reported))
 
     def management_port(self, index: int) -> int:
         """Port of a replica's metrics and admin routes."""
@@ -157,6 +162,7 @@ class Supervisor:
             if not all(replica.ready.is_set() for replica in self.replicas):
                 self.give_up(f"not every replica got ready within {START_S:g} s")
             else:
+                self._ready = True
                 self._manager.say(SERVES)
                 self.started.ready()
                 if self._on_ready is not None:
@@ -166,10 +172,15 @@ class Supervisor:
 
     def _hung_up(self) -> None:
         """Have every replica reload the configuration."""
-        self._manager.reloading()
+        self._chores.start(self._file.look())
+        if self.ending.is_set():
+            return
+        if self._ready:
+            self._manager.reloading()
         for replica in self.replicas:
-            replica.signal(signal.SIGHUP)
-        self._manager.say(SERVES)
+            replica.reload()
+        if self._ready:
+            self._manager.say(SERVES)
 
     def _signalled(self) -> None:
         if self.ending.is_set():
@@ -224,6 +235,8 @@ class Replica:
         self.clean = True
         """Whether it ended without an error."""
         self.supervisor = supervisor
+        self._reload_due = False
+        """Whether it has to reload the configuration once it serves."""
         self._process: asyncio.subprocess.Process | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
@@ -249,6 +262,12 @@ class Replica:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), pause_s)
             self.clean = True
+
+    def reload(self) -> None:
+        """Have it reload the configuration, now or once it serves; SIGHUP would end it earlier."""
+        self._reload_due = not self.serves
+        if self.serves:
+            self.signal(signal.SIGHUP)
 
     def signal(self, sig: signal.Signals) -> None:
         """Send it a signal, if it runs."""
@@ -291,7 +310,7 @@ class Replica:
             self.signal(signal.SIGTERM)
         listening = asyncio.create_task(self._listen(process))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            packed = self.supervisor.config_of(self.index)
+            packed = await self.supervisor.config_of(self.index)
             if process.stdin is not None:
                 # The pipe stays open: its end tells the replica that this process is gone.
                 process.stdin.write(len(packed).to_bytes(8) + packed)
@@ -319,3 +338,5 @@ class Replica:
                     _log.warning("replica %d serves again", self.index)
                 self.serves = True
                 self.ready.set()
+                if self._reload_due:
+                    self.reload()

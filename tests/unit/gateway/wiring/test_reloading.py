@@ -150,3 +150,16 @@ async def test_a_bad_file_is_not_tried_again(case: Case) -> None:
         await case.gateway.reloading.reload()
     assert not case.gateway.reloading.status.successful
     assert case.gateway.reloading._retry_at_s == inf
+
+
+async def test_sighup_before_the_start_reloads_nothing_and_reports_nothing(case: Case) -> None:
+    done: list[bool] = []
+    gateway = case.gateway
+    gateway.reloading.hang_up(lambda: done.append(True))
+    case.pool["max_num_seqs"] = 4
+    case.write()
+    await gateway.reloading.start()
+    await case.until(lambda: gateway.models[0].fleet.pools[0].slots_per_worker == 4)
+    assert done == []
+    gateway.reloading.hang_up(lambda: done.append(True))
+    await case.until(lambda: done == [True])

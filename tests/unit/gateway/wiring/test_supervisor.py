@@ -4,12 +4,13 @@ import asyncio
 import pickle
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.adapters.replicas.listening import bound
-from gateway.settings import Config, parse
+from gateway.settings import Config, load, parse
 from gateway.wiring import supervisor
 from gateway.wiring.supervisor import (
     DEATHS_WITHIN_S,
@@ -56,14 +57,72 @@ def test_a_replica_that_dies_now_and_then_is_always_started_again() -> None:
     assert found == [pytest.approx(0.1)] * 20
 
 
-def test_replicas_get_the_configuration_with_a_management_port_each() -> None:
+async def test_replicas_get_the_configuration_with_a_management_port_each() -> None:
     made = config(3)
-    given = [pickle.loads(Supervisor(made, None).config_of(n)) for n in (1, 2, 3)]
+    given = [pickle.loads(await Supervisor(made, None).config_of(n)) for n in (1, 2, 3)]
     assert [each.server.management_port for each in given] == [9101, 9102, 9103]
     server = made.server
     for each in given:
         same = each.server.model_copy(update={"management_port": server.management_port})
         assert each.model_copy(update={"server": same}).model_dump() == made.model_dump()
+
+
+async def test_a_replica_that_starts_again_gets_the_last_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(FILE % 2)
+    whole = Supervisor(load(path).listening(host="127.0.0.2"), None)
+
+    async def given() -> Config:
+        found: Config = pickle.loads(await whole.config_of(1))
+        return found
+
+    assert [each.name for each in (await given()).entitlements] == ["a"]
+    # A later file without the entitlement, whose new number of replicas needs a restart of all.
+    path.write_text((FILE % 3).partition("entitlements")[0])
+    assert (await given()).entitlements == ()
+    path.write_text("version: broken")
+    now = await given()
+    assert now.entitlements == ()
+    assert (now.server.workers, now.server.host) == (2, "127.0.0.2")
+
+
+async def test_sighup_waits_until_a_replica_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program dies of a SIGHUP before it is ready; after that the signal ends it well."""
+    program = (
+        "import os, signal, time; time.sleep(0.3);"
+        "signal.signal(signal.SIGHUP, lambda *_: os._exit(7)); os.write(1, b'ready\\n');"
+        "time.sleep(60)"
+    )
+    replica = replica_of(monkeypatch, [sys.executable, "-c", program])
+    running = asyncio.create_task(replica._run())
+    async with asyncio.timeout(20):
+        while replica._process is None:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+        replica.supervisor._hung_up()
+        assert await running == 7
+    await replica.supervisor._chores.close()
+
+
+async def test_sighup_during_the_start_does_not_tell_that_the_gateway_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(address)
+        told.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        whole = Supervisor(config(2), None)
+        whole._hung_up()
+        with pytest.raises(BlockingIOError):
+            told.recv(4096)
+        for replica in whole.replicas:
+            replica.ready.set()
+        await whole._wait_ready()
+        assert told.recv(4096) == b"READY=1"
+        whole._hung_up()
+        assert told.recv(4096).startswith(b"RELOADING=1")
+        assert told.recv(4096) == b"READY=1"
+    await whole._chores.close()
 
 
 def test_one_replica_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
