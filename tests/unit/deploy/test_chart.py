@@ -267,6 +267,7 @@ def test_the_schema_refuses_mistakes_and_names_their_place(option: str, said: st
         (["redis.enabled=true", "redis.url=redis://redis:6379/0"], "keep one of them"),
         (["redis.enabled=true", "config.state.url=memory://"], "leave config.state.url at"),
         (["terminationGracePeriodSeconds=37"], "must be 38 or more"),
+        (['env=[{"name":"SLUICE_STATE_URL","value":"sqlite:///s"}]'], "Set config.state.url"),
         (["config.server.workers=2"], "set replicas"),
         (["config.server.management_port=0"], "must be a number above 0"),
         (["config.server.host=127.0.0.1"], "must be 0.0.0.0"),
@@ -292,6 +293,30 @@ def test_one_replica_may_have_its_state_in_memory_and_several_share_a_redis() ->
     for option in ("redis.enabled=true", "redis.url=redis://r:6379/0", "redis.urlSecret.name=url"):
         container = gateway_of(render("--set=replicas=2", f"--set={option}"))
         assert [e["name"] for e in container["env"]] == ["SLUICE_STATE_URL"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ([], None),
+        (["replicas=2", "redis.enabled=true"], None),
+        (["config.state.url=sqlite:////var/lib/sluice/state.db"], "Recreate"),
+        (["config.state.url=${SLUICE_STATE_URL:-sqlite:////var/lib/sluice/s.db}"], "Recreate"),
+        (
+            [
+                "config.state.url=${SLUICE_STATE_URL:-sqlite:////var/lib/sluice/s.db}",
+                "redis.enabled=true",
+            ],
+            None,
+        ),
+        (["data.existingClaim=disk"], "Recreate"),
+        (["data.existingClaim=disk", "replicas=2", "redis.enabled=true"], None),
+    ],
+)
+def test_no_two_pods_have_one_sqlite_file_or_volume(options: list[str], kind: str | None) -> None:
+    strategy = one(render(*(f"--set={o}" for o in options)), "Deployment")["spec"]["strategy"]
+    assert strategy.get("type") == kind
+    assert ("rollingUpdate" in strategy) == (kind is None), "the API refuses both"
 
 
 def test_keys_come_from_secrets_only() -> None:

@@ -41,6 +41,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- with .Values.autoscaling }}{{ ternary .maxReplicas $.Values.replicas .enabled }}{{ end }}
 {{- end }}
 
+{{/* "true" if a pod must be gone before the next one starts: both would write one SQLite file and
+spend each limit twice, or the next one could not mount a ReadWriteOnce volume. */}}
+{{- define "sluice.alone" -}}
+{{- $redis := or .Values.redis.enabled .Values.redis.url .Values.redis.urlSecret.name }}
+{{- $sqlite := regexMatch "^([$][{][A-Za-z0-9_]+:-)?sqlite:" (toString .Values.config.state.url) }}
+{{- $claim := and .Values.data.existingClaim (eq (int (include "sluice.mostReplicas" .)) 1) }}
+{{- if or (and $sqlite (not $redis)) $claim }}true{{ end }}
+{{- end }}
+
 {{/* Seconds that a pod has to end. */}}
 {{- define "sluice.grace" -}}
 {{- $needed := add (int .Values.preStopSleepSeconds) (int (ceil (float64 .Values.config.server.drain_timeout_s))) }}
