@@ -66,21 +66,21 @@ def reserved(host: str, port: int) -> list[socket.socket]:
     return bound(host, port, shared=hasattr(socket, "SO_REUSEPORT"))
 
 
-def passed(environ: Mapping[str, str], *, any_pid: bool = False) -> list[socket.socket]:
-    """Listening sockets that systemd passed to this process (sd_listen_fds), on TCP.
-
-    `any_pid`: the process to which it passed them has passed them on.
-    """
-    if not any_pid and environ.get("LISTEN_PID") != str(os.getpid()):
+def passed(environ: Mapping[str, str]) -> list[socket.socket]:
+    """Listening sockets that systemd passed to this process (sd_listen_fds), on TCP."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
         return []
-    found = []
-    for fd in range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0"))):
-        os.set_inheritable(fd, False)  # noqa: FBT003
-        sock = socket.socket(fileno=fd)
-        if sock.family in {socket.AF_INET, socket.AF_INET6}:
-            sock.setblocking(False)  # noqa: FBT003
-            found.append(sock)
-    return found
+    first = range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0")))
+    found = [inherited(fd) for fd in first]
+    return [sock for sock in found if sock.family in {socket.AF_INET, socket.AF_INET6}]
+
+
+def inherited(fd: int) -> socket.socket:
+    """A socket that the process which started this one passed; programs started here lack it."""
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)  # noqa: FBT003
+    return sock
 
 
 def take_no_more(sock: socket.socket) -> None:

@@ -9,7 +9,6 @@
 """
 
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -18,10 +17,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Final
 
-from gateway.adapters.replicas.listening import passed
+from gateway.adapters.replicas.listening import inherited, passed
 
 PREDECESSOR: Final = "SLUICE_PREDECESSOR_FD"
-"""Names the file descriptor of the new process's end of the pair."""
+"""Names file descriptors: the new process's end of the pair, then systemd's sockets, by commas."""
+_OF_SYSTEMD: Final = frozenset({"WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"})
+"""Variables that do not hold for the new process."""
 _READY: Final = b"ready\n"
 
 _log = logging.getLogger("sluice.upgrade")
@@ -31,13 +32,10 @@ class Started:
     """Where this process comes from: sockets from systemd, and the process that it replaces."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
-        fd = environ.pop(PREDECESSOR, "")
-        self.link = socket.socket(fileno=int(fd)) if fd else None
+        fds = [int(fd) for fd in environ.pop(PREDECESSOR, "").split(",") if fd]
+        self.link = inherited(fds[0]) if fds else None
         """The pair's end towards the process that this one replaces; None if it replaces none."""
-        if self.link is not None:
-            self.link.setblocking(False)  # noqa: FBT003
-            os.set_inheritable(self.link.fileno(), False)  # noqa: FBT003
-        self.sockets = passed(environ, any_pid=fd != "")
+        self.sockets = [inherited(fd) for fd in fds[1:]] if fds else passed(environ)
         """Listening sockets that systemd holds."""
 
     def listening_on(self, port: int) -> list[socket.socket]:
@@ -84,13 +82,13 @@ class Successor:
             return
         self._link, its = socket.socketpair()
         self._link.setblocking(False)  # noqa: FBT003
-        held = self._started.sockets
-        environ = {k: v for k, v in self._environ.items() if k != "WATCHDOG_PID"}
+        fds = [its.fileno(), *(sock.fileno() for sock in self._started.sockets)]
+        environ = {k: v for k, v in self._environ.items() if k not in _OF_SYSTEMD}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - this program itself
                 [sys.executable, *sys.orig_argv[1:]],
-                env={**environ, PREDECESSOR: str(its.fileno())},
-                pass_fds=(its.fileno(), *(sock.fileno() for sock in held)),
+                env={**environ, PREDECESSOR: ",".join(map(str, fds))},
+                pass_fds=fds,
                 start_new_session=True,
             )
         except OSError as error:
