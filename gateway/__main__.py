@@ -1,6 +1,7 @@
 """`python -m gateway sluice.yaml`: the gateway without the rest of the command."""
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gateway.wiring.supervisor import run
 
 def main(arguments: list[str]) -> int:
     """Serve the configuration file named first; exit status 2 for a bad one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `sluice serve` does
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = load(Path(arguments[0] if arguments else "sluice.yaml"))

@@ -1,6 +1,7 @@
 """`sluice serve`: run the gateway, one replica or several."""
 
 import logging
+import signal
 from typing import Annotated, Literal
 
 import typer
@@ -23,6 +24,9 @@ def serve(
     log_level: Annotated[Level, typer.Option(help="Least level logged to stderr.")] = "info",
 ) -> None:
     """Serve until SIGTERM; then running streams finish, up to drain_timeout_s."""
+    # The kernel ignores what the first process of a container does not handle, which would then be
+    # killed once it may take no longer. The server drains from when it serves on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     loaded = listening_on(load_or_exit(config), host, port, workers)
     for option, unfit in (("--workers", unfit_workers), ("server.management_port", unfit_ports)):
         if (found := unfit(loaded)) is not None:

@@ -76,6 +76,8 @@ def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(Supervisor(config, on_ready).serve())
+    except KeyboardInterrupt:  # SIGTERM before it starts replicas
+        return 0
     except (OSError, StateFailure) as error:
         _log.error("%s", error)
         return 1

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,6 +75,32 @@ def test_a_request_that_arrives_as_the_drain_ends_is_still_answered() -> None:
         assert late.headers["connection"] == "close"
         assert f.gateway.wait(10) == 0
         f.forget_gateway()
+
+
+START = """
+version: 1
+server: { port: 0 }
+health: { timeout_s: 30 }
+models:
+  - name: m
+    pools:
+      only: { max_model_len: 4096, max_num_seqs: 8, workers: ["http://127.0.0.1:%d"] }
+"""
+
+
+@pytest.mark.parametrize("command", [("sluice", "serve", "-c"), ("gateway",)])
+def test_sigterm_ends_a_gateway_that_still_probes_its_engines(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """By a handler: the default action does not end the first process of a container."""
+    file = tmp_path / "sluice.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file.write_text(START % silent.getsockname()[1])
+        process = subprocess.Popen([sys.executable, "-m", *command, str(file)])
+        silent.settimeout(60)
+        with silent.accept()[0]:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.redis)])
