@@ -19,11 +19,14 @@ import httpx
 class Pod:
     """One pod of one container, from its start to its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, spec: Any, url: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, spec: Any, url: str, management: str
+    ) -> None:
         self._process = process
         self._spec = spec
         self._container = spec["containers"][0]
         self.url = url
+        self._ports = {"http": url, "management": management}
         self.killed = False
         """Whether the grace period was over before the process was."""
 
@@ -35,9 +38,17 @@ class Pod:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, spec: Any, url: str, environment: Mapping[str, str], folder: Path
+        cls,
+        spec: Any,
+        url: str,
+        environment: Mapping[str, str],
+        folder: Path,
+        management: str = "",
     ) -> AsyncIterator[Self]:
-        """Start the container of a pod's spec and wait until it serves at `url`."""
+        """Start the container of a pod's spec and wait until it serves.
+
+        Its port `http` is at `url`, its port `management` at the other.
+        """
         (container,) = spec["containers"]
         words = [_here(word, container, folder) for word in container["args"]]
         process = await asyncio.create_subprocess_exec(
@@ -45,7 +56,7 @@ class Pod:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
         )
-        pod = cls(process, spec, url)
+        pod = cls(process, spec, url, management)
         try:
             await pod._until_ready()
             yield pod
@@ -57,9 +68,10 @@ class Pod:
     async def passes(self, name: str) -> bool:
         """Ask once what a probe asks."""
         probe = self._container[name]
+        asked = probe["httpGet"]
         async with httpx.AsyncClient(timeout=probe.get("timeoutSeconds", 1)) as client:
             try:
-                answer = await client.get(self.url + probe["httpGet"]["path"])
+                answer = await client.get(self._ports[asked["port"]] + asked["path"])
             except httpx.TransportError:
                 return False
         return 200 <= answer.status_code < 400

@@ -59,7 +59,10 @@ async def fleet(folder: Path, *options: str) -> AsyncIterator[Pod]:
         file.write_text(text, encoding="utf-8")
         environment = {**SECRET, "SLUICE_KUBERNETES_URL": kube.url}
         spec, at = spec_of(manifests, "sluice"), f"http://127.0.0.1:{http}"
-        yield await stack.enter_async_context(Pod.running(spec, at, environment, folder))
+        managed = f"http://127.0.0.1:{management}"
+        yield await stack.enter_async_context(
+            Pod.running(spec, at, environment, folder, management=managed)
+        )
 
 
 def on_this_machine(spec: Any, address: str, port: int) -> Any:

@@ -131,6 +131,20 @@ def test_the_pod_runs_the_image_s_command_as_the_image_s_user_on_a_read_only_roo
     assert mounts == {"/etc/sluice", instruction("WORKDIR"), "/tmp"}
 
 
+def test_a_gateway_with_tls_is_probed_in_plain_http_and_finds_its_certificate() -> None:
+    files = {"cert": "/etc/sluice-tls/tls.crt", "key": "/etc/sluice-tls/tls.key"}
+    option = f"--set-json=config.server.tls={json.dumps(files)}"
+    manifests = rendered(values_named("placement"), option)
+    container = gateway_of(manifests, "llm-gateway")
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "management"
+        assert "scheme" not in container[probe]["httpGet"]
+    spec = one(manifests, "Deployment", "llm-gateway")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert volumes[mounted["/etc/sluice-tls"]]["secret"] == {"secretName": "gateway-tls"}
+
+
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_every_pod_fits_the_restricted_standard_with_limits(values: Path) -> None:
     for manifest in rendered(values):
