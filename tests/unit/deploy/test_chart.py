@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from gateway.settings import load
+from gateway.web.control.roles import ROUTES, Role
 from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
 from tests.chart import helm as run_helm
 from tests.chart import rendered as render
@@ -79,6 +80,29 @@ def test_the_kubernetes_api_accepts_what_is_rendered(values: Path) -> None:
 def test_the_kubernetes_api_accepts_the_recipes(recipe: Path) -> None:
     manifests = list(yaml.safe_load_all(recipe.read_text(encoding="utf-8")))
     assert [problem for each in manifests for problem in problems_of(each)] == []
+
+
+def test_engines_drain_with_an_operator_s_key_and_see_no_secret_of_the_gateway() -> None:
+    path = ROOT / "deploy/kubernetes/engines.yaml"
+    text = path.read_text(encoding="utf-8")
+    (engines,) = [m for m in yaml.safe_load_all(text) if m["kind"] == "Deployment"]
+    (container,) = engines["spec"]["template"]["spec"]["containers"]
+    secrets = {
+        variable["name"]: variable["valueFrom"]["secretKeyRef"]["name"]
+        for variable in container["env"]
+        if "secretKeyRef" in variable["valueFrom"]
+    }
+    (command,) = container["lifecycle"]["preStop"]["exec"]["command"][2:]
+    assert re.findall(r"Bearer \$(\w+)", command) == list(secrets)
+    assert load_yaml(CHART / "values.yaml")["keys"]["secretName"] not in secrets.values()
+    assert "envFrom" not in container
+    # The key that the comment has the operator name to the chart.
+    (values,) = re.findall(r"^#   (config: .*)$", text, re.MULTILINE)
+    named = yaml.safe_load(values.replace("HASH", f"sha256:{1:064x}"))
+    (key,) = named["config"]["server"]["admin_keys"]
+    assert Role(key["role"]).may(ROUTES["POST", "/admin/workers/{worker:path}/drain"])
+    assert not Role(key["role"]).may(Role.OWNER)
+    assert one(render(f"--set-json=config.server.admin_keys={json.dumps([key])}"), "Deployment")
 
 
 def test_the_kubernetes_api_refuses_misspelled_and_mistyped_fields() -> None:
