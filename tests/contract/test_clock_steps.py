@@ -7,6 +7,7 @@ may be set or be another server's after a failover, and by what its replicas say
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.common.redis_server import RedisServer
@@ -20,6 +21,7 @@ from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled
@@ -51,11 +53,12 @@ class Embedded:
 class OnRedis:
     """In a server whose clock may be set."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, ahead_s: float = 0.0) -> None:
+        """`ahead_s`: of the gateway's clock before the server's."""
         self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
         token_pool = TokenPool(TERMS)
         token_pool.define(TENANT)
-        served = {"m": served_model()}
+        served = {name: served_model(name=name) for name in "mn"}
         self.store = RedisLeases(
             url,
             served,
@@ -64,7 +67,7 @@ class OnRedis:
             local=MemoryLeases(served, self.true),
             fail_mode="closed",
             owner="o",
-            wall_clock=self.machine,
+            wall_clock=lambda: self.machine() + ahead_s,
             jitter=lambda: 0.0,
             script_clock=self.machine,
         )
@@ -105,11 +108,12 @@ async def passes(opened: Store, seconds: float, *, renewed: bool = False) -> Non
             await opened.store.renew()
 
 
-def ask(lease_id: str, tokens: int = 100) -> Ask:
+def ask(lease_id: str, tokens: int = 100, model: str = "m", limits: tuple[Limit, ...] = ()) -> Ask:
     return Ask(
         lease_id=lease_id,
-        model="m",
+        model=model,
         entitlement="e",
+        limits=limits,
         pool=0,
         alternates=(),
         cost_tokens=tokens,
@@ -193,6 +197,50 @@ async def test_many_steps_add_up_to_nothing(opened: Store) -> None:
         await passes(opened, 0.25)
     # 6 s have passed, and each step forward is worth 2 s at most.
     assert await level(opened) <= RATE * (6.0 + 12 * 2.0) + 1
+
+
+HOUR = Limit(id="h", scope="tenant", name="t", unit="tokens", amount=10_000, window="hour")
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("ahead_s", [-90_000.0, -7_200.0, 7_200.0, 1e8])
+@pytest.mark.parametrize("ticked", [False, True])
+async def test_a_gateway_whose_clock_is_wrong_turns_no_window(
+    redis_server: RedisServer, ahead_s: float, *, ticked: bool
+) -> None:
+    right, wrong = OnRedis(redis_server.url), OnRedis(redis_server.url, ahead_s)
+    for each in (right, wrong):
+        await each.store.start()
+    await right.store.tick()
+    await right.store.admit(ask("a", limits=(HOUR,)))
+    if ticked:
+        await wrong.store.tick()
+    await wrong.store.admit(ask("b", limits=(HOUR,)))
+    for each in (right, wrong)[: 1 + ticked]:
+        (view,) = await each.store.levels([HOUR])
+        assert (view.used, view.resets_unix_s) == (200, NOW_S // 3600 * 3600 + 3600)
+    for each in (right, wrong):
+        await each.store.close()
+
+
+@pytest.mark.redis
+async def test_a_model_that_is_new_after_a_step_shares_the_time_of_limits(
+    redis_server: RedisServer,
+) -> None:
+    opened = OnRedis(redis_server.url)
+    await opened.store.start()
+    await opened.store.tick()
+    await opened.store.admit(ask("a", limits=(HOUR,)))
+    opened.machine.advance(3600.0)
+    token_pool = TokenPool(TERMS)
+    token_pool.define(msgspec.structs.replace(TENANT, model="n"))
+    await opened.store.manage(served_model(name="n"), token_pool)
+    opened.store.pending.clear()
+    await opened.store.tick()
+    await opened.store.admit(ask("b", model="n", limits=(HOUR,)))
+    (view,) = await opened.store.levels([HOUR])
+    assert view.used == 200
+    await opened.store.close()
 
 
 @pytest.mark.parametrize("step_s", [-3600.0, -31.0])

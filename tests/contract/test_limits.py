@@ -295,6 +295,34 @@ async def test_an_administrator_adds_to_a_budget_for_its_window_alone(opener: Op
         await opened.close()
 
 
+@pytest.mark.parametrize("window", ["month", "30d"])
+async def test_what_a_wrong_clock_counted_ahead_counts_in_the_current_window(
+    opener: Opener, window: str
+) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    store: Any = opened.store
+    budget = like(MONTH, window=window)
+    try:
+        opened.store.settle(await take(opened, "a", budget), used(7_000))
+        opened.at(NOW_S + 3 * 365 * 86_400)
+        opened.store.settle(await take(opened, "b", budget), used(500))
+        running = await take(opened, "c", budget)
+        await store.add(budget, 50)
+        opened.at(NOW_S)
+        if opened.starts_again:
+            await opened.start_again(TERMS, [entitled("e")])
+        assert (await seen(opened, budget)).used == 7_600
+        lease = await take(opened, "d", budget, tokens=400)
+        assert lease.uses[0].crossed
+        opened.store.settle(running, used(90))
+        opened.store.settle(lease, used(400))
+        assert ((view := await seen(opened, budget)).used, view.added) == (7_990, 50)
+        opened.at(NOW_S + 61 * 86_400)
+        assert ((view := await seen(opened, budget)).used, view.added) == (0, 0)
+    finally:
+        await opened.close()
+
+
 async def test_the_latest_thirty_days_never_hold_more_than_the_amount(opener: Opener) -> None:
     opened = await opener(TERMS, [entitled("e")])
     rolling = like(MONTH, id="tenant:t:tokens:30d", window="30d", amount=3_000, warn=0)

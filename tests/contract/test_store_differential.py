@@ -260,6 +260,15 @@ class Pair:
             # Reading drops what is too old, in the scripts only once they write it.
             assert {s: n for s, n in ours if n}.items() <= theirs.items()
 
+    def compare_views(self) -> None:
+        asked = LimitEncoder().asked(LIMITS, Wanted(0, 0, 0), self.now_s, "limits")
+        for limit, theirs in zip(
+            LIMITS, DECODE(self.script("budget", asked=asked, added=0)), strict=True
+        ):
+            ours = self.book.limits.view(limit, self.now_s)
+            shown = [ours.used, ours.reserved, ours.added, ours.resets_unix_s, ours.total]
+            assert theirs == shown, limit.id
+
     def _key(self, name: str) -> str:
         return self.calls.key.replace(":state", f":{name}")
 
@@ -425,6 +434,33 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     assert met >= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
     assert met >= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
     assert met >= {"warned", "demoted"}
+
+
+def test_a_clock_that_is_set_leaves_the_same_levels_of_limits(redis_process: RedisServer) -> None:
+    with redis_process.client() as client:
+        for seed in range(40):
+            pick = random.Random(seed).choice
+            pair = Pair(client, Terms(slots=(500, 500)))
+            pair.define(Entitlement(name="a", model="m"))
+            begin_s = pair.now_s
+            pair.now_s += pick((900.0, 90_000.0, 1e8))
+            for number in range(40):
+                pair.now_s += pick((0.0, 0.37, 1.1))  # no lease expires
+                if number == 20:
+                    for lease_id in list(pair.book.leases):
+                        pair.settle(lease_id, 90)
+                    pair.now_s = begin_s
+                request = AdmissionRequest(
+                    lease_id=f"l{number}",
+                    entitlement="a",
+                    pool=0,
+                    estimate_tokens=pick((40, 130)),
+                    limits=LIMITS,
+                    money=70,
+                )
+                pair.admit(request, observe=True)  # a script that refuses writes nothing
+                pair.settle(pick([*pair.book.leases, "nobody"]), pick((None, 50, 700)))
+                pair.compare_views()
 
 
 @pytest.mark.parametrize(

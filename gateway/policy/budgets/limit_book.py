@@ -34,17 +34,29 @@ class Counter:
         """Slices, ascending, the oldest of which no longer counts; `spent` in each."""
         self.spent: list[int] = []
 
-    def roll(self, start_s: float, kept_s: float) -> float:
-        """Begin the slice that starts then, unless a later one began; forget old ones."""
-        starts = self.starts
+    def roll(self, span: Span, now_s: float) -> float:
+        """Begin the slice of this span, unless a later one began; forget old ones."""
+        starts, start_s = self.starts, span.start_s
+        early = self._recall(span, now_s) if starts and starts[-1] > now_s else 0
         if not starts or starts[-1] < start_s:
             starts.append(start_s)
             self.spent.append(0)
         start_s = starts[-1]
+        self.spent[-1] += early
         # One that just ended is kept for the settlement of what was admitted in it.
-        while len(starts) > 2 and starts[1] < start_s - kept_s:
+        while len(starts) > 2 and starts[1] < start_s - span.kept_s:
             del starts[0], self.spent[0]
         return start_s
+
+    def _recall(self, span: Span, now_s: float) -> int:
+        """Remove slices that a wrong clock began, and return what they counted."""
+        early = 0
+        while self.starts and self.starts[-1] > now_s:
+            self.starts.pop()
+            early += self.spent.pop()
+        self.warned_s = min(self.warned_s, span.start_s)
+        self.added_until_s = min(self.added_until_s, span.next_s + span.kept_s)
+        return early
 
     def level(self, since_s: float) -> int:
         """The sum over the slices from then on."""
@@ -56,10 +68,15 @@ class Counter:
         return used
 
     def post(self, slice_s: float, amount: int) -> None:
-        """Correct what was counted in a slice; one that is long gone leaves the total only."""
+        """Correct what was counted in a slice; one that is long gone leaves the total only.
+
+        What a slice after the newest counted is in the newest now (see `roll`).
+        """
         self.total += amount
-        for at in range(len(self.starts) - 1, -1, -1):
-            if self.starts[at] == slice_s:
+        newest = len(self.starts) - 1
+        for at in range(newest, -1, -1):
+            began_s = self.starts[at]
+            if began_s == slice_s or (at == newest and began_s < slice_s):
                 self.spent[at] += amount
                 return
 
@@ -154,7 +171,7 @@ class LimitBook:
             level, start_s, since_s, resets_s = counter.reserved, 0.0, 0.0, 0.0
             if limit.window:
                 span = self.spans.at(limit.window, limit.zone, now_s)
-                start_s = counter.roll(span.start_s, span.kept_s)
+                start_s = counter.roll(span, now_s)
                 since_s = start_s - span.kept_s
                 level = counter.level(since_s)
                 if level + asked > amount:
@@ -249,7 +266,7 @@ class LimitBook:
         used, resets_s = counter.reserved, 0.0
         if limit.unit != "sequences":
             span = self.spans.at(limit.window, limit.zone, now_s)
-            start_s = counter.roll(span.start_s, span.kept_s)
+            start_s = counter.roll(span, now_s)
             used = counter.level(start_s - span.kept_s)
             resets_s = _resets_s(counter, span, start_s, 1)
         return LimitView(

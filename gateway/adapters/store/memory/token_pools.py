@@ -35,10 +35,17 @@ class SteadyClock:
         """`clock` monotonic, `wall_clock` Unix time, in seconds."""
         self._clock = clock
         self._ahead_s = wall_clock() - clock()
+        self.follows = False
+        """Whether it shows a shared store's time."""
 
     def __call__(self) -> float:
         """Unix time in seconds."""
         return self._clock() + self._ahead_s
+
+    def follow(self, unix_s: float) -> None:
+        """Show this time now, which a shared store has."""
+        self._ahead_s = unix_s - self._clock()
+        self.follows = True
 
     def at(self, unix_s: float) -> float:
         """Convert a recent event's time by the machine's clock to this clock."""

@@ -97,7 +97,11 @@ class LimitEncoder:
         found: list[Any] = [limits_key]
         for limit in limits:
             known = self._known.get(limit.id)
-            if known is None or known[0] is not limit or now_s >= known[1].next_s:
+            if (
+                known is None
+                or known[0] is not limit
+                or not known[1].start_s <= now_s < known[1].next_s
+            ):
                 known = self._encoded(limit, now_s)
             found.append((wanted.of(limit.unit), known[2]))
         return found

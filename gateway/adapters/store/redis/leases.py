@@ -20,11 +20,10 @@ from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.link import RedisLink
 from gateway.adapters.store.redis.model import RedisModel
 from gateway.adapters.store.redis.route import route_of
-from gateway.adapters.store.redis.scripts import Calls, Scripts, argument
+from gateway.adapters.store.redis.scripts import Calls, Scripts
 from gateway.adapters.store.redis.token_pools import FailMode, Process
 from gateway.adapters.store.redis.wire import RedisWire
 from gateway.errors import StateFailure
-from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
@@ -86,8 +85,6 @@ class RedisLeases:
             limits=KnownLimits(),
             replicas=replicas,
         )
-        self._now_s = self._process.wall_clock
-        self._encoder = self._process.limits.encoder
         self._scripts, self._route = Scripts(script_clock), route_of(url)
         for name, token_pool in token_pools.items():
             self._models[name] = self._model(name, token_pool)
@@ -114,6 +111,9 @@ class RedisLeases:
 
     def _model(self, name: str, token_pool: TokenPool) -> RedisModel:
         process = self._process
+        if not self._route.one_server:  # each has a time of its own
+            clock = SteadyClock(process.clock, process.wall_clock)
+            process = msgspec.structs.replace(process, wall_clock=clock)
         model = RedisModel(name, self._served, token_pool, process)
         calls = Calls(self._scripts, name, len(token_pool.pools))
         model.limits_key = calls.limits_key(one_server=self._route.one_server)
@@ -258,22 +258,7 @@ class RedisLeases:
         model = next(iter(self._models.values()), None)
         if model is None:
             raise StateFailure("no model is managed yet")
-        key, wanted = model.limits_key, Wanted(0, 0, 0)
-        asked = self._encoder.asked(limits, wanted, self._now_s(), key)
-        answer = await model.link.call("budget", argument(asked=asked, added=added))
-        return [
-            LimitView(
-                id=limit.id,
-                used=used,
-                reserved=reserved,
-                added=more,
-                resets_unix_s=float(resets_s),
-                total=total,
-            )
-            for limit, (used, reserved, more, resets_s, total) in zip(
-                limits, msgspec.msgpack.decode(answer), strict=True
-            )
-        ]
+        return await model.budgets(limits, added)
 
     # -- TokenPools
 

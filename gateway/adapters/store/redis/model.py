@@ -7,7 +7,7 @@ settled, and an admission whose answer was lost is given back.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
-from gateway.records.limit import Limit, LimitUse, Spent
+from gateway.records.limit import Limit, LimitUse, LimitView, Spent
 
 
 class RedisModel(RedisPools):
@@ -68,7 +68,9 @@ class RedisModel(RedisPools):
         known = self.leases.get(ask.lease_id)
         if known is not None:
             return known.lease
-        asked = self._asked(ask) if ask.limits else None
+        asked = None
+        if ask.limits:
+            asked = self._encoded(ask.limits, Wanted(ask.sequences, ask.cost_tokens, ask.money))
         packed = admit_argument(ask, self._process.owner, asked, observe=self._observes)
         for _ in range(2):
             if not self.link.up:
@@ -157,6 +159,24 @@ class RedisModel(RedisPools):
             for lease_id in self._fallback.victims(lease):
                 self.evict(lease_id)
 
+    async def budgets(self, limits: Sequence[Limit], added: int = 0) -> list[LimitView]:
+        """Counters of limits; `added` to the first one. Raises RedisAway."""
+        asked = self._encoded(limits, Wanted(0, 0, 0))
+        answer = await self.link.call("budget", argument(asked=asked, added=added))
+        return [
+            LimitView(
+                id=limit.id,
+                used=used,
+                reserved=reserved,
+                added=more,
+                resets_unix_s=float(resets_s),
+                total=total,
+            )
+            for limit, (used, reserved, more, resets_s, total) in zip(
+                limits, msgspec.msgpack.decode(answer), strict=True
+            )
+        ]
+
     # -- inside
 
     @property
@@ -241,10 +261,9 @@ class RedisModel(RedisPools):
             profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         )
 
-    def _asked(self, ask: Ask) -> list[Any]:
-        wanted = Wanted(ask.sequences, ask.cost_tokens, ask.money)
+    def _encoded(self, limits: Sequence[Limit], wanted: Wanted) -> list[Any]:
         encoder = self._process.limits.encoder
-        return encoder.asked(ask.limits, wanted, self._now_s(), self.limits_key)
+        return encoder.asked(limits, wanted, self._now_s(), self.limits_key)
 
     def _release(self, key: str, charge: int | None, spent: Spent | None = None) -> None:
         charged: Any = False if charge is None else charge

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.adapters.store.memory.leases import account_view
+from gateway.adapters.store.memory.token_pools import SteadyClock
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.fallback import LocalFallback
 from gateway.adapters.store.redis.known_limits import KnownLimits
@@ -44,7 +45,8 @@ class Process(Record, frozen=True, kw_only=True):
     owner: str
     fail_mode: FailMode
     clock: Callable[[], float]
-    wall_clock: Callable[[], float]
+    wall_clock: SteadyClock
+    """Unix seconds; once it is known, the time of limits in Redis."""
     jitter: Callable[[], float]
     limits: KnownLimits
     replicas: int
@@ -65,7 +67,8 @@ class RedisPools:
         self._process = process
         self.limits_key = ""
         """The hash of the counters of limits over all models."""
-        self._fallback = LocalFallback(token_pool, process.wall_clock, process.limits)
+        self._now_s = process.wall_clock
+        self._fallback = LocalFallback(token_pool, self._now_s, process.limits)
         self._epoch = ""
         self._introduced = False
         self._ticked = SLICE
@@ -208,10 +211,13 @@ class RedisPools:
                 silent_s=SILENT_S,
                 most=self._ticked,
                 least_s=self._server_time_s(),
+                limits=self.limits_key,
+                limits_least_s=self._now_s() if self._now_s.follows else 0.0,
             )
             answer = await self.link.call("tick", packed)
-            leads, left, self.replicas, epoch, took_us, now_s = answer
+            leads, left, self.replicas, epoch, took_us, now_s, limits_s = answer
             self._server_time = (float(now_s), self._process.clock())
+            self._now_s.follow(float(limits_s))
             if left > 0:
                 self._ticked = next_slice(self._ticked, took_us)
             if leads and not self.leads:
@@ -262,9 +268,6 @@ class RedisPools:
             terms=self.token_pool.terms,
             epoch=secrets.token_hex(8),
         )
-
-    def _now_s(self) -> float:
-        return self._process.wall_clock()
 
 
 def next_slice(ticked: int, took_us: int) -> int:

@@ -63,13 +63,18 @@ end
 -- The server's clock may be set, or be another server's after a failover. So time continues from
 -- the last tick (`clock` in the state: the server's reading and this time), by LEAP_S at most:
 -- replicas tick four times a second. Each tick reports the time passed by the replica's clock.
+-- Limits, which span models, have one time for all of them (`clock` in their hash).
 local LEAP_S = 2
 local state = call('HMGET', STATE, 'terms', 'book', 'clock')
+local function steady(kept, read_s)
+  local then_s, was_s = string.match(kept, '^(%S+) (%S+)$')
+  return was_s + min(max(read_s - then_s, 0), LEAP_S), tonumber(then_s)
+end
 local function book_time()
   local read_s, kept = server_time(), state[3]
   if not kept then return read_s, read_s end
-  local then_s, was_s = string.match(kept, '^(%S+) (%S+)$')
-  return was_s + min(max(read_s - then_s, 0), LEAP_S), read_s, tonumber(then_s)
+  local time_s, then_s = steady(kept, read_s)
+  return time_s, read_s, then_s
 end
 local now_s, read_s, ticked_by_s = book_time()
 

@@ -3,19 +3,22 @@
 --
 -- All counters are fields of one hash, whose name comes with each call: models without limits
 -- need no further key. A counter is a msgpack list: the fields below, then the slices' starts and
--- amounts in turn, ascending. Of a limit of sequences only RESERVED is used.
+-- amounts in turn, ascending. Of a limit of sequences only RESERVED is used. `clock` has the time
+-- of all limits, as book_time keeps a model's; tick.lua advances it.
 --
 -- asked    {hash, {wanted, {id, unit, amount, step_s, start_s, next_s, kept_s, warn, spot}} ...}
 -- held     of a lease: {hash, {id, unit, slice_s, amount} ...}
 
 local TOTAL, RESERVED, WARNED_S, ADDED, ADDED_UNTIL_S, SLICES = 1, 2, 3, 4, 5, 6
+local now_s = now_s -- of limits, once counters were read
 
 local function counters_of(hash, ids)
-  local kept = call('HMGET', hash, unpack(ids))
+  local kept, counters = call('HMGET', hash, 'clock', unpack(ids)), {}
+  if kept[1] and read_s then now_s = steady(kept[1], read_s) end
   for i = 1, #ids do
-    kept[i] = kept[i] and unpacked(kept[i]) or {0, 0, -1, 0, 0}
+    counters[i] = kept[i + 1] and unpacked(kept[i + 1]) or {0, 0, -1, 0, 0}
   end
-  return kept
+  return counters
 end
 
 local function counters_held(held)
@@ -33,15 +36,40 @@ local function save_counters(hash, ids, counters)
   call('HSET', hash, unpack(written))
 end
 
+-- When the slice after the one that starts then begins.
+local function next_of(limit, start_s)
+  return limit.step_s > 0 and start_s + limit.step_s or limit.next_s
+end
+
+-- Removes slices that a wrong clock began, and returns what they counted.
+local function recall(counter, limit, start_s)
+  local early = 0
+  while #counter > SLICES and counter[#counter - 1] > now_s do
+    early = early + table.remove(counter)
+    table.remove(counter)
+  end
+  counter[WARNED_S] = min(counter[WARNED_S], start_s)
+  counter[ADDED_UNTIL_S] = min(counter[ADDED_UNTIL_S], next_of(limit, start_s) + limit.kept_s)
+  return early
+end
+
 local function roll(counter, limit)
   local start_s = now_s < limit.next_s and limit.start_s or limit.next_s
   if limit.step_s > 0 then start_s = math.floor(now_s / limit.step_s) * limit.step_s end
-  local newest = #counter - 1
+  local newest, early = #counter - 1, 0
+  if newest >= SLICES and counter[newest] > now_s then
+    early = recall(counter, limit, start_s)
+    newest = #counter - 1
+  end
+  if start_s > now_s then -- the gateway's clock is wrong: it does not know the current slice
+    start_s = newest >= SLICES and counter[newest] or now_s
+  end
   if newest < SLICES or counter[newest] < start_s then
     counter[#counter + 1], counter[#counter + 2] = start_s, 0
   else
     start_s = counter[newest]
   end
+  counter[#counter] = counter[#counter] + early
   while #counter > SLICES + 3 and counter[SLICES + 2] < start_s - limit.kept_s do
     table.remove(counter, SLICES)
     table.remove(counter, SLICES)
@@ -62,10 +90,12 @@ local function allowed(counter, amount)
   return now_s < counter[ADDED_UNTIL_S] and amount + counter[ADDED] or amount
 end
 
+-- What a slice after the newest counted is in the newest now (see roll).
 local function post(counter, slice_s, amount)
   counter[TOTAL] = counter[TOTAL] + amount
-  for i = #counter - 1, SLICES, -2 do
-    if counter[i] == slice_s then
+  local newest = #counter - 1
+  for i = newest, SLICES, -2 do
+    if counter[i] == slice_s or (i == newest and counter[i] < slice_s) then
       counter[i + 1] = counter[i + 1] + amount
       return
     end
@@ -208,8 +238,8 @@ local function adopt(held)
     counter[RESERVED] = counter[RESERVED] + amount
     if unit ~= 'sequences' then
       local newest = #counter - 1
-      if newest < SLICES or counter[newest] < slice_s then
-        counter[#counter + 1], counter[#counter + 2] = slice_s, 0
+      if newest < SLICES or (counter[newest] < slice_s and slice_s <= now_s) then
+        counter[#counter + 1], counter[#counter + 2] = min(slice_s, now_s), 0
       end
       post(counter, slice_s, amount)
     end
@@ -229,9 +259,8 @@ end
 local function add(known, i, amount)
   local counter, limit = known.counters[i], known.limits[i]
   local start_s = roll(counter, limit)
-  local next_s = limit.step_s > 0 and start_s + limit.step_s or limit.next_s
   counter[ADDED] = allowed(counter, 0) + amount
-  counter[ADDED_UNTIL_S] = next_s + limit.kept_s
+  counter[ADDED_UNTIL_S] = next_of(limit, start_s) + limit.kept_s
   save_counters(known.hash, known.ids, known.counters)
 end
 

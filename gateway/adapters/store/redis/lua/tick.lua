@@ -5,13 +5,14 @@
 -- unfinished tick. A model's keys expire KEPT_S after its last tick.
 --
 -- KEYS     see book.lua
--- ARGV[1]  {owner, leader_ms, silent_s, most, least_s}: a leader that does not call for leader_ms
---          is replaced; a replica that does not call for silent_s is not counted; least_s: a lower
---          bound on the time (0: the replica knows none yet)
+-- ARGV[1]  {owner, leader_ms, silent_s, most, least_s, limits, limits_least_s}: a leader that does
+--          not call for leader_ms is replaced; a replica that does not call for silent_s is not
+--          counted; least_s: a lower bound on the time (0: the replica knows none yet); limits: the
+--          hash of limits' counters, and a lower bound on their time
 --
 -- Returns {1 if this replica leads, entitlements left in the tick (-1: no tick was due), replicas,
--- epoch, microseconds that this call took (0 where time stands still in a script), time}. The
--- epoch changes when the server lost its state.
+-- epoch, microseconds that this call took (0 where time stands still in a script), time, time of
+-- limits}. The epoch changes when the server lost its state.
 
 local function denials_of(p) return KEYS[16 + 4 * p] end
 local function denials_last_of(p) return KEYS[17 + 4 * p] end
@@ -124,18 +125,29 @@ local function slice(most)
   return left
 end
 
--- Advances the stored time.
-local function keep_time()
-  now_s = max(now_s, arg.least_s)
+-- Advances a stored time, which was last stored when the server's clock showed then_s.
+local function keep_time(key, time_s, then_s, least_s)
+  time_s = max(time_s, least_s)
   -- If all replicas were away, none knows the time passed, so the server's clock is trusted.
-  local all_away = arg.least_s == 0 and ticked_by_s and read_s - ticked_by_s > arg.silent_s
-  if all_away then now_s = max(now_s, read_s) end
-  call('HSET', STATE, 'clock', string.format('%.6f %.6f', read_s, now_s))
+  if least_s == 0 and then_s and read_s - then_s > arg.silent_s then time_s = max(time_s, read_s) end
+  call('HSET', key, 'clock', string.format('%.6f %.6f', read_s, time_s))
+  return time_s
+end
+
+local function keep_limits_time()
+  local kept = call('HGET', arg.limits, 'clock')
+  local time_s, then_s = now_s, nil
+  if kept then time_s, then_s = steady(kept, read_s) end
+  return keep_time(arg.limits, time_s, then_s, arg.limits_least_s)
 end
 
 local failed = load_book()
 if failed then return failed end
-if read_s then keep_time() end
+local limits_s = now_s
+if read_s then
+  now_s = keep_time(STATE, now_s, ticked_by_s, arg.least_s)
+  limits_s = keep_limits_time()
+end
 call('ZADD', REPLICAS, now_s, arg.owner)
 call('ZREMRANGEBYSCORE', REPLICAS, '-inf', now_s - arg.silent_s)
 local leads = call('GET', LEADER) == arg.owner
@@ -150,5 +162,5 @@ if leads then
   if left >= 0 then save() end
 end
 local took_us = math.floor((server_time() - began_s) * 1e6)
-local time = string.format('%.6f', now_s)
-return {leads and 1 or 0, left, call('ZCARD', REPLICAS), book.epoch, took_us, time}
+local time, limits_time = string.format('%.6f', now_s), string.format('%.6f', limits_s)
+return {leads and 1 or 0, left, call('ZCARD', REPLICAS), book.epoch, took_us, time, limits_time}
