@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer, redis_program
 from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.errors import RateLimited, Unavailable
@@ -77,6 +79,26 @@ async def test_a_budget_is_one_over_all_models_and_replicas(redis_server: RedisS
                 await store.pools(model)
         (view,) = await one.levels([BUDGET])
         assert (view.used, view.reserved) == (3_000, 0)
+
+
+async def test_in_a_cluster_a_budget_is_seen_and_raised_where_its_entitlement_counts(
+    tmp_path: Path,
+) -> None:
+    if redis_program() is None:
+        pytest.skip("redis-server is not on PATH")
+    budgets = [
+        msgspec.structs.replace(BUDGET, id=name, scope="entitlement", name=name)
+        for name in ("e-n", "e-m")
+    ]
+    with RedisCluster(tmp_path) as cluster:
+        async with opened(cluster.url, *TENANTS, models=("m", "n"), terms=WIDE) as store:
+            await take(store, "a", budgets[1], model="m", tokens=10)
+            await take(store, "b", budgets[0], model="n", tokens=10_000)
+            assert [view.used for view in await store.levels(budgets)] == [10_000, 10]
+            with pytest.raises(RateLimited):
+                await take(store, "c", budgets[0], model="n")
+            await store.add(budgets[0], 100)
+            await take(store, "c", budgets[0], model="n")
 
 
 async def test_without_redis_each_replica_has_its_part_and_redis_learns_of_it(

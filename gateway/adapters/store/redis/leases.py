@@ -238,27 +238,35 @@ class RedisLeases:
 
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
         """See Budgets."""
-        found: list[LimitView] = []
-        for start in range(0, len(limits), LIMITS_AT_ONCE):
-            found += await self._limits(limits[start : start + LIMITS_AT_ONCE], 0)
-        return found
+        counted: dict[RedisModel, list[Limit]] = {}
+        for limit in limits:
+            counted.setdefault(self._counting(limit), []).append(limit)
+        found: dict[str, LimitView] = {}
+        for model, some in counted.items():
+            for start in range(0, len(some), LIMITS_AT_ONCE):
+                views = await model.budgets(some[start : start + LIMITS_AT_ONCE])
+                found.update((view.id, view) for view in views)
+        return [found[limit.id] for limit in limits]
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
         """See Budgets."""
-        return (await self._limits([limit], amount))[0]
+        return (await self._counting(limit).budgets([limit], amount))[0]
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
         """See Budgets. What Redis has is swept by leaders."""
-        self._process.limits.sweep(defined, self._now_s())
+        self._process.limits.sweep(defined, self._process.wall_clock())
         leaders = {m.limits_key: m for m in self._models.values() if m.leads}
         for model in leaders.values():
             await model.sweep(defined)
 
-    async def _limits(self, limits: Sequence[Limit], added: int) -> list[LimitView]:
-        model = next(iter(self._models.values()), None)
-        if model is None:
+    def _counting(self, limit: Limit) -> RedisModel:
+        """The model in whose hash a limit is counted: in a cluster, that of its entitlement."""
+        models = self._models.values()
+        holding = (model for model in models if limit.name in model.token_pool.accounts)
+        found = next(holding, None) or next(iter(models), None)
+        if found is None:
             raise StateFailure("no model is managed yet")
-        return await model.budgets(limits, added)
+        return found
 
     # -- TokenPools
 
