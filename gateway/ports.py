@@ -196,6 +196,9 @@ class LeaseStore(Protocol):
 class Budgets(Protocol):
     """The administrative side of limits that span models. Raises StateFailure."""
 
+    def know(self, limits: Mapping[str, Limit]) -> None:
+        """Follow the levels of the limits in this mapping by id, for when the store is away."""
+
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
         """Counters of these limits, in their order."""
 

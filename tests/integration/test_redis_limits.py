@@ -131,6 +131,26 @@ async def test_without_redis_each_replica_has_its_part_and_redis_learns_of_it(
         assert (await one.levels([FLIGHT]))[0].used == 4
 
 
+@pytest.mark.parametrize("heard", ["by a refusal", "at its start"])
+async def test_without_redis_a_used_up_budget_stays_used_up(
+    own_server: RedisServer, heard: str
+) -> None:
+    async with (
+        opened(own_server.url, TENANTS[0], terms=WIDE, owner="a") as one,
+        opened(own_server.url, TENANTS[0], terms=WIDE, owner="b") as other,
+    ):
+        other.settle(await take(other, "a", BUDGET, tokens=9_990), used(9_990, 0))
+        await other.pools("m")
+        if heard == "by a refusal":
+            with pytest.raises(RateLimited):
+                await take(one, "b", BUDGET)
+        else:
+            one.know({BUDGET.id: BUDGET})
+            await one.tick()
+        own_server.hang()
+        assert await taken(one, 20, BUDGET, name="alone") == []
+
+
 async def test_a_redis_that_flaps_gives_no_part_twice(own_server: RedisServer) -> None:
     async with opened(own_server.url, TENANTS[0], terms=WIDE) as store:
         await store.tick()

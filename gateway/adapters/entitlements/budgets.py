@@ -24,6 +24,7 @@ class BudgetDesk:
         self._metrics = metrics
         self._note = note
         self._limits: dict[str, Limit] = {}
+        store.know(self._limits)
         self._of: dict[str, tuple[str, ...]] = {}
         """Ids of limits by whose keys' they are; under "" those of no key."""
         self._ids: list[str] | None = []

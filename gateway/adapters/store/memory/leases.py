@@ -128,6 +128,9 @@ class MemoryLeases(MemoryPools):
 
     # -- Budgets
 
+    def know(self, limits: Mapping[str, Limit]) -> None:
+        """See Budgets: the counters are here."""
+
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
         """See Budgets."""
         return [self.limits.view(limit, self._now()) for limit in limits]

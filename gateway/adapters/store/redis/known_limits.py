@@ -1,6 +1,7 @@
 """What this process knows of limits over all models, so that a share of them holds without Redis.
 
-Each answer to an admission reports the level of its limits. When Redis goes away, every limit is
+Each answer to an admission reports the level of its limits, and all budgets are read once a minute
+(`leases`). When Redis goes away, every limit is
 divided by the number of replicas, and so is what was known to be used of it. All models of the
 process share these parts, until Redis decides again for all of them.
 """
@@ -8,10 +9,10 @@ process share these parts, until Redis decides again for all of them.
 from collections.abc import Callable, Iterable, Sequence
 
 from gateway.adapters.store.redis.lease_codec import LimitEncoder, RedisLease
-from gateway.policy.admission.decision import Grant
+from gateway.policy.admission.decision import Denial, Grant
 from gateway.policy.budgets.limit_book import Counter, LimitBook, used_of
 from gateway.policy.budgets.windows import counted_s
-from gateway.records.limit import Holding, Limit, LimitUse, Spent
+from gateway.records.limit import Holding, Limit, LimitView, Spent
 
 
 class _Heard:
@@ -19,11 +20,11 @@ class _Heard:
 
     __slots__ = ("allowed", "level", "limit", "slice_s")
 
-    def __init__(self, limit: Limit, held: Holding, use: LimitUse) -> None:
+    def __init__(self, limit: Limit, slice_s: float, level: int, allowed: int) -> None:
         self.limit = limit
-        self.slice_s = held.slice_s
-        self.level = use.level
-        self.allowed = use.amount
+        self.slice_s = slice_s
+        self.level = level
+        self.allowed = allowed
 
 
 class KnownLimits:
@@ -38,10 +39,25 @@ class KnownLimits:
         self._sharing: set[int] = set()
         """Models that decide over the parts: ids of their `LocalFallback`."""
 
-    def note(self, limits: Sequence[Limit], grant: Grant) -> None:
-        """Take over the levels that Redis reports with a grant."""
-        for limit, held, use in zip(limits, grant.held, grant.uses, strict=False):
-            self._heard[limit.id] = _Heard(limit, held, use)
+    def note(self, limits: Sequence[Limit], found: Grant | Denial, now_s: float) -> None:
+        """Take over the levels that Redis reports with a decision."""
+        if isinstance(found, Denial):
+            if found.limit_index >= 0:
+                limit = limits[found.limit_index]
+                self._hear(limit, int(found.used), int(found.limit), now_s)
+            return
+        for limit, held, use in zip(limits, found.held, found.uses, strict=False):
+            self._heard[limit.id] = _Heard(limit, held.slice_s, use.level, use.amount)
+
+    def note_views(self, limits: Sequence[Limit], views: Sequence[LimitView], now_s: float) -> None:
+        """Take over levels that were read from Redis."""
+        for limit, view in zip(limits, views, strict=True):
+            self._hear(limit, view.used, limit.amount + view.added, now_s)
+
+    def _hear(self, limit: Limit, level: int, allowed: int, now_s: float) -> None:
+        if limit.window:
+            start_s = self.encoder.spans.at(limit.window, limit.zone, now_s).start_s
+            self._heard[limit.id] = _Heard(limit, start_s, level, allowed)
 
     def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Correct them by what a request used."""

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -34,6 +35,9 @@ from gateway.records.limit import Limit, LimitUse, LimitView
 
 LIMITS_AT_ONCE: Final = 100
 """Most limits whose counters one script reads."""
+LEVELS_EVERY_S: Final = 60.0
+LEVELS_READ: Final = 1_000
+"""How often levels of budgets are read, so that they are known without Redis, and how many."""
 EVICTED_EVERY_S: Final = 0.1
 """How often a process that holds evictable leases asks for evictions."""
 
@@ -74,6 +78,10 @@ class RedisLeases:
         """Models whose token pool is being prepared: it does not decide yet."""
         self._evict: Callable[[str], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
+        self._known: Mapping[str, Limit] = {}
+        self._known_from = 0
+        """Which of these limits to read next."""
+        self._levels_at_s = 0.0
         self.settled_total = 0
         self.refunded_total = 0
         self._process = Process(
@@ -236,6 +244,10 @@ class RedisLeases:
 
     # -- Budgets
 
+    def know(self, limits: Mapping[str, Limit]) -> None:
+        """See Budgets."""
+        self._known, self._levels_at_s = limits, 0.0
+
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
         """See Budgets."""
         counted: dict[RedisModel, list[Limit]] = {}
@@ -302,6 +314,21 @@ class RedisLeases:
     async def tick(self) -> None:
         """See Upkeep."""
         await asyncio.gather(*(model.tick() for model in self._models.values()))
+        if self._known and self._process.clock() >= self._levels_at_s:
+            await self._read_levels()
+
+    async def _read_levels(self) -> None:
+        """Learn the levels of budgets, so that their parts are right if Redis goes away."""
+        start = self._known_from if self._known_from < len(self._known) else 0
+        some = list(islice(self._known.values(), start, start + LEVELS_READ))
+        some = [limit for limit in some if limit.budget]
+        try:
+            views = await self.levels(some)
+        except StateFailure:
+            return
+        self._process.limits.note_views(some, views, self._process.wall_clock())
+        self._known_from = start + LEVELS_READ
+        self._levels_at_s = self._process.clock() + LEVELS_EVERY_S
 
     async def _receive(self) -> None:
         """Ask for evictions while this process holds evictable leases."""

@@ -83,8 +83,8 @@ class RedisModel(RedisPools):
             bucket_levels.note_decision(
                 self.token_pool, ask.entitlement, ask.cost_tokens, found, self._now_s()
             )
-            if isinstance(found, Grant) and found.uses:
-                self._process.limits.note(ask.limits, found)
+            if ask.limits:
+                self._process.limits.note(ask.limits, found, self._now_s())
             return self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
         return self._admit_alone(ask)
 
