@@ -25,7 +25,7 @@ REFUSALS: Final = {
     "entitlement_degraded": "the pool lost capacity and serves only reserved work",
     "model_not_entitled": "its key is for another model",
     "model_not_found": "no model has that name",
-    "exceeds_entitlement": "it is larger than the entitlement allows, so waiting does not help",
+    "exceeds_entitlement": "it is larger than its limits allow, so waiting does not help",
     "tokens": "the entitlement's token rate is used up",
     "key_requests": "its key has made as many requests in the last minute as it may",
     "key_concurrency": "its key has as many sequences in flight as it may",

@@ -200,13 +200,34 @@ async def test_a_key_has_exactly_its_sequences_in_flight(opener: Opener) -> None
         await opened.close()
 
 
+async def test_a_request_larger_than_a_whole_limit_is_not_told_to_wait(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    store: Any = opened.store
+    running, budget = key("sequences", 4), like(MONTH, amount=500)
+    try:
+        await take(opened, "a", running, budget, sequences=4, tokens=500)
+        for sequences, tokens in ((5, 1), (1, 501)):
+            asked = {"sequences": sequences, "tokens": tokens}
+            found = await refusal(opened, "b", running, budget, **asked)
+            assert (found.status, found.reason) == (400, "exceeds_entitlement")
+        assert (await refusal(opened, "b", running, budget, tokens=1)).reason == "key_concurrency"
+        await store.add(budget, 1)
+        assert (await refusal(opened, "b", budget, tokens=501)).reason == "budget_reserved"
+        await store.add(budget, -400)
+        assert (await refusal(opened, "b", budget, tokens=400)).reason == "budget"
+    finally:
+        await opened.close()
+
+
 async def test_a_refused_request_takes_nothing_of_any_limit(opener: Opener) -> None:
     opened = await opener(TERMS, [entitled("e")])
-    limits = (key("sequences", 9), key("requests", 9, "minute"), like(MONTH, amount=10))
+    limits = (key("sequences", 9), key("requests", 9, "minute"), like(MONTH, amount=110))
+    await take(opened, "first", limits[2])
     try:
-        assert (await refusal(opened, "a", *limits)).reason == "budget"
-        for limit in limits:
+        assert (await refusal(opened, "a", *limits)).reason == "budget_reserved"
+        for limit in limits[:2]:
             assert ((view := await seen(opened, limit)).used, view.total) == (0, 0)
+        assert (await seen(opened, limits[2])).used == 100
     finally:
         await opened.close()
 

@@ -298,7 +298,7 @@ def _limit(unit: Any, amount: int, window: str = "", **more: Any) -> Limit:
 
 
 LIMITS = (
-    _limit("sequences", 3),
+    _limit("sequences", 2),
     _limit("requests", 4, "minute"),
     _limit("tokens", 900, "hour", warn=500),
     _limit("money", 2_000, "1d", warn=1_000),

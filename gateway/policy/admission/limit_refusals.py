@@ -1,8 +1,8 @@
 """A denial by a limit of the key, the entitlement or the tenant, as clients see it.
 
-A limit of requests or sequences is a 429 worth waiting for. So is a budget of which running
-requests reserve the rest; one that is used up is a 429 of type `insufficient_quota`, which official
-clients do not repeat.
+A request larger than a whole limit is a 400. A limit of requests or sequences is a 429 worth
+waiting for. So is a budget of which running requests reserve the rest; one that is used up is a 429
+of type `insufficient_quota`, which official clients do not repeat.
 """
 
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from math import ceil
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from gateway.errors import QuotaExceeded, RateLimited, Refusal
+from gateway.errors import BadRequest, QuotaExceeded, RateLimited, Refusal
 from gateway.policy.admission.decision import Denial
 from gateway.policy.admission.retry_after import retry_after_s
 from gateway.policy.prices import in_units
@@ -24,6 +24,8 @@ def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries."""
     if denial.reason == "budget":
         return _used_up(denial, limit)
+    if denial.reason == "exceeds_entitlement":
+        return _too_large(denial, limit)
     wait_s = float(retry_after_s(denial.wait_s, jitter))
     if denial.reason == "key_requests":
         wait_s = float(ceil(max(1.0, denial.wait_s + jitter * _SPREAD_S)))
@@ -54,6 +56,18 @@ def _used_up(denial: Denial, limit: Limit) -> QuotaExceeded:
         reason="budget",
         code="insufficient_quota",
         should_retry=False,
+    )
+
+
+def _too_large(denial: Denial, limit: Limit) -> BadRequest:
+    what, advice = title(limit), "Send a shorter prompt, ask for fewer output tokens or choices"
+    if not limit.budget:
+        what, advice = "limit of requests in flight", "Send fewer prompts or ask for fewer choices"
+    return BadRequest(
+        f"This request needs {shown(limit, denial.requested)}, and the {what} of {owner(limit)} is "
+        f"{shown(limit, denial.limit)}, however long you wait. {advice}, in several requests.",
+        reason="exceeds_entitlement",
+        code="exceeds_entitlement",
     )
 
 

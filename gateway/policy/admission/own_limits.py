@@ -42,7 +42,9 @@ def weigh(
 def _denial(over: Over, limit: Limit, service_s: float, now_s: float) -> Denial:
     reason: DenialReason = "key_requests"
     wait_s = over.resets_s - now_s
-    if limit.unit == "sequences":
+    if over.never:
+        reason, wait_s = "exceeds_entitlement", 0.0
+    elif limit.unit == "sequences":
         reason, wait_s = "key_concurrency", service_s / max(1, over.used)
     elif limit.budget:
         # What only reservations use up may be given back: that is worth waiting for.

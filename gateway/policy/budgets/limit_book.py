@@ -106,6 +106,8 @@ class Over(NamedTuple):
     reserved: int
     resets_s: float
     """When enough is free again, as far as that is known."""
+    never: bool
+    """The request asks for more than the whole amount."""
 
 
 class Weighed(NamedTuple):
@@ -158,16 +160,18 @@ class LimitBook:
     def weigh(
         self, limits: Sequence[Limit], wanted: Wanted, now_s: float
     ) -> tuple[list[Weighed], Over | None, bool]:
-        """Each limit, the first that refuses the request, and whether one gives it leftovers only.
+        """Each limit, the one that refuses the request, and whether one gives it leftovers only.
 
-        The result is valid until anything else changes.
+        That is the first one, unless a later one could never hold the request. The result is
+        valid until anything else changes.
         """
         found: list[Weighed] = []
         over: Over | None = None
         demoted = False
         for limit in limits:
             counter = self.counter(limit.id)
-            asked, amount = wanted.of(limit.unit), self._amount(limit, counter, now_s)
+            asked, whole = wanted.of(limit.unit), counter.allowed(limit.amount, now_s)
+            amount = whole if self.parts == 1 else max(1, whole // self.parts)
             level, start_s, since_s, resets_s = counter.reserved, 0.0, 0.0, 0.0
             if limit.window:
                 span = self.spans.at(limit.window, limit.zone, now_s)
@@ -176,12 +180,15 @@ class LimitBook:
                 level = counter.level(since_s)
                 if level + asked > amount:
                     resets_s = _resets_s(counter, span, start_s, level + asked - amount)
-            if over is not None or level + asked <= amount:
+            if level + asked <= amount or (over is not None and over.never):
                 pass
             elif limit.spot:
                 demoted = True
             else:
-                over = Over(len(found), level, asked, amount, counter.reserved, resets_s)
+                # What an administrator took away comes back with the next window.
+                never = asked > max(whole, limit.amount)
+                if over is None or (never and not over.never):
+                    over = Over(len(found), level, asked, amount, counter.reserved, resets_s, never)
             found.append(Weighed(counter, asked, amount, level, start_s, since_s))
         return found, over, demoted
 
@@ -286,10 +293,6 @@ class LimitBook:
                 continue
             del self.counters[limit_id]
             self._note(limit_id)
-
-    def _amount(self, limit: Limit, counter: Counter, now_s: float) -> int:
-        amount = counter.allowed(limit.amount, now_s)
-        return amount if self.parts == 1 else max(1, amount // self.parts)
 
     def _note(self, limit_id: str) -> None:
         if self.changed is not None:

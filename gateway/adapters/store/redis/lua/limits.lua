@@ -126,40 +126,48 @@ local function read(asked)
   return {hash = asked[1], counters = counters_of(asked[1], ids), ids = ids, limits = limits}
 end
 
--- The denial by the first limit that the request passes, and whether one demotes it.
-local function weigh(known, service_s)
-  local demoted = false
-  for i, limit in ipairs(known.limits) do
-    local counter = known.counters[i]
-    local amount, reserved = allowed(counter, limit.amount), counter[RESERVED]
-    if limit.unit == 'sequences' then
-      if reserved + limit.wanted > amount then
-        return {'key_concurrency', service_s / max(1, reserved), amount, reserved, limit.wanted,
-          'sequences', false, i - 1, reserved, 0}, demoted
-      end
-    else
-      local start_s = roll(counter, limit)
-      local used = level(counter, start_s - limit.kept_s)
-      if used + limit.wanted > amount then
-        if limit.spot then
-          demoted = true
-        else
-          local free_s = resets_s(counter, limit, start_s, used + limit.wanted - amount)
-          local reason, wait_s = 'key_requests', free_s - now_s
-          if limit.unit ~= 'requests' then
-            reason = 'budget'
-            if used - reserved + limit.wanted <= amount then
-              reason = 'budget_reserved'
-              wait_s = service_s / max(1, math.floor(reserved / max(1, limit.wanted)))
-            end
-          end
-          return {reason, wait_s, amount, used, limit.wanted, limit.unit, false, i - 1, reserved,
-            free_s}, demoted
-        end
-      end
+-- The denial by a limit that has no room, its place, what is used of it, and when it has room.
+local function over(known, i, amount, used, free_s, service_s)
+  local limit, reserved = known.limits[i], known.counters[i][RESERVED]
+  local reason, wait_s = 'key_requests', free_s - now_s
+  if limit.wanted > max(amount, limit.amount) then
+    -- What an administrator took away comes back with the next window.
+    reason, wait_s = 'exceeds_entitlement', 0
+  elseif limit.unit == 'sequences' then
+    reason, wait_s = 'key_concurrency', service_s / max(1, reserved)
+  elseif limit.unit ~= 'requests' then
+    reason = 'budget'
+    if used - reserved + limit.wanted <= amount then
+      reason = 'budget_reserved'
+      wait_s = service_s / max(1, math.floor(reserved / max(1, limit.wanted)))
     end
   end
-  return nil, demoted
+  return {reason, wait_s, amount, used, limit.wanted, limit.unit, false, i - 1, reserved, free_s}
+end
+
+-- The denial by the first limit that the request passes, unless a later one could never hold it,
+-- and whether one demotes it.
+local function weigh(known, service_s)
+  local demoted, denial = false, nil
+  for i, limit in ipairs(known.limits) do
+    local counter = known.counters[i]
+    local amount, used, start_s = allowed(counter, limit.amount), counter[RESERVED], nil
+    if limit.unit ~= 'sequences' then
+      start_s = roll(counter, limit)
+      used = level(counter, start_s - limit.kept_s)
+    end
+    if used + limit.wanted <= amount then
+      -- it fits
+    elseif limit.spot then
+      demoted = true
+    elseif not denial or limit.wanted > max(amount, limit.amount) then
+      local free_s = start_s
+        and resets_s(counter, limit, start_s, used + limit.wanted - amount) or 0
+      denial = over(known, i, amount, used, free_s, service_s)
+      if denial[1] == 'exceeds_entitlement' then break end
+    end
+  end
+  return denial, demoted
 end
 
 -- Takes what the request may use; returns the lease's `held`, and each limit's level, amount and

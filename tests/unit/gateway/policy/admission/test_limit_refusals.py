@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.errors import QuotaExceeded
+from gateway.errors import BadRequest, QuotaExceeded
 from gateway.policy.admission.decision import Denial
 from gateway.policy.admission.limit_refusals import limit_refusal, title
 from gateway.records.limit import Limit
@@ -56,6 +56,21 @@ def test_what_is_only_reserved_is_no_used_up_budget() -> None:
     assert not isinstance(found, QuotaExceeded)
     assert "budget of tokens in 30 days, the rest of which running requests" in found.message
     assert (found.code, found.should_retry) == ("rate_limit_exceeded", True)
+
+
+def test_a_request_larger_than_a_limit_is_told_what_to_change() -> None:
+    key = limit(scope="key", name="acme/web", unit="sequences")
+    found = limit_refusal(denial("exceeds_entitlement", limit=64, requested=100), key, 0.0)
+    assert isinstance(found, BadRequest)
+    assert found.message == (
+        "This request needs 100, and the limit of requests in flight of the API key 'web' is 64, "
+        "however long you wait. Send fewer prompts or ask for fewer choices, in several requests."
+    )
+    assert (found.status, found.code, found.should_retry) == (400, "exceeds_entitlement", None)
+    found = limit_refusal(denial("exceeds_entitlement", requested=11e9), limit(), 0.0)
+    assert "needs 11.00 EUR, and the budget of EUR a month of the tenant 'acme' is 10.50 EUR" in (
+        found.message
+    )
 
 
 def test_budgets_are_called_by_their_window() -> None:
