@@ -188,3 +188,6 @@ class UpstreamFailure(SluiceError):
 
 class StateFailure(SluiceError):
     """A state store could not be read or written. Its adapters raise it, for the log."""
+
+    sent = False
+    """Whether the store may have done what it was asked nevertheless."""

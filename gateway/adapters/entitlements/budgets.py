@@ -70,7 +70,10 @@ class BudgetDesk:
         try:
             view = await self._store.add(limit, amount)
         except StateFailure as error:
-            raise _away() from error
+            if not error.sent:
+                raise _away() from error
+            self._note(who, "raise_budget", limit.id, {}, {"by": by, "outcome": "uncertain"})
+            raise _uncertain(limit) from error
         shown = _described(limit, view)
         before = {"added": _figure(limit, view.added - amount)}
         self._note(who, "raise_budget", limit.id, before, {"added": shown["added"]})
@@ -121,6 +124,16 @@ def _described(limit: Limit, view: LimitView) -> dict[str, object]:
 def _figure(limit: Limit, amount: int) -> object:
     """Whole numbers; money as text, because it is exact."""
     return in_units(amount) if limit.unit == "money" else amount
+
+
+def _uncertain(limit: Limit) -> Unavailable:
+    return Unavailable(
+        "The shared state did not answer in time, so the budget may have been changed. Look at "
+        f"'{limit.id}' in GET /admin/budgets before you try again.",
+        reason="state_unavailable",
+        code="state_unavailable",
+        should_retry=False,
+    )
 
 
 def _away() -> Unavailable:
