@@ -166,7 +166,8 @@ async def test_every_key_is_one_that_the_script_was_given_and_of_its_model(
         await store.tick()
         with redis_server.client() as client:
             found = {key.decode() for key in client.scan_iter()}
-        assert found <= set(Calls(Scripts(), "m", 2).all_keys())
+        calls = Calls(Scripts(), "m", 2)
+        assert found <= {*calls.all_keys(), calls.limits_key(one_server=True)}
 
 
 async def test_a_second_process_finds_what_the_first_defined(redis_server: RedisServer) -> None:

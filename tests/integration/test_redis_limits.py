@@ -14,7 +14,9 @@ from gateway.errors import RateLimited, Unavailable
 from gateway.policy.token_pool.terms import Terms
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit
+from tests.fakes import FakeClock
 from tests.integration.test_redis_leases import asked, eventually, opened, tenant, used
+from tests.token_pools import NOW_S
 
 pytestmark = pytest.mark.redis
 BUDGET = Limit(
@@ -172,6 +174,63 @@ async def test_fail_mode_closed_admits_nothing_of_a_budget(own_server: RedisServ
         own_server.hang()
         with pytest.raises(Unavailable):
             await take(store, "b", BUDGET)
+
+
+async def test_what_a_model_reserved_that_nobody_serves_any_more_comes_back(
+    redis_server: RedisServer,
+) -> None:
+    clock = FakeClock(NOW_S)
+    with redis_server.client() as client:
+        client.flushall()
+    async with opened(redis_server.url, *TENANTS, models=("m", "n"), clock=clock) as killed:
+        await killed.tick()
+        for number in range(4):
+            await take(killed, f"l{number}", FLIGHT, model="n")
+    async with opened(redis_server.url, TENANTS[0], terms=WIDE, clock=clock) as store:
+        await store.tick()
+        assert (await store.levels([FLIGHT]))[0].used == 4
+        clock.advance(61.0)
+        await store.tick()
+        assert (await store.levels([FLIGHT]))[0].used == 0
+        assert len(await taken(store, 9, FLIGHT, name="f")) == 8
+
+
+async def test_a_model_that_redis_lost_counts_what_runs_once(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+        async with opened(redis_server.url, *TENANTS, models=("m", "n"), terms=WIDE) as store:
+            await store.tick()
+            lease = await take(store, "a", BUDGET, FLIGHT)
+            client.delete(*client.keys("sluice:6:{m}:*"))
+            await store.renew()
+            await eventually(lambda: store.up)
+            await store.tick()
+            (budget, flight) = await store.levels([BUDGET, FLIGHT])
+            assert (budget.used, budget.reserved, flight.used) == (100, 100, 1)
+            store.settle(lease, used(70, 0))
+            await store.pools("m")
+            (budget, flight) = await store.levels([BUDGET, FLIGHT])
+            assert (budget.used, budget.reserved, flight.used) == (70, 0, 0)
+
+
+async def test_lost_counters_count_what_runs_and_never_less_than_nothing(
+    redis_server: RedisServer,
+) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+        async with opened(redis_server.url, TENANTS[0], terms=WIDE) as store:
+            await store.tick()
+            first = await taken(store, 6, BUDGET, FLIGHT, name="a")
+            client.delete("sluice:6:limits")
+            await store.tick()
+            assert len(await taken(store, 9, BUDGET, FLIGHT, name="b")) == 2
+            for lease in first:
+                store.settle(lease, used(1, 0))
+            await store.pools("m")
+            (budget, flight) = await store.levels([BUDGET, FLIGHT])
+            assert budget.used >= 0
+            assert (budget.reserved, flight.used) == (200, 2)
+            assert len(await taken(store, 9, FLIGHT, name="c")) == 6
 
 
 async def test_what_runs_is_counted_in_a_redis_that_lost_its_data(own_server: RedisServer) -> None:

@@ -77,8 +77,12 @@ class Counter:
         for at in range(newest, -1, -1):
             began_s = self.starts[at]
             if began_s == slice_s or (at == newest and began_s < slice_s):
-                self.spent[at] += amount
+                self.spent[at] = max(0, self.spent[at] + amount)
                 return
+
+    def release(self, amount: int) -> None:
+        """End a reservation, which a counter begun anew does not know."""
+        self.reserved = max(0, self.reserved - amount)
 
     def allowed(self, amount: int, now_s: float) -> int:
         """A limit's amount, with what was added to it."""
@@ -216,13 +220,13 @@ class LimitBook:
     def settle(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Replace reservations by what was used; None gives everything back."""
         for holding in held:
-            self.counter(holding.id).reserved -= holding.amount
+            self.counter(holding.id).release(holding.amount)
         self.correct(held, spent)
 
     def lapse(self, held: Sequence[Holding]) -> None:
         """End reservations that were used up, as far as anybody knows."""
         for holding in held:
-            self.counter(holding.id).reserved -= holding.amount
+            self.counter(holding.id).release(holding.amount)
             self._note(holding.id)
 
     def correct(self, held: Sequence[Holding], spent: Spent | None) -> None:

@@ -31,6 +31,7 @@ class RedisLease:
     """A lease of this process."""
 
     __slots__ = (
+        "epoch",
         "estimate_tokens",
         "funded",
         "gives_way",
@@ -62,6 +63,8 @@ class RedisLease:
         self.gives_way = gives_way
         self.held = held
         """What it reserved of limits over all models."""
+        self.epoch = ""
+        """Of the model in Redis that counted it; empty while none has."""
         self.estimate_tokens = lease.cost_tokens
         self.kv_bytes = lease.kv_bytes
         self.resizing: Op | None = None
@@ -80,6 +83,7 @@ class RedisLease:
             "spilled": self.lease.spilled,
             "issued_unix_s": self.lease.issued_unix_s,
             "held": (limits_key, *self.held) if self.held else None,
+            "epoch": self.epoch,
         }
 
 

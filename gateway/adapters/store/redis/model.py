@@ -85,7 +85,9 @@ class RedisModel(RedisPools):
             )
             if ask.limits:
                 self._process.limits.note(ask.limits, found, self._now_s())
-            return self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
+            lease = self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
+            self.leases[lease.id].epoch = self._epoch
+            return lease
         return self._admit_alone(ask)
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool) -> Lease:

@@ -196,6 +196,8 @@ class RedisPools:
             gone = await link.ask("renew", argument(lease_ids=part))
             records = [held[raw.decode()].record(self.limits_key) for raw in gone]
             await link.ask("adopt", self._adoption(records))
+        for redis_lease in held.values():
+            redis_lease.epoch = self._epoch
 
     def came_up(self) -> None:
         """End the local share: Redis decides again."""

@@ -2,7 +2,8 @@
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,
---          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s, held (limits.lua; or nil)}
+--          estimate_tokens, kv_bytes, weight, spilled, issued_unix_s, held (limits.lua; or nil),
+--          epoch (under which held was counted before; "" for never)}
 --
 -- Returns how many were taken over. Leases in force, and leases that were adopted and settled
 -- before, are left alone, because the call may be a repetition. There are no checks: the engines
@@ -41,7 +42,7 @@ local function adopt(known)
     if lease.held then limits().revive(lease.held) end
   else
     lease.held = known.held
-    if lease.held then limits().adopt(lease.held) end
+    if lease.held then limits().adopt(lease.held, known.epoch) end
     pay(account, lease.funded, known.estimate_tokens)
     account.debited = account.debited + known.estimate_tokens
   end

@@ -6,19 +6,55 @@
 -- amounts in turn, ascending. Of a limit of sequences only RESERVED is used. `clock` has the time
 -- of all limits, as book_time keeps a model's; tick.lua advances it.
 --
+-- RESERVED has the sum over a model's leases by the model's epoch, because either half may be lost:
+-- `models` has for each model {epoch, time of its last tick, its epoch before}. What epochs that
+-- are not in there reserved is dropped (heal); a model that is not counts its leases (tick.lua).
+--
 -- asked    {hash, {wanted, {id, unit, amount, step_s, start_s, next_s, kept_s, warn, spot}} ...}
 -- held     of a lease: {hash, {id, unit, slice_s, amount} ...}
 
 local TOTAL, RESERVED, WARNED_S, ADDED, ADDED_UNTIL_S, SLICES = 1, 2, 3, 4, 5, 6
 local now_s = now_s -- of limits, once counters were read
+local models
 
 local function counters_of(hash, ids)
   local kept, counters = call('HMGET', hash, 'clock', unpack(ids)), {}
   if kept[1] and read_s then now_s = steady(kept[1], read_s) end
   for i = 1, #ids do
-    counters[i] = kept[i + 1] and unpacked(kept[i + 1]) or {0, 0, -1, 0, 0}
+    counters[i] = kept[i + 1] and unpacked(kept[i + 1]) or {0, {}, -1, 0, 0}
   end
   return counters
+end
+
+local function reserved_of(counter)
+  local sum = 0
+  for _, amount in pairs(counter[RESERVED]) do sum = sum + amount end
+  return sum
+end
+
+local function hold(counter, amount)
+  local sum = (counter[RESERVED][book.epoch] or 0) + amount
+  counter[RESERVED][book.epoch] = sum > 0 and sum or nil
+end
+
+local function models_of(hash)
+  if not models then
+    local kept = call('HGET', hash, 'models')
+    models = kept and unpacked(kept) or {}
+  end
+  return models
+end
+
+-- Drops what lost models reserved; returns what is reserved.
+local function heal(hash, counter)
+  local known = {}
+  for _, model in pairs(models_of(hash)) do known[model[1]] = true end
+  if next(known) then
+    for epoch in pairs(counter[RESERVED]) do
+      if not known[epoch] then counter[RESERVED][epoch] = nil end
+    end
+  end
+  return reserved_of(counter)
 end
 
 local function counters_held(held)
@@ -96,7 +132,7 @@ local function post(counter, slice_s, amount)
   local newest = #counter - 1
   for i = newest, SLICES, -2 do
     if counter[i] == slice_s or (i == newest and counter[i] < slice_s) then
-      counter[i + 1] = counter[i + 1] + amount
+      counter[i + 1] = max(0, counter[i + 1] + amount)
       return
     end
   end
@@ -127,8 +163,7 @@ local function read(asked)
 end
 
 -- The denial by a limit that has no room, its place, what is used of it, and when it has room.
-local function over(known, i, amount, used, free_s, service_s)
-  local limit, reserved = known.limits[i], known.counters[i][RESERVED]
+local function over(limit, i, amount, used, reserved, free_s, service_s)
   local reason, wait_s = 'key_requests', free_s - now_s
   if limit.wanted > max(amount, limit.amount) then
     -- What an administrator took away comes back with the next window.
@@ -151,10 +186,13 @@ local function weigh(known, service_s)
   local demoted, denial = false, nil
   for i, limit in ipairs(known.limits) do
     local counter = known.counters[i]
-    local amount, used, start_s = allowed(counter, limit.amount), counter[RESERVED], nil
+    local amount, used, start_s = allowed(counter, limit.amount), nil, nil
     if limit.unit ~= 'sequences' then
       start_s = roll(counter, limit)
       used = level(counter, start_s - limit.kept_s)
+    else
+      used = reserved_of(counter)
+      if used + limit.wanted > amount then used = heal(known.hash, counter) end
     end
     if used + limit.wanted <= amount then
       -- it fits
@@ -163,7 +201,7 @@ local function weigh(known, service_s)
     elseif not denial or limit.wanted > max(amount, limit.amount) then
       local free_s = start_s
         and resets_s(counter, limit, start_s, used + limit.wanted - amount) or 0
-      denial = over(known, i, amount, used, free_s, service_s)
+      denial = over(limit, i, amount, used, heal(known.hash, counter), free_s, service_s)
       if denial[1] == 'exceeds_entitlement' then break end
     end
   end
@@ -177,9 +215,9 @@ local function reserve(known)
   for i, limit in ipairs(known.limits) do
     local counter, start_s, crossed = known.counters[i], 0, false
     local used
-    counter[RESERVED] = counter[RESERVED] + limit.wanted
+    hold(counter, limit.wanted)
     if limit.unit == 'sequences' then
-      used = counter[RESERVED]
+      used = reserved_of(counter)
     else
       start_s = roll(counter, limit)
       counter[#counter] = counter[#counter] + limit.wanted
@@ -202,7 +240,7 @@ local function change(held, sign, correction)
   local counters, ids = counters_held(held)
   for i, counter in ipairs(counters) do
     local _, unit, slice_s, amount = unpack(held[i + 1])
-    counter[RESERVED] = counter[RESERVED] + sign * amount
+    hold(counter, sign * amount)
     local more = unit ~= 'sequences' and correction(unit, amount) or 0
     if more ~= 0 then post(counter, slice_s, more) end
   end
@@ -229,7 +267,7 @@ local function resized(held, before, after)
     if unit == 'tokens' then now = after end
     if unit == 'money' then now = math.floor(amount * after / max(1, before)) end
     if now ~= amount then
-      counter[RESERVED] = counter[RESERVED] + now - amount
+      hold(counter, now - amount)
       post(counter, slice_s, now - amount)
     end
     resizes[#resizes + 1] = {id, unit, slice_s, now}
@@ -238,13 +276,17 @@ local function resized(held, before, after)
   return resizes
 end
 
--- Counts the reservations of a lease that this server did not know.
-local function adopt(held)
+-- Counts the reservations of a lease that this server did not know, which was counted under an
+-- epoch of the model. If only the model was lost since, what windows count is still there.
+local function adopt(held, epoch)
   local counters, ids = counters_held(held)
+  local model = models_of(held[1])[STATE]
+  local counted = epoch and model and epoch ~= book.epoch
+    and (epoch == model[1] or epoch == model[3])
   for i, counter in ipairs(counters) do
     local _, unit, slice_s, amount = unpack(held[i + 1])
-    counter[RESERVED] = counter[RESERVED] + amount
-    if unit ~= 'sequences' then
+    hold(counter, amount)
+    if unit ~= 'sequences' and not counted then
       local newest = #counter - 1
       if newest < SLICES or (counter[newest] < slice_s and slice_s <= now_s) then
         counter[#counter + 1], counter[#counter + 2] = min(slice_s, now_s), 0
@@ -258,9 +300,10 @@ end
 -- What an administrator sees: used, reserved, added, when it resets, total.
 local function view(known, i)
   local counter, limit = known.counters[i], known.limits[i]
-  if limit.unit == 'sequences' then return {counter[RESERVED], counter[RESERVED], 0, 0, 0} end
+  local reserved = heal(known.hash, counter)
+  if limit.unit == 'sequences' then return {reserved, reserved, 0, 0, 0} end
   local start_s = roll(counter, limit)
-  return {level(counter, start_s - limit.kept_s), counter[RESERVED], allowed(counter, 0),
+  return {level(counter, start_s - limit.kept_s), reserved, allowed(counter, 0),
     resets_s(counter, limit, start_s, 1), counter[TOTAL]}
 end
 
@@ -276,8 +319,8 @@ end
 local COUNTED_S = {minute = 62, hour = 7200, day = 172800, week = 691200, month = 2764800}
 local LONGEST_S = 8640000
 
-local function over(id, counter)
-  if counter[RESERVED] ~= 0 or now_s < counter[ADDED_UNTIL_S] then return false end
+local function forgettable(hash, id, counter)
+  if heal(hash, counter) ~= 0 or now_s < counter[ADDED_UNTIL_S] then return false end
   local since_s = now_s - (COUNTED_S[string.match(id, '[^:]*$')] or LONGEST_S)
   for i = SLICES, #counter - 1, 2 do
     if counter[i + 1] ~= 0 and counter[i] > since_s then return false end
@@ -289,22 +332,55 @@ end
 local function sweep(hash, page, ids)
   if #ids > 0 then
     for i, counter in ipairs(counters_of(hash, ids)) do
-      if over(ids[i], counter) then call('HDEL', hash, ids[i]) end
+      if forgettable(hash, ids[i], counter) then call('HDEL', hash, ids[i]) end
     end
   end
   local seen, found = call('HSCAN', hash, page, 'COUNT', 100), {}
   for i = 1, #seen[2], 2 do
     local id = seen[2][i]
-    if string.find(id, ':', 1, true) and over(id, unpacked(seen[2][i + 1])) then
+    if string.find(id, ':', 1, true) and forgettable(hash, id, unpacked(seen[2][i + 1])) then
       found[#found + 1] = id
     end
   end
   return {seen[1], found}
 end
 
+-- Counts what all leases of the model reserve anew.
+local function recount(hash)
+  local sums = {}
+  for _, kept in ipairs(call('HVALS', LEASES)) do
+    local lease
+    lease = READ_lease(kept)
+    for i = 2, lease.held and #lease.held or 0 do
+      local id, _, _, amount = unpack(lease.held[i])
+      sums[id] = (sums[id] or 0) + amount
+    end
+  end
+  for id, sum in pairs(sums) do
+    local counters = counters_of(hash, {id})
+    counters[1][RESERVED][book.epoch] = sum
+    save_counters(hash, {id}, counters)
+  end
+end
+
+-- Notes that the model is served; forgets those that nobody serves.
+local function tick(hash, time_s, silent_s)
+  local model = models_of(hash)[STATE]
+  if not model or model[1] ~= book.epoch then
+    recount(hash)
+    models[STATE] = {book.epoch, time_s, model and model[1]}
+  else
+    model[2] = time_s
+  end
+  for name, other in pairs(models) do
+    if other[2] < time_s - silent_s then models[name] = nil end
+  end
+  call('HSET', hash, 'models', pack(models))
+end
+
 return {
-  read = read, weigh = weigh, reserve = reserve, add = add, view = view, resized = resized,
-  adopt = adopt, sweep = sweep,
+  tick = tick, read = read, weigh = weigh, reserve = reserve, add = add, view = view,
+  resized = resized, adopt = adopt, sweep = sweep,
   settle = function(held, spent) change(held, -1, used_by(spent)) end,
   lapse = function(held) change(held, -1, nothing) end,
   revive = function(held) change(held, 1, nothing) end,

@@ -1,6 +1,6 @@
 """What an administrator is told who raises a budget whose store does not answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,11 +20,14 @@ class Silent:
     def __init__(self, *, sent: bool) -> None:
         self.sent = sent
 
-    def know(self, limits: Iterable[Limit]) -> None:
-        pass
+    def know(self, limits: Mapping[str, Limit]) -> None:
+        """Follow these."""
 
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
         raise RedisAway("away", sent=self.sent)
+
+    async def sweep(self, defined: Callable[[str], bool]) -> None:
+        """Drop none."""
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
         raise RedisAway("away", sent=self.sent)
@@ -33,7 +36,8 @@ class Silent:
 @pytest.mark.parametrize("sent", [False, True])
 async def test_a_raise_that_may_have_been_applied_is_not_to_be_repeated(*, sent: bool) -> None:
     noted: list[Any] = []
-    desk = BudgetDesk(Silent(sent=sent), [BUDGET], Metrics(), lambda *said: noted.append(said))
+    desk = BudgetDesk(Silent(sent=sent), Metrics(), lambda *said: noted.append(said))
+    desk.replace("t", [BUDGET])
     with pytest.raises(Unavailable) as caught:
         await desk.add("b", 5, "root")
     assert caught.value.should_retry is not sent

@@ -44,12 +44,12 @@ def test_a_limit_that_nobody_defines_is_forgotten_once_its_window_is_over() -> N
     encoder = found.encoder
     encoder.asked(LIMITS, Wanted(1, 10, 0), NOW_S, "hash")
     stays, goes = (limit.id for limit in LIMITS)
-    found.note(LIMITS, grant())
+    found.note(LIMITS, grant(), NOW_S)
     found.sweep(stays.__eq__, NOW_S + DAY_S)
     assert known(found) == {stays, goes}
     found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what a share left
     assert known(found) == {stays}
-    found.note(LIMITS, grant())
+    found.note(LIMITS, grant(), NOW_S)
     found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what Redis told
     assert known(found) == {stays}
     assert set(encoder._known) == {stays}
