@@ -17,7 +17,7 @@ from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.records.endpoint import Endpoint
 from gateway.records.lease import Ask, Lease
-from gateway.records.limit import Limit, LimitView, Spent
+from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 from gateway.records.token import TokenIdentity
@@ -114,13 +114,6 @@ class Settlement(Record, frozen=True, kw_only=True):
     """Time of the end by the gateway's clock; 0 for now. A store may use its own clock instead."""
     money: int = 0
     """Cost of the usage in nano-units; 0 where no budget is in money."""
-
-    @property
-    def spent(self) -> Spent | None:
-        """What limits count of it; None gives all of it back."""
-        if self.usage is None:
-            return Spent(0) if self.dispatched else None
-        return Spent(self.usage.prompt_tokens + self.usage.completion_tokens, self.money)
 
 
 class ClientReply(Protocol):

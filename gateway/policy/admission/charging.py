@@ -7,6 +7,7 @@ import msgspec
 from gateway.policy.entitlements.entitlement import AdmissionProfile
 from gateway.records.attempt import Usage
 from gateway.records.estimate import LengthEstimate
+from gateway.records.limit import Spent
 
 _MAX_RATIO: Final = 2.0
 """Reports beyond the pool's configured window are believed up to this multiple of the estimate:
@@ -50,6 +51,13 @@ def beyond_window(usage: Usage, sequences: int, window_tokens: int) -> bool:
     """Whether an engine served one sequence with more tokens than its configured window."""
     used = usage.prompt_tokens + usage.completion_tokens
     return usage.source == "engine" and sequences == 1 and used > window_tokens
+
+
+def spent_by(usage: Usage | None, money: int, *, dispatched: bool) -> Spent | None:
+    """What limits count of a request; None gives all of it back."""
+    if usage is None:
+        return Spent(0) if dispatched else None
+    return Spent(usage.prompt_tokens + usage.completion_tokens, money)
 
 
 def charge_tokens(

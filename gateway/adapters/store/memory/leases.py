@@ -17,7 +17,7 @@ import msgspec
 from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock, account_view
 from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.charging import charge_tokens, spent_by
 from gateway.policy.admission.denials import limits_of, refusal_of
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.fleet import fleet
@@ -263,7 +263,8 @@ class MemoryLeases(MemoryPools):
                 usage.cached_tokens,
             )
         now_s = self._now.at(settlement.unix_s)
-        admission.settle(token_pool, lease_id, charge, now_s, settlement.spent)
+        spent = spent_by(usage, settlement.money, dispatched=settlement.dispatched)
+        admission.settle(token_pool, lease_id, charge, now_s, spent)
 
     def _counted(self, ask: Ask, pools: Sequence[PoolState]) -> Lease:
         pool = self._choose(ask, pools)

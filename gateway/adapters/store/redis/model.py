@@ -26,7 +26,7 @@ from gateway.adapters.store.redis.scripts import argument, grouped
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.admission.charging import charge_tokens
+from gateway.policy.admission.charging import charge_tokens, spent_by
 from gateway.policy.admission.denials import refusal_of
 from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.model_runtime import ModelRuntime
@@ -131,18 +131,20 @@ class RedisModel(RedisPools):
     def settle(self, lease: Lease, settlement: Settlement) -> bool:
         """See LeaseStore; returns whether the lease was in force here."""
         charge = self._charge(settlement)
+        spent = spent_by(settlement.usage, settlement.money, dispatched=settlement.dispatched)
         redis_lease = self.leases.pop(lease.id, None)
         if redis_lease is None:
             # Another gateway's lease, or one from before this gateway restarted.
             for key in (lease.id, lease.id + LOCAL_SUFFIX):
-                self._release(key, charge, settlement.spent)
+                self._release(key, charge, spent)
             return False
         redis_lease.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
         bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
-        spent = settlement.spent if redis_lease.held else None
         if redis_lease.held:
             self._process.limits.note_settled(redis_lease.held, spent)
+        else:
+            spent = None
         self._release(redis_lease.key, charge, spent)
         self._fallback.settled(lease.id, charge, spent)
         return True
