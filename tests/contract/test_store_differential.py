@@ -246,10 +246,9 @@ class Pair:
         counters = {k.decode(): DECODE(v) for k, v in found.items()}
         for limit_id, counter in self.book.limits.counters.items():
             # What was only looked at is written by neither.
-            total, reserved, warned_s, added, until_s, *slices = counters.get(
-                limit_id, (0, {}, -1, 0, 0)
+            total, reserved, warned_s, added, until_s, _, *slices = counters.get(
+                limit_id, (0, 0, -1, 0, 0, "")
             )
-            reserved = sum(dict(reserved).values())
             assert (total, reserved, warned_s) == (
                 counter.total,
                 counter.reserved,

@@ -1,9 +1,9 @@
 """What this process knows of limits over all models, so that a share of them holds without Redis.
 
 Each answer to an admission reports the level of its limits, and all budgets are read once a minute
-(`leases`). When Redis goes away, every limit is
-divided by the number of replicas, and so is what was known to be used of it. All models of the
-process share these parts, until Redis decides again for all of them.
+(`leases`). When Redis goes away, every limit is divided by the number of replicas, and so is what
+was known to be used of it. All models of the process share these parts, until Redis decides again
+for all of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -120,7 +120,9 @@ def _makers() -> str:
     return "\nelse".join(made) + "\nend"
 
 
-_LIMITS: Final = f"local function make_limits()\n{lua('limits')}\nend"
+_LIMITS: Final = "local function make_limits()\n{}\nend".format(
+    lua("limits").replace("-- MORE", lua("limits_more"))
+)
 _LAYERS: Final = lua("book").replace("-- LIMITS", _LIMITS).split(_LAYER)
 _BOOK: Final = "return (function()\n".join(_LAYERS)
 _ENDS: Final = ["end)()"] * (len(_LAYERS) - 1)

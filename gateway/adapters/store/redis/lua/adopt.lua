@@ -39,10 +39,10 @@ local function adopt(known)
     call('ZREM', GRAVES_ORDER, known.id)
     account.used = account.used - grave[2]
     lease.estimate_tokens, lease.funded, lease.held = grave[2], grave[3], grave[4]
-    if lease.held then limits().revive(lease.held) end
+    if lease.held then limits().more().revive(lease.held) end
   else
     lease.held = known.held
-    if lease.held then limits().adopt(lease.held, known.epoch) end
+    if lease.held then limits().more().adopt(lease.held, known.epoch) end
     pay(account, lease.funded, known.estimate_tokens)
     account.debited = account.debited + known.estimate_tokens
   end

@@ -399,7 +399,7 @@ local function reap(most)
     finish(account, lease, id)
     account.used = account.used + lease.estimate_tokens
     serve(account, lease.funded, lease.estimate_tokens)
-    if lease.held then limits().lapse(lease.held) end
+    if lease.held then limits().more().lapse(lease.held) end
     bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded, lease.held})
   end
   local first = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')

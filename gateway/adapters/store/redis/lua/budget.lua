@@ -6,6 +6,6 @@
 -- Returns msgpack {used, reserved, added, resets_unix_s, total} of each.
 
 local known, seen = limits().read(arg.asked), {}
-if arg.added ~= 0 then limits().add(known, 1, arg.added) end
-for i in ipairs(known.limits) do seen[i] = limits().view(known, i) end
+if arg.added ~= 0 then limits().more().add(known, 1, arg.added) end
+for i in ipairs(known.limits) do seen[i] = limits().more().view(known, i) end
 return pack(seen)

@@ -15,7 +15,7 @@ return function(id, estimate_tokens, kv_bytes)
   lease.estimate_tokens = estimate_tokens
   lease.kv_bytes = kv_bytes
   if lease.held then
-    lease.held = limits().resized(lease.held, estimate_tokens - more, estimate_tokens)
+    lease.held = limits().more().resized(lease.held, estimate_tokens - more, estimate_tokens)
   end
   keep(lease, id)
   pay(account, lease.funded, more)

@@ -15,7 +15,7 @@ local function settle_late(id, charge, spent)
   if not grave[1] then return 0 end
   call('HDEL', GRAVES, id)
   call('ZREM', GRAVES_ORDER, id)
-  if grave[4] then limits().correct(grave[4], spent) end
+  if grave[4] then limits().more().correct(grave[4], spent) end
   local account = account_of(grave[1])
   if not account then return 0 end
   account.used = account.used - grave[2]

@@ -6,4 +6,4 @@
 --
 -- Returns msgpack {next page ("0" after the last), ids of this page whose window is over}.
 
-return pack(limits().sweep(arg.hash, arg.page, arg.ids))
+return pack(limits().more().sweep(arg.hash, arg.page, arg.ids))

@@ -148,7 +148,7 @@ if read_s then
   now_s = keep_time(STATE, now_s, ticked_by_s, arg.least_s)
   limits_s = keep_limits_time()
 end
-if arg.limits then limits().tick(arg.limits, limits_s, 2 * LEASE_TTL_S) end
+if arg.limits then limits().more().tick(arg.limits, limits_s, 2 * LEASE_TTL_S) end
 call('ZADD', REPLICAS, now_s, arg.owner)
 call('ZREMRANGEBYSCORE', REPLICAS, '-inf', now_s - arg.silent_s)
 local leads = call('GET', LEADER) == arg.owner
