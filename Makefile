@@ -64,7 +64,7 @@ update: | $(BIN)/python
 demo: $(VENV)/.runtime
 	@exec $(BIN)/python -m sluice demo $(ARGS)
 
-# Most tests wait for processes of their own, so four or five run at a time; a file stays together to
+# Most tests wait for processes of their own, so four run at a time; a file stays together to
 # share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted; then the image is tested.
@@ -94,7 +94,7 @@ TESTS_COMPILED := tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
-	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder \
+	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
 		$(IGNORE_THROW) -m "not alone and not image" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
 	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest $(IGNORE_THROW) -m alone \
 		$(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]

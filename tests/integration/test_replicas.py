@@ -405,7 +405,7 @@ def test_a_draining_replica_accepts_no_connection_and_shows_its_metrics_to_the_e
         assert fleet.gateway is not None
         one, other = fleet.replicas[0].managed_at
         headers = {"authorization": "Bearer sk-free"}
-        long = {**BODY, "max_tokens": 3000, "mock_output_tokens": 3000}
+        long = {**BODY, "max_tokens": 4500, "mock_output_tokens": 4500}
         running = threads.submit(httpx.post, one + CHAT, json=long, headers=headers, timeout=60)
         wait_until(lambda: _leases_at(one) == 1)
         os.kill(children(fleet.gateway.pid)[0], signal.SIGTERM)

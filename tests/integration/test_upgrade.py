@@ -24,7 +24,7 @@ from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 STREAMS = 200
-TOKENS = 70
+TOKENS = 100
 SPEED = "0.5"
 """A stream lasts some seconds, longer than a new process takes to start."""
 ASKING = 8
