@@ -423,7 +423,7 @@ def test_a_gateway_starts_while_the_replicas_of_one_that_was_killed_still_drain(
 ) -> None:
     with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
         assert fleet.gateway is not None
-        running = threads.submit(Client(fleet).chat, "free", 3000)
+        running = threads.submit(Client(fleet).chat, "free", 6000)
         wait_until(lambda: fleet.leases() == 1)
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
