@@ -134,9 +134,9 @@ def test_the_worker_that_runs_an_adapter_is_preferred() -> None:
     mock = ("--speed", "1", "--lora", SQL, "--max-loras", "2")
     fleet = Fleet(short=3, long=0, mock=mock, model={"loras": [SQL]})
     with fleet, httpx.Client(timeout=60) as client:
-        body = {"model": SQL, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
+        body = {"model": SQL, "prompt": "x", "max_tokens": 3000, "stream": True, "ignore_eos": True}
         url = f"{fleet.url}/v1/completions"
-        headers = {"x-mock-output-tokens": "400"}
+        headers = {"x-mock-output-tokens": "3000"}
         with client.stream("POST", url, json=body, headers=headers) as running:
             home = running.headers["x-sluice-worker"]
             time.sleep(2.5)  # until the engines' pages were read

@@ -23,11 +23,11 @@ from bench.common.fleet import MODEL, Fleet, consecutive_ports
 from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
-STREAMS = 200
-TOKENS = 100
+STREAMS = 60
+TOKENS = 200
 SPEED = "0.5"
 """A stream lasts some seconds, longer than a new process takes to start."""
-ASKING = 8
+ASKING = 3
 DRAIN_S = 120
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -167,7 +167,7 @@ async def upgrade_under_load(url: str, swap: Callable[[], int]) -> tuple[float, 
     left = load.answers["200"]
     await until(lambda: gone(old))
     after = load.answers["200"]
-    await until(lambda: load.answers["200"] > after + 3 * ASKING)
+    await until(lambda: load.answers["200"] > after + 8 * ASKING)
     load.stop()
     await asyncio.gather(*asking)
     chunks = await asyncio.gather(*running)
