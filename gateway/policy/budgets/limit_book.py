@@ -114,17 +114,22 @@ class Over(NamedTuple):
     """The request asks for more than the whole amount."""
 
 
-class Weighed(NamedTuple):
+class Weighed:
     """One limit of a request, as it stands before the request."""
 
-    counter: Counter
-    asked: int
-    amount: int
-    level: int
-    start_s: float
-    """Of the current slice."""
-    since_s: float
-    """Start of the first slice that counts."""
+    __slots__ = ("amount", "asked", "counter", "level", "since_s", "start_s")
+
+    def __init__(
+        self, counter: Counter, asked: int, amount: int, level: int, start_s: float, since_s: float
+    ) -> None:
+        self.counter = counter
+        self.asked = asked
+        self.amount = amount
+        self.level = level
+        self.start_s = start_s
+        """Of the current slice."""
+        self.since_s = since_s
+        """Start of the first slice that counts."""
 
 
 class Wanted(NamedTuple):
@@ -202,18 +207,17 @@ class LimitBook:
         """Take what a request may use of its limits, whether or not it fits."""
         held: list[Holding] = []
         uses: list[LimitUse] = []
-        for limit, (counter, asked, amount, level, start_s, since_s) in zip(
-            limits, weighed, strict=True
-        ):
+        for limit, one in zip(limits, weighed, strict=True):
+            counter, asked, level = one.counter, one.asked, one.level
             counter.reserved += asked
             crossed = False
             if limit.window:
                 counter.spent[-1] += asked
                 counter.total += asked
-                if 0 < limit.warn <= level + asked and counter.warned_s < since_s:
-                    counter.warned_s, crossed = start_s, True
-            held.append(Holding(limit.id, limit.unit, start_s, asked))
-            uses.append(LimitUse(level + asked, amount, crossed))
+                if 0 < limit.warn <= level + asked and counter.warned_s < one.since_s:
+                    counter.warned_s, crossed = one.start_s, True
+            held.append(Holding(limit.id, limit.unit, one.start_s, asked))
+            uses.append(LimitUse(level + asked, one.amount, crossed))
             self._note(limit.id)
         return tuple(held), tuple(uses)
 
