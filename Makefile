@@ -10,6 +10,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# Demo and tests start processes by the hundred: each module is compiled once, not by each.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
