@@ -11,7 +11,10 @@ from bench.real_engine.commands import gateway, sluice
 from bench.real_engine.engines import BASE, RealEngine
 
 CALIBRATE_S: Final = 120.0
-REPLAY_S: Final = 60.0
+REQUESTS: Final = 150
+"""Replayed: a 99th percentile needs more than a hundred."""
+LEAST_S, MOST_S = 60.0, 600.0
+"""Of the replay."""
 SHARE: Final = 0.5
 """Of the capacity that the plan gives the engine."""
 TRACE: Final = 400
@@ -100,10 +103,12 @@ def _capacity(trace: Path, profile: Path, window: int) -> float:
 def _replayed(trace: Path, engine: RealEngine, rate: float) -> float:
     """P99 time to first token through a gateway before the engine."""
     pool = {"max_model_len": engine.window, "max_num_seqs": engine.slots, "workers": [engine.url]}
+    duration_s = min(MOST_S, max(LEAST_S, REQUESTS / rate))
     with gateway({"models": [{"name": BASE, "pools": {"all": pool}}]}) as url:
         _, found = sluice(
             *("replay", "--url", url, "--workload", trace, "--rate", rate, "--model", BASE),
-            *("--duration", REPLAY_S, "--slo-ttft-ms", 600_000, "--arrivals", "poisson"),
+            *("--duration", duration_s, "--slo-ttft-ms", 600_000, "--arrivals", "poisson"),
             *("--fields", FIELDS),
+            timeout_s=duration_s + 300,
         )
     return float(found["all"]["ttft_s"]["p99"])
