@@ -70,8 +70,9 @@ demo: $(VENV)/.runtime
 # Most tests wait for processes of their own, so four run at a time; a file stays together to
 # share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
-# of compiled modules both ways, the rest interpreted; then the image is tested.
-OVER_SOCKETS := tests/contract tests/integration tests/e2e
+# of compiled modules both ways, the rest interpreted; then the image is tested. Short files come
+# last, so that no worker is left with a long one.
+OVER_SOCKETS := tests/integration tests/contract tests/e2e
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory test-interpreted \
@@ -92,8 +93,8 @@ coverage: $(VENV)/.dev redis
 	@echo "line by line: htmlcov/index.html"
 
 UNIT_COMPILED := policy stages pipeline records adapters/store/memory web/http test_ranks.py
-TESTS_COMPILED := tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED)) \
-	$(OVER_SOCKETS)
+TESTS_COMPILED := $(OVER_SOCKETS) \
+	tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED))
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
