@@ -12,9 +12,9 @@ from bench.real_engine.engines import BASE, RealEngine
 
 CALIBRATE_S: Final = 120.0
 REQUESTS: Final = 150
-"""Replayed: a 99th percentile needs more than a hundred."""
+"""To replay: a 99th percentile needs more than a hundred."""
 LEAST_S, MOST_S = 60.0, 600.0
-"""Of the replay."""
+"""Shortest and longest replay."""
 SHARE: Final = 0.5
 """Of the capacity that the plan gives the engine."""
 TRACE: Final = 400

@@ -23,7 +23,7 @@ from bench.common.fleet import MODEL, Fleet, consecutive_ports
 from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
-STREAMS = 60
+STREAMS = 200
 TOKENS = 200
 SPEED = "0.5"
 """A stream lasts some seconds, longer than a new process takes to start."""

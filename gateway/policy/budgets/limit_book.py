@@ -115,7 +115,10 @@ class Over(NamedTuple):
 
 
 class Weighed:
-    """One limit of a request, as it stands before the request."""
+    """One limit of a request, as it stands before the request.
+
+    A plain class, because compiled code makes and reads it faster than a named tuple.
+    """
 
     __slots__ = ("amount", "asked", "counter", "level", "since_s", "start_s")
 
