@@ -17,7 +17,7 @@ import msgspec
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
 from gateway.metrics import Metrics, StageTimer
 from gateway.pipeline.assumed_tokens import AssumedTokens
-from gateway.pipeline.attempts import Admitted, Attempts
+from gateway.pipeline.request_progress import Admitted, Attempts
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.progress import Pending, allowed_s

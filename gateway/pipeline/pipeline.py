@@ -17,12 +17,17 @@ import msgspec
 
 from gateway.errors import KeysAwaited, RateLimited, Refusal
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
-from gateway.pipeline.attempts import Admitted, Attempts, Sending
 from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
 from gateway.pipeline.fallbacks import Instead, model_of
 from gateway.pipeline.fallbacks import following as following_of
-from gateway.pipeline.request_lease import RequestLease
-from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.pipeline.request_progress import (
+    Admitted,
+    Attempts,
+    RequestEnding,
+    RequestLease,
+    RequestProgress,
+    Sending,
+)
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import window_plan

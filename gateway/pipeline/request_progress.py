@@ -1,19 +1,210 @@
-"""What the stages found about one request, and how it ended.
+"""What the pipeline knows of one request: how far it got, its lease, its attempts, how it ended.
 
 The pipeline writes a request's `RequestProgress` and nobody else does. Once the request is
 admitted, the dispatcher gets what it needs as a record, `Admitted`, and keeps `Attempts` of its
 own.
 """
 
+import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from gateway.metrics import UNTIMED, StageTimer
-from gateway.pipeline.attempts import Attempts, Sending
-from gateway.pipeline.request_lease import RequestLease
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.records.attempt import Outcome
+from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
+from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prefix.digests import Points
+from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
+from gateway.ports import LeaseStore
+from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.estimate import LengthEstimate, Plan
-from gateway.records.request import BodyFacts, Principal
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Principal, Prompt
+from gateway.stages.forward import Relay
+
+
+class RequestLease:
+    """A request's one lease from admission to settlement: as taken, as it is, and its changes.
+
+    Only its own methods change it: whatever the store is asked for is noted at the same place.
+    """
+
+    __slots__ = ("_store", "_wall_clock", "asked", "changes", "current", "reserved_tokens", "taken")
+
+    def __init__(
+        self, store: LeaseStore, wall_clock: Callable[[], float], asked: Plan, taken: Lease
+    ) -> None:
+        self._store = store
+        self._wall_clock = wall_clock
+        self.asked = asked
+        """What admission was asked for."""
+        self.taken = taken
+        """What it gave."""
+        self.current = taken
+        self.changes: list[tuple[float, str, int]] = []
+        self.reserved_tokens = taken.cost_tokens
+        """Extensions included."""
+
+    async def transfer(self, pool: int) -> None:
+        """Take it along to another pool."""
+        self._note("transfer", pool)
+        self.current = await self._store.transfer(self.current, pool)
+
+    def adjusted(self, lease: Lease) -> None:
+        """Take over what stage 6 made of it."""
+        if lease.pool != self.current.pool:
+            self._note("transfer", lease.pool)
+        else:
+            self._note("resize", lease.cost_tokens)
+            self.reserved_tokens = lease.cost_tokens
+        self.current = lease
+
+    def resize(self, cost_tokens: int, kv_bytes: int) -> None:
+        """Have it reserve what another prompt takes."""
+        self._reserve(cost_tokens, kv_bytes)
+        self.current = msgspec.structs.replace(
+            self.current, cost_tokens=cost_tokens, kv_bytes=kv_bytes
+        )
+
+    def extend(self, tokens: int, kv_bytes: int) -> None:
+        """Have it reserve more for a stream that ran past its reserve; its cost stays."""
+        self._reserve(tokens, kv_bytes)
+
+    def _reserve(self, tokens: int, kv_bytes: int) -> None:
+        self._note("resize", tokens)
+        self.reserved_tokens = tokens
+        self._store.resize(self.current, tokens, kv_bytes)
+
+    def _note(self, change: str, value: int) -> None:
+        self.changes.append((self._wall_clock(), change, value))
+
+
+class Sending(NamedTuple):
+    """A prompt, what it should take, and where it should go."""
+
+    prompt: Prompt
+    estimate: LengthEstimate
+    plan: Plan
+    prefix: Prefix
+    """Who holds which beginning of the prompt."""
+
+
+class Admitted(NamedTuple):
+    """A request that holds a lease, as the dispatcher gets it."""
+
+    principal: Principal
+    facts: BodyFacts
+    served: ModelRuntime
+    lease: RequestLease
+    whole: LengthEstimate
+    """Of the client's own prompt, where a compressed one is sent."""
+    sending: Sending
+
+
+class PrefixEntry:
+    """A request's entry in the prefix index of the pool where it is bound.
+
+    Made when it is bound, not when it is sent: requests that arrive while it waits would
+    otherwise not know of it and scatter one prompt over all workers. Withdrawn when it is not
+    served there.
+    """
+
+    __slots__ = ("_place", "_points", "_scheduling", "_tokens_per_byte", "expected")
+
+    def __init__(self, scheduling: ModelScheduling, points: Points) -> None:
+        self._scheduling = scheduling
+        self._points = points
+        self._place = (-1, -1)
+        """Pool and worker."""
+        self._tokens_per_byte = 1.0
+        self.expected: ExpectedHit | None = None
+        """What the worker was expected to hold of the prompt."""
+
+    def enter(self, pool: int, job: Job) -> None:
+        """The job is bound in the pool: enter the prompt, once for each worker."""
+        place = (pool, job.worker)
+        if self.expected is not None:
+            if self._place == place:
+                return
+            self.withdraw()
+        scheduling, points = self._scheduling, self._points
+        index = scheduling.prefixes[pool]
+        if index is None:
+            return
+        tokens_per_byte = job.prompt_tokens / points[-1][0]
+        expected = index.insert(points, job.worker, tokens_per_byte)
+        self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
+        gossip = scheduling.prefix_gossip[pool] if scheduling.prefix_gossip else None
+        if gossip is not None:
+            gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
+
+    def withdraw(self) -> None:
+        """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
+        expected, self.expected = self.expected, None
+        if expected is not None:
+            pool, worker = self._place
+            index = self._scheduling.prefixes[pool]
+            if index is not None:
+                index.withdraw(self._points, worker, expected, self._tokens_per_byte)
+
+
+class Attempts:
+    """The dispatcher's account of one request, which settlement reads; nobody else writes it."""
+
+    __slots__ = (
+        "admitted",
+        "assumed_turn",
+        "binding",
+        "done",
+        "entry",
+        "job",
+        "moved",
+        "queue_s",
+        "reason",
+        "relay",
+        "rescued",
+        "scheduler",
+        "sender",
+        "sending",
+        "sent_s",
+        "slot_nano",
+        "timer",
+    )
+
+    def __init__(self, admitted: Admitted, timer: StageTimer = UNTIMED) -> None:
+        self.timer = timer
+        self.admitted = admitted
+        self.sending = admitted.sending
+        """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
+        points = admitted.sending.prefix.points
+        self.entry = PrefixEntry(admitted.served.scheduling, points) if points else None
+        self.binding: Binding | None = None
+        self.job: Job | None = None
+        """Where a scheduler assigns the workers."""
+        self.scheduler: Scheduler | None = None
+        """Whose the job is, until it is given back."""
+        self.assumed_turn = 0
+        """When its first token is assumed, where it cannot be seen (see `assumed_tokens`)."""
+        self.relay: Relay | None = None
+        self.queue_s = 0.0
+        self.sent_s: float | None = None
+        """When the first attempt was sent."""
+        self.slot_nano = 0.0
+        """What its time at workers costs, where they have a price by the hour."""
+        self.done: list[Attempt] = []
+        self.sender: asyncio.Task[object] | None = None
+        """The task that waits for an engine, while it does."""
+        self.moved = False
+        """Taken from a frozen engine to another, which is done once."""
+        self.rescued = False
+        self.reason: str | None = None
+        """Of the refusal that the client got when the last attempt had failed."""
+
+    @property
+    def sent(self) -> bool:
+        """Whether an engine may have got the request: not every connection failed."""
+        return any(attempt.result not in ("local", "connect") for attempt in self.done)
 
 
 class RequestProgress:

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.metrics import Metrics
-from gateway.pipeline.attempts import Sending
-from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.pipeline.request_progress import RequestEnding, RequestProgress, Sending
 from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.ports import LeaseStore, RecordSink

@@ -15,9 +15,8 @@ import pytest
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.metrics import Metrics
-from gateway.pipeline.attempts import Attempts
 from gateway.pipeline.pipeline import Pipeline
-from gateway.pipeline.request_progress import RequestProgress
+from gateway.pipeline.request_progress import Attempts, RequestProgress
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ModelRuntime

@@ -7,9 +7,7 @@ import msgspec
 import pytest
 
 from gateway.metrics import Metrics
-from gateway.pipeline.attempts import Sending
-from gateway.pipeline.request_lease import RequestLease
-from gateway.pipeline.request_progress import RequestEnding, RequestProgress
+from gateway.pipeline.request_progress import RequestEnding, RequestLease, RequestProgress, Sending
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.request.body import read_body
 from gateway.policy.scheduling.scheduler import NO_PREFIX

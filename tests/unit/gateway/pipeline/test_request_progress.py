@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.pipeline.request_lease import RequestLease
+from gateway.pipeline.request_progress import RequestLease
 from gateway.records.estimate import Plan
 from gateway.records.lease import Lease
 from tests.builders import ask
