@@ -15,9 +15,8 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Report, Row, at_most
-from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.ledger import Ledger
-from gateway.adapters.records.request_log import Records
+from gateway.adapters.records.request_log import DecisionRing, Records
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.metrics import Metrics
 from gateway.policy.prices import cost_nano, token_price

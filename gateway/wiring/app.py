@@ -20,10 +20,9 @@ from gateway.adapters.boundary_controller import BoundaryController, reported_to
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation
-from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
-from gateway.adapters.records.request_log import Records, RequestLog
+from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.adapters.store.backends import open_state
 from gateway.adapters.store.estimator_sync import EstimatorSync

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from bench.usage.run import BATCH, KEYS, PRICE, ending
-from gateway.adapters.records.decision_ring import DecisionRing
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
-from gateway.adapters.records.request_log import Records
+from gateway.adapters.records.request_log import DecisionRing, Records
 from gateway.adapters.records.usage_export import UsageExport
 from gateway.metrics import Metrics
 from gateway.policy.usage_report import query_of, total

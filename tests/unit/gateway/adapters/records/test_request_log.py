@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from gateway.adapters.records import request_log
-from gateway.adapters.records.decision_ring import DecisionRing
-from gateway.adapters.records.request_log import Records, RequestLog
+from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
 from tests.builders import decision

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.adapters.records.request_log import DecisionRing
 from gateway.records.attempt import Attempt
 from gateway.records.decision import AdmissionSection, DecisionRecord, SchedulingSection
 from gateway.web.control.tenant_decisions import finder

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.adapters.records.decision_ring import DecisionRing
+from gateway.adapters.records.request_log import DecisionRing
 from gateway.records.decision import CompressionSection, DecisionRecord, UsageSection
 from gateway.web.control.peers import NoPeers
 from gateway.web.dashboard.recent import FIRST, KEPT, MOST_NEW, Brief, RecentDecisions

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.records.decision_ring import MAX_IN_PIECE, DecisionRing
+from gateway.adapters.records.request_log import MAX_IN_PIECE, DecisionRing
 
 
 def ids(records: list[msgspec.Raw]) -> list[bytes]:
