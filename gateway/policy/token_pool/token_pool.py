@@ -13,8 +13,13 @@ import msgspec
 
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.counters import FIRST_SERVICE_S, Account, Journal, PoolCounters
-from gateway.policy.token_pool.open_leases import OpenLeases
+from gateway.policy.token_pool.counters import (
+    FIRST_SERVICE_S,
+    Account,
+    Journal,
+    OpenLeases,
+    PoolCounters,
+)
 from gateway.policy.token_pool.terms import LeaseRecord, Terms
 from gateway.records.limit import Holding
 

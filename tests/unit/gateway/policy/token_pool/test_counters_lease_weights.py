@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.open_leases import MAX_RUN, LeaseWeights
+from gateway.policy.token_pool.counters import MAX_RUN, LeaseWeights
 
 
 @pytest.mark.parametrize("different", [1, 40, 1_000_000])

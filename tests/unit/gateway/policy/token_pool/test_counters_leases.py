@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.policy.token_pool.open_leases import SHARDS, OpenLeases
+from gateway.policy.token_pool.counters import SHARDS, OpenLeases
 from gateway.policy.token_pool.terms import LeaseRecord
 
 
