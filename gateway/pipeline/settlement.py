@@ -17,8 +17,8 @@ import msgspec
 
 from gateway.metrics import Metrics
 from gateway.pipeline.request_progress import RequestEnding, RequestProgress, Sending
-from gateway.policy.admission import charging
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
+from gateway.policy.token_pool.leases import believed, beyond_window
 from gateway.ports import LeaseStore, RecordSink
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.decision import AdmissionSection, DecisionRecord
@@ -121,11 +121,11 @@ class Settler:
     ) -> Outcome:
         """The outcome with usage that can be true; a window that is configured wrong is told."""
         pool = served.routing.pools[lease.pool]
-        usage = charging.believed(reported, estimate, pool.window_tokens)
+        usage = believed(reported, estimate, pool.window_tokens)
         if usage is not reported:
             self._metrics.usage_rejected.add(pool.name)
             return msgspec.structs.replace(outcome, usage=usage)
-        beyond = charging.beyond_window(usage, estimate.sequences, pool.window_tokens)
+        beyond = beyond_window(usage, estimate.sequences, pool.window_tokens)
         if beyond:
             self._note_window(served, lease.pool, usage)
         return outcome

@@ -9,11 +9,11 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.policy.admission.charging import charge_tokens
 from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.digests import seed
 from gateway.policy.scheduling.scheduler import Job
+from gateway.policy.token_pool.leases import charge_tokens
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.decision import (
     DECISION_SCHEMA,

@@ -65,7 +65,7 @@ def money_of(lease: Lease, cost: int | None) -> int:
 def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
     """What the request used: the engine's report, else prompt as estimated + tokens emitted.
 
-    `outcome.usage` is what is believed (`gateway.policy.admission.charging`). None, a full refund,
+    `outcome.usage` is what is believed (`gateway.policy.token_pool.leases`). None, a full refund,
     when the client got an error instead of an answer.
     """
     usage = outcome.usage

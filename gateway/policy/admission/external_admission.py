@@ -5,10 +5,10 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import BadRequest
-from gateway.policy.admission.charging import believed, charge_tokens
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.refusals import invalid, missing
+from gateway.policy.token_pool.leases import believed, charge_tokens
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate, Observation
@@ -117,7 +117,7 @@ def usage_of(report: UsageReport, open_lease: ExternalLease) -> Usage | None:
 
     `ok` needs the prompt's tokens. `failed` without tokens is refunded. `cancelled` without tokens
     is charged the estimated prompt. Raises BadRequest for implausible usage, by the same rules as
-    for an engine (`gateway.policy.admission.charging`).
+    for an engine (`gateway.policy.token_pool.leases`).
     """
     prompt, completion = report.prompt_tokens, report.completion_tokens
     if prompt is None:

@@ -17,12 +17,12 @@ import msgspec
 from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock, account_view
 from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.policy.admission.charging import charge_tokens, spent_by
 from gateway.policy.admission.denials import limits_of, refusal_of
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.token_pool.leases import charge_tokens, spent_by
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease

@@ -26,10 +26,10 @@ from gateway.adapters.store.redis.scripts import argument, grouped
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.admission.charging import charge_tokens, spent_by
 from gateway.policy.admission.denials import refusal_of
 from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.token_pool.leases import charge_tokens, spent_by
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease

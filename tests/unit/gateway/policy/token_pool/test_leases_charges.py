@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.policy.admission.charging import believed, beyond_window, charge_tokens
 from gateway.policy.entitlements.entitlement import PROFILES
+from gateway.policy.token_pool.leases import believed, beyond_window, charge_tokens
 from gateway.records.attempt import Usage
 from tests.builders import length_estimate
 
