@@ -16,10 +16,10 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 from math import ceil
 from typing import Any, Final
 
+from gateway.policy.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.estimate.merge import EstimatorPart
 from gateway.policy.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.policy.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS
-from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.estimate.tenant_figures import (
     ENDPOINTS_BY_NAME,
     MAX_MEDIA,

@@ -3,11 +3,10 @@
 from typing import Any, Final, Literal
 
 from gateway.policy.estimate.by_tenant import ByTenant, median
+from gateway.policy.estimate.input_lengths import Ratio, TwoTermFit
 from gateway.policy.estimate.merge import EstimatorPart
 from gateway.policy.estimate.profile import EstimatorProfile
 from gateway.policy.estimate.quantile import OutputLengths
-from gateway.policy.estimate.ratio import Ratio
-from gateway.policy.estimate.template import TwoTermFit
 from gateway.policy.request.counting import MEDIA_TOKENS
 from gateway.records.endpoint import ENDPOINTS
 from gateway.records.request import CATEGORIES

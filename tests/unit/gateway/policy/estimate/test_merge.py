@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.policy.estimate.estimator import LengthEstimator
+from gateway.policy.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.policy.estimate.merge import (
     RATE_MEMORY_S,
     EstimatorMerge,
@@ -17,7 +18,6 @@ from gateway.policy.estimate.merge import (
     merged,
 )
 from gateway.policy.estimate.profile import PROFILES
-from gateway.policy.estimate.ratio import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.records.estimate import Observation
 from gateway.records.request import Measure
 

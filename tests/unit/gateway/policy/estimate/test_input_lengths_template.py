@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.policy.estimate.template import TwoTermFit
+from gateway.policy.estimate.input_lengths import TwoTermFit
 
 
 def fresh() -> TwoTermFit:

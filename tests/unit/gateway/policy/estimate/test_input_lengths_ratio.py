@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.policy.estimate.ratio import Ratio
+from gateway.policy.estimate.input_lengths import Ratio
 
 
 def fresh(prior: float = 4.0) -> Ratio:
