@@ -136,7 +136,7 @@ class PrefixEntry:
         expected = index.insert(points, job.worker, tokens_per_byte)
         self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
         gossip = scheduling.prefix_gossip[pool] if scheduling.prefix_gossip else None
-        if gossip is not None:
+        if gossip is not None and gossip.has_listeners:
             gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
 
     def withdraw(self) -> None:
