@@ -17,10 +17,8 @@ from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.compression_watch import CompressionWatch
 from gateway.policy.pools.conversations import Conversations, ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, Routing
-from gateway.policy.prefix.digests import Points, points_of
 from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from gateway.records.price import TokenPrice
@@ -99,18 +97,6 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tenants' prefix caches are kept apart."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
     """Whose `priority` field the engines understand."""
-
-    def points(
-        self, endpoint_name: str, tenant: str, members: Members, text_bytes: int, adapter: str = ""
-    ) -> Points:
-        """Where a prompt of this tenant's may share its beginning with others.
-
-        Engines keep the prefixes of each LoRA adapter apart.
-        """
-        salt = tenant if self.salted else ""
-        if adapter:
-            salt = f"{salt}\0{adapter}"
-        return points_of(endpoint_name, members, text_bytes, salt)
 
 
 class ModelCompression(msgspec.Struct, frozen=True, kw_only=True):

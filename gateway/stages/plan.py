@@ -10,6 +10,7 @@ from gateway.policy.pools.compression_gate import has_room, promised, requested
 from gateway.policy.pools.pool_affinity import mostly_new, stay
 from gateway.policy.pools.routing import can_serve, compression_window_of, plan_pool
 from gateway.policy.pools.routing_table import CompressionWindow
+from gateway.policy.prefix.digests import points_of
 from gateway.policy.request.members import Members
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Prefix
 from gateway.records.endpoint import Endpoint
@@ -34,8 +35,14 @@ def look_up(
     """
     if not scheduling.prefixes or not endpoint.generates:
         return NO_PREFIX
-    text_bytes = facts.measure.text_bytes
-    points = scheduling.points(endpoint.name, principal.tenant, members, text_bytes, adapter)
+    points = points_of(
+        endpoint.name,
+        members,
+        facts.measure.text_bytes,
+        principal.tenant,
+        adapter,
+        salted=scheduling.salted,
+    )
     if not points:
         return NO_PREFIX
     tokens_per_byte = tokens / points[-1][0]
@@ -94,12 +101,13 @@ def compression_window(
     if rules.only_when_busy and _has_room(served, planned.pool, incoming.received_s):
         return "not_busy"
     tenant = principal.tenant
-    points = prefix.points or served.scheduling.points(
+    points = prefix.points or points_of(
         endpoint.name,
-        tenant,
         facts.members,
         facts.measure.text_bytes,
+        tenant,
         facts.adapter,
+        salted=served.scheduling.salted,
     )
     if compression.conversations.continues(tenant, points):
         return "cached_conversation"

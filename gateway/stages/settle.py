@@ -8,6 +8,7 @@ limit reached) is a lower bound of its length, never an observation of it.
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.prefix.cache_estimate import ExpectedHit
+from gateway.policy.prefix.digests import points_of
 from gateway.policy.prices import request_cost_nano
 from gateway.policy.scheduling.scheduler import Prefix
 from gateway.ports import LeaseStore, Settlement
@@ -93,12 +94,13 @@ def remember(
     compression = served.compression
     if compression is not None and outcome.completed and prompt.only_pool is None:
         tenant = principal.tenant
-        points = prefix.points or served.scheduling.points(
+        points = prefix.points or points_of(
             endpoint.name,
-            tenant,
             facts.members,
             facts.measure.text_bytes,
+            tenant,
             facts.adapter,
+            salted=served.scheduling.salted,
         )
         compression.conversations.remember(tenant, points)
 

@@ -80,16 +80,28 @@ def use_seed(value: int) -> None:
     _seed = value & maxsize
 
 
-def points_of(endpoint_name: str, members: Members, text_bytes: int, salt: str = "") -> Points:
+def points_of(
+    endpoint_name: str,
+    members: Members,
+    text_bytes: int,
+    tenant: str = "",
+    adapter: str = "",
+    *,
+    salted: bool = True,
+) -> Points:
     """The points of a body, by its members; () if no prefix can be shared.
 
     Lengths are bytes of tools, system prompt and messages as sent. `text_bytes` is the
-    measure's. `salt` is the tenant if engines keep tenants' caches separate, else "".
-    Embeddings, rerank, score and audio bodies have no points.
+    measure's. `salted` if engines keep tenants' caches separate. They always keep those of LoRA
+    adapters separate; "" is the model itself. Embeddings, rerank, score and audio bodies have no
+    points.
     """
     marks = _MARKS.get(endpoint_name)
     if marks is None or text_bytes < MIN_BYTES:
         return ()
+    salt = tenant if salted else ""
+    if adapter:
+        salt = f"{salt}\0{adapter}"
     member = members.get
     if endpoint_name == "completions":
         start = _start(endpoint_name, salt, b"")

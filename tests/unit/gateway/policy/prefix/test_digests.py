@@ -32,8 +32,8 @@ def chat(*messages: str, compact: bool = False, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": listed, **fields}, separators=separators).encode()
 
 
-def points(body: bytes, endpoint: str = "chat", salt: str = "") -> Points:
-    return points_of(endpoint, by_name(body), len(body), salt)
+def points(body: bytes, endpoint: str = "chat", tenant: str = "", adapter: str = "") -> Points:
+    return points_of(endpoint, by_name(body), len(body), tenant, adapter)
 
 
 def shared(first: Points, second: Points) -> int:
@@ -83,16 +83,26 @@ def test_a_difference_inside_ends_what_is_shared() -> None:
     assert 15_000 / 1.15 < found <= 15_100
 
 
-def test_salts_templates_and_endpoints_are_apart() -> None:
+def test_tenants_adapters_templates_and_endpoints_are_apart() -> None:
     body = chat(WORDS * 30)
     sets = [
         points(body),
-        points(body, salt="tenant-a"),
-        points(body, salt="tenant-b"),
+        points(body, tenant="tenant-a"),
+        points(body, tenant="tenant-b"),
+        points(body, adapter="adapter-a"),
+        points(body, tenant="tenant-a", adapter="adapter-a"),
         points(body, endpoint="messages"),
         points(chat(WORDS * 30, chat_template_kwargs={"thinking": True})),
     ]
     assert len({digest for each in sets for _, digest in each}) == sum(map(len, sets))
+
+
+def test_tenants_share_points_where_engines_share_their_caches() -> None:
+    body = chat(WORDS * 30)
+    members, size = by_name(body), len(body)
+    assert points_of("chat", members, size, "tenant-a", salted=False) == points(body)
+    found = points_of("chat", members, size, "tenant-a", "adapter-a", salted=False)
+    assert found == points(body, adapter="adapter-a")
 
 
 def test_plain_prompts_have_points_and_batches_none() -> None:
