@@ -31,7 +31,6 @@ from gateway.stages import (
     dispatch,
     estimate,
     plan,
-    request_metrics,
     response_headers,
     settle,
 )
@@ -159,7 +158,7 @@ def profile_rows(body: bytes) -> list[Row]:
             ),
         ),
         ("10 record", record),
-        ("10 count", lambda: request_metrics.count(metrics, found, lengths, served, lease)),
+        ("10 count", lambda: settle.count(metrics, found, lengths, served, lease)),
     ]
     rows = [_row(name, call) for name, call in parts]
     token_pool = TokenPool(Terms(slots=(256, 16), tokens_per_s=1e9, largest_tokens=65_536))

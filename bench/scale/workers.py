@@ -38,7 +38,6 @@ from gateway.stages import (
     dispatch,
     estimate,
     plan,
-    request_metrics,
     response_headers,
     settle,
 )
@@ -255,6 +254,6 @@ class Loaded:
             settle.note_cached(served.scheduling, binding, expected, outcome)
         settled_ns = clock_ns()
         record = record_of(self.served, request, outcome, usage, self.now_s)
-        request_metrics.count(self.metrics, record, request.lengths, served, lease)
+        settle.count(self.metrics, record, request.lengths, served, lease)
         self.cpu.add("settle", begin_ns, settled_ns)
         self.cpu.add("record", settled_ns, clock_ns())

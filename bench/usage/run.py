@@ -29,7 +29,7 @@ from gateway.records.decision import (
 )
 from gateway.records.price import TokenPrice
 from gateway.stages.decision_record import usage_section
-from gateway.stages.request_metrics import count
+from gateway.stages.settle import count
 
 BATCH: Final = 500
 KEYS: Final = 40

@@ -25,7 +25,7 @@ from gateway.records.decision import AdmissionSection, DecisionRecord
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming
-from gateway.stages import decision_record, request_metrics
+from gateway.stages import decision_record
 from gateway.stages import settle as stage_settle
 
 TOGETHER_S: Final = 0.001
@@ -175,10 +175,10 @@ class Settler:
             _learn(settled, taught)
         record = _record(settled, prompts=self._log_prompts)
         lease = None if progress.lease is None else progress.lease.current
-        request_metrics.count(self._metrics, record, settled.estimate, progress.served, lease)
+        stage_settle.count(self._metrics, record, settled.estimate, progress.served, lease)
         principal = progress.principal
         if principal is not None and principal.slo_ms:
-            request_metrics.count_slo(self._metrics, record, principal, admitted=lease is not None)
+            stage_settle.count_slo(self._metrics, record, principal, admitted=lease is not None)
         self._records.append(record)
         progress.timer.end("record")
 

@@ -51,8 +51,7 @@ from gateway.stages import admit as stage_admit
 from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
-from gateway.stages import request_metrics
-from gateway.stages.settle import cost_of, money_of
+from gateway.stages.settle import cost_of, count, money_of
 from gateway.web.external_admission.held_slots import HeldSlots
 from gateway.web.external_admission.records import refused_record, settled_record
 
@@ -301,5 +300,5 @@ class AdmissionService:
         estimate: LengthEstimate | None,
         lease: Lease | None,
     ) -> None:
-        request_metrics.count(self._metrics, record, estimate, served, lease)
+        count(self._metrics, record, estimate, served, lease)
         self._records.append(record)
