@@ -20,9 +20,8 @@ from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
-from gateway.policy.request.fields import NOT_TEXT, known_only, unknown_bytes
-from gateway.policy.request.fields import steering as steering_of
-from gateway.policy.request.members import utf8_length
+from gateway.policy.request.members import NOT_TEXT, known_only, unknown_bytes, utf8_length
+from gateway.policy.request.members import steering as steering_of
 from gateway.policy.request.multipart import read_form
 from gateway.policy.request.refusals import invalid, missing, undecodable
 from gateway.records.endpoint import Endpoint

@@ -3,7 +3,7 @@ r"""Collect the parts of a body that an engine tokenizes: texts and media parts.
 Rules:
 - Text that the engine sees counts, in any role: message contents, names, reasoning, names and
   arguments of calls, tool definitions as compact JSON, prompts. The body's white space and
-  data URLs never count. Unknown members count, too (`gateway.policy.request.fields`).
+  data URLs never count. Unknown members count, too (`gateway.policy.request.members`).
 - Unknown roles count as text, and so do ids longer than _ID_CHARS.
 - Bytes are UTF-8 lengths of decoded text; a `\u` escape counts as the character it spells.
 - Unknown content parts are refused, because they could carry any number of tokens.

@@ -3,7 +3,7 @@
 Rules:
 - A struct names only fields that are counted, routed on or refused, and fields known to hold no
   text. For any other field in a message, item, call, part or document, msgspec raises an error,
-  and `gateway.policy.request.fields` counts it. msgspec skips other fields of a body in C.
+  and `gateway.policy.request.members` counts it. msgspec skips other fields of a body in C.
 - A named field of a wrong type is an error; msgspec names its path.
 - `Raw` marks values that are measured or relayed without being decoded (tools, images).
 """
