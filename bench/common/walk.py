@@ -28,6 +28,8 @@ from gateway.wiring.serving import serve
 
 ROOT: Final = Path(__file__).parents[2]
 TRACED: Final = ("gateway", "predictor")
+TIMERS: Final = frozenset({"gateway/adapters/loop_lag.py"})
+"""Files whose timers run beside requests, in no task that could tell them apart."""
 WIDTH: Final = 80
 WARM_UP: Final = 2
 """Requests before the one that is traced: they connect and import."""
@@ -76,7 +78,10 @@ class Walk:
         if event != "call" or (name := self._name(frame)) is None or frame in self._seen:
             return
         self._seen.add(frame)
-        if asyncio.current_task() not in self._ignored and self._caller(frame) != name:
+        caller = self._caller(frame)
+        if caller == name or (caller is None and name in TIMERS):
+            return
+        if asyncio.current_task() not in self._ignored:
             self.hops.append(name)
 
     def _caller(self, frame: FrameType) -> str | None:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from bench.common.walk import WIDTH, page, walk
+from bench.common.walk import WIDTH, Walk, page, walk
+from gateway.adapters.loop_lag import LoopWatch
 
 MAX_GATEWAY_FILES = 50
 
@@ -13,6 +14,16 @@ def test_a_chat_request_enters_at_the_protocol_and_crosses_few_files() -> None:
     assert {"gateway/policy/admission/admission.py", "gateway/policy/quartz/quartz.py"} <= {*hops}
     assert {"gateway/adapters/records/usage_export.py", "predictor/online.py"} <= {*hops}
     assert len({name for name in hops if name.startswith("gateway/")}) <= MAX_GATEWAY_FILES
+
+
+async def test_a_timer_that_runs_beside_the_request_is_no_hop() -> None:
+    loop, watch = asyncio.get_running_loop(), LoopWatch()
+    watch.start()
+    with Walk(()) as walked:
+        loop.call_soon(watch._beat, loop)
+        await asyncio.sleep(0)
+    watch.close()
+    assert walked.hops == []
 
 
 def test_the_page_fits_a_terminal_and_has_the_totals() -> None:
