@@ -72,7 +72,7 @@ demo: $(VENV)/.runtime
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted; then the image is tested. Short files come
 # last, so that no worker is left with a long one.
-OVER_SOCKETS := tests/integration tests/contract tests/e2e
+OVER_SOCKETS := tests/e2e tests/integration tests/contract
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory test-interpreted \

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import ssl
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -18,6 +19,11 @@ settings.register_profile(
     "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C,
+# which tests send to what they started.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -218,7 +218,11 @@ def _check_demo(demo: subprocess.Popen[str]) -> list[int]:
         return children
     finally:
         demo.send_signal(signal.SIGINT)
-        demo.wait(20)
+        try:
+            demo.wait(20)
+        except subprocess.TimeoutExpired:
+            demo.kill()  # leaving Popen's block would wait for ever
+            raise
 
 
 def _children(pid: int) -> list[int]:
