@@ -50,7 +50,7 @@ def test_the_corrected_fleets_and_plain_routing_are_accepted(
     name: str, fleet: tuple[int, int], gamma: float
 ) -> None:
     boundary = SHIPPED[name].b_short
-    found = verdict(breakpoints(name), fleet, boundary=boundary, gamma=gamma, most_drawn=4 * DRAWN)
+    found = verdict(breakpoints(name), fleet, boundary=boundary, gamma=gamma, most_drawn=2 * DRAWN)
     assert found.holds, found
     assert all(pool.utilisation < 0.95 for pool in found.pools)
 

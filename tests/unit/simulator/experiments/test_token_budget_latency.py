@@ -1,11 +1,13 @@
 """Table 3 of the token-budget paper: a transient, and what it hides."""
 
+from functools import cache
 from typing import Literal
 
 from bench.pool_routing.model import AZURE
 from simulator.experiments.token_budget_latency import BOUNDARY_TOKENS, Latency, latencies, pool
 
 
+@cache
 def two_rows(
     requests: int, prefill: Literal["shared", "independent"] = "shared"
 ) -> tuple[Latency, Latency]:

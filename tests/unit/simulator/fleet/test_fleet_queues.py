@@ -38,7 +38,7 @@ def erlang_c(servers: int, load: float) -> float:
 def test_waits_are_those_of_m_m_c(servers: int, utilisation: float, seed: int) -> None:
     rate = servers * utilisation
     spec = one_pool(second(w_s=STEP_S, max_num_seqs=servers))
-    outcome = simulate(spec, exponential_traffic(rate, 300_000, seed))
+    outcome = simulate(spec, exponential_traffic(rate, 150_000, seed))
     settled = outcome.arrival_s >= outcome.window_s()[0]
     wait = batch_means(outcome.wait_s[settled])
     expected_s = erlang_c(servers, rate) / (servers - rate)
