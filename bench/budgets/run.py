@@ -3,7 +3,8 @@
 Four stores, as four gateways have them, share a Redis of the bench's own. 100 clients of each ask,
 use up to twice what they reserved, and settle, until the budget refuses them; a part is refunded.
 Then one store admits and settles with a tenant's budget, a key's limits and an entitlement's
-budget, and without any: CPU of Redis and of this process by request, and of the embedded store.
+budget, and without any, by turns: CPU of Redis and of this process by request, and of the
+embedded store.
 """
 
 import asyncio
@@ -38,8 +39,9 @@ CLIENTS: Final = 400
 RESERVED: Final = 4_000
 COUNTED: Final = 6_000
 """Requests of each round that is measured."""
-ROUNDS: Final = 5
-EMBEDDED_US: Final = 10.0
+ROUNDS: Final = 15
+"""In each, every case is measured once: the machine changes its speed between rounds."""
+MORE_US: Final = 10.0
 REDIS_US: Final = 80.0
 _SEED: Final = 7
 _PATIENCE: Final = 100
@@ -81,25 +83,33 @@ def run() -> Report:
         spent = uvloop.run(spend(server.url))
         client.flushall()
         rows = _spending_rows(spent)
-        embedded = [_embedded_us(()), _embedded_us(LIMITS[3:]), _embedded_us(LIMITS)]
-        shared = [uvloop.run(_shared_us(server.url, client, limits)) for limits in _CASES]
-    for name, figures, most in (
-        ("embedded store, CPU-us a request", embedded, EMBEDDED_US),
-        ("Redis, CPU-us a request, 64 clients", [each[0] for each in shared], None),
-        ("gateway on Redis, CPU-us a request", [each[1] for each in shared], EMBEDDED_US),
-    ):
-        rows.append(Row(metric=f"{name}, no limits", measured=figures[0]))
-        for what, figure in zip(
-            ("one budget", "two budgets, two limits"), figures[1:], strict=True
-        ):
-            if most is None:
-                rows.append(at_most(f"{name}, {what}", figure, REDIS_US))
-            else:
-                rows.append(at_most(f"{name}, {what}: more", figure - figures[0], most))
+        embedded = uvloop.run(_embedded_us())
+        shared = uvloop.run(_shared_us(server.url, client))
+    redis = [tuple(case[0] for case in each) for each in shared]
+    own = [tuple(case[1] for case in each) for each in shared]
+    rows += _more_rows("embedded store, CPU-us a request", embedded)
+    rows += _more_rows("gateway on Redis, CPU-us a request", own)
+    name = "Redis, CPU-us a request, 64 clients"
+    rows.append(Row(metric=f"{name}, no limits", measured=median(case[0] for case in redis)))
+    for case, what in enumerate(_WITH, 1):
+        figure = median(each[case] for each in redis)
+        rows.append(at_most(f"{name}, {what}", figure, REDIS_US))
     return Report(name="budgets", rows=rows)
 
 
 _CASES: Final[tuple[tuple[Limit, ...], ...]] = ((), LIMITS[3:], LIMITS)
+_WITH: Final = ("one budget", "two budgets, two limits")
+
+
+def _more_rows(name: str, rounds: Sequence[tuple[float, ...]]) -> list[Row]:
+    """The cost without limits, and by how much it rises: the median over pairs of one round."""
+    return [
+        Row(metric=f"{name}, no limits", measured=median(each[0] for each in rounds)),
+        *(
+            at_most(f"{name}, {what}: more", median(e[case] - e[0] for e in rounds), MORE_US)
+            for case, what in enumerate(_WITH, 1)
+        ),
+    ]
 
 
 def _spending_rows(spent: Spending) -> list[Row]:
@@ -214,26 +224,33 @@ async def _store(url: str, owner: str) -> AsyncIterator[RedisLeases]:
         await store.close()
 
 
-def _embedded_us(limits: tuple[Limit, ...]) -> float:
-    """CPU of one admission and its settlement, in memory."""
+async def _embedded_us() -> list[tuple[float, ...]]:
+    """CPU of one admission and its settlement in memory, by round and case."""
     served = {"m": fleet_of("least-loaded", 64)}
     store = MemoryLeases(served, time.monotonic, {"m": _token_pool()})
-    return uvloop.run(_each_us(store, limits))
+    return [tuple([await _each_us(store, limits) for limits in _CASES]) for _ in range(ROUNDS)]
 
 
-async def _shared_us(url: str, client: "Redis", limits: tuple[Limit, ...]) -> tuple[float, float]:
-    """CPU of Redis and of this process by request, with 64 clients by turns."""
+async def _shared_us(url: str, client: "Redis") -> list[tuple[tuple[float, float], ...]]:
+    """CPU of Redis and of this process by request, with 64 clients by turns; by round and case."""
     client.flushall()
     async with _store(url, "bench") as store:
-        redis: list[float] = []
-        own: list[float] = []
-        for _ in range(ROUNDS):
-            began_s, own_s = _redis_s(client), time.process_time()
-            await asyncio.gather(*(_by_turns(store, limits, n) for n in range(64)))
-            await store.pools("m")
-            redis.append((_redis_s(client) - began_s) / COUNTED * 1e6)
-            own.append((time.process_time() - own_s) / COUNTED * 1e6)
-        return median(redis), median(own)
+        return [
+            tuple([await _all_us(store, client, limits) for limits in _CASES])
+            for _ in range(ROUNDS)
+        ]
+
+
+async def _all_us(
+    store: RedisLeases, client: "Redis", limits: tuple[Limit, ...]
+) -> tuple[float, float]:
+    began_s, own_s = _redis_s(client), time.process_time()
+    await asyncio.gather(*(_by_turns(store, limits, n) for n in range(64)))
+    await store.pools("m")
+    return (
+        (_redis_s(client) - began_s) / COUNTED * 1e6,
+        (time.process_time() - own_s) / COUNTED * 1e6,
+    )
 
 
 async def _by_turns(store: LeaseStore, limits: tuple[Limit, ...], client: int) -> None:
@@ -248,13 +265,11 @@ async def _by_turns(store: LeaseStore, limits: tuple[Limit, ...], client: int) -
 
 async def _each_us(store: LeaseStore, limits: tuple[Limit, ...]) -> float:
     asks: Sequence[Ask] = [_ask(f"l{n}", limits) for n in range(COUNTED)]
-    found, used = [], _used(300)
-    for _ in range(ROUNDS):
-        began_s = time.process_time()
-        for ask in asks:
-            store.settle(await store.admit(ask), used)
-        found.append((time.process_time() - began_s) / COUNTED * 1e6)
-    return min(found)
+    used = _used(300)
+    began_s = time.process_time()
+    for ask in asks:
+        store.settle(await store.admit(ask), used)
+    return (time.process_time() - began_s) / COUNTED * 1e6
 
 
 def _redis_s(client: "Redis") -> float:
