@@ -70,12 +70,12 @@ demo: $(VENV)/.runtime
 # Most tests wait for processes of their own, so four run at a time; a file stays together to
 # share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
-# of compiled modules both ways, the rest interpreted, while the image is built; then the image is
-# tested. Short files come last, so that no worker is left with a long one.
+# of compiled modules both ways, the rest interpreted; then the image is tested. Short files come
+# last, so that no worker is left with a long one.
 OVER_SOCKETS := tests/e2e tests/integration tests/contract
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
-		$(MAKE) --no-print-directory --jobs=2 test-interpreted image \
+		$(MAKE) --no-print-directory test-interpreted \
 			LEAVE="$(addprefix --ignore=,$(OVER_SOCKETS))" && \
 		$(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
@@ -92,7 +92,7 @@ coverage: $(VENV)/.dev redis
 		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
 	@echo "line by line: htmlcov/index.html"
 
-UNIT_COMPILED := policy stages pipeline records adapters/store web/http test_ranks.py
+UNIT_COMPILED := policy stages pipeline records adapters/store/memory web/http test_ranks.py
 TESTS_COMPILED := $(OVER_SOCKETS) \
 	tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED))
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
