@@ -38,9 +38,9 @@ class RequestLease:
         self._store = store
         self._wall_clock = wall_clock
         self.asked = asked
-        """What admission was asked for."""
+        """The plan that admission decided on."""
         self.taken = taken
-        """What it gave."""
+        """The lease as admission granted it."""
         self.current = taken
         self.changes: list[tuple[float, str, int]] = []
         self.reserved_tokens = taken.cost_tokens
@@ -119,7 +119,7 @@ class PrefixEntry:
         """Pool and worker."""
         self._tokens_per_byte = 1.0
         self.expected: ExpectedHit | None = None
-        """What the worker was expected to hold of the prompt."""
+        """The part of the prompt that the worker was expected to have cached."""
 
     def enter(self, pool: int, job: Job) -> None:
         """The job is bound in the pool: enter the prompt, once for each worker."""
@@ -183,7 +183,7 @@ class Attempts:
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""
         self.scheduler: Scheduler | None = None
-        """Whose the job is, until it is given back."""
+        """The scheduler that has the job, until the job is released."""
         self.assumed_turn = 0
         """When its first token is assumed, where it cannot be seen (see `assumed_tokens`)."""
         self.relay: Relay | None = None
