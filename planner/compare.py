@@ -36,7 +36,7 @@ def equal_nodes(
     first, second = run_with(short, node, shares), run_with(long, node, total - shares)
     best = int(np.maximum(first.utilisation, second.utilisation).argmin())
     prefill_s = float(short.chunks_p99[0] + 1) * alone.step_s
-    prefill_s += float(short.prompt_p99_tokens[0]) * node.prefill_s_per_token
+    prefill_s += node.prompt_s(float(short.prompt_p99_tokens[0]))
     return EqualNodes(
         nodes=total,
         b_short=b_short,

@@ -49,6 +49,8 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     """h, seconds per resident token and iteration; >= 0."""
     prefill_s_per_token: float = 0.0
     """Seconds each prompt token adds to its iteration; >= 0."""
+    attention_s_per_pair: float = 0.0
+    """Seconds more for each token before it in its prompt; >= 0."""
     chunk_tokens: int = 512
     """C: prompt tokens of one request in one iteration."""
     kv_tokens: int
@@ -65,6 +67,10 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a held-out load confirmed a measured profile; None if none was run."""
     measured: MeasuredRange | None = None
     """None for rooflines, published constants and profiles that do not say."""
+
+    def prompt_s(self, tokens: float) -> float:
+        """Seconds that a prompt of so many tokens adds to its iterations."""
+        return tokens * (self.prefill_s_per_token + self.attention_s_per_pair * tokens / 2)
 
     @property
     def usd_per_node_hour(self) -> float:
@@ -170,7 +176,8 @@ def profile_from_json(document: Any, *, origin: str = "profile") -> NodeProfile:
         raise PlanError(
             f"{origin}: {error}", "write the fields that docs/plan/planner.md lists"
         ) from None
-    if not profile.w_s > 0 or profile.h_s_per_token < 0 or profile.prefill_s_per_token < 0:
+    times = (profile.h_s_per_token, profile.prefill_s_per_token, profile.attention_s_per_pair)
+    if not profile.w_s > 0 or min(times) < 0:
         raise PlanError(f"{origin}: negative time", "w_s is above 0, the others at least 0")
     sizes = (profile.gpus, profile.chunk_tokens, profile.kv_tokens, profile.max_num_seqs)
     if min(*sizes, profile.block_tokens, profile.max_num_batched_tokens) < 1:

@@ -2,13 +2,17 @@
 
 - full (`exact`, `mix`): every slot is taken, S = it (W + h n_max L), and n follows from
   equation 11 and the cap on utilisation, as published in FleetOpt;
-- running (`corrected`, `paged`): an iteration lasts W + h (resident tokens) + e (prompt tokens),
-  and Little's law gives the resident tokens. With k = lambda (h E[it L] + e E[L_in]) and
-  x = k / n, t = W / (1 - x) is a fixed point in closed form, and
+- running (`corrected`, `paged`): an iteration lasts W + h (resident tokens) + e (prompt tokens)
+  + q (pairs of one and a token before it in its prompt), and Little's law gives the resident
+  tokens. With k = lambda (h E[it L] + e E[L_in] + q E[L_in^2] / 2) and x = k / n,
+  t = W / (1 - x) is a fixed point in closed form, and
   slots:          n >= lambda W E[it] / (rho slots) + k
   prefill budget: n >= lambda W E[L_in] / (rho budget) + k
   stability:      n >= k / x_max
   a limit t <= T: n >= k T / (T - W).
+  TTFT at P99 is the P99 wait for a slot, (chunks + 1) t, and the larger of the P99 prompt's own
+  time and a mean M/G/1 wait for the prompts computed before it, and a mean prompt's and the P99
+  wait.
   TPOT at P99 adds 2.33 standard deviations of the resident tokens on a node that gets a random
   share of requests (least-loaded dispatch does better). Occupancy is Poisson, proportional to
   t - W; slower iterations hold requests longer, which multiplies its variance by t / W. The
@@ -30,6 +34,9 @@ from planner.workload.moments import (
     HELD,
     MASS,
     PROMPT,
+    PROMPT2,
+    PROMPT3,
+    PROMPT4,
     STEP_TOKENS,
     STEP_TOKENS2,
     STEPS,
@@ -110,7 +117,7 @@ def size_full(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
 
 
 def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
-    """Size by iterations as they run; TTFT is P99 of wait + (chunks + 1) t + e L_in (eq. 8)."""
+    """Size by iterations as they run; TTFT is P99 of wait + (chunks + 1) t + own prompt (eq. 8)."""
     means = _means(loads, profile)
     w = profile.w_s
     needed = means.demand + w * np.maximum(
@@ -133,7 +140,8 @@ def size_running(loads: Loads, profile: NodeProfile, goals: Goals) -> Sized:
         servers, load = nodes * loads.slots[pick], loads.rate_per_s[pick] * service
         # The SLO limits wait and prefill together, so prefill is passed as part of the wait.
         wait = wait_p99_s(servers, load, service, means.variation[pick])
-        return wait + (loads.chunks_p99[pick] + 1) * step + own[pick]
+        prompts = _prompts_s(means, loads.rate_per_s[pick] / nodes, own, pick)
+        return wait + (loads.chunks_p99[pick] + 1) * step + prompts
 
     limit = np.full(needed.shape, goals.ttft_s)
     nodes, _ = _raise_until(floor, wait_of, limit)
@@ -159,16 +167,22 @@ class _Means(msgspec.Struct, frozen=True, kw_only=True):
     """k, nodes kept busy by resident and prompt tokens alone."""
     spread: Floats
     """b: 2.33 h sd(resident tokens) = b sqrt((t - W) t / W)."""
+    own_s: Floats
+    """E[s], the time that a prompt adds to its iterations."""
+    own_square: Floats
+    """E[s^2]."""
 
 
 def _means(loads: Loads, profile: NodeProfile) -> _Means:
     sums, mass = loads.sums, np.maximum(loads.sums[MASS], 1e-300)
     steps, prompt = sums[STEPS] / mass, sums[PROMPT] / mass
     tokens = sums[STEP_TOKENS] / mass
-    per_request = profile.h_s_per_token * tokens + profile.prefill_s_per_token * prompt
-    demand = loads.rate_per_s * per_request
+    e, q = profile.prefill_s_per_token, profile.attention_s_per_pair / 2
+    own_s = e * prompt + q * sums[PROMPT2] / mass
+    own_square = (e * e * sums[PROMPT2] + 2 * e * q * sums[PROMPT3] + q * q * sums[PROMPT4]) / mass
+    demand = loads.rate_per_s * (profile.h_s_per_token * tokens + own_s)
     # occupancy = lambda E[it] t / n = lambda E[it] (t - W) / k.
-    square = sums[STEP_TOKENS2] / np.maximum(sums[STEPS], 1e-300)
+    resident = sums[STEP_TOKENS2] / np.maximum(sums[STEPS], 1e-300)
     busy = demand > 0
     occupancy = np.where(busy, loads.rate_per_s * steps / np.where(busy, demand, 1.0), 0.0)
     return _Means(
@@ -178,8 +192,23 @@ def _means(loads: Loads, profile: NodeProfile) -> _Means:
             sums[STEPS2] / mass / np.maximum(steps**2, 1e-300) - 1, _MIN_VARIATION
         ),
         demand=demand,
-        spread=_NORMAL_P99 * profile.h_s_per_token * np.sqrt(square * occupancy),
+        spread=_NORMAL_P99 * profile.h_s_per_token * np.sqrt(resident * occupancy),
+        own_s=own_s,
+        own_square=own_square,
     )
+
+
+def _prompts_s(means: _Means, rate: Floats, own_p99_s: Floats, pick: NDArray[np.intp]) -> Floats:
+    """Time until a node has computed a prompt and those before it, one after the other, at P99.
+
+    `rate`: prompts/s of one node of each picked pool; `own_p99_s` is of all pools.
+    """
+    own, busy = means.own_s[pick], rate * means.own_s[pick]
+    square = np.where(own > 0, own**2, 1.0)
+    variation = np.maximum(means.own_square[pick] / square - 1, 0.0)
+    late = own + wait_p99_s(np.ones(busy.shape), busy, own, variation)
+    mean = rate * means.own_square[pick] / np.maximum(2 * (1 - busy), 1e-300)
+    return np.asarray(np.maximum(late, own_p99_s[pick] + mean))
 
 
 def _running(
@@ -195,6 +224,9 @@ def _running(
         busy = np.isfinite(nodes) & (nodes > 0)
         wait = np.zeros(nodes.shape)
         wait[busy] = wait_p99_s(servers[busy], load[busy], service[busy], means.variation[busy])
+        prompts = _own_prefill_s(loads, profile)
+        pick = np.flatnonzero(busy)
+        prompts[pick] = _prompts_s(means, loads.rate_per_s[pick] / nodes[pick], prompts, pick)
         utilisation = np.where(busy, load / np.maximum(servers, 1e-9), 0.0)
         tail = means.spread * np.sqrt((step - profile.w_s) * step / profile.w_s)
     return Sized(
@@ -203,14 +235,16 @@ def _running(
         utilisation=utilisation,
         step_s=step,
         wait_p99_s=wait,
-        ttft_p99_s=wait + (loads.chunks_p99 + 1) * step + _own_prefill_s(loads, profile),
+        ttft_p99_s=wait + (loads.chunks_p99 + 1) * step + prompts,
         tpot_p99_s=step + tail,
     )
 
 
 def _own_prefill_s(loads: Loads, profile: NodeProfile) -> Floats:
     """Time that the P99 prompt adds to its own iterations, beyond the mean of all prompts."""
-    return profile.prefill_s_per_token * loads.prompt_p99_tokens
+    prompt = loads.prompt_p99_tokens
+    own: Floats = prompt * (profile.prefill_s_per_token + profile.attention_s_per_pair * prompt / 2)
+    return own
 
 
 def _full_service(loads: Loads, profile: NodeProfile) -> tuple[Floats, Floats, Floats]:

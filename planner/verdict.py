@@ -77,7 +77,7 @@ def _easier(plan: PlanResult) -> str:
     node = plan.question.long_node or plan.question.nodes[0]
     longest = plan.question.workload.longest_tokens
     least_s = (math.ceil(longest / node.chunk_tokens) + 1) * node.w_s
-    least_s += longest * node.prefill_s_per_token
+    least_s += node.prompt_s(longest)
     if least_s <= goals.ttft_s:
         return ": raise --slo-ttft-ms or --slo-tpot-ms"
     return (

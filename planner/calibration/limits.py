@@ -58,7 +58,7 @@ def _engine_s(fit: Fit, prompts: Floats, steps: Floats) -> Floats:
     """Modelled time of an idle engine until the first token."""
     resident = prompts * (steps + 1) / 2
     each_s: Floats = (fit.w_s + fit.h_s) * steps + fit.h_s_per_token * resident
-    return each_s + fit.prefill_s_per_token * prompts
+    return each_s + fit.prompt_s(prompts)
 
 
 def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
@@ -82,23 +82,36 @@ def _bucket(trace: StreamTrace) -> int:
 
 def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
     """Estimate C from iterations full of prompt tokens: all of a prompt's but the last."""
-    rate = fit.prefill_s_per_token
-    base = [(i, fit.seconds(i.window) - rate * i.window.prefill_tokens) for i in injections]
     full = []
-    for one, base_s in base:
-        each_s = base_s / one.window.iterations
+    for one in injections:
+        prompt_s = float(fit.prompt_s(np.array(float(one.prompt_tokens))))
+        each_s = (fit.seconds(one.window) - prompt_s) / one.window.iterations
         # Usable only if clearly above noise: the prompt costs at least half an iteration.
-        if rate * one.prompt_tokens < 0.5 * each_s:
+        if prompt_s < 0.5 * each_s:
             continue
         extra = [gap_s - each_s for gap_s in one.gaps_s]
         busy = [e for e in extra if e > 0.25 * max(extra)] if extra else []
         if not busy:
             continue
         # Time beyond that of the prompt's tokens, such as for its arrival, belongs to no chunk.
-        other_s = max(0.0, sum(busy) - rate * one.prompt_tokens) / len(busy)
-        tokens = [(e - other_s) / rate + one.background for e in busy[:-1]]
+        other_s = max(0.0, sum(busy) - prompt_s) / len(busy)
+        done, tokens = 0.0, []
+        for extra_s in busy[:-1]:
+            chunk = _tokens_of(fit, max(0.0, extra_s - other_s), done)
+            done += chunk
+            tokens.append(chunk + one.background)
         full += [t for t in tokens if t > 0.5 * max(tokens)]
     return float(np.median(full)) if full else None
+
+
+def _tokens_of(fit: Fit, seconds: float, done: float) -> float:
+    """The prompt tokens that so many seconds compute, after `done` others of the prompt."""
+    each_s, pair_s = (
+        fit.prefill_s_per_token + fit.attention_s_per_pair * done,
+        fit.attention_s_per_pair,
+    )
+    root = (each_s * each_s + 2 * pair_s * seconds) ** 0.5
+    return 2 * seconds / (each_s + root) if root else 0.0
 
 
 def _round(value: float, low: float, high: float) -> int:

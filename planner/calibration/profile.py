@@ -63,6 +63,7 @@ def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> Engine
         timing=fit.timing,
         prefill="packed",
         prefill_s_per_token=fit.prefill_s_per_token,
+        attention_s_per_pair=fit.attention_s_per_pair,
         max_num_batched_tokens=max(limits.chunk_used, slots),
         chunk_tokens=limits.chunk_used,
         kv_blocks=blocks,
@@ -99,6 +100,7 @@ def node_profile(
         w_s=fit.w_s,
         h_s_per_token=per_token_s,
         prefill_s_per_token=fit.prefill_s_per_token,
+        attention_s_per_pair=fit.attention_s_per_pair,
         chunk_tokens=limits.chunk_used,
         kv_tokens=told.kv_tokens,
         block_tokens=told.block_tokens,
@@ -122,7 +124,8 @@ def profile_document(
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The profile file: the node's fields, `engine` (for the mock) and `provenance`."""
-    names = ("w_s", "h_s" if fit.timing == "slots" else "h_s_per_token", "prefill_s_per_token")
+    load = "h_s" if fit.timing == "slots" else "h_s_per_token"
+    names = ("w_s", load, "prefill_s_per_token", "attention_s_per_pair")
     document: dict[str, Any] = msgspec.to_builtins(node)
     return {
         **document,

@@ -149,6 +149,7 @@ def injection(background: Sequence[StreamTrace], injected: StreamTrace) -> Injec
         sequences=iterations * len(background) + iterations - 1,
         resident_tokens=iterations * resident + prompt * iterations / 2,
         prefill_tokens=prompt,
+        attention_pairs=prompt * prompt / 2,
     )
     return Injection(window=window, background=len(background), gaps_s=tuple(map(float, gaps_s)))
 

@@ -1,8 +1,9 @@
 """Whether a plan goes beyond what its node was measured on, and how wrong it may then be.
 
-A profile's cost of a prompt token is a straight line through the prompts that were timed. Beyond
-them attention makes a token dearer in proportion to the length before it, so a longer prompt costs
-between the line and its square: that is the interval of a time to first token.
+Attention makes a prompt token dearer in proportion to the length before it. A profile whose
+measured prompts were too short to show it has a straight line through them. A longer prompt then
+costs between the line and its square: that is the interval of a time to first token. A profile
+with `attention_s_per_pair` has that cost in it.
 """
 
 from collections.abc import Iterator
@@ -55,11 +56,14 @@ def _pool_notes(question: Question, pool: PoolPlan, low: int) -> Iterator[str]:
     prompt = _prompt_quantile(question, low, pool.boundary_tokens or pool.window_tokens, 0.99)
     most = measured.longest_prompt_tokens
     if prompt > SLACK * most:
-        up_to_s = pool.ttft_p99_s + _dearer_s(pool.node, prompt, most)
+        said = "is extrapolated"
+        if not pool.node.attention_s_per_pair:
+            up_to_s = pool.ttft_p99_s + _dearer_s(pool.node, prompt, most)
+            said = f"lies between {1000 * pool.ttft_p99_s:.0f} and {1000 * up_to_s:.0f} ms"
         yield (
             f"pool {pool.name} has prompts of {prompt:,.0f} tokens at P99, {pool.node.name} was "
-            f"measured up to {most:,}: its P99 TTFT lies between {1000 * pool.ttft_p99_s:.0f} and "
-            f"{1000 * up_to_s:.0f} ms; `sluice calibrate --max-prompt {prompt:.0f}` tells"
+            f"measured up to {most:,}: its P99 TTFT {said}; "
+            f"`sluice calibrate --max-prompt {prompt:.0f}` tells"
         )
     running = pool.utilisation * pool.slots_per_node
     if running > SLACK * measured.most_sequences:

@@ -2,7 +2,7 @@
 
 Rules:
 - a workload becomes atoms (planner.workload.atoms), cut at every boundary B and reach int(gamma B);
-- nine sums are kept of each atom (ROWS), so a pool over any range of lengths is a difference
+- twelve sums are kept of each atom (ROWS), so a pool over any range of lengths is a difference
   of prefix sums, and a sweep over B x gamma touches no requests;
 - a compressed request keeps its answer; its prompt becomes B - answer (FleetOpt, eq. 15), if
   that leaves a token and cuts no more than `max_cut` of the prompt;
@@ -24,11 +24,23 @@ from planner.workload.workload import GRID_TOKENS, Floats, Workload
 GAMMAS: Final = tuple(round(1 + step / 10, 1) for step in range(11))
 """1.0 ... 2.0, as Algorithm 1 sweeps them."""
 
-ROWS: Final = 9
-(MASS, STEPS, STEP_TOKENS, STEPS2, STEPS2_TOKENS, STEPS2_TOKENS2, STEP_TOKENS2, PROMPT, HELD) = (
-    range(ROWS)
-)
-"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in, resident token-iterations.
+ROWS: Final = 12
+(
+    MASS,
+    STEPS,
+    STEP_TOKENS,
+    STEPS2,
+    STEPS2_TOKENS,
+    STEPS2_TOKENS2,
+    STEP_TOKENS2,
+    PROMPT,
+    PROMPT2,
+    PROMPT3,
+    PROMPT4,
+    HELD,
+) = range(ROWS)
+"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in and its powers up to
+the fourth, and of resident token-iterations.
 
 it = chunks + L_out. A prompt's tokens are resident from admission on, an answer's as they come.
 """
@@ -160,6 +172,8 @@ def _rows(p: Floats, total: Floats, prompt: Floats, answer: Floats, chunks: Floa
     np.multiply(rows[STEPS2_TOKENS], total, out=rows[STEPS2_TOKENS2])
     np.multiply(rows[STEP_TOKENS], total, out=rows[STEP_TOKENS2])
     np.multiply(p, prompt, out=rows[PROMPT])
+    for power in (PROMPT2, PROMPT3, PROMPT4):
+        np.multiply(rows[power - 1], prompt, out=rows[power])
     np.multiply(rows[STEPS], prompt, out=rows[HELD])
     rows[HELD] += p * (answer * answer / 2)
     return rows
@@ -233,10 +247,11 @@ class _WindowMoments:
         p, steps = self._weight, chunks + self._answer
         run = p * steps
         kept = run * self.prompt_after + p * (self._answer * self._answer / 2)
-        base = self._by_reach((p, run, run * steps, p * self.prompt_after, kept), self._cell)
+        prompts = [p * self.prompt_after**power for power in range(1, 5)]
+        base = self._by_reach((p, run, run * steps, *prompts, kept), self._cell)
         length = self._edges[:, None]
         rows = np.empty((ROWS, *self._shape))
-        rows[[MASS, STEPS, STEPS2, PROMPT, HELD]] = base
+        rows[[MASS, STEPS, STEPS2, PROMPT, PROMPT2, PROMPT3, PROMPT4, HELD]] = base
         rows[STEP_TOKENS] = rows[STEPS] * length
         rows[STEP_TOKENS2] = rows[STEP_TOKENS] * length
         rows[STEPS2_TOKENS] = rows[STEPS2] * length

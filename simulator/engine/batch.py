@@ -38,6 +38,7 @@ class BatchScheduler:
             not self.growing
             and profile.prefill == "independent"
             and profile.prefill_s_per_token == 0
+            and profile.attention_s_per_pair == 0
             and not self.pool.caching
         )
         self.waiting: list[tuple[int, int, Sequence]] = []  # heap by rank, then arrival
@@ -191,6 +192,14 @@ class BatchScheduler:
             for seq in self.running.values()
             if not seq.decoding
         )
+
+    def attention_pairs(self) -> tuple[float, int]:
+        """Pairs of a prefill token and one before it, and how many more the next iteration has."""
+        pairs, growth = 0.0, 0
+        for seq, chunk in self.chunks:
+            pairs += chunk * (seq.computed - chunk / 2)  # the chunk is in `computed` already
+            growth += chunk * chunk
+        return pairs, growth
 
     def _make_room(self, v: int) -> bool:
         """Give running prefills their chunks; preempt until the blocks suffice."""

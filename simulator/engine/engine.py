@@ -230,6 +230,10 @@ class Engine:
         growth_s = 0.0
         if sched.growing and profile.timing == "kv":
             growth_s = profile.h_s_per_token * (sched.decoding + prefill)
+        if prefill and profile.attention_s_per_pair:
+            pairs, more = sched.attention_pairs()
+            length_s += profile.attention_s_per_pair * pairs
+            growth_s += profile.attention_s_per_pair * more
         self._time.anchor(self._v, now_s, length_s, growth_s)
         self._open, self._open_end_s = True, now_s + length_s
         self._changed = False

@@ -46,14 +46,20 @@ class EngineProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """priority: lower numbers first, ties by arrival."""
     prefill_s_per_token: float = 0.0
     """Seconds each prefill token adds to its iteration; >= 0."""
+    attention_s_per_pair: float = 0.0
+    """Seconds more for each token before it in its prompt; >= 0. So a prompt of n tokens takes
+    n**2 / 2 times as long more: what a long prompt's attention costs.
+    """
 
     def __post_init__(self) -> None:
         if self.h_s_per_token < 0:
             msgspec.structs.force_setattr(self, "h_s_per_token", self.h_s / PAPER_WINDOW_TOKENS)
         if not self.w_s > 0:
             raise ValueError("w_s must be above 0: an iteration takes time")
-        if self.h_s < 0 or self.prefill_s_per_token < 0:
-            raise ValueError("h_s and prefill_s_per_token must not be negative")
+        if min(self.h_s, self.prefill_s_per_token, self.attention_s_per_pair) < 0:
+            raise ValueError(
+                "h_s, prefill_s_per_token and attention_s_per_pair must not be negative"
+            )
         sizes = (self.chunk_tokens, self.kv_blocks, self.block_tokens, self.max_num_seqs)
         if min(sizes) < 1 or self.max_model_len < 2:
             raise ValueError("sizes must be at least 1, max_model_len at least 2")

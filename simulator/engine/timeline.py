@@ -1,10 +1,10 @@
 """End times of iterations while the batch stays the same.
 
-An iteration lasts t = W + H n, or W + h x resident tokens. Between changes of the batch all
-iterations are alike, so the k-th one after time tau0 ends at tau0 + k a + b k (k - 1) / 2:
-a is the first one's length, b the growth from one to the next (0, unless resident tokens are
-timed while they grow). Stepping and jumping both use this formula, so their times are equal to
-the last bit.
+An iteration lasts t = W + H n, or W + h x resident tokens, and prompt tokens add to it. Between
+changes of the batch all iterations are alike, so the k-th one after time tau0 ends at
+tau0 + k a + b k (k - 1) / 2: a is the first one's length, b the growth from one to the next (0,
+unless resident tokens are timed while they grow, or a prompt's attention is). Stepping and jumping
+both use this formula, so their times are equal to the last bit.
 """
 
 from math import sqrt

@@ -31,6 +31,7 @@ def applies(profile: EngineProfile) -> bool:
         profile.load == "reserved"
         and profile.prefill == "independent"
         and profile.prefill_s_per_token == 0
+        and profile.attention_s_per_pair == 0
         and profile.prefix_cache_tokens == 0
         and profile.scheduling == "fcfs"
     )

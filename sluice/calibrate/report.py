@@ -78,6 +78,9 @@ def _constants(swept: Swept, document: dict[str, Any]) -> Table:
     e_s = fit.prefill_s_per_token
     table.add_row("prompt token", f"{1e6 * e_s:.4g} us", f"{1e6 * fit.errors[2]:.2g}")
     table.add_row("prefill rate", f"{1 / e_s:,.0f} tokens/s" if e_s > 1e-9 else "no limit", "")
+    if fit.attention_s_per_pair:
+        value, error = 1e9 * fit.attention_s_per_pair, 1e9 * fit.errors[3]
+        table.add_row("more per 1,000 tokens before it", f"{value:.4g} us", f"{error:.2g}")
     table.add_row("chunk", f"{document['chunk_tokens']} tokens", "")
     table.add_row("slots", str(document["max_num_seqs"]), "")
     table.add_row("KV cache", f"{document['kv_tokens']:,} tokens", "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from planner.calibration.fit import Fit, Window, fit_windows
 from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
@@ -19,7 +20,7 @@ _SWEEP_SHARE: Final = 0.65
 """Share of the time budget for sweeps; the rest is for the held-out load."""
 _WINDOW_S: Final = 0.8
 """About how long decoding is watched at each point, seconds."""
-_LOAD_REQUESTS: Final = 96
+_LOAD_REQUESTS: Final = 192
 _LONG_TOKENS: Final = 256
 """Shorter prompts take mostly the fixed time of a request."""
 _FEWEST_LOAD: Final = 12
@@ -218,7 +219,8 @@ class Sweeps:
         target = max(1.0, most / 2)
         each_s = fit.w_s + (fit.h_s + fit.h_s_per_token * (prompt + output / 2)) * target
         # Prompt tokens lengthen every iteration, so they get a fixed share of the time.
-        rate = target / (output * each_s + target * fit.prefill_s_per_token * prompt)
+        prompts_s = float(fit.prompt_s(np.array([p for p, _ in plan], dtype=np.float64)).mean())
+        rate = target / (output * each_s + target * prompts_s)
         left_s = self._bounds.budget_s - self.elapsed_s - 2 * output * each_s
         allowed = self._bounds.most_requests - self._client.requests
         count = min(len(plan), allowed, int(left_s * rate))

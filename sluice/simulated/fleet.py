@@ -71,6 +71,7 @@ def engine_of(
         prefill="packed" if paged else "independent",
         load="growing" if paged else "reserved",
         prefill_s_per_token=node.prefill_s_per_token if paged else 0.0,
+        attention_s_per_pair=node.attention_s_per_pair if paged else 0.0,
         max_num_batched_tokens=max(node.max_num_batched_tokens, slots),
         chunk_tokens=node.chunk_tokens,
         kv_blocks=kv_blocks,

@@ -76,6 +76,9 @@ def profiles(draw: st.DrawFn, *, exact: bool = False) -> EngineProfile:
         prefill_s_per_token=0.0
         if papers
         else draw(st.sampled_from([0.0, 1 / 64 if exact else 0.013])),
+        attention_s_per_pair=0.0
+        if papers
+        else draw(st.sampled_from([0.0, 1 / 256 if exact else 0.0031])),
     )
 
 

@@ -148,7 +148,9 @@ class NaiveEngine:
             for s in self.running
         )
         prefill = sum(n for s, n in self.plan.items() if not s.prefilled)
+        pairs = sum(n * (s.computed + n / 2) for s, n in self.plan.items() if not s.prefilled)
         length = self.p.w_s + self.p.prefill_s_per_token * prefill
+        length += self.p.attention_s_per_pair * pairs
         if self.p.timing == "slots":
             return length + self.p.h_s * len(self.running)
         return length + self.p.h_s_per_token * resident

@@ -1,5 +1,6 @@
 """Streams of the engine model, cut into windows."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,8 @@ def exact(profile: EngineProfile = ENGINE) -> Fit:
         h_s=profile.h_s,
         h_s_per_token=0.0,
         prefill_s_per_token=profile.prefill_s_per_token,
-        errors=(0.0, 0.0, 0.0),
+        attention_s_per_pair=profile.attention_s_per_pair,
+        errors=(0.0, 0.0, 0.0, 0.0),
         residuals=(0.0,),
         other_residual=0.0,
     )
@@ -94,11 +96,28 @@ def test_sweeps_recover_the_engine() -> None:
     assert fit.prefill_s_per_token == pytest.approx(2.3e-5, rel=0.02)
 
 
+def test_what_attention_costs_is_recovered() -> None:
+    engine = msgspec.structs.replace(ENGINE, attention_s_per_pair=4e-8)
+    found = [w for n in (1, 2, 4, 8, 16) for w in decode_windows(run([(0.0, 40, 60)] * n, engine))]
+    injections, alone = prefills(engine)
+    fit = fit_windows([*found, *(one.window for one in injections)])
+    assert chunk_tokens(injections, alone, fit) == 1024
+    fit = fit_windows([*found, *(settled(one, 1024) for one in injections)])
+    assert fit.prefill_s_per_token == pytest.approx(2.3e-5, rel=0.02)
+    assert fit.attention_s_per_pair == pytest.approx(4e-8, rel=0.02)
+    longest = alone[-1]
+    assert overhead(alone, fit, 1024).seconds(longest.prompt_tokens) < 0.01 * longest.ttft_s
+
+
 @pytest.mark.parametrize("chunk", [512, 768, 1024, 2048])
-@pytest.mark.parametrize("prefill_s", [0.0, 2.3e-5])
-def test_the_chunk_is_found(chunk: int, prefill_s: float) -> None:
+@pytest.mark.parametrize(("prefill_s", "pair_s"), [(0.0, 0.0), (2.3e-5, 0.0), (2.3e-5, 4e-8)])
+def test_the_chunk_is_found(chunk: int, prefill_s: float, pair_s: float) -> None:
     profile = EngineProfile(
-        name="e", max_num_batched_tokens=chunk, prefill_s_per_token=prefill_s, h_s=0.0004
+        name="e",
+        max_num_batched_tokens=chunk,
+        prefill_s_per_token=prefill_s,
+        attention_s_per_pair=pair_s,
+        h_s=0.0004,
     )
     injections, alone = prefills(profile)
     found = chunk_tokens(injections, alone, exact(profile))

@@ -56,6 +56,13 @@ def test_planning_on_request_beyond_the_measurement_gives_an_interval() -> None:
     assert high - low == pytest.approx(1000 * 5e-5 * 8100 * 10, rel=0.05)
 
 
+def test_a_profile_that_knows_what_attention_costs_needs_no_interval() -> None:
+    node = msgspec.structs.replace(NODE, attention_s_per_pair=1e-8)
+    notes = [n for n in planned(8192, extrapolate=True, node=node).notes if "up to 737" in n]
+    assert notes
+    assert all("P99 TTFT is extrapolated" in note for note in notes)
+
+
 def test_within_the_measured_range_nothing_is_said_of_prompts() -> None:
     assert not [n for n in planned(780).notes if "measured up to 737" in n]
 

@@ -28,6 +28,7 @@ def test_profiles_are_named_as_they_are_called() -> None:
         {"w_s": 0.0},
         {"h_s": -1.0},
         {"prefill_s_per_token": -1.0},
+        {"attention_s_per_pair": -1.0},
         {"kv_blocks": 0},
         {"max_model_len": 1},
         {"kv_blocks": 15},  # 60 tokens, window 64

@@ -123,6 +123,7 @@ def test_engines_that_decide_anew_each_iteration_have_no_closed_form() -> None:
         {"prefill": "shared"},
         {"prefix_cache_tokens": None},
         {"prefill_s_per_token": 1e-6},
+        {"attention_s_per_pair": 1e-9},
         {"scheduling": "priority"},
     ):
         other = second(max_num_seqs=4, **changes)
