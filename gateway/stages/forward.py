@@ -141,10 +141,10 @@ class Relay:
         )
         await self._reply.write(first)
         self._timer.end("forward")
-        write_now, feed = self._reply.write_now, meter.feed
+        write_now = self._reply.write_now
 
         def pass_on(data: bytes) -> bool:
-            ready = feed(data)
+            ready = meter.feed(data)
             return write_now(ready) if ready else not meter.overlong
 
         try:
