@@ -24,7 +24,7 @@ from bench.real_engine.environment import (
     engine_python,
     suite_of_openai,
 )
-from bench.real_engine.tiny_model import make_adapter, make_model
+from bench.real_engine.tiny_model import SMALL, TINY, Size, make_adapter, make_model
 from sluice.children import Children
 
 WINDOW, SLOTS = 4096, 8
@@ -62,10 +62,10 @@ def _said_of(load: float) -> str:
 class _Lab:
     """Engines that end with the block."""
 
-    def __init__(self, python: Path, folder: Path) -> None:
+    def __init__(self, python: Path, folder: Path, size: Size = TINY) -> None:
         self._python, self._folder = python, folder
         self._children = Children()
-        self.model = make_model(folder / "tiny", WINDOW)
+        self.model = make_model(folder / f"model-{size.hidden}", WINDOW, size)
         self.adapter = make_adapter(folder / "tiny-lora")
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class _Lab:
 
 
 def _planned(python: Path, folder: Path) -> Iterator[Row]:
-    with _Lab(python, folder) as lab, tempfile.TemporaryDirectory() as there:
+    with _Lab(python, folder, SMALL) as lab, tempfile.TemporaryDirectory() as there:
         engine = lab.engine()
         engine.wait()
         yield from planned.scene(Path(there), engine)

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights, and a LoRA adapter for it, made here: nothing is downloaded.
+"""A small Llama with random weights, and a LoRA adapter for it, made here: nothing is downloaded.
 
 Its tokenizer has a token for each byte, so lengths are known. Answers are nonsense, but the
 engine computes, batches and caches as with any other model.
@@ -8,13 +8,11 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-HIDDEN: Final = 256
-LAYERS: Final = 4
-HEADS, KV_HEADS, HEAD = 8, 4, 32
-INNER: Final = 512
+HEAD: Final = 32
 RANK: Final = 8
 SPECIAL: Final = ("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 VOCABULARY: Final = 256 + len(SPECIAL)
@@ -26,17 +24,40 @@ TEMPLATE: Final = (
 Tensors = dict[str, NDArray[np.float32]]
 
 
-def make_model(folder: Path, window: int) -> Path:
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a model is."""
+
+    hidden: int
+    layers: int
+
+    @property
+    def heads(self) -> int:
+        """Attention heads; half as many hold keys and values."""
+        return self.hidden // HEAD
+
+    @property
+    def inner(self) -> int:
+        """Width of the MLP."""
+        return 2 * self.hidden
+
+
+TINY: Final = Size(hidden=256, layers=4)
+"""Answers at once: for what engines answer."""
+SMALL: Final = Size(hidden=512, layers=8)
+"""Computes for longer than the rest of the engine takes for a request, as on a GPU: for times."""
+
+
+def make_model(folder: Path, window: int, size: Size = TINY) -> Path:
     """Write the model; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.heads // 2,
         "head_dim": HEAD,
         "max_position_embeddings": window,
         "vocab_size": VOCABULARY,
@@ -51,12 +72,12 @@ def make_model(folder: Path, window: int) -> Path:
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", {"bos_token_id": 256, "eos_token_id": 257})
     _write_tokenizer(folder)
-    write_safetensors(folder / "model.safetensors", _weights(np.random.default_rng(0)))
+    write_safetensors(folder / "model.safetensors", _weights(np.random.default_rng(0), size))
     return folder
 
 
 def make_adapter(folder: Path, seed: int = 1) -> Path:
-    """Write a LoRA adapter that changes the model's answers; returns its folder."""
+    """Write a LoRA adapter that changes a TINY model's answers; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     config = {
@@ -71,36 +92,37 @@ def make_adapter(folder: Path, seed: int = 1) -> Path:
     }
     _write(folder / "adapter_config.json", config)
     tensors: Tensors = {}
-    for layer in range(LAYERS):
-        for name, out in (("q_proj", HEADS * HEAD), ("v_proj", KV_HEADS * HEAD)):
+    for layer in range(TINY.layers):
+        for name, out in (("q_proj", TINY.hidden), ("v_proj", TINY.hidden // 2)):
             stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{stem}.lora_A.weight"] = _normal(random, RANK, HIDDEN)
+            tensors[f"{stem}.lora_A.weight"] = _normal(random, RANK, TINY.hidden)
             tensors[f"{stem}.lora_B.weight"] = _normal(random, out, RANK)
     write_safetensors(folder / "adapter_model.safetensors", tensors)
     return folder
 
 
-def _weights(random: np.random.Generator) -> Tensors:
-    ones = np.ones(HIDDEN, dtype=np.float32)
+def _weights(random: np.random.Generator, size: Size) -> Tensors:
+    hidden, inner = size.hidden, size.inner
+    ones = np.ones(hidden, dtype=np.float32)
     found: Tensors = {
-        "model.embed_tokens.weight": _normal(random, VOCABULARY, HIDDEN),
+        "model.embed_tokens.weight": _normal(random, VOCABULARY, hidden),
         "model.norm.weight": ones,
-        "lm_head.weight": np.zeros((VOCABULARY, HIDDEN), dtype=np.float32),
+        "lm_head.weight": np.zeros((VOCABULARY, hidden), dtype=np.float32),
     }
     # Only printable ASCII is ever answered: each token is one whole character, and no answer
     # ends by itself. All other tokens have the logit 0, far below the largest.
     printable = slice(32, 127)
-    found["lm_head.weight"][printable] = 20 * _normal(random, VOCABULARY, HIDDEN)[printable]
+    found["lm_head.weight"][printable] = 20 * _normal(random, VOCABULARY, hidden)[printable]
     shapes = {
-        "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
-        "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
-        "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-        "mlp.gate_proj": (INNER, HIDDEN),
-        "mlp.up_proj": (INNER, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INNER),
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (hidden // 2, hidden),
+        "self_attn.v_proj": (hidden // 2, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
     }
-    for layer in range(LAYERS):
+    for layer in range(size.layers):
         stem = f"model.layers.{layer}"
         for name, shape in shapes.items():
             found[f"{stem}.{name}.weight"] = _normal(random, *shape)

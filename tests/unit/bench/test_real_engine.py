@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.real_engine import environment, run
-from bench.real_engine.tiny_model import HIDDEN, VOCABULARY, make_adapter, make_model
+from bench.real_engine.tiny_model import TINY, VOCABULARY, make_adapter, make_model
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
@@ -26,7 +26,7 @@ def tensors(file: Path) -> dict[str, np.ndarray]:
 def test_only_printable_ascii_can_be_answered(tmp_path: Path) -> None:
     weights = tensors(make_model(tmp_path, 4096) / "model.safetensors")
     head = weights["lm_head.weight"]
-    assert head.shape == (VOCABULARY, HIDDEN)
+    assert head.shape == (VOCABULARY, TINY.hidden)
     answered = {token for token in range(VOCABULARY) if head[token].any()}
     assert answered == set(range(32, 127))
 
