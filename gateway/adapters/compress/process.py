@@ -41,6 +41,10 @@ GIVE_BACK_MEMORY: Final[Mapping[str, str]] = {
     "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
 }
+_SLICE_BYTES: Final = 1 << 20
+"""Most that is written at once: a socket that is emptied meanwhile would take 32 MiB in one call,
+which holds up the loop for up to 90 ms.
+"""
 _REAP_LIMIT_S: Final = 5.0
 _REAP_S: Final = 0.002
 
@@ -58,6 +62,9 @@ class WorkerProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._answer: asyncio.Future[bytes] | None = None
+        self._room = asyncio.Event()
+        """Whether the socket takes more."""
+        self._room.set()
         self.alive = True
         """Whether it can take tasks."""
 
@@ -144,19 +151,36 @@ class WorkerProcess(asyncio.Protocol):
         self.alive = False
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(WorkerGone(self._how_it_ended()))
+        self._room.set()
         self._lost.set()
+
+    def pause_writing(self) -> None:
+        """See asyncio.BaseProtocol."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """See asyncio.BaseProtocol."""
+        self._room.set()
 
     async def asked(self, *frames: bytes, limit_s: float) -> bytes:
         """The answer to frames. After WorkerGone or TimeoutError the caller must call `end`."""
         if self._transport is None or not self.alive:
             raise WorkerGone(self._how_it_ended())
-        self._answer = asyncio.get_running_loop().create_future()
-        # Written separately: joining a large body with its length would copy it.
-        for data in frames:
-            self._transport.write(length_of(data))
-            self._transport.write(data)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answer = answer
         async with asyncio.timeout(limit_s):
-            return await self._answer
+            # Written separately: joining a large body with its length would copy it.
+            for data in frames:
+                self._transport.write(length_of(data))
+                view = memoryview(data)
+                for start in range(0, len(view), _SLICE_BYTES):
+                    if start:
+                        await asyncio.sleep(0)
+                    await self._room.wait()
+                    if answer.done():  # it died
+                        break
+                    self._transport.write(view[start : start + _SLICE_BYTES])
+            return await answer
 
     async def _reaped(self) -> None:
         loop = asyncio.get_running_loop()
