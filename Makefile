@@ -70,9 +70,9 @@ demo: $(VENV)/.runtime
 # Most tests wait for processes of their own, so four run at a time; a file stays together to
 # share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
-# of compiled modules both ways, the rest interpreted; then the image is tested. Short files come
-# last, so that no worker is left with a long one.
-OVER_SOCKETS := tests/e2e tests/integration tests/contract
+# of compiled modules both ways, the rest interpreted; then the image is tested. The longest file
+# comes first and short ones last, so that no worker is left with a long one.
+OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory test-interpreted \
