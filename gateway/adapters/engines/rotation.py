@@ -152,13 +152,15 @@ class Rotation:
 
     async def _apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
         wanted = {engine_id(engine): engine for engine in engines}
-        for name in [n for n, k in self._of(model, pool).items() if source in k.sources]:
-            if name not in wanted:
-                self._drop(model, pool, source, name)
-                await asyncio.sleep(0)
+        before = [n for n, known in self._of(model, pool).items() if source in known.sources]
+        # The new ones first: in between requests run, and must find an engine.
         for number, (name, engine) in enumerate(wanted.items()):
             self._name(model, pool, source, name, engine, number * _SPREAD)
             await asyncio.sleep(0)
+        for name in before:
+            if name not in wanted:
+                self._drop(model, pool, source, name)
+                await asyncio.sleep(0)
 
     def add(self, model: str, pool: int, source: str, engine: Engine) -> bool:
         """Name one more engine; False if others name it with another key, model or ranks."""

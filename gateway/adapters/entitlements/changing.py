@@ -1,5 +1,7 @@
 """Runs an administrator's change on the newest version of an entry, again if another came first."""
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -9,6 +11,8 @@ from gateway.errors import Conflict, PreconditionFailed, StateFailure, Unavailab
 from gateway.ports import Entry, StoredEntry
 
 _T = TypeVar("_T")
+RACED_S: Final = 0.05
+"""Longest wait after another gateway's change came first, so that not the same one always wins."""
 RETRY_S: Final = 2.0
 """Retry-After of admin operations while the directory is away."""
 
@@ -23,7 +27,7 @@ async def changing(
                 await sync.refresh()
                 return await work()
             except Raced:
-                continue
+                pass
             except StateFailure as error:
                 raise Unavailable(
                     f"The directory of {of} does not answer. Look whether the change was made "
@@ -32,6 +36,7 @@ async def changing(
                     code="state_unavailable",
                     retry_after_s=RETRY_S,
                 ) from error
+        await asyncio.sleep(random.uniform(0.0, RACED_S))
     raise Conflict(
         "Other gateways changed it at the same time, again and again. Nothing was changed: "
         "look at it, and try again.",

@@ -157,6 +157,21 @@ async def test_a_changed_engine_is_another_one_and_the_former_drains() -> None:
     await bench.close()
 
 
+async def test_while_all_engines_are_replaced_requests_find_one() -> None:
+    bench = Bench("a", "b", "c")
+    replacing = asyncio.ensure_future(
+        bench.apply(*(engine(name) for name in "xyz"), source=CONFIGURED)
+    )
+    turns = 0
+    while not replacing.done():
+        found = fleet.available(bench.pool, 0.0) or fleet.last_resort(bench.pool, refused=True)
+        assert found, "a request in between is refused"
+        turns += 1
+        await asyncio.sleep(0)
+    await replacing
+    assert turns > 3
+
+
 async def test_an_engine_of_several_ranks_comes_and_goes_as_one() -> None:
     bench = Bench()
     ranks = tuple(address(f"a#{rank}", port=50, rank=rank) for rank in range(2))
