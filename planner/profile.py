@@ -50,7 +50,7 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s_per_token: float = 0.0
     """Seconds each prompt token adds to its iteration; >= 0."""
     attention_s_per_pair: float = 0.0
-    """Seconds more for each token before it in its prompt; >= 0."""
+    """Seconds more for each pair of a prompt token and one before it; >= 0."""
     chunk_tokens: int = 512
     """C: prompt tokens of one request in one iteration."""
     kv_tokens: int

@@ -10,9 +10,9 @@
   prefill budget: n >= lambda W E[L_in] / (rho budget) + k
   stability:      n >= k / x_max
   a limit t <= T: n >= k T / (T - W).
-  TTFT at P99 is the P99 wait for a slot, (chunks + 1) t, and the larger of the P99 prompt's own
-  time and a mean M/G/1 wait for the prompts computed before it, and a mean prompt's and the P99
-  wait.
+  TTFT at P99 is the sum of the P99 wait for a slot, (chunks + 1) t, and the time for prompts.
+  A node computes prompts one after the other (M/G/1). Their time is the larger of two sums: the
+  P99 prompt after a mean wait, or a mean prompt after the P99 wait.
   TPOT at P99 adds 2.33 standard deviations of the resident tokens on a node that gets a random
   share of requests (least-loaded dispatch does better). Occupancy is Poisson, proportional to
   t - W; slower iterations hold requests longer, which multiplies its variance by t / W. The

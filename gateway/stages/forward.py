@@ -141,10 +141,10 @@ class Relay:
         )
         await self._reply.write(first)
         self._timer.end("forward")
-        write_now = self._reply.write_now
+        write_now, feed = self._reply.write_now, meter.feed
 
         def pass_on(data: bytes) -> bool:
-            ready = meter.feed(data)
+            ready = feed(data)
             return write_now(ready) if ready else not meter.overlong
 
         try:

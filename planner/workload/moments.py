@@ -39,8 +39,8 @@ ROWS: Final = 12
     PROMPT4,
     HELD,
 ) = range(ROWS)
-"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in and its powers up to
-the fourth, and of resident token-iterations.
+"""Sums of p times: 1, it, it L, it^2, it^2 L, it^2 L^2, it L^2, L_in to L_in^4, resident
+token-iterations.
 
 it = chunks + L_out. A prompt's tokens are resident from admission on, an answer's as they come.
 """

@@ -47,8 +47,8 @@ class EngineProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prefill_s_per_token: float = 0.0
     """Seconds each prefill token adds to its iteration; >= 0."""
     attention_s_per_pair: float = 0.0
-    """Seconds more for each token before it in its prompt; >= 0. So a prompt of n tokens takes
-    n**2 / 2 times as long more: what a long prompt's attention costs.
+    """Seconds more for each pair of a prefill token and one before it in its prompt; >= 0. A prompt
+    of n tokens has n**2 / 2 pairs: they are what its attention costs.
     """
 
     def __post_init__(self) -> None:

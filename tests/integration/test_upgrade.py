@@ -71,9 +71,10 @@ def successor(pid: int) -> int | None:
 
 
 async def started(pid: int, limit_s: float = 150.0) -> int:
-    """The process that takes over; a second look may find its command line empty, while it execs.
+    """Wait for the process that takes over. It is looked for only once.
 
-    What is found is signalled later, and a 0 would be this process group.
+    A second look may come while it execs, when its command line is empty. Never return 0 for
+    "none": tests signal this id, and 0 means their own process group.
     """
     end_s = time.monotonic() + limit_s
     while not (found := successor(pid)):
