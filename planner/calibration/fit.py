@@ -24,7 +24,7 @@ _CLOCK_S: Final = 0.0005
 """Noise of a window's start and end times as a client sees them, seconds."""
 _RELATIVE: Final = 0.01
 """Further noise, relative to the window's length."""
-_FEWEST_WINDOWS: Final = 6
+_MIN_WINDOWS: Final = 6
 _CLEARLY: Final = 4.0
 """Lead in log-likelihood that `kv` needs over `slots`, and a q above 0 over none, to be chosen."""
 
@@ -101,9 +101,9 @@ def fit_windows(windows: Sequence[Window]) -> Fit:
 
     Raises PlanError with fewer than six windows, or when all ran the same number of sequences.
     """
-    if len(windows) < _FEWEST_WINDOWS:
+    if len(windows) < _MIN_WINDOWS:
         raise PlanError(
-            f"{len(windows)} windows of even decoding, {_FEWEST_WINDOWS} are needed",
+            f"{len(windows)} windows of even decoding, {_MIN_WINDOWS} are needed",
             "give a larger --budget-s, or an engine that nobody else uses",
         )
     mean = [w.sequences / w.iterations for w in windows]

@@ -10,7 +10,7 @@ from planner.calibration.fit import Fit, Floats, Window
 from planner.calibration.traces import Injection, StreamTrace
 
 _ROUND_TOKENS: Final = 64
-_FEWEST_LENGTHS: Final = 4
+_MIN_LENGTHS: Final = 4
 """Fewest distinct prompt lengths from which a chunk size is inferred."""
 _NOISE: Final = 0.05
 """A round number this close to the estimate is taken as the configured chunk."""
@@ -27,7 +27,7 @@ def chunk_tokens(
     decoding stream are more precise if prompt tokens cost time; otherwise the roundest number wins.
     """
     longest = max((trace.prompt_tokens for trace in alone), default=0)
-    if len({trace.prompt_tokens for trace in alone}) < _FEWEST_LENGTHS:
+    if len({trace.prompt_tokens for trace in alone}) < _MIN_LENGTHS:
         return None
     low, high = _by_steps(alone, fit, longest)
     length = _by_length(injections, fit)

@@ -14,8 +14,12 @@ import numpy as np
 
 from planner.calibration.fit import Window
 
-_FEWEST_ITERATIONS: Final = 8
+_MIN_ITERATIONS: Final = 8
 """Shorter windows measure the network more than the engine."""
+_MIN_CHUNKS: Final = 8
+"""Shorter streams are not judged for bursts."""
+_BURST_SHARE: Final = 0.1
+"""Share of a run's streams that may come in bursts."""
 
 
 class StreamTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,11 @@ class StreamTrace(msgspec.Struct, frozen=True, kw_only=True):
         more = self.output_tokens - self.tokens[0]
         return (self.last_s - self.first_s) / more if more else 0.0
 
+    @property
+    def gap_s(self) -> float:
+        """Median time between two chunks; 0 with fewer than two."""
+        return float(np.median(np.diff(self.times_s))) if len(self.times_s) > 1 else 0.0
+
     def tokens_at(self, when_s: float) -> int:
         """Output tokens received by `when_s`."""
         index = bisect_right(self.times_s, when_s)
@@ -76,6 +85,17 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_tokens(self) -> int:
         """Computed tokens of the prompt."""
         return round(self.window.prefill_tokens)
+
+
+def in_bursts(traces: Sequence[StreamTrace], alone_gap_s: float) -> bool:
+    """Whether chunks came in less than half of `alone_gap_s`, the gap of a stream alone.
+
+    No engine is that fast. Something between it and the client held the chunks back, such as a
+    proxy that buffers or an API server without a free core, so their times do not count.
+    """
+    judged = [trace for trace in traces if len(trace.times_s) >= _MIN_CHUNKS]
+    fast = sum(trace.gap_s < alone_gap_s / 2 for trace in judged)
+    return fast > _BURST_SHARE * len(judged)
 
 
 def decode_windows(traces: Sequence[StreamTrace]) -> list[Window]:
@@ -109,7 +129,7 @@ def _even(batch: Sequence[StreamTrace], start_s: float, end_s: float) -> Window 
         lengths.append(trace.times_s[high] - trace.times_s[low])
         resident += trace.prompt_tokens + (trace.tokens[high] + trace.tokens[low]) / 2
     iterations = round(float(np.median(counts)))
-    if iterations < _FEWEST_ITERATIONS:
+    if iterations < _MIN_ITERATIONS:
         return None
     each_s = float(np.median(np.array(lengths) / np.array(counts)))
     return Window(

@@ -12,7 +12,14 @@ import numpy as np
 from planner.calibration.fit import Fit, Window, fit_windows
 from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
 from planner.calibration.profile import EngineLimits
-from planner.calibration.traces import Injection, StreamTrace, decode_windows, injection
+from planner.calibration.traces import (
+    Injection,
+    StreamTrace,
+    decode_windows,
+    in_bursts,
+    injection,
+)
+from planner.errors import PlanError
 from sluice.calibrate.client import EngineClient
 
 SHORT_TOKENS: Final = 32
@@ -23,7 +30,11 @@ _WINDOW_S: Final = 0.8
 _LOAD_REQUESTS: Final = 192
 _LONG_TOKENS: Final = 256
 """Shorter prompts take mostly the fixed time of a request."""
-_FEWEST_LOAD: Final = 12
+_MIN_LOAD: Final = 12
+_TRIES: Final = 6
+"""Runs of one load before it is given up because its tokens come in bursts."""
+_PAUSE_S: Final = 1.0
+"""Before such a load is run again."""
 
 Say = Callable[[str, float], None]
 """Progress callback: (current step, share done 0..1)."""
@@ -79,6 +90,8 @@ class Sweeps:
         self._slots: int | None = None
         self._resident = 0
         self._iteration_s = 0.02
+        self._alone_gap_s = 0.0
+        """Time between two chunks of a stream alone."""
         self._prompt_token_s = 0.0
         """Slowest prompt token so far: what a longer prompt may take."""
         self._longest = min(window - 64, bounds.longest_prompt_tokens)
@@ -87,6 +100,7 @@ class Sweeps:
     async def run(self, first: StreamTrace) -> Swept:
         """Run all sweeps and fit; raises PlanError if there is too little data."""
         self._iteration_s = first.tpot_s or self._iteration_s
+        self._alone_gap_s = first.gap_s
         tokens = min(256, max(48, round(_WINDOW_S / self._iteration_s)), self._window // 4)
         await self._levels(tokens)
         await self._idle()
@@ -149,6 +163,19 @@ class Sweeps:
 
     async def _prefills(self) -> None:
         """Prompts of many lengths, one after the other, beside one decoding stream."""
+        for _ in range(_TRIES):
+            background, injected = await self._beside()
+            if background is None:
+                return
+            if not in_bursts([background], self._alone_gap_s):
+                found = (injection([background], trace) for trace in injected)
+                self._injections += [one for one in found if one is not None]
+                return
+            await asyncio.sleep(_PAUSE_S)
+        raise _bursts()
+
+    async def _beside(self) -> tuple[StreamTrace | None, list[StreamTrace]]:
+        """A decoding stream, and the prompts that ran beside it."""
         lengths = _lengths(self._longest)
         leave = asyncio.Event()
         output = min(self._window - 2 * SHORT_TOKENS, 8192)
@@ -169,17 +196,23 @@ class Sweeps:
                 injected += [trace] if trace else []
         finally:
             leave.set()
-        background = await clock
-        if background is not None:
-            found = (injection([background], trace) for trace in injected)
-            self._injections += [one for one in found if one is not None]
+        return await clock, injected
 
     async def _batch(self, count: int, prompt: int, tokens: int, what: str) -> list[StreamTrace]:
         """Run so many requests at once and keep their traces."""
         self._tell(what)
-        texts = [await self._client.prompt(prompt) for _ in range(count)]
-        jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
-        traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
+        for _ in range(_TRIES):
+            texts = [await self._client.prompt(prompt) for _ in range(count)]
+            jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
+            traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
+            if count == 1:
+                gaps_s = (trace.gap_s for trace in traces)
+                self._alone_gap_s = max(self._alone_gap_s, *gaps_s, 0.0)
+            if not in_bursts(traces, self._alone_gap_s):
+                break
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            raise _bursts()
         # If some failed, the batch was smaller than intended.
         if len(traces) == count:
             self._most_sequences = max(self._most_sequences, min(count, self._slots or count))
@@ -194,7 +227,7 @@ class Sweeps:
     def _affords(self, count: int, tokens: int, prompt: int = 0) -> bool:
         """Whether the sweeps' time and requests suffice for one more point."""
         left_s = _SWEEP_SHARE * self._bounds.budget_s - self.elapsed_s
-        requests = self._client.requests + count + _FEWEST_LOAD
+        requests = self._client.requests + count + _MIN_LOAD
         need_s = 1.5 * (tokens * self._iteration_s + prompt * self._prompt_token_s)
         return need_s < left_s and requests <= self._bounds.most_requests
 
@@ -224,7 +257,7 @@ class Sweeps:
         left_s = self._bounds.budget_s - self.elapsed_s - 2 * output * each_s
         allowed = self._bounds.most_requests - self._client.requests
         count = min(len(plan), allowed, int(left_s * rate))
-        if count < _FEWEST_LOAD:
+        if count < _MIN_LOAD:
             return []
         texts = [await self._client.prompt(p) for p, _ in plan[:count]]
         return await self._arrivals(plan[:count], texts, rate, draw)
@@ -244,6 +277,13 @@ class Sweeps:
             jobs.append(asyncio.create_task(self._client.stream(prompt, output, text=text)))
             next_s += draw.expovariate(rate)
         return [trace for trace in await asyncio.gather(*jobs) if trace is not None]
+
+
+def _bursts() -> PlanError:
+    return PlanError(
+        "tokens come in bursts, faster than the engine makes them for one stream alone",
+        "measure beside the engine, without a proxy that buffers, on a machine with free cores",
+    )
 
 
 def _lengths(longest: int) -> tuple[int, ...]:

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from planner.calibration.fit import Fit, fit_windows
 from planner.calibration.limits import Overhead, chunk_tokens, overhead, plateau, settled
-from planner.calibration.traces import Injection, StreamTrace, decode_windows, injection
+from planner.calibration.traces import (
+    Injection,
+    StreamTrace,
+    decode_windows,
+    in_bursts,
+    injection,
+)
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 
 ENGINE = EngineProfile(
@@ -137,6 +143,20 @@ def test_an_injection_needs_a_stream_all_the_while() -> None:
     clock, late = run([(0.0, 32, 20), (2.0, 500, 5)])
     assert injection([clock], late) is None
     assert injection([], late) is None
+
+
+def test_streams_that_come_in_bursts_are_told_from_those_of_an_engine() -> None:
+    (alone,) = run([(0.0, 32, 60)])
+    together = run([(0.0, 32, 60)] * 32)  # 24 at once; the rest wait
+    assert not in_bursts([alone, *together], alone.gap_s)
+    held_back = [
+        msgspec.structs.replace(trace, times_s=(trace.last_s,) * len(trace.times_s))
+        for trace in together
+    ]
+    assert not in_bursts([*together[3:], *held_back[:3]], alone.gap_s)
+    assert in_bursts([*together[4:], *held_back[:4]], alone.gap_s)
+    few = msgspec.structs.replace(alone, times_s=(1.0,) * 2, tokens=(1, 2))
+    assert not in_bursts([few], alone.gap_s)
 
 
 def test_slots_are_where_others_wait() -> None:
