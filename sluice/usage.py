@@ -25,7 +25,7 @@ from sluice.fitted_table import fitted
 from sluice.terminal import JsonOption, console, echo_json, stop
 
 _MAGIC: Final = b"SQLite format 3\0"
-_MOST_APART: Final = 1_000_000
+_MAX_APART: Final = 1_000_000
 """Lines between two copies of one. A crash or a full disk makes a writer repeat at most a tenth."""
 _decode: Final = msgspec.json.Decoder(UsageLine).decode
 _FIGURES: Final = (*UsageSums._fields[:-1], "cost")
@@ -121,7 +121,7 @@ def _once(file: io.BufferedIOBase | io.BufferedReader) -> Iterator[UsageLine]:
         if line.id in known:
             continue
         known[line.id] = None
-        if len(known) > _MOST_APART:
+        if len(known) > _MAX_APART:
             del known[next(iter(known))]
         yield line
 

@@ -35,7 +35,7 @@ from sluice.hash_key import hashed_key
 STEP_S: Final = 0.4
 """Between two parts of an answer; 12 parts are an answer."""
 SLOTS: Final = 8
-MOST: Final = 10
+MAX_WORKERS: Final = 10
 RATE: Final = 1.75
 SLO_MS: Final = 2_000
 COOLDOWN_S: Final = 20.0
@@ -122,7 +122,7 @@ async def load_step(folder: Path, phases: tuple[tuple[int, float], ...] = PHASES
     """The load rises and falls; the scaler follows the metric."""
     fleet.STEP_S = STEP_S
     engines, seen = Engines(), Seen()
-    async with engines.listening(MOST), world_of("service", folder, engines.port) as world:
+    async with engines.listening(MAX_WORKERS), world_of("service", folder, engines.port) as world:
         assert isinstance(world, KubeWorld)
         world.server.token = ""
         await world.names([engines.address(1), engines.address(2)])
@@ -162,7 +162,7 @@ async def _bound(folder: Path, url: str) -> None:
     """Give the pool bounds and a short cooldown, by a reload."""
     path = folder / "sluice.yaml"
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    bounds = {"min": 1, "max": MOST, "cooldown_s": COOLDOWN_S}
+    bounds = {"min": 1, "max": MAX_WORKERS, "cooldown_s": COOLDOWN_S}
     config["models"][0]["pools"]["all"]["replicas"] = bounds
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     async with httpx.AsyncClient(base_url=url, headers=ADMIN) as client:

@@ -14,7 +14,7 @@ from gateway.adapters.discovery.kubernetes import KubernetesApi
 from gateway.adapters.discovery.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
 from gateway.ports import Discovery
 from gateway.records.discovery import ClusterAccess
-from gateway.settings.discovery import source_of
+from gateway.settings.fleet.discovery import source_of
 
 NAMESPACE = "ns"
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from bench.everything.figures import RunFigures
 from bench.everything.scene import TENANTS
-from bench.everything.virtual import MOST_WORKERS
+from bench.everything.virtual import MAX_WORKERS
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
@@ -26,14 +26,14 @@ def draw(found: dict[str, RunFigures], needed: dict[str, int | None], folder: Pa
         top.bar(places, [100 * one.attained for one in seen], 0.18, color=_COLOURS[index])
         p99_s = [one.p99_ttft_s for one in seen]
         middle.bar(places, p99_s, 0.18, color=_COLOURS[index], label=label)
-    bottom.bar(at, [needed[name] or MOST_WORKERS for name in names], 0.5, color="#56B4E9")
+    bottom.bar(at, [needed[name] or MAX_WORKERS for name in names], 0.5, color="#56B4E9")
     for place, name in zip(at, names, strict=True):
-        text = str(needed[name] or f"> {MOST_WORKERS}")
-        bottom.annotate(text, (place, needed[name] or MOST_WORKERS), ha="center", va="bottom")
+        text = str(needed[name] or f"> {MAX_WORKERS}")
+        bottom.annotate(text, (place, needed[name] or MAX_WORKERS), ha="center", va="bottom")
     top.set(ylabel="first token within the SLO\n(% of all requests)", ylim=(0, 105))
     middle.set(ylabel="P99 time to first token\n(s, served requests)", yscale="log")
     middle.yaxis.set_major_formatter("{x:g}")
-    bottom.set(ylabel="workers needed\n(simulated)", ylim=(0, MOST_WORKERS * 1.15))
+    bottom.set(ylabel="workers needed\n(simulated)", ylim=(0, MAX_WORKERS * 1.15))
     bottom.set_xticks(at, names, rotation=15)
     figure.legend(*middle.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     for axes in (top, middle, bottom):

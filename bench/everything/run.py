@@ -22,7 +22,7 @@ from bench.everything.figures import RunFigures
 from bench.everything.live import live
 from bench.everything.scene import RANKS, REPLICAS, TENANTS, TraceRequest, trace
 from bench.everything.systems import ALL, OFF, SYSTEMS
-from bench.everything.virtual import MOST_WORKERS, simulated, workers_needed
+from bench.everything.virtual import MAX_WORKERS, simulated, workers_needed
 
 SECONDS: Final = float(os.environ.get("SLUICE_BENCH_SECONDS", "60"))
 ATTAINED: Final = 0.95
@@ -84,7 +84,7 @@ def _system(name: str, found: RunFigures, needed: int | None) -> Iterator[Row]:
     )
     yield Row(
         metric=f"{name}: workers for {100 * ATTAINED:g} % of every promised tenant, simulated",
-        measured=f"over {MOST_WORKERS}" if needed is None else float(needed),
+        measured=f"over {MAX_WORKERS}" if needed is None else float(needed),
     )
 
 

@@ -26,7 +26,7 @@ NODE = NodeProfile(
     prefill_s_per_token=ENGINE.prefill_s_per_token,
     kv_tokens=ENGINE.kv_blocks * ENGINE.block_tokens,
 )
-MOST_WORKERS = 40
+MAX_WORKERS = 40
 
 
 def simulated(
@@ -65,10 +65,10 @@ def workers_needed(switches: Switches, requests: list[TraceRequest], least: floa
     sizes = sorted(
         (replicas + RANKS * groups, replicas, groups)
         for groups in range(1, 5)
-        for replicas in range(1, MOST_WORKERS)
+        for replicas in range(1, MAX_WORKERS)
     )
     for workers, replicas, groups in sizes:
-        if workers > MOST_WORKERS:
+        if workers > MAX_WORKERS:
             break
         try:
             found = simulated(switches, requests, replicas=replicas, groups=groups)

@@ -51,7 +51,7 @@ TRAFFIC: Final = "synthetic:prompt=600,answer=40,spread=0.6"
 LOG_RATE, LOG_S = 2.5, 60.0
 RATE: Final = 13.0
 SLO_MS: Final = 2500
-FEWEST_ENGINES: Final = 4
+MIN_ENGINES: Final = 4
 MAX_CHUNKS_PER_S: Final = 3000.0
 _LAG_SHARE: Final = 0.1
 
@@ -84,7 +84,7 @@ def run(plot: Path | None = None, duration_s: float = 120.0) -> Report:
         at_least(
             f"engines planned for {RATE:g} requests/s, from a log of {LOG_RATE:g}",
             engines,
-            FEWEST_ENGINES,
+            MIN_ENGINES,
             _planned_note(planned),
         ),
         *_judged("the planned fleet", whole, holds=True),

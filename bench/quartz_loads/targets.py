@@ -28,7 +28,7 @@ _WORKERS: Final = 4
 _REQUESTS: Final = 1500
 VARIANTS: Final = len(_SCENES) * len(TIGHT_S) * len(LOADS)
 """Pairs that `rows` runs for each seed."""
-_MOST_HARM: Final = 1.0
+_MAX_HARM: Final = 1.0
 """Points of attainment."""
 
 
@@ -92,8 +92,8 @@ def _row(name: str, pairs: list[list[TargetFigures]]) -> Row:
     return Row(
         metric=f"{name}: attainment by knowing targets, points",
         measured=float(gain.mean()),
-        target=f">= -{_MOST_HARM:g}",
-        holds=float(gain.mean()) >= -_MOST_HARM,
+        target=f">= -{_MAX_HARM:g}",
+        holds=float(gain.mean()) >= -_MAX_HARM,
         note=f"{low:+.1f} to {high:+.1f}; all {mean(1, 'all'):.1f} -> {mean(0, 'all'):.1f} %, "
         f"tight {mean(1, 'tight'):.1f} -> {mean(0, 'tight'):.1f} %, "
         f"patient {mean(1, 'patient'):.1f} -> {mean(0, 'patient'):.1f} %",

@@ -30,7 +30,7 @@ from sluice.children import Children
 WINDOW, SLOTS = 4096, 8
 SHORT_WINDOW, SHORT_SLOTS = 1024, 16
 KEY = "sk-engine"
-MOST_TOKENS = 32
+MAX_TOKENS = 32
 """Of an answer where clients set no limit: the model ends none by itself."""
 _BUSY = 1.0
 """Load of the machine above which figures of time are said to be busy."""
@@ -122,8 +122,8 @@ def _mistakes(python: Path, folder: Path) -> Iterator[Row]:
 
 def _all_on(python: Path, folder: Path) -> Iterator[Row]:
     with _Lab(python, folder) as lab:
-        short = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True, most_tokens=MOST_TOKENS)
-        long = lab.engine(lora=True, most_tokens=MOST_TOKENS)
+        short = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True, most_tokens=MAX_TOKENS)
+        long = lab.engine(lora=True, most_tokens=MAX_TOKENS)
         for engine in (short, long):
             engine.wait()
         with gateway(all_on.config(short, long)) as url:

@@ -18,7 +18,7 @@ FILES: Final = (
 )
 API_KEY: Final = "My API Key"
 """The key that its tests send."""
-LEAST: Final = 20
+MIN_TESTS: Final = 20
 """Tests that must pass directly, lest nothing be compared."""
 _LIMIT_S: Final = 900.0
 
@@ -27,7 +27,7 @@ def scene(python: Path, source: Path, direct: str, through: str) -> Iterator[Row
     """Tests that pass directly must pass through the gateway."""
     alone, relayed = passing(python, source, direct), passing(python, source, through)
     lost = sorted(alone - relayed)
-    yield at_least("openai-python's tests that pass directly", len(alone), LEAST)
+    yield at_least("openai-python's tests that pass directly", len(alone), MIN_TESTS)
     yield equals("of these, tests that fail through the gateway", len(lost), 0, ", ".join(lost[:5]))
     yield Row(metric="tests that pass through the gateway alone", measured=len(relayed - alone))
 

@@ -20,7 +20,7 @@ REDIS_US: Final = {10: 80.0, 100_000: 100.0}
 """Redis's CPU for an admission and its settlement, by entitlements."""
 REDIS_P50_MS: Final = 1.0
 REDIS_P99_MS: Final = 5.0
-_FEWEST_GROWTH: Final = 2
+_MIN_GROWTH: Final = 2
 """Points of a ladder below which nothing is said of growth."""
 
 
@@ -47,7 +47,7 @@ def rows_of(points: Sequence[Point]) -> list[Row]:
 
 def growth(points: Sequence[Point], figure: str) -> float | None:
     """A figure at the largest size over that at the smallest; None where it cannot be told."""
-    if len(points) < _FEWEST_GROWTH or not points[0].figures[figure]:
+    if len(points) < _MIN_GROWTH or not points[0].figures[figure]:
         return None
     return points[-1].figures[figure] / points[0].figures[figure]
 

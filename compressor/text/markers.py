@@ -55,7 +55,7 @@ _NOUNS: Final = (
 _CLAUSE: Final = re.compile(r"(?:section|article)", re.IGNORECASE)
 """Nouns that contracts and laws number as well: structural, not plain."""
 _LEVEL: Final = re.compile(r"\#+")
-_LEAST_LEVEL: Final = 3
+_MIN_LEVEL: Final = 3
 _SAME_LEVEL: Final = 0.8
 _RUNNING: Final = re.compile(
     r"(?P<open>[-=*]{2,}[ \t]*|[\[(【〔《「][ \t]*)?"
@@ -136,7 +136,7 @@ def _one_level(text: str, found: list[Header]) -> bool:
     levels = [len(match[0]) for h in found if (match := _LEVEL.match(text, h.start))]
     if not levels:
         return True
-    return levels[0] >= _LEAST_LEVEL and levels.count(levels[0]) >= _SAME_LEVEL * len(levels)
+    return levels[0] >= _MIN_LEVEL and levels.count(levels[0]) >= _SAME_LEVEL * len(levels)
 
 
 def _named(ground: Ground, starts: Ints) -> npt.NDArray[np.bool_]:

@@ -69,12 +69,12 @@ class Dispatcher:
         sent = 0
         last: Fault | None = None
         known = served.fleet.response_affinity.find(admitted.facts.previous_response_id)
-        home = None if known is None else (known.pool, known.worker)
+        preferred = None if known is None else (known.pool, known.worker)
         try:
             while True:
                 attempts.timer.begin()
                 try:
-                    placed = self._bind(attempts, admitted, tried, last, home)
+                    placed = self._bind(attempts, admitted, tried, last, preferred)
                 except Unavailable:
                     adapter = admitted.facts.adapter
                     pools = [served.fleet.pools[pool] for pool in _pools(attempts)]
@@ -87,7 +87,7 @@ class Dispatcher:
                 while not isinstance(placed, Binding):  # nearly always it is at once
                     bound = await self._wait(incoming, attempts, served, placed)
                     attempts.timer.end("queue")
-                    placed = bound or self._bind(attempts, admitted, tried, last, home)
+                    placed = bound or self._bind(attempts, admitted, tried, last, preferred)
                 binding = placed
                 if binding.pool != lease.current.pool:
                     await lease.transfer(binding.pool)
@@ -163,17 +163,17 @@ class Dispatcher:
         admitted: Admitted,
         tried: list[tuple[int, int]],
         last: Fault | None,
-        home: tuple[int, int] | None,
+        preferred: tuple[int, int] | None,
     ) -> Binding | int:
         """Stage 7: the worker, or the pool whose scheduler keeps the request waiting."""
         served, pools = admitted.served, _pools(attempts)
         try:
             adapter = admitted.facts.adapter
-            if adapter and home is None:
-                home = stage_bind.warm_home(served, adapter, pools, tried, self._clock())
+            if adapter and preferred is None:
+                preferred = stage_bind.warm_worker(served, adapter, pools, tried, self._clock())
             if not served.scheduling.schedulers:
-                return stage_bind.bind(served, pools, tried, self._clock(), home, adapter)
-            return self._submit(attempts, admitted, pools, tried, home, adapter)
+                return stage_bind.bind(served, pools, tried, self._clock(), preferred, adapter)
+            return self._submit(attempts, admitted, pools, tried, preferred, adapter)
         except Unavailable:
             if last is not None and last.kind in ("busy", "server_error") and last.body:
                 raise engine_refusal(last) from None
@@ -185,7 +185,7 @@ class Dispatcher:
         admitted: Admitted,
         pools: Sequence[int],
         tried: list[tuple[int, int]],
-        home: tuple[int, int] | None,
+        preferred: tuple[int, int] | None,
         adapter: str,
     ) -> Binding | int:
         """The same where a scheduler chooses the worker, and when."""
@@ -199,7 +199,9 @@ class Dispatcher:
             admitted.lease.current,
             now_s,
         )
-        placed = stage_bind.place(served, pools, tried, now_s, home, job, sending.prefix, adapter)
+        placed = stage_bind.place(
+            served, pools, tried, now_s, preferred, job, sending.prefix, adapter
+        )
         if isinstance(placed, Binding):
             attempts.job = None
             return placed
@@ -267,7 +269,7 @@ class Dispatcher:
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
-        owed_nano = _owed_nano(pool, binding.worker, started_s)
+        slot_cost_nano = _slot_cost_nano(pool, binding.worker, started_s)
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         pending = self._pending(attempts, relay)
         if self._loop is None:  # asked for once: it costs a call of the system
@@ -294,8 +296,8 @@ class Dispatcher:
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()
-            owed_nano = _owed_nano(pool, binding.worker, ended_s) - owed_nano
-            attempts.slot_nano += lease.sequences * owed_nano
+            slot_cost_nano = _slot_cost_nano(pool, binding.worker, ended_s) - slot_cost_nano
+            attempts.slot_nano += lease.sequences * slot_cost_nano
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.progress.end(binding.worker, pending, answered=computed)
@@ -470,7 +472,7 @@ def _pools(attempts: Attempts) -> tuple[int, ...]:
     return (held_in, *(pool for pool in pools if pool != held_in))
 
 
-def _owed_nano(pool: PoolState, worker: int, now_s: float) -> float:
+def _slot_cost_nano(pool: PoolState, worker: int, now_s: float) -> float:
     """The total of what one sequence owes for this worker; 0 where it has no price by the hour."""
     clock = pool.slot_clock
     if clock is None:

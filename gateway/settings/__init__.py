@@ -4,7 +4,7 @@
 line, column, dotted path and fix. Secrets are `SecretStr` and never appear in messages.
 """
 
-from gateway.settings.checking.checks import unfit_ports, unfit_workers
+from gateway.settings.checking.server_checks import unfit_ports, unfit_workers
 from gateway.settings.config import (
     Config,
     EntitlementConfig,
@@ -15,10 +15,8 @@ from gateway.settings.config import (
     StateConfig,
     UsageExportConfig,
 )
-from gateway.settings.fleet import ModelConfig, PoolConfig, ReplicasConfig, WorkerConfig
-from gateway.settings.json_schema import schema
-from gateway.settings.loading import load, parse
-from gateway.settings.model_parts import (
+from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.fleet.model_parts import (
     AdmissionConfig,
     BoundaryConfig,
     CompressionConfig,
@@ -26,6 +24,10 @@ from gateway.settings.model_parts import (
     TimeoutOverrides,
     TimeoutsConfig,
 )
+from gateway.settings.fleet.pool import PoolConfig, ReplicasConfig
+from gateway.settings.fleet.worker import WorkerConfig
+from gateway.settings.json_schema import schema
+from gateway.settings.loading import load, parse
 from gateway.settings.notices import remarks
 from gateway.settings.problems import ConfigError, Problem
 

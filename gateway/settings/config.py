@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
-from gateway.settings.fleet import ModelConfig, SplitAliasConfig
-from gateway.settings.model_parts import TimeoutsConfig
+from gateway.settings.fleet.model import ModelConfig, SplitAliasConfig
+from gateway.settings.fleet.model_parts import TimeoutsConfig
 from gateway.settings.state import is_redis, state_url, without_password
 from gateway.settings.tenancy.auth import AdminKeyConfig, AuthConfig
 from gateway.settings.tenancy.budgets import Budgets

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from gateway.records.record import Record
 from gateway.settings.config import Config
-from gateway.settings.fleet import ModelConfig, PoolConfig
+from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.fleet.pool import PoolConfig
 
 FIXED: Final = (
     *("server", "auth", "state", "request_log", "usage_export", "telemetry", "compressor"),

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.settings.config import Config, ServerConfig
-from gateway.settings.model_parts import SchedulingConfig
+from gateway.settings.fleet.model_parts import SchedulingConfig
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
 from gateway.settings.source import Document

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gateway.policy.entitlements.entitlement import BACKFILL
 from gateway.policy.model_runtime import PRIORITY_FLAGS
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.fleet import ModelConfig
+from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.token_pools import every_limit, managed, tenant_keys, terms_of
 
 

@@ -19,7 +19,8 @@ from gateway.ports import EntitlementEntry
 from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.fleet import ModelConfig, PoolConfig
+from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.fleet.pool import PoolConfig
 from gateway.settings.tenancy.budgets import stated_budgets, stated_limits
 from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
 

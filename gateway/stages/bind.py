@@ -18,18 +18,18 @@ def bind(
     pools: Collection[int],
     tried: Collection[tuple[int, int]],
     now_s: float,
-    home: tuple[int, int] | None = None,
+    preferred: tuple[int, int] | None = None,
     adapter: str = "",
 ) -> Binding:
     """The least loaded worker of the first pool that has one left to try.
 
     `tried`: (pool, worker) pairs that failed this request; they come again only when
-    nothing else is left; `home`: the worker that holds the conversation's stored response;
+    nothing else is left; `preferred`: the worker that holds the conversation's stored response;
     `adapter`: the LoRA adapter that the worker must have.
     Raises Unavailable when there is no worker to try.
     """
-    if home is not None and home not in tried:
-        pool, worker = home
+    if preferred is not None and preferred not in tried:
+        pool, worker = preferred
         if worker in fleet.available(served.fleet.pools[pool], now_s):
             return Binding(pool=pool, worker=worker, score=0.0)
     for again in (False, True):
@@ -96,7 +96,7 @@ def place(
     pools: Collection[int],
     tried: Collection[tuple[int, int]],
     now_s: float,
-    home: tuple[int, int] | None,
+    preferred: tuple[int, int] | None,
     job: Job,
     prefix: Prefix,
     adapter: str = "",
@@ -106,14 +106,14 @@ def place(
     The pool and the jobs to send now, or the binding where the pool has no scheduler or no
     worker in the rotation. Raises Unavailable when there is no worker to try.
     """
-    if home is not None and home not in tried:
-        if home[1] in fleet.available(served.fleet.pools[home[0]], now_s):
-            pools = (home[0],)
+    if preferred is not None and preferred not in tried:
+        if preferred[1] in fleet.available(served.fleet.pools[preferred[0]], now_s):
+            pools = (preferred[0],)
         else:
-            home = None
+            preferred = None
     # Nearly every request: nobody to look for or to leave out.
     if (
-        home is None
+        preferred is None
         and not tried
         and not adapter
         and (placed := _submitted(served, pools, now_s, job, prefix))
@@ -130,9 +130,9 @@ def place(
                 continue
             scheduler = served.scheduling.schedulers[pool]
             if scheduler is None:
-                return bind(served, (pool,), tried, now_s, home, adapter)
+                return bind(served, (pool,), tried, now_s, preferred, adapter)
             job.excluded = exclude
-            job.home = home[1] if home is not None and home[0] == pool else -1
+            job.preferred = preferred[1] if preferred is not None and preferred[0] == pool else -1
             if prefix.points:
                 job.match = prefix.match(pool)
             ready = scheduler.submit(job, now_s)
@@ -141,7 +141,7 @@ def place(
     return _last_resort(served, pools, tried, adapter)
 
 
-def warm_home(
+def warm_worker(
     served: ModelRuntime, adapter: str, pools: Collection[int], tried: object, now_s: float
 ) -> tuple[int, int] | None:
     """The worker of the first pool that runs a LoRA adapter already, for a first attempt."""

@@ -359,8 +359,8 @@ def _fault_of(
 
 def _seconds(value: bytes) -> float | None:
     """A Retry-After in seconds; None for a date or nonsense."""
-    return min(float(value), _MOST_WAIT_S) if value.isdigit() and len(value) < 10 else None
+    return min(float(value), _MAX_WAIT_S) if value.isdigit() and len(value) < 10 else None
 
 
-_MOST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 """The longest Retry-After of an engine that is believed."""

@@ -33,7 +33,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal, RequestHead
 from gateway.settings import Config
-from gateway.settings.fleet import control_of, gamma_control_of
+from gateway.settings.fleet.boundaries import control_of, gamma_control_of
 from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment
@@ -140,7 +140,7 @@ class Gateway:
         self.pipeline = self._pipeline(config, records, clock)
         known = Authenticator(self.pools.keyring)
         wrong_keys = WrongKeys(clock)
-        self.admission_service = self._desk(config, records, new_id, clock)
+        self.admission_service = self._external_admission(config, records, new_id, clock)
         self.store.on_evict(self._evict)
         self._answer(self.replicas.peers)
         control = self._control_plane(config, clock, port, known, wrong_keys)
@@ -225,7 +225,7 @@ class Gateway:
             splits=self.served.splits,
         )
 
-    def _desk(
+    def _external_admission(
         self,
         config: Config,
         records: Records,

@@ -16,7 +16,7 @@ from gateway.ports import Discovery as Port
 from gateway.records.discovery import DiscoverySource
 from gateway.settings import Config
 from gateway.settings.cluster import cluster_access
-from gateway.settings.fleet import WorkerConfig
+from gateway.settings.fleet.worker import WorkerConfig
 from gateway.web.metrics.page import SourceReport
 
 if TYPE_CHECKING:

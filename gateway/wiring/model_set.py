@@ -25,7 +25,8 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet import WorkerConfig, control_of, gamma_control_of
+from gateway.settings.fleet.boundaries import control_of, gamma_control_of
+from gateway.settings.fleet.worker import WorkerConfig
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model
 from gateway.wiring.replicas import Replicas

@@ -69,7 +69,7 @@ def scheduling_of(
     ]
     prefixes, gossip = _prefixes(model, pools, indexed, before)
     schedulers = tuple(
-        _kept_scheduler(policies[i], pool, predictors[i], views[i] if views else None, before)
+        _reused_scheduler(policies[i], pool, predictors[i], views[i] if views else None, before)
         for i, pool in enumerate(pools)
     )
     # Where no pool has any, requests bind without asking pool by pool.
@@ -119,7 +119,7 @@ def _prefixes(
     return tuple(prefixes), tuple(gossip)
 
 
-def _kept_scheduler(
+def _reused_scheduler(
     policy: str,
     pool: PoolState,
     predictor: PrefillPredictor | None,

@@ -7,7 +7,7 @@ from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.discovery import FoundEngine
 from gateway.settings import Config
-from gateway.settings.discovery import is_source
+from gateway.settings.fleet.discovery import is_source
 from gateway.web.control.surface import NewWorker
 
 ADMIN = "an admin"

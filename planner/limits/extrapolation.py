@@ -18,7 +18,7 @@ from planner.workload.atoms import atoms_of
 
 SLACK: Final = 1.1
 """A prompt this much longer than the longest measured one is as good as measured."""
-MOST_BEYOND: Final = 0.01
+MAX_SHARE_BEYOND: Final = 0.01
 """Share of requests with longer prompts from which on P99s are extrapolated."""
 
 
@@ -31,7 +31,7 @@ def check_range(question: Question) -> None:
         if node is None or measured is None:
             continue
         beyond = _share_beyond(question, SLACK * measured.longest_prompt_tokens)
-        if beyond > MOST_BEYOND:
+        if beyond > MAX_SHARE_BEYOND:
             longest = int(_prompt_quantile(question, 0, question.window, 0.999))
             raise PlanError(
                 f"{node.name} was measured on prompts up to {measured.longest_prompt_tokens} "

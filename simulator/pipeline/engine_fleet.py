@@ -10,7 +10,7 @@ from simulator.engine.records import Emission, EngineRequest
 from simulator.pipeline.engines import units_of
 from simulator.pipeline.records import Gateway
 
-Heard = Callable[[Emission, float], None]
+OnEmission = Callable[[Emission, float], None]
 """(first or last token, its time)."""
 Worker = tuple[int, int]
 """(pool, worker)."""
@@ -19,8 +19,8 @@ Worker = tuple[int, int]
 class EngineFleet:
     """Engine units in order of their next event; call in order of time."""
 
-    def __init__(self, gateway: Gateway, heard: Heard) -> None:
-        self._gateway, self._heard = gateway, heard
+    def __init__(self, gateway: Gateway, on_emission: OnEmission) -> None:
+        self._gateway, self._on_emission = gateway, on_emission
         self._served: ModelRuntime = gateway.served
         self._units = [
             unit
@@ -94,7 +94,7 @@ class EngineFleet:
 
     def _advance(self, unit: int, now_s: float) -> None:
         for at_s, emission in self._units[unit].run_until(now_s):
-            self._heard(emission, at_s)
+            self._on_emission(emission, at_s)
 
     def _look_ahead(self, unit: int) -> None:
         due_s = self._units[unit].due_s

@@ -41,7 +41,7 @@ class Serving:
         self.gateway, self.served = gateway, gateway.served
         self.pools: Final = gateway.served.fleet.pools
         self.leases, self.intake = leases, intake
-        self.engines = EngineFleet(gateway, self.heard)
+        self.engines = EngineFleet(gateway, self.on_emission)
         self.columns = Columns(requests)
         self.flights: dict[int, Flight] = {}
         self.waiting: dict[Job, Flight] = {}
@@ -163,7 +163,7 @@ class Serving:
         self.leases.settle(index, None, now_s)
         del self.flights[index]
 
-    def heard(self, emission: Emission, at_s: float) -> None:
+    def on_emission(self, emission: Emission, at_s: float) -> None:
         """A first or last token."""
         index = int(emission.id)
         flight = self.flights[index]

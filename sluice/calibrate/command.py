@@ -79,7 +79,9 @@ def calibrate(
         given = {"window_tokens": max_model_len, "kv_tokens": kv_tokens}
         # The key replaces credentials in the URL, which httpx would send instead.
         about, swept, load = _measure(shown if key else url, model, key, bounds, given)
-        reported = _told(about, swept, gpu=gpu, gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour)
+        reported = _stated_values(
+            about, swept, gpu=gpu, gpus=gpus, usd_per_gpu_hour=usd_per_gpu_hour
+        )
         document, checks = _document(about, swept, load, reported, url=shown)
     except PlanError as error:
         refuse(error, as_json=as_json)
@@ -171,7 +173,7 @@ async def _talk(
         await client.close()
 
 
-def _told(
+def _stated_values(
     about: "About", swept: "Swept", *, gpu: str, gpus: int, usd_per_gpu_hour: float
 ) -> "StatedValues":
     from planner.calibration.profile import StatedValues

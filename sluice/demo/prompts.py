@@ -44,7 +44,7 @@ _ASKED: Final = (
 """(topic, question, beginning of the sentence that answers it)"""
 _PASSAGE_CHARS: Final = 1000
 _MARKS: Final = frozenset("()[]{}=<>|`+_*:\\")
-_MOST_MARKS: Final = 0.02
+_MAX_MARKS: Final = 0.02
 """Of a paragraph of prose; documentation holds code, too."""
 
 
@@ -109,7 +109,7 @@ def _passages() -> Sequence[tuple[str, str]]:
             joined = " ".join(paragraph.split())
             # Grammar, tables and examples are no passages that retrieval would bring.
             marks = sum(char in _MARKS for char in joined)
-            if len(joined) > 60 and marks < _MOST_MARKS * len(joined) and ">>>" not in joined:
+            if len(joined) > 60 and marks < _MAX_MARKS * len(joined) and ">>>" not in joined:
                 text = f"{text} {joined}".strip()
             if len(text) >= _PASSAGE_CHARS:
                 found.append((topic, text))

@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
-from gateway.settings.tenancy.budgets import MOST_DAYS, MOST_MONEY
+from gateway.settings.tenancy.budgets import MAX_DAYS, MAX_MONEY
 from sluice.imports.litellm_rows import number, whole
 from sluice.imports.report import Report
 from sluice.imports.sections import Row
@@ -70,14 +70,14 @@ def budgets_of(path: KeyPath, row: dict[str, Any], report: Report) -> list[Row]:
         return []
     window = _CALENDAR.get(str(duration))
     days = re.fullmatch(r"([1-9]\d?)d", str(duration))
-    if window is None and days is not None and int(days[1]) <= MOST_DAYS:
+    if window is None and days is not None and int(days[1]) <= MAX_DAYS:
         window = str(duration)
     if window is None:
         said = f"of {duration}" if duration else "that never resets"
         report.left_out(where, f"a budget {said}: give the budget a window")
         return []
-    if money > MOST_MONEY:
-        report.left_out(where, f"a budget of more than {MOST_MONEY}")
+    if money > MAX_MONEY:
+        report.left_out(where, f"a budget of more than {MAX_MONEY}")
         return []
     report.approximated(
         where,

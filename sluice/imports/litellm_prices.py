@@ -15,7 +15,7 @@ _NAMES: Final = {
 }
 """LiteLLM's name -> of `price`, in the order of the file."""
 _NEEDED: Final = ("input", "output")
-_MOST: Final = 1_000_000
+_MAX_PRICE: Final = 1_000_000
 """Highest price that the file may have."""
 
 
@@ -72,4 +72,4 @@ def _per_million(given: object) -> float | None:
         exact = Decimal(str(given)) * 1_000_000
     except InvalidOperation:
         return None
-    return float(round(exact, DECIMALS)) if 0 <= exact <= _MOST else None
+    return float(round(exact, DECIMALS)) if 0 <= exact <= _MAX_PRICE else None

@@ -9,7 +9,7 @@ from gateway.settings.problems import KeyPath
 
 _ALL: Final = frozenset({"all-team-models", "all-proxy-models", "*"})
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
-_MOST: Final = 1 << 53
+_MAX_AMOUNT: Final = 1 << 53
 """Highest number that the file may have."""
 
 
@@ -48,7 +48,7 @@ def number(value: object) -> float | None:
         found = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if abs(found) <= _MOST else None
+    return found if abs(found) <= _MAX_AMOUNT else None
 
 
 def whole(value: object) -> int | None:

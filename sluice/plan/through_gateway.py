@@ -20,7 +20,7 @@ from sluice.simulated.fleet import Counting, engine_of, lengths_of
 from sluice.simulated.gateway import gateway_of, policies_of, tenant_traffic, tenants_of
 
 GATEWAY: Final = "gateway"
-FEWEST_REQUESTS: Final = 20_000
+MIN_REQUESTS: Final = 20_000
 _SERVICES: Final = 10
 """Mean services that a run should last."""
 
@@ -72,7 +72,7 @@ def through_gateway(
         ),
     )
     random = np.random.default_rng(seed)
-    count = min(most_requests, max(FEWEST_REQUESTS, ceil(_SERVICES * _running(plan))))
+    count = min(most_requests, max(MIN_REQUESTS, ceil(_SERVICES * _running(plan))))
     arrivals = poisson(question.goals.rate_per_s, count, random)
     shares = tenants_of(gateway.entitlements, question.workload)
     requests = tenant_traffic(

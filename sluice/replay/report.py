@@ -12,7 +12,7 @@ from rich.table import Table
 from sluice.replay.client import Answered
 from sluice.replay.run import Replayed, commonest
 
-FEWEST_JUDGED: Final = 100
+MIN_JUDGED: Final = 100
 """Fewest answered requests for judging a pool's P99."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
@@ -91,7 +91,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.prompt_ratio is not None and abs(self.prompt_ratio - 1) > 0.05:
             found.append(f"prompts had {self.prompt_ratio:.2f} times the tokens asked for")
-        if self.judged < FEWEST_JUDGED:
+        if self.judged < MIN_JUDGED:
             found.append(f"{self.judged} requests are too few for a P99")
         return found
 
@@ -243,7 +243,7 @@ def _part(
     slo_ttft_s: float,
     slo_tpot_s: float | None,
     *,
-    least: int = FEWEST_JUDGED,
+    least: int = MIN_JUDGED,
 ) -> PoolReport:
     first = [math.inf if a.ttft_s is None else a.ttft_s for a in answers]
     between = [a.tpot_s for a in answers if a.tpot_s is not None]

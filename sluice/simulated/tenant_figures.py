@@ -13,7 +13,7 @@ from sluice.simulated.fleet import plain
 
 _COLUMNS = ("entitlement", "class", "requests", "SLO", "attained", "TTFT P50", "P99", "refused")
 
-MOST_ROWS = 50
+MAX_ROWS = 50
 """Entitlements shown to people; the JSON has all."""
 
 
@@ -23,7 +23,7 @@ def tenants_table(found: Sequence[TenantSummary]) -> Table:
     for column in _COLUMNS:
         left = column in {"entitlement", "class", "refused"}
         table.add_column(column, justify="left" if left else "right", no_wrap=column != "refused")
-    for one in found[:MOST_ROWS]:
+    for one in found[:MAX_ROWS]:
         refused = ", ".join(f"{count} {reason}" for reason, count in one.refused.items())
         colour = "red" if one.faults else "green"
         attained = "" if isnan(one.attainment) else f"{100 * one.attainment:.1f} %"
@@ -37,8 +37,8 @@ def tenants_table(found: Sequence[TenantSummary]) -> Table:
             time_text(one.ttft.p99_s),
             refused,
         )
-    if len(found) > MOST_ROWS:
-        table.add_row(f"and {len(found) - MOST_ROWS} more")
+    if len(found) > MAX_ROWS:
+        table.add_row(f"and {len(found) - MAX_ROWS} more")
     return table
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 TENANT_ORDERS: Final = ("load", "refused", "debt", "priority", "name")
 WORKER_ORDERS: Final = ("load", "state", "name")
-_MOST_TEXT: Final = 64
+_MAX_TEXT: Final = 64
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Controls:
             self.typing, self.text = False, ""
         elif key in {"\x7f", "\b"}:
             self.text = self.text[:-1]
-        elif key.isprintable() and len(self.text) < _MOST_TEXT:
+        elif key.isprintable() and len(self.text) < _MAX_TEXT:
             self.text += key
         else:
             return False

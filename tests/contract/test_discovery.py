@@ -15,7 +15,7 @@ from gateway.adapters.discovery.runner import Discovering, Source
 from gateway.policy.fleet import fleet
 from gateway.ports import Discovery, DiscoveryFailure
 from gateway.records.discovery import FoundEngine
-from gateway.settings.fleet import WorkerConfig
+from gateway.settings.fleet.worker import WorkerConfig
 from tests.unit.gateway.adapters.engines.test_rotation import Bench
 
 PORT = 8000
@@ -26,7 +26,7 @@ async def world(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     for module, name in (
-        (dns_source, "LEAST_TTL_S"),
+        (dns_source, "MIN_TTL_S"),
         (dns_source, "EMPTY_TTL_S"),
         (kubernetes, "RETRY_PAUSE_S"),
         (runner, "FIRST_PAUSE_S"),

@@ -16,8 +16,8 @@ import dns.resolver
 from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import DiscoverySource, FoundEngine
 
-LEAST_TTL_S: Final = 1.0
-MOST_TTL_S: Final = 60.0
+MIN_TTL_S: Final = 1.0
+MAX_TTL_S: Final = 60.0
 EMPTY_TTL_S: Final = 5.0
 """For a name without records, whose TTL resolvers often do not pass on."""
 LIFETIME_S: Final = 5.0
@@ -45,7 +45,7 @@ class DnsDiscovery:
         while True:
             found, ttl_s = await self._look_up()
             yield tuple(FoundEngine(urls=(url,)) for url in sorted(found))
-            await asyncio.sleep(min(max(ttl_s, LEAST_TTL_S), MOST_TTL_S))
+            await asyncio.sleep(min(max(ttl_s, MIN_TTL_S), MAX_TTL_S))
 
     async def _look_up(self) -> tuple[set[str], float]:
         name = self._source.name
@@ -58,7 +58,7 @@ class DnsDiscovery:
                 if record.priority == best
             }
         else:
-            targets, ttl_s = {(name, self._source.port)}, MOST_TTL_S
+            targets, ttl_s = {(name, self._source.port)}, MAX_TTL_S
         found: set[str] = set()
         if len(targets) > MAX_TARGETS:
             raise DiscoveryFailure(f"{name} names over {MAX_TARGETS} hosts")

@@ -13,7 +13,7 @@ from gateway.records.limit import Limit, LimitUse, LimitView
 
 Note = Callable[[str, str, str, Mapping[str, object], Mapping[str, object]], None]
 """Writes to the audit: who, what, of whom, before, after."""
-_MOST: Final = 1 << 53
+_LIMIT: Final = 1 << 53
 
 
 class BudgetDesk:
@@ -92,7 +92,7 @@ class BudgetDesk:
 
 def _amount(limit: Limit, by: object) -> int:
     scale = NANO if limit.unit == "money" else 1
-    if isinstance(by, bool) or not isinstance(by, int | float) or not 0 < abs(by) * scale < _MOST:
+    if isinstance(by, bool) or not isinstance(by, int | float) or not 0 < abs(by) * scale < _LIMIT:
         raise BadRequest(
             'Send {"by": 1000000}, in tokens or in units of the currency; below 0 takes away.',
             reason="bad_request",

@@ -96,7 +96,7 @@ class Successor:
             self._forget()
         else:
             _log.info("upgrading: process %d starts", self._process.pid)
-            self._loop.add_reader(self._link, self._told, self._link, self._process)
+            self._loop.add_reader(self._link, self._reported, self._link, self._process)
         finally:
             its.close()
 
@@ -109,7 +109,7 @@ class Successor:
             self._process.terminate()
         self._forget()
 
-    def _told(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def _reported(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
         try:
             said = link.recv(64)
         except BlockingIOError:

@@ -110,8 +110,8 @@ class RankGroup:
         if not known or full or (job.barred and job.barred.issuperset(known)):
             job.state = "nowhere"
             return NOTHING
-        if job.home not in known:
-            job.home = -1
+        if job.preferred not in known:
+            job.preferred = -1
         job.order = self._orders
         self._orders += 1
         job.policy = SentNote()
@@ -172,11 +172,11 @@ class RankGroup:
             return NOTHING
         out: list[Job] = []
         known = set(fleet.available(self._pool, now_s))
-        for rank in self._line.homes:
+        for rank in self._line.preferred_ranks:
             if rank not in known:
                 self._line.release(rank)
             else:
-                self._fill_homed(rank, out, now_s)
+                self._fill_preferring(rank, out, now_s)
         groups = [[w for w in ranks if w in known] for ranks in self._pool.engines]
         rooms = [sum([self._warm_room(rank, now_s) for rank in ranks]) for ranks in groups]
         for room, ranks in sorted(zip(rooms, groups, strict=True), key=lambda pair: -pair[0]):
@@ -192,10 +192,10 @@ class RankGroup:
         warmth = members.warmth(self._pool, rank, now_s)
         return max(0, ceil(self.limit * warmth) - self.ranks[rank].sequences)
 
-    def _fill_homed(self, rank: int, out: list[Job], now_s: float) -> None:
+    def _fill_preferring(self, rank: int, out: list[Job], now_s: float) -> None:
         """Send jobs with response affinity to their rank first: its cache has their prompt."""
         for priority_class in range(len(PRIORITY_CLASS_NAMES)):
-            for job in self._line.homed(rank, priority_class, self._room(rank)):
+            for job in self._line.preferring(rank, priority_class, self._room(rank)):
                 if self._room(rank):
                     self._send(job, rank, out, now_s)
 

@@ -71,7 +71,7 @@ _ADAPTER_LINE: Final = re.compile(
     rb"(?m)^vllm:lora_requests_info\{([^\n]{0,65536})\}[ \t]+(\S{1,32})"
 )
 _LABEL: Final = re.compile(rb'(?<!\w)(\w{1,64})="([^"]*)"')
-_MOST_DIGITS: Final = 6
+_MAX_DIGITS: Final = 6
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="(\d{1,6})"')
 
 
@@ -148,7 +148,7 @@ def read_adapters(page: bytes) -> RunningAdapters | None:
     most = named.get(b"max_lora", b"")
     return RunningAdapters(
         frozenset(name.strip() for name in names.decode(errors="replace").split(",")) - {""},
-        int(most) if most.isdigit() and len(most) < _MOST_DIGITS else 0,
+        int(most) if most.isdigit() and len(most) < _MAX_DIGITS else 0,
     )
 
 

@@ -19,10 +19,10 @@ from typing import Final
 from gateway.policy.pools.compression_watch import BINS, STEP, CompressionWatch, bin_of
 from gateway.records.record import Record
 
-LEAST_GAMMA: Final = 1.1
+MIN_GAMMA: Final = 1.1
 """The least and the largest gamma above 1 that the planner considers."""
-MOST_GAMMA: Final = 2.0
-_FEWEST_SAMPLES: Final = 5
+MAX_GAMMA: Final = 2.0
+_MIN_SAMPLES: Final = 5
 _MAX_SAMPLES: Final = 60
 
 
@@ -67,7 +67,7 @@ class GammaControl:
         self.gamma = start
         self.observe = observe
         self._rules = rules or GammaRules()
-        self._least, self._most = min(LEAST_GAMMA, start), max(MOST_GAMMA, start)
+        self._least, self._most = min(MIN_GAMMA, start), max(MAX_GAMMA, start)
         self._samples: list[GammaSample] = []
         self._ceiling = 0.0
         self._ceiling_s = 0.0
@@ -76,7 +76,7 @@ class GammaControl:
     def step(self, now_s: float, sample: GammaSample) -> GammaMove | None:
         """Take a sample; returns the move that follows, or None."""
         self._samples = [*self._samples[1 - _MAX_SAMPLES :], sample]
-        if len(self._samples) < _FEWEST_SAMPLES:
+        if len(self._samples) < _MIN_SAMPLES:
             return None
         found = self._wanted(now_s)
         if found is None:

@@ -325,8 +325,8 @@ class Quartz:
         if self._pool.alive is not self._seen_alive or now_s >= self._seen_until_s:
             self._refresh(now_s)
         choice = self._available
-        if job.home >= 0 and job.home in choice:
-            return (job.home,)
+        if job.preferred >= 0 and job.preferred in choice:
+            return (job.preferred,)
         if job.barred:
             choice = [w for w in choice if w not in job.barred]
         if job.excluded:

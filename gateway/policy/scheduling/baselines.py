@@ -48,8 +48,8 @@ class Immediate:
         if not choice:
             job.state = "nowhere"
             return NOTHING
-        if job.home >= 0 and job.home in present:
-            worker = job.home
+        if job.preferred >= 0 and job.preferred in present:
+            worker = job.preferred
         else:
             worker = choice[0] if len(choice) == 1 else self._pick(job, choice)
         job.worker = worker

@@ -87,7 +87,6 @@ class Job:
         "excluded",
         "expected_s",
         "hit_tokens",
-        "home",
         "key",
         "kv_tokens",
         "kv_usage",
@@ -97,6 +96,7 @@ class Job:
         "output_tokens",
         "owner",
         "policy",
+        "preferred",
         "priority_class",
         "prompt_tokens",
         "quantile_s",
@@ -129,7 +129,7 @@ class Job:
         stream: bool = True,
         match: Match = (),
         excluded: Sequence[int] = (),
-        home: int = -1,
+        preferred: int = -1,
         tenant: str = "",
         slo_s: float = 0.0,
     ) -> None:
@@ -160,7 +160,7 @@ class Job:
         """Workers that failed this request: chosen only when no other is available."""
         self.barred: frozenset[int] = NOBODY
         """Workers that cannot serve it: they lack its LoRA adapter."""
-        self.home = home
+        self.preferred = preferred
         """Worker required by response affinity, while that is available; -1 for any."""
         self.state: State = "new"
         """nowhere: no worker is available, and the scheduler did not keep the job."""

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import GIB, BadTerms, ModelShape, terms_from
-from gateway.settings.checking.checks import KV_BYTES_FIX, NO_KV_BYTES, Models
+from gateway.settings.checking.model_checks import KV_BYTES_FIX, NO_KV_BYTES
+from gateway.settings.checking.name_checks import Models
 from gateway.settings.config import EntitlementConfig
 from gateway.settings.explain import nearest
-from gateway.settings.fleet import ModelConfig
+from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from gateway.records.limit import KeyLimits
-from gateway.settings.checking.checks import unfit_limits
+from gateway.settings.checking.server_checks import unfit_limits
 from gateway.settings.config import Config
 from gateway.settings.explain import first_problem
 from gateway.settings.problems import ConfigError, Problem, dotted

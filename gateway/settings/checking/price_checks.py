@@ -1,6 +1,6 @@
 """A model has list prices, or a price by the hour for each of its pools, or neither."""
 
-from gateway.settings.fleet import ModelConfig
+from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 

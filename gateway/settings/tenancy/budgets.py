@@ -11,14 +11,14 @@ from gateway.policy.budgets.windows import CALENDAR, days_of
 from gateway.records.limit import Budget, KeyLimits
 from gateway.settings.types import Count, Section, Text, reject, typed
 
-MOST_DAYS: Final = 90
-MOST_MONEY: Final = 9_000_000
+MAX_DAYS: Final = 90
+MAX_MONEY: Final = 9_000_000
 _DAYS: Final = re.compile(r"[1-9][0-9]?d")
-_WINDOWS: Final = f"write {', '.join(CALENDAR)}, or the last days as in 30d, {MOST_DAYS} at most"
+_WINDOWS: Final = f"write {', '.join(CALENDAR)}, or the last days as in 30d, {MAX_DAYS} at most"
 
 
 def _window(value: str) -> str:
-    days = _DAYS.fullmatch(value) is not None and days_of(value) <= MOST_DAYS
+    days = _DAYS.fullmatch(value) is not None and days_of(value) <= MAX_DAYS
     if value not in CALENDAR and not days:
         reject("not a window of time", _WINDOWS)
     return value
@@ -35,7 +35,7 @@ def _zone(value: str) -> str:
 
 Money = Annotated[
     float,
-    Field(strict=True, gt=0, le=MOST_MONEY, allow_inf_nan=False),
+    Field(strict=True, gt=0, le=MAX_MONEY, allow_inf_nan=False),
     BeforeValidator(typed),
 ]
 """In units of the currency."""

@@ -33,23 +33,23 @@ def _own(records: Iterable[bytes], request_id: str, tenant: str) -> Iterator[byt
     for line in records:
         record = _decode(line)
         if (record.request_id, record.tenant) == (request_id, tenant):
-            yield told(record)
+            yield tenants_view(record)
 
 
-def told(record: DecisionRecord) -> bytes:
+def tenants_view(record: DecisionRecord) -> bytes:
     """A record without what is other tenants' or the operator's business, and its story."""
     own = msgspec.structs.replace(
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
-        admission=_told_admission(record.admission),
+        admission=_tenants_admission(record.admission),
         prompt=None,
     )
     fields = msgspec.to_builtins(own)
     return _encode({**fields, "story": story_of(own)})
 
 
-def _told_admission(known: AdmissionSection) -> AdmissionSection:
+def _tenants_admission(known: AdmissionSection) -> AdmissionSection:
     return AdmissionSection(
         service_class=known.service_class,
         spilled=known.spilled,

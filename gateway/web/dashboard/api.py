@@ -22,9 +22,9 @@ from gateway.web.dashboard.view import PAGE_ROWS, View, view_of
 from gateway.web.problems import json_response
 
 PATH: Final = "/dashboard"
-MOST_VIEWERS: Final = 32
-MOST_SEARCHED: Final = 10_000
-MOST_OF_PEERS: Final = 1000
+MAX_VIEWERS: Final = 32
+MAX_SEARCHED: Final = 10_000
+MAX_FROM_PEERS: Final = 1000
 _SLICE: Final = 200
 """Records searched between two pauses."""
 _PRIVATE: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -79,9 +79,9 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
     @app.get(PATH + "/events")
     async def events(view: Annotated[View, Depends(view_of)]) -> Response:
         """The figures once a second, as server-sent events."""
-        if viewers >= MOST_VIEWERS:
+        if viewers >= MAX_VIEWERS:
             raise RateLimited(
-                f"{MOST_VIEWERS} viewers look at this dashboard already; close one.",
+                f"{MAX_VIEWERS} viewers look at this dashboard already; close one.",
                 reason="too_many_viewers",
                 code="too_many_viewers",
                 retry_after_s=10.0,
@@ -107,7 +107,7 @@ def _decision_routes(app: APIRouter, control: Control) -> None:
 async def _search(control: Control, text: str) -> list[dict[str, Any]]:
     needle = text.encode()
     found: list[Brief] = []
-    kept = control.latest_decisions(MOST_SEARCHED)
+    kept = control.latest_decisions(MAX_SEARCHED)
     for begin in range(0, len(kept), _SLICE):
         for line in kept[begin : begin + _SLICE]:
             if needle in bytes(line).lower():
@@ -117,7 +117,7 @@ async def _search(control: Control, text: str) -> list[dict[str, Any]]:
         if len(found) >= PAGE_ROWS:
             break
         await asyncio.sleep(0)
-    others = await newest(control.peers, "decisions", [], MOST_OF_PEERS)
+    others = await newest(control.peers, "decisions", [], MAX_FROM_PEERS)
     known = {(brief.request_id, brief.time_unix_s) for brief in found}
     found += [
         brief

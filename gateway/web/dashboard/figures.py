@@ -12,7 +12,7 @@ from gateway.web.dashboard.totals import Totals
 WINDOW_S: Final = 60.0
 """Percentiles are of requests that arrived within this time."""
 _FIRST_EDGE: Final = 64
-_MOST_BUCKETS: Final = 48
+_MAX_BUCKETS: Final = 48
 
 
 def times(briefs: Iterable[Brief], now_unix_s: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def lengths(served: ModelRuntime, briefs: Iterable[Brief]) -> dict[str, Any]:
 
 def _edges(window_tokens: int) -> list[int]:
     steps = round(2 * log2(max(window_tokens, 2 * _FIRST_EDGE) / _FIRST_EDGE))
-    return [round(_FIRST_EDGE * 2 ** (i / 2)) for i in range(min(steps, _MOST_BUCKETS) + 1)]
+    return [round(_FIRST_EDGE * 2 ** (i / 2)) for i in range(min(steps, _MAX_BUCKETS) + 1)]
 
 
 def _shares(planned: Sequence[tuple[int, float]], edges: Sequence[int]) -> list[float]:

@@ -11,9 +11,9 @@ from gateway.web.control.surface import TenantService
 from gateway.web.dashboard.tenant_rows import Tenant
 from gateway.web.dashboard.view import PAGE_ROWS, View
 
-MOST_KEYS: Final = 12
+MAX_KEYS: Final = 12
 """Keys of a tenant that its row names."""
-MOST_ENTITLEMENTS: Final = 12
+MAX_ENTITLEMENTS: Final = 12
 
 
 def holders_page(
@@ -22,7 +22,7 @@ def holders_page(
     """The page of tenants that a viewer looks at; `known` has counters by entitlement."""
     if service is None:
         return {"rows": [], "found": 0, "total": 0, "page": 0, "pages": 1}
-    found = service.search(view.holders, view.holders_page, PAGE_ROWS, MOST_KEYS)
+    found = service.search(view.holders, view.holders_page, PAGE_ROWS, MAX_KEYS)
     return {**found, "rows": [_row(each, known) for each in found["rows"]]}
 
 
@@ -37,7 +37,7 @@ def _row(tenant: Mapping[str, Any], known: Mapping[str, Tenant]) -> dict[str, An
         "suspended": tenant["suspended"],
         "keys": tenant["keys"],
         "key_count": tenant["key_count"],
-        "entitlements": [_use(each) for each in own[:MOST_ENTITLEMENTS]],
+        "entitlements": [_use(each) for each in own[:MAX_ENTITLEMENTS]],
         "entitlement_count": len(names),
         "inflight": sum(each.inflight for each in counted) if counted else None,
         "limit": sum(limits) if limits and all(limits) else None,

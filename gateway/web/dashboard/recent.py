@@ -1,7 +1,7 @@
 """The newest decisions in brief, read from the decision ring while somebody looks.
 
 The ring keeps records as JSON. Each look decodes the records that are new since the last one, at
-most MOST_NEW of a replica, so a busy gateway shows a sample of its requests.
+most MAX_NEW of a replica, so a busy gateway shows a sample of its requests.
 """
 
 from collections import deque
@@ -15,8 +15,8 @@ from gateway.web.control.peers import Peers
 KEPT: Final = 2000
 FIRST: Final = 500
 """Records read when somebody begins to look; reading takes some 5 us each."""
-MOST_NEW: Final = 200
-MOST_OF_PEER: Final = 50
+MAX_NEW: Final = 200
+MAX_PER_PEER: Final = 50
 
 
 class _Estimate(msgspec.Struct):
@@ -111,8 +111,8 @@ class RecentDecisions:
 
     async def look(self) -> None:
         """Read what is new."""
-        count = MOST_NEW if self._known else FIRST
-        answers = await self._peers.ask("decisions", b"%d" % MOST_OF_PEER)
+        count = MAX_NEW if self._known else FIRST
+        answers = await self._peers.ask("decisions", b"%d" % MAX_PER_PEER)
         new = self._unknown(map(_one, self._latest(count)))
         for answer in answers:
             try:

@@ -25,12 +25,12 @@ from gateway.web.dashboard import figures
 from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
 from gateway.web.dashboard.holder_rows import holders_page
 from gateway.web.dashboard.recent import RecentDecisions, row
-from gateway.web.dashboard.tenant_rows import MOST, Tenant, tenants_page
+from gateway.web.dashboard.tenant_rows import MAX_ROWS, Tenant, tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
 
 PERIOD_S: Final = 1.0
-MOST_CUTS: Final = 64
+MAX_CUTS: Final = 64
 """Views of one snapshot that are kept encoded."""
 _FRESH_S: Final = 0.9 * PERIOD_S
 _STORE_S: Final = 2.0
@@ -81,7 +81,7 @@ class _Snapshot:
                     "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
                 }
             )
-            if len(self._cuts) < MOST_CUTS:
+            if len(self._cuts) < MAX_CUTS:
                 self._cuts[view] = known
         return known
 
@@ -144,18 +144,18 @@ class Snapshots:
                 for served, found in models
             ],
             "refused": _by_reason(totals.admission.items()),
-            "more_tenants": len(tenants) > MOST,
+            "more_tenants": len(tenants) > MAX_ROWS,
         }
         workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
         known = {each.terms.name: each for each in tenants}
         holders = partial(holders_page, control.tenants, known)
-        return _Snapshot(shared, workers, tenants[:MOST], holders)
+        return _Snapshot(shared, workers, tenants[:MAX_ROWS], holders)
 
     async def _tenants(self, refused: Any, met: Any) -> list[Tenant]:
-        """The oldest entitlements with their counters; one more than MOST if there are more."""
+        """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
         found: list[Tenant] = []
         for served in tuple(self._from.control.models):
-            terms = list(islice(self._from.terms(served.name), MOST + 1 - len(found)))
+            terms = list(islice(self._from.terms(served.name), MAX_ROWS + 1 - len(found)))
             accounts = await self._accounts(served, [each.name for each in terms])
             found += [
                 Tenant(

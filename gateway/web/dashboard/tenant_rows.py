@@ -7,7 +7,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import AccountView
 from gateway.web.dashboard.view import TenantOrder, View, page_of
 
-MOST: Final = 2000
+MAX_ROWS: Final = 2000
 """Entitlements that the dashboard counts; the oldest ones. /admin/entitlements pages all."""
 
 

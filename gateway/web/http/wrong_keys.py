@@ -18,7 +18,7 @@ DELAY_S: Final = 1.0
 """Delay of a late refusal, if no other one waits."""
 APART_S: Final = 0.1
 """Between two late refusals of one address."""
-MOST_DELAY_S: Final = 10.0
+MAX_DELAY_S: Final = 10.0
 """Longest delay, however many wait."""
 MAX_ADDRESSES: Final = 10_000
 """Addresses remembered; the one with the oldest attempt is forgotten first."""
@@ -45,7 +45,7 @@ class WrongKeys:
         if free:
             pending_s += FORGIVEN_EVERY_S
         else:
-            delay_s = min(max(DELAY_S, last_late_s + APART_S - now_s), MOST_DELAY_S)
+            delay_s = min(max(DELAY_S, last_late_s + APART_S - now_s), MAX_DELAY_S)
             last_late_s = now_s + delay_s
         self._noted[who] = now_s + pending_s, last_late_s
         if len(self._noted) > MAX_ADDRESSES:

@@ -20,11 +20,11 @@ from gateway.web.control.roles import RoleKeys, admin_guard
 from gateway.web.control.surface import Authenticate
 from gateway.web.problems import json_response
 
-MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
 """Of one answer; `sluice usage` has no such limit."""
-MOST_AT_ONCE: Final = 4
+MAX_AT_ONCE: Final = 4
 """Reports read at the same time; of one tenant, or of all, only one."""
-MOST_WAITING: Final = 4
+MAX_WAITING: Final = 4
 """Reports of one tenant that wait for one another."""
 ReadReport = Callable[[UsageQuery, int], UsageReport]
 """Reads the ledger: a query, and the most rows. Blocks; raises OSError."""
@@ -48,7 +48,7 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
             )
         async with turns.of(query.tenant):  # a report may read much
             try:
-                found = await asyncio.to_thread(read, query, MOST_ROWS + 1)
+                found = await asyncio.to_thread(read, query, MAX_ROWS + 1)
             except OSError as error:
                 _log.error("the ledger cannot be read: %s", error)
                 raise Unavailable(
@@ -83,7 +83,7 @@ class _Turns:
     """Has the reports of one tenant wait for one another, not for other tenants'."""
 
     def __init__(self) -> None:
-        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._at_once = asyncio.Semaphore(MAX_AT_ONCE)
         self._locks: dict[str | None, asyncio.Lock] = {}
         self._asked: dict[str | None, int] = {}
 
@@ -91,7 +91,7 @@ class _Turns:
     async def of(self, tenant: str | None) -> AsyncIterator[None]:
         """The tenant's turn; None for the report of all. Raises RateLimited."""
         asked = self._asked.get(tenant, 0)
-        if asked > MOST_WAITING:
+        if asked > MAX_WAITING:
             raise RateLimited(
                 "Too many usage reports are waiting. Ask for one at a time.",
                 reason="too_many_reports",
@@ -117,14 +117,14 @@ def _query(by: str, first: str | None, last: str | None, tenant: str | None) -> 
 
 def _shown(report: UsageReport) -> Response:
     """The rows, or where there are too many, the first of them and no total."""
-    more = len(report.rows) > MOST_ROWS
+    more = len(report.rows) > MAX_ROWS
     rows = lines_of(report)
     found: dict[str, object] = {
         "by": report.query.by,
         "from": report.query.first_day,
         "to": report.query.last_day,
         "currency": report.currency,
-        "rows": rows[:MOST_ROWS] if more else rows,
+        "rows": rows[:MAX_ROWS] if more else rows,
         "more": more,
         "total": None if more else figures(total(report)),
     }

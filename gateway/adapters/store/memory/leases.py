@@ -59,7 +59,7 @@ class MemoryLeases(MemoryPools):
         """Lease id -> the pools of the model that it was planned for."""
         self._evict: Callable[[str], None] = lambda _: None
         self.limits = LimitBook()
-        self.on_warning: Callable[[Limit, LimitUse], None] = _unheard
+        self.on_warning: Callable[[Limit, LimitUse], None] = _ignore
         """Called for the first request in a window that reaches a level that warns."""
         for token_pool in self.token_pools.values():
             token_pool.limits = self.limits
@@ -317,5 +317,5 @@ def warn(lease: Lease, hear: Callable[[Limit, LimitUse], None]) -> None:
             hear(limit, use)
 
 
-def _unheard(_limit: Limit, _use: LimitUse) -> None:
+def _ignore(_limit: Limit, _use: LimitUse) -> None:
     pass

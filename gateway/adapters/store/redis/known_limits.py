@@ -44,7 +44,7 @@ class KnownLimits:
         if isinstance(found, Denial):
             if found.limit_index >= 0:
                 limit = limits[found.limit_index]
-                self._hear(limit, int(found.used), int(found.limit), now_s)
+                self._update(limit, int(found.used), int(found.limit), now_s)
             return
         for limit, held, use in zip(limits, found.held, found.uses, strict=False):
             self._heard[limit.id] = _Heard(limit, held.slice_s, use.level, use.amount)
@@ -52,9 +52,9 @@ class KnownLimits:
     def note_views(self, limits: Sequence[Limit], views: Sequence[LimitView], now_s: float) -> None:
         """Take over levels that were read from Redis."""
         for limit, view in zip(limits, views, strict=True):
-            self._hear(limit, view.used, limit.amount + view.added, now_s)
+            self._update(limit, view.used, limit.amount + view.added, now_s)
 
-    def _hear(self, limit: Limit, level: int, allowed: int, now_s: float) -> None:
+    def _update(self, limit: Limit, level: int, allowed: int, now_s: float) -> None:
         if limit.window:
             start_s = self.encoder.spans.at(limit.window, limit.zone, now_s).start_s
             self._heard[limit.id] = _Heard(limit, start_s, level, allowed)

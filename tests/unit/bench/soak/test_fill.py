@@ -23,7 +23,7 @@ from gateway.policy.prefix.digests import points_of
 from gateway.policy.prefix.index import MIN_ENTRIES
 from gateway.policy.request.members import by_name
 from gateway.settings import load
-from gateway.settings.model_parts import SchedulingConfig
+from gateway.settings.fleet.model_parts import SchedulingConfig
 
 
 def digests(endpoint: str, body: bytes) -> set[int]:

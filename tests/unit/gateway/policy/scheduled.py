@@ -61,7 +61,7 @@ def quartz_of(pool: PoolState, predictor: Proportional | None = None, **profile:
     predictor = predictor or Proportional()
     scheduler = Quartz(pool, predictor, QuartzProfile(**{"gate_s": 0.0, **profile}))
     for worker in range(len(pool.workers)):
-        job = job_of(1, home=worker)
+        job = job_of(1, preferred=worker)
         scheduler.submit(job, 0.0)
         scheduler.first_token(job, 0.0, cached_tokens=1)
     predictor.observed.clear()

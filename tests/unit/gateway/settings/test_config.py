@@ -20,7 +20,7 @@ from gateway.settings import (
     schema,
 )
 from gateway.settings.config import EntitlementConfig
-from gateway.settings.fleet import ModelConfig
+from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.scalars import EnvValue, substitute
 from tests.builders import OUT_OF_RANGE
 
@@ -706,7 +706,7 @@ def test_a_missing_exporter_says_what_to_install(
         if missing == "all of it":
             raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("gateway.settings.checking.checks.find_spec", find_spec)
+    monkeypatch.setattr("gateway.settings.checking.server_checks.find_spec", find_spec)
     (found,) = problems(BASE + "telemetry: {otlp: true}\n")
     assert "pip install 'sluice-gateway[otel]'" in found
     assert not read(BASE + "telemetry: {otlp: false}\n").telemetry.otlp

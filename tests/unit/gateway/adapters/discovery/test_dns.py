@@ -12,7 +12,7 @@ from gateway.adapters.discovery import dns
 from gateway.adapters.discovery.dns import DnsDiscovery
 from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import DiscoverySource
-from gateway.settings.discovery import source_of
+from gateway.settings.fleet.discovery import source_of
 
 
 def discovery(server: NameServer, name: str, scheme: str = "http") -> DnsDiscovery:
@@ -64,7 +64,7 @@ async def test_hosts_of_srv_records_are_no_names_to_search_for(
 async def test_a_name_is_asked_for_again_when_its_ttl_is_over(
     ttl_s: int, questions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dns, "LEAST_TTL_S", 0.01)
+    monkeypatch.setattr(dns, "MIN_TTL_S", 0.01)
     async with NameServer().serving() as server:
         server.ttl_s = ttl_s
         server.records = {("e.test", "A"): ["10.0.0.1"]}

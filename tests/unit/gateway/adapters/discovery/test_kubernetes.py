@@ -22,7 +22,7 @@ from gateway.adapters.discovery.kubernetes_engines import (
 )
 from gateway.ports import DiscoveryFailure
 from gateway.records.discovery import ClusterAccess, FoundEngine
-from gateway.settings.discovery import source_of
+from gateway.settings.fleet.discovery import source_of
 
 PATH = PODS.format("ns")
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.discovery import runner
 from gateway.adapters.discovery.runner import Discovering, Engine, Source
 from gateway.records.discovery import FoundEngine
-from gateway.settings.fleet import WorkerConfig
+from gateway.settings.fleet.worker import WorkerConfig
 from tests.unit.gateway.adapters.engines.test_rotation import Bench
 
 

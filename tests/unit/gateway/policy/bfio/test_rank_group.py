@@ -132,12 +132,12 @@ def test_a_stored_response_waits_for_its_rank_and_holds_nobody_up() -> None:
     left, right = job(10), job(10)
     scheduler.submit(left, 0.0)
     scheduler.submit(right, 0.0)
-    homed, other = job(10, home=right.worker), job(10)
-    scheduler.submit(homed, 0.1)
+    preferring, other = job(10, preferred=right.worker), job(10)
+    scheduler.submit(preferring, 0.1)
     scheduler.submit(other, 0.2)
     assert scheduler.finished(left, 1.0) == [other]
-    assert scheduler.finished(right, 1.0) == [homed]
-    assert homed.worker == right.worker
+    assert scheduler.finished(right, 1.0) == [preferring]
+    assert preferring.worker == right.worker
 
 
 def test_a_homed_job_goes_anywhere_when_its_rank_is_away() -> None:
@@ -146,12 +146,12 @@ def test_a_homed_job_goes_anywhere_when_its_rank_is_away() -> None:
     running = [job(), job()]
     for one in running:
         scheduler.submit(one, 0.0)
-    homed = job(home=1)
-    scheduler.submit(homed, 0.1)
+    preferring = job(preferred=1)
+    scheduler.submit(preferring, 0.1)
     fleet.unreachable(state, 1)
     at_0 = next(one for one in running if one.worker == 0)
-    assert scheduler.finished(at_0, 1.0) == [homed]
-    assert homed.worker == 0
+    assert scheduler.finished(at_0, 1.0) == [preferring]
+    assert preferring.worker == 0
 
 
 def test_a_failed_request_goes_elsewhere_while_there_is_elsewhere() -> None:
@@ -187,7 +187,7 @@ def test_without_a_rank_the_waiting_go_nowhere_and_newcomers_are_not_taken() -> 
     scheduler = group(state)
     for _ in range(2):
         scheduler.submit(job(), 0.0)
-    waits = [job(), job(home=1)]
+    waits = [job(), job(preferred=1)]
     for one in waits:
         scheduler.submit(one, 0.1)
     fleet.unreachable(state, 1)

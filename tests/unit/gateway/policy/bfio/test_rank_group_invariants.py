@@ -13,7 +13,7 @@ from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.scheduling.scheduler import Job
 
-SLOTS, DEPTH, RANKS, MOST = 2, 1, 3, 12
+SLOTS, DEPTH, RANKS, MAX_WAITING = 2, 1, 3, 12
 
 
 class RankGroupMachine(RuleBasedStateMachine):
@@ -23,7 +23,7 @@ class RankGroupMachine(RuleBasedStateMachine):
         super().__init__()
         names = tuple(f"e{i // RANKS}#{i % RANKS}" for i in range(2 * RANKS))
         self.pool = PoolState("p", names, SLOTS, [range(RANKS), range(RANKS, 2 * RANKS)])
-        rules = RankRules(depth=DEPTH, most_waiting=MOST, maxage_steps=20, spare=2)
+        rules = RankRules(depth=DEPTH, most_waiting=MAX_WAITING, maxage_steps=20, spare=2)
         self.group = RankGroup(self.pool, solver.assign, rules=rules)
         self.now_s = 0.0
         self.waiting: list[Job] = []
@@ -47,7 +47,7 @@ class RankGroupMachine(RuleBasedStateMachine):
         prompt=st.integers(1, 4000),
         client=st.sampled_from("abc"),
         priority_class=st.integers(0, 2),
-        home=st.sampled_from([-1, -1, -1, 0, 5]),
+        preferred=st.sampled_from([-1, -1, -1, 0, 5]),
         excluded=st.sampled_from([(), (), (0,), (0, 1, 2), tuple(range(6))]),
         share=st.sampled_from([0.5, 1.0, 3.0]),
     )
@@ -56,7 +56,7 @@ class RankGroupMachine(RuleBasedStateMachine):
         prompt: int,
         client: str,
         priority_class: int,
-        home: int,
+        preferred: int,
         excluded: tuple[int, ...],
         share: float,
     ) -> None:
@@ -68,7 +68,7 @@ class RankGroupMachine(RuleBasedStateMachine):
             client=client,
             priority_class=priority_class,
             share=share,
-            home=home,
+            preferred=preferred,
             excluded=excluded,
         )
         ready = self.group.submit(job, self.now_s)
@@ -76,7 +76,7 @@ class RankGroupMachine(RuleBasedStateMachine):
             self.waiting.append(job)
         elif job.state == "nowhere":
             assert job not in ready
-            full = sum(self.group.waiting) >= MOST
+            full = sum(self.group.waiting) >= MAX_WAITING
             assert full or not fleet.available(self.pool, self.now_s)
         self.told(ready)
 
@@ -112,7 +112,7 @@ class RankGroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_lost(self) -> None:
-        assert sum(self.group.waiting) == len(self.waiting) <= MOST
+        assert sum(self.group.waiting) == len(self.waiting) <= MAX_WAITING
         assert all(job.state == "waiting" for job in self.waiting)
 
     @invariant()
@@ -129,7 +129,7 @@ class RankGroupMachine(RuleBasedStateMachine):
         free = [w for w in known if self.group.ranks[w].sequences < SLOTS + DEPTH]
         for job in self.waiting:
             # But for those that must not, or must, go to one rank.
-            assert not free or job.home >= 0 or job.excluded, "a slot stays empty"
+            assert not free or job.preferred >= 0 or job.excluded, "a slot stays empty"
 
 
 RankGroupMachine.TestCase.settings = settings(

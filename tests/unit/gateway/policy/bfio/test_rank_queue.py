@@ -7,14 +7,14 @@ from gateway.policy.bfio.rank_queue import RankLine
 from gateway.policy.scheduling.scheduler import Job
 
 
-def job(order: int, key: float = 0.0, priority_class: int = 1, home: int = -1) -> Job:
+def job(order: int, key: float = 0.0, priority_class: int = 1, preferred: int = -1) -> Job:
     made = Job(
         owner=None,
         prompt_tokens=1,
         output_tokens=1,
         arrived_s=0.0,
         priority_class=priority_class,
-        home=home,
+        preferred=preferred,
     )
     made.key, made.order = key, order
     return made
@@ -33,16 +33,16 @@ def test_the_first_are_those_of_least_key_then_of_least_order() -> None:
 
 def test_who_must_go_to_one_rank_stands_apart_until_that_rank_is_away() -> None:
     line = RankLine()
-    homed, free = job(0, home=3), job(1)
-    line.put(homed)
+    preferring, free = job(0, preferred=3), job(1)
+    line.put(preferring)
     line.put(free)
     assert line.first(1, 9) == [free]
-    assert line.homed(3, 1, 9) == [homed]
-    assert line.homes == [3]
+    assert line.preferring(3, 1, 9) == [preferring]
+    assert line.preferred_ranks == [3]
     line.release(3)
-    assert line.first(1, 9) == [homed, free]
-    assert line.homes == []
-    line.take(homed)
+    assert line.first(1, 9) == [preferring, free]
+    assert line.preferred_ranks == []
+    line.take(preferring)
     assert set(line.all()) == {free}
 
 
@@ -58,8 +58,8 @@ def test_what_is_put_and_not_taken_waits_in_order(
     given_jobs: list[tuple[float, int, int, bool]],
 ) -> None:
     line, kept = RankLine(), []
-    for order, (key, priority_class, home, stays) in enumerate(given_jobs):
-        one = job(order, key, priority_class, home)
+    for order, (key, priority_class, preferred, stays) in enumerate(given_jobs):
+        one = job(order, key, priority_class, preferred)
         line.put(one)
         if stays:
             kept.append(one)
@@ -69,5 +69,5 @@ def test_what_is_put_and_not_taken_waits_in_order(
     assert line.total == len(kept) == sum(line.waiting)
     for priority_class in range(3):
         found = line.first(priority_class, 99)
-        free = [one for one in kept if one.priority_class == priority_class and one.home < 0]
+        free = [one for one in kept if one.priority_class == priority_class and one.preferred < 0]
         assert found == sorted(free, key=lambda one: (one.key, one.order))

@@ -4,8 +4,8 @@ import pytest
 
 from gateway.policy.pools.compression_watch import BINS, CompressionWatch, bin_of
 from gateway.policy.pools.gamma_control import (
-    LEAST_GAMMA,
-    MOST_GAMMA,
+    MAX_GAMMA,
+    MIN_GAMMA,
     GammaControl,
     GammaMove,
     GammaRules,
@@ -58,7 +58,7 @@ def test_gamma_stays_within_the_planner_s_bounds() -> None:
     low, high = GammaControl(1.5), GammaControl(1.5)
     drive(low, 200, 0.0)
     drive(high, 200, 1.0)
-    assert (low.gamma, high.gamma) == (LEAST_GAMMA, MOST_GAMMA)
+    assert (low.gamma, high.gamma) == (MIN_GAMMA, MAX_GAMMA)
 
 
 def test_a_configured_gamma_below_the_bounds_is_the_least() -> None:

@@ -56,7 +56,7 @@ def test_w_hat_falls_with_first_tokens_and_by_the_clock_only_for_the_prefill_in_
 def test_a_long_prefix_beats_an_idle_worker_and_a_short_one_does_not() -> None:
     for hit, chosen in ((3600, 0), (300, 1)):
         scheduler = quartz_of(pool_of(2))
-        scheduler.submit(job_of(4000, home=0), 0.0)
+        scheduler.submit(job_of(4000, preferred=0), 0.0)
         job = job_of(4000, match=((hit, 1),))
         scheduler.submit(job, 0.0)
         assert job.worker == chosen, hit
@@ -64,10 +64,10 @@ def test_a_long_prefix_beats_an_idle_worker_and_a_short_one_does_not() -> None:
 
 def test_new_prompts_go_where_less_was_written_lately() -> None:
     scheduler = quartz_of(pool_of(2))
-    full = job_of(20_000, home=0)
+    full = job_of(20_000, preferred=0)
     scheduler.submit(full, 0.0)
     scheduler.first_token(full, 2.0)
-    other = job_of(100, 3.0, home=1)
+    other = job_of(100, 3.0, preferred=1)
     scheduler.submit(other, 3.0)
     scheduler.first_token(other, 3.1)
     new = job_of(3000, 4.0)
@@ -198,11 +198,11 @@ def test_what_waits_counts_against_a_client_that_has_more_than_others() -> None:
 def test_a_home_is_kept_and_left_when_it_is_away() -> None:
     pool = pool_of(3)
     scheduler = quartz_of(pool)
-    job = job_of(1000, home=2, match=((900, 1),))
+    job = job_of(1000, preferred=2, match=((900, 1),))
     scheduler.submit(job, 0.0)
     assert job.worker == 2
     fleet.unreachable(pool, 2)
-    job = job_of(1000, home=2, match=((900, 1),))
+    job = job_of(1000, preferred=2, match=((900, 1),))
     scheduler.submit(job, 0.0)
     assert job.worker == 0
 
@@ -221,7 +221,7 @@ def test_excluded_workers_are_taken_when_no_other_is_left() -> None:
 def test_a_dead_workers_queue_goes_to_another() -> None:
     pool = pool_of(2)
     scheduler = quartz_of(pool)
-    jobs = [job_of(5000, home=0) for _ in range(5)]
+    jobs = [job_of(5000, preferred=0) for _ in range(5)]
     submit_all(scheduler, jobs)
     assert [job.state for job in jobs] == ["sent", "sent", "waiting", "waiting", "waiting"]
     fleet.unreachable(pool, 0)
@@ -246,7 +246,7 @@ def test_when_no_worker_is_left_who_waits_is_nowhere() -> None:
 
 def test_a_worker_that_stalls_keeps_its_backlog_and_is_chosen_no_more() -> None:
     scheduler = quartz_of(pool_of(2))
-    stuck = [job_of(5000, home=0), job_of(5000, home=0)]
+    stuck = [job_of(5000, preferred=0), job_of(5000, preferred=0)]
     submit_all(scheduler, stuck)
     jobs = [job_of(1000, 60.0 + i) for i in range(20)]
     for job in jobs:
@@ -284,7 +284,7 @@ def test_the_prediction_that_is_observed_is_the_one_at_dispatch() -> None:
 def test_what_other_processes_assigned_and_served_is_taken_in() -> None:
     one, other = quartz_of(pool_of(2)), quartz_of(pool_of(2))
     one.merge({"other": other.state()}, 0.0)
-    job = job_of(20_000, client="a", home=0)
+    job = job_of(20_000, client="a", preferred=0)
     other.submit(job, 0.0)
     one.merge({"other": other.state()}, 0.0)
     assert one.wait_s(0, 0.0) == pytest.approx(2.0)

@@ -54,7 +54,7 @@ class Calls(RuleBasedStateMachine):
         share=st.floats(0.1, 10),
         hit=st.integers(0, 20_000),
         mask=st.integers(1, 7),
-        home=st.integers(-1, 2),
+        preferred=st.integers(-1, 2),
         excluded=st.lists(st.integers(0, 2), max_size=2),
     )
     def submit(self, tokens: int, hit: int, mask: int, **more: Any) -> None:

@@ -49,7 +49,7 @@ def test_sticky_follows_the_prefix_until_that_worker_is_crowded() -> None:
 def test_immediate_schedulers_keep_homes_and_avoid_the_excluded(make: Any) -> None:
     pool = pool_of(3)
     scheduler = make(pool)
-    job = job_of(home=1)
+    job = job_of(preferred=1)
     scheduler.submit(job, 0.0)
     assert job.worker == 1
     job = job_of(excluded=[0, 2])

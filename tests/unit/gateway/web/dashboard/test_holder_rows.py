@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import AccountView
-from gateway.web.dashboard.holder_rows import MOST_KEYS, holders_page
+from gateway.web.dashboard.holder_rows import MAX_KEYS, holders_page
 from gateway.web.dashboard.tenant_rows import Tenant
 from gateway.web.dashboard.view import View
 from tests.tenant_fakes import WHO, TenantRig
@@ -33,7 +33,7 @@ async def page(*known: Tenant, view: View | None = None) -> dict[str, Any]:
     rig = await TenantRig().start()
     await rig.registry.create({"name": "acme", "display_name": "Acme"}, WHO)
     await rig.registry.create({"name": "beta"}, WHO)
-    for number in range(MOST_KEYS + 2):
+    for number in range(MAX_KEYS + 2):
         await rig.add(f"k{number:02}")
     return holders_page(rig.registry, {each.terms.name: each for each in known}, view or View())
 
@@ -43,7 +43,7 @@ async def test_a_row_sums_use_and_limits_of_its_entitlements() -> None:
     acme, beta = found["rows"]
     assert (acme["inflight"], acme["limit"], acme["used_tokens"], acme["refused"]) == (4, 16, 80, 4)
     assert [each["name"] for each in acme["entitlements"]] == ["chat", "code"]
-    assert (len(acme["keys"]), acme["key_count"]) == (MOST_KEYS, MOST_KEYS + 2)
+    assert (len(acme["keys"]), acme["key_count"]) == (MAX_KEYS, MAX_KEYS + 2)
     assert acme["keys"][0] == {"name": "k00", "state": "live"}
     assert (beta["inflight"], beta["limit"], beta["keys"]) == (None, None, [])
 

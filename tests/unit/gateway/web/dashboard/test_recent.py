@@ -5,7 +5,7 @@ import msgspec
 from gateway.adapters.records.request_log import DecisionRing
 from gateway.records.decision import CompressionSection, DecisionRecord, UsageSection
 from gateway.web.control.peers import NoPeers
-from gateway.web.dashboard.recent import FIRST, KEPT, MOST_NEW, Brief, RecentDecisions
+from gateway.web.dashboard.recent import FIRST, KEPT, MAX_NEW, Brief, RecentDecisions
 
 
 def line(number: int, **fields: object) -> bytes:
@@ -52,21 +52,21 @@ async def test_one_look_reads_so_many_and_no_more() -> None:
     recent = RecentDecisions(ring.latest, NoPeers())
     await recent.look()
     assert len(recent.briefs) == FIRST
-    for number in range(3 * FIRST, 3 * FIRST + 2 * MOST_NEW):
+    for number in range(3 * FIRST, 3 * FIRST + 2 * MAX_NEW):
         ring.append(f"r-{number}", line(number))
     await recent.look()
-    assert len(recent.briefs) == FIRST + MOST_NEW
+    assert len(recent.briefs) == FIRST + MAX_NEW
 
 
 async def test_it_never_holds_more_than_its_bound() -> None:
     ring = ring_of(1)
     recent = RecentDecisions(ring.latest, NoPeers())
-    for number in range(1, 2 * KEPT + 3 * MOST_NEW):
+    for number in range(1, 2 * KEPT + 3 * MAX_NEW):
         ring.append(f"r-{number}", line(number))
-        if number % MOST_NEW == 0:
+        if number % MAX_NEW == 0:
             await recent.look()
     assert len(recent.briefs) == KEPT
-    assert len(recent._ids) <= 2 * KEPT + MOST_NEW
+    assert len(recent._ids) <= 2 * KEPT + MAX_NEW
 
 
 async def test_decisions_of_other_replicas_are_there_once_and_in_order() -> None:

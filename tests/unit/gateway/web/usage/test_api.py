@@ -10,7 +10,7 @@ from gateway.errors import Refusal
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import UsageQuery, UsageReport
 from gateway.web.control.roles import RoleKeys
-from gateway.web.usage.api import MOST_WAITING, usage_router
+from gateway.web.usage.api import MAX_WAITING, usage_router
 
 
 class Bench:
@@ -48,7 +48,7 @@ class Bench:
 
 async def test_reports_of_one_tenant_take_turns_and_few_of_them_wait() -> None:
     bench = Bench()
-    asked = [asyncio.create_task(bench.asks("slow")) for _ in range(MOST_WAITING + 3)]
+    asked = [asyncio.create_task(bench.asks("slow")) for _ in range(MAX_WAITING + 3)]
     done, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 2:
         more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -57,5 +57,5 @@ async def test_reports_of_one_tenant_take_turns_and_few_of_them_wait() -> None:
     assert await bench.asks("other") == 200, "not held up by the slow one's"
     assert bench.reads == ["slow", "other"]
     bench.go.set()
-    assert [await task for task in pending] == [200] * (MOST_WAITING + 1)
+    assert [await task for task in pending] == [200] * (MAX_WAITING + 1)
     assert await bench.asks("slow") == 200

@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from gateway.records.discovery import DiscoverySource, FoundEngine
 from gateway.settings.cluster import cluster_access
-from gateway.settings.discovery import source_of
-from gateway.settings.fleet import PoolConfig, WorkerConfig
+from gateway.settings.fleet.discovery import source_of
+from gateway.settings.fleet.pool import PoolConfig
+from gateway.settings.fleet.worker import WorkerConfig
 
 
 @pytest.mark.parametrize(

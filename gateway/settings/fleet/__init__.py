@@ -1,0 +1,1 @@
+"""Models, their pools of engines, and the workers in each pool."""
