@@ -18,6 +18,8 @@ _MIN_ITERATIONS: Final = 8
 """Shorter windows measure the network more than the engine."""
 _MIN_CHUNKS: Final = 8
 """Shorter streams are not judged for bursts."""
+_DECODE_SHARE: Final = 0.1
+"""Least share of a short prompt's stream, alone in the engine, that decoding takes."""
 _BURST_SHARE: Final = 0.1
 """Share of a run's streams that may come in bursts."""
 
@@ -87,11 +89,21 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True):
         return round(self.window.prefill_tokens)
 
 
+def held_back(alone: StreamTrace) -> bool:
+    """Whether a stream of a short prompt, alone in the engine, came nearly all at once.
+
+    Something between engine and client collected its tokens, such as a proxy that buffers.
+    """
+    decode_s = alone.last_s - alone.first_s
+    whole_s = alone.last_s - alone.submit_s
+    return len(alone.times_s) >= _MIN_CHUNKS and decode_s < _DECODE_SHARE * whole_s
+
+
 def in_bursts(traces: Sequence[StreamTrace], alone_gap_s: float) -> bool:
     """Whether chunks came in less than half of `alone_gap_s`, the gap of a stream alone.
 
-    No engine is that fast. Something between it and the client held the chunks back, such as a
-    proxy that buffers or an API server without a free core, so their times do not count.
+    No engine is that fast. Something held the chunks back, such as an API server without a free
+    core, so their times do not count.
     """
     judged = [trace for trace in traces if len(trace.times_s) >= _MIN_CHUNKS]
     fast = sum(trace.gap_s < alone_gap_s / 2 for trace in judged)

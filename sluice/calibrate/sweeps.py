@@ -16,6 +16,7 @@ from planner.calibration.traces import (
     Injection,
     StreamTrace,
     decode_windows,
+    held_back,
     in_bursts,
     injection,
 )
@@ -100,7 +101,6 @@ class Sweeps:
     async def run(self, first: StreamTrace) -> Swept:
         """Run all sweeps and fit; raises PlanError if there is too little data."""
         self._iteration_s = first.tpot_s or self._iteration_s
-        self._alone_gap_s = first.gap_s
         tokens = min(256, max(48, round(_WINDOW_S / self._iteration_s)), self._window // 4)
         await self._levels(tokens)
         await self._idle()
@@ -172,7 +172,7 @@ class Sweeps:
                 self._injections += [one for one in found if one is not None]
                 return
             await asyncio.sleep(_PAUSE_S)
-        raise _bursts()
+        raise _in_bursts()
 
     async def _beside(self) -> tuple[StreamTrace | None, list[StreamTrace]]:
         """A decoding stream, and the prompts that ran beside it."""
@@ -205,14 +205,11 @@ class Sweeps:
             texts = [await self._client.prompt(prompt) for _ in range(count)]
             jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
             traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
-            if count == 1:
-                gaps_s = (trace.gap_s for trace in traces)
-                self._alone_gap_s = max(self._alone_gap_s, *gaps_s, 0.0)
-            if not in_bursts(traces, self._alone_gap_s):
+            if not self._bursts(traces):
                 break
             await asyncio.sleep(_PAUSE_S)
         else:
-            raise _bursts()
+            raise _in_bursts()
         # If some failed, the batch was smaller than intended.
         if len(traces) == count:
             self._most_sequences = max(self._most_sequences, min(count, self._slots or count))
@@ -223,6 +220,18 @@ class Sweeps:
             resident = max(w.resident_tokens / w.iterations for w in windows)
             self._resident = max(self._resident, round(resident))
         return traces
+
+    def _bursts(self, traces: Sequence[StreamTrace]) -> bool:
+        """Whether tokens came in bursts; a stream alone is the measure of those that follow."""
+        if len(traces) != 1:
+            return in_bursts(traces, self._alone_gap_s)
+        (alone,) = traces
+        if alone.prompt_tokens <= _LONG_TOKENS:
+            if held_back(alone):
+                return True
+            if alone.gap_s:
+                self._alone_gap_s = alone.gap_s
+        return False
 
     def _affords(self, count: int, tokens: int, prompt: int = 0) -> bool:
         """Whether the sweeps' time and requests suffice for one more point."""
@@ -279,7 +288,7 @@ class Sweeps:
         return [trace for trace in await asyncio.gather(*jobs) if trace is not None]
 
 
-def _bursts() -> PlanError:
+def _in_bursts() -> PlanError:
     return PlanError(
         "tokens come in bursts, faster than the engine makes them for one stream alone",
         "measure beside the engine, without a proxy that buffers, on a machine with free cores",

@@ -11,6 +11,7 @@ from planner.calibration.traces import (
     Injection,
     StreamTrace,
     decode_windows,
+    held_back,
     in_bursts,
     injection,
 )
@@ -149,14 +150,22 @@ def test_streams_that_come_in_bursts_are_told_from_those_of_an_engine() -> None:
     (alone,) = run([(0.0, 32, 60)])
     together = run([(0.0, 32, 60)] * 32)  # 24 at once; the rest wait
     assert not in_bursts([alone, *together], alone.gap_s)
-    held_back = [
+    at_once = [
         msgspec.structs.replace(trace, times_s=(trace.last_s,) * len(trace.times_s))
         for trace in together
     ]
-    assert not in_bursts([*together[3:], *held_back[:3]], alone.gap_s)
-    assert in_bursts([*together[4:], *held_back[:4]], alone.gap_s)
+    assert not in_bursts([*together[3:], *at_once[:3]], alone.gap_s)
+    assert in_bursts([*together[4:], *at_once[:4]], alone.gap_s)
     few = msgspec.structs.replace(alone, times_s=(1.0,) * 2, tokens=(1, 2))
     assert not in_bursts([few], alone.gap_s)
+
+
+def test_a_stream_alone_that_a_proxy_collects_is_told_from_a_slow_start() -> None:
+    (alone,) = run([(0.0, 32, 60)])
+    assert not held_back(alone)
+    assert not held_back(msgspec.structs.replace(alone, submit_s=-5 * alone.last_s))
+    at_once = msgspec.structs.replace(alone, times_s=(alone.last_s,) * len(alone.times_s))
+    assert held_back(at_once)
 
 
 def test_slots_are_where_others_wait() -> None:
