@@ -32,6 +32,8 @@ TIMERS: Final = frozenset({"gateway/adapters/loop_lag.py"})
 """Files whose timers run beside requests, in no task that could tell them apart."""
 ENTRY: Final = "gateway/web/http/protocol.py"
 """Where a request enters."""
+PROBED: Final = frozenset({"gateway/adapters/upstream.py"})
+"""Where the answer of a probe arrives, which may do so just before the request."""
 WIDTH: Final = 80
 WARM_UP: Final = 2
 """Requests before the one that is traced: they connect and import."""
@@ -125,7 +127,9 @@ async def walk() -> list[str]:
         engine.close()
     if answer.status != 200 or b"[DONE]" not in answer.body:
         raise RuntimeError(f"the gateway answered {answer.status}: {answer.body!r}")
-    entered = walked.hops.index(ENTRY)  # a probe's answer may have come before
+    entered = walked.hops.index(ENTRY)
+    if {*walked.hops[:entered]} - PROBED:
+        raise RuntimeError(f"the request entered at {walked.hops[0]}")
     return walked.hops[entered:]
 
 

@@ -1,6 +1,6 @@
 """`bench scale`, entitlements: 1 to 100,000 of one model, loaded, used and maintained.
 
-They are loaded like an admin's: from a directory into roster, keyring and token pool. Then
+They are loaded like an admin's: from a directory into registry, keyring and token pool. Then
 requests of active entitlements are authenticated, admitted and settled, and each of the store's
 chores is run once in an event loop that is watched.
 """
@@ -88,7 +88,7 @@ class EntitlementSet:
         return self.now_s
 
     async def enter(self) -> None:
-        """What the directory holds, into roster, keyring and token pool."""
+        """What the directory holds, into registry, keyring and token pool."""
         await self.sync.begin(File(), guarded=True)
 
     def admitted(self, entitlement: str) -> Lease:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.entitlements.budgets import BudgetDesk
+from gateway.adapters.entitlements.budgets import BudgetService
 from gateway.adapters.entitlements.index import File
 from gateway.adapters.entitlements.reconciler import EntitlementSync
 from gateway.adapters.entitlements.registry import Registry
@@ -118,7 +118,7 @@ class AdmissionRuntime:
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
             trail=trail,
         )
-        self.budgets = BudgetDesk(self.store, metrics, note=self.registry.note)
+        self.budgets = BudgetService(self.store, metrics, note=self.registry.note)
         self.budgets.replace("", shared_limits(config))
         self.store.on_warning = self.budgets.warned
         self.tenant_sync, self.tenants = make_tenants(

@@ -65,8 +65,13 @@ class StreamTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gap_s(self) -> float:
-        """Median time between two chunks; 0 with fewer than two."""
-        return float(np.median(np.diff(self.times_s))) if len(self.times_s) > 1 else 0.0
+        """Median time between two chunks; 0 with too few of them to tell."""
+        return float(np.median(np.diff(self.times_s))) if self.judged else 0.0
+
+    @property
+    def judged(self) -> bool:
+        """Whether it has chunks enough to tell bursts."""
+        return len(self.times_s) >= _MIN_CHUNKS
 
     def tokens_at(self, when_s: float) -> int:
         """Output tokens received by `when_s`."""
@@ -96,7 +101,7 @@ def held_back(alone: StreamTrace) -> bool:
     """
     decode_s = alone.last_s - alone.first_s
     whole_s = alone.last_s - alone.submit_s
-    return len(alone.times_s) >= _MIN_CHUNKS and decode_s < _DECODE_SHARE * whole_s
+    return alone.judged and decode_s < _DECODE_SHARE * whole_s
 
 
 def in_bursts(traces: Sequence[StreamTrace], alone_gap_s: float) -> bool:
@@ -105,7 +110,7 @@ def in_bursts(traces: Sequence[StreamTrace], alone_gap_s: float) -> bool:
     No engine is that fast. Something held the chunks back, such as an API server without a free
     core, so their times do not count.
     """
-    judged = [trace for trace in traces if len(trace.times_s) >= _MIN_CHUNKS]
+    judged = [trace for trace in traces if trace.judged]
     fast = sum(trace.gap_s < alone_gap_s / 2 for trace in judged)
     return fast > _BURST_SHARE * len(judged)
 

@@ -171,8 +171,8 @@ class Sweeps:
                 found = (injection([background], trace) for trace in injected)
                 self._injections += [one for one in found if one is not None]
                 return
-            await asyncio.sleep(_PAUSE_S)
-        raise _in_bursts()
+            await self._pause(1, 16)
+        raise _burst_error()
 
     async def _beside(self) -> tuple[StreamTrace | None, list[StreamTrace]]:
         """A decoding stream, and the prompts that ran beside it."""
@@ -205,11 +205,11 @@ class Sweeps:
             texts = [await self._client.prompt(prompt) for _ in range(count)]
             jobs = [self._client.stream(prompt, tokens, text=text) for text in texts]
             traces = [trace for trace in await asyncio.gather(*jobs) if trace is not None]
-            if not self._bursts(traces):
+            if not self._came_in_bursts(traces):
                 break
-            await asyncio.sleep(_PAUSE_S)
+            await self._pause(count, tokens, prompt)
         else:
-            raise _in_bursts()
+            raise _burst_error()
         # If some failed, the batch was smaller than intended.
         if len(traces) == count:
             self._most_sequences = max(self._most_sequences, min(count, self._slots or count))
@@ -221,17 +221,19 @@ class Sweeps:
             self._resident = max(self._resident, round(resident))
         return traces
 
-    def _bursts(self, traces: Sequence[StreamTrace]) -> bool:
-        """Whether tokens came in bursts; a stream alone is the measure of those that follow."""
-        if len(traces) != 1:
-            return in_bursts(traces, self._alone_gap_s)
-        (alone,) = traces
-        if alone.prompt_tokens <= _LONG_TOKENS:
-            if held_back(alone):
+    def _came_in_bursts(self, traces: Sequence[StreamTrace]) -> bool:
+        """Whether to run it again; a short prompt alone is the measure of what follows."""
+        if len(traces) == 1 and traces[0].prompt_tokens <= _LONG_TOKENS:
+            if held_back(traces[0]):
                 return True
-            if alone.gap_s:
-                self._alone_gap_s = alone.gap_s
-        return False
+            self._alone_gap_s = traces[0].gap_s or self._alone_gap_s
+        return in_bursts(traces, self._alone_gap_s)
+
+    async def _pause(self, count: int, tokens: int, prompt: int = 0) -> None:
+        """Before a load is run again; raises PlanError if that is not affordable."""
+        if not self._affords(count, tokens, prompt):
+            raise _burst_error()
+        await asyncio.sleep(_PAUSE_S)
 
     def _affords(self, count: int, tokens: int, prompt: int = 0) -> bool:
         """Whether the sweeps' time and requests suffice for one more point."""
@@ -288,7 +290,7 @@ class Sweeps:
         return [trace for trace in await asyncio.gather(*jobs) if trace is not None]
 
 
-def _in_bursts() -> PlanError:
+def _burst_error() -> PlanError:
     return PlanError(
         "tokens come in bursts, faster than the engine makes them for one stream alone",
         "measure beside the engine, without a proxy that buffers, on a machine with free cores",

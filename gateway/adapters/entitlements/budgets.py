@@ -16,7 +16,7 @@ Note = Callable[[str, str, str, Mapping[str, object], Mapping[str, object]], Non
 _LIMIT: Final = 1 << 53
 
 
-class BudgetDesk:
+class BudgetService:
     """All limits over all models. Methods raise Refusal."""
 
     def __init__(self, store: Budgets, metrics: Metrics, note: Note) -> None:

@@ -35,7 +35,7 @@ class EntitlementOutbox:
         self._failed = False
 
     def add(self, terms: Entitlement) -> None:
-        """Queue an entitlement: to be defined if the roster has it, otherwise removed."""
+        """Queue an entitlement: to be defined if the registry has it, otherwise removed."""
         if terms.model in self._managed:
             self._due[terms.model, terms.name] = terms
 

@@ -2,7 +2,7 @@
 
 Rules:
 - `gateway.adapters.entitlements.following` reads and writes the directory.
-- A change is applied to the roster, the keyring and the store. After a failure of the store, the
+- A change is applied to the registry, the keyring and the store. After a failure of the store, the
   next poll sends the change again.
 - The file's entries are merged with the directory's at the start and after a reload.
 """
@@ -52,7 +52,7 @@ class Keys(Protocol):
 
 
 class EntitlementSync(Following[EntitlementEntry]):
-    """Synchronizes this process's roster with the directory."""
+    """Synchronizes this process's registry with the directory."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class Registry:
     ) -> None:
         """`models` by name, including the `managed` ones; `wall_clock` in Unix seconds.
 
-        `pools` gives a model's pools instead of the store (the keeper adds desired replicas);
+        `pools` gives a model's pools instead of the store (the upkeep adds desired replicas);
         `trail` is the audit, shared with other registries.
         """
         self._sync = sync

@@ -145,7 +145,7 @@ class MemoryPools:
 
 
 def _no_events(model: str, event: str, unix_s: float, detail: object) -> None:
-    """The default witness: does nothing."""
+    """The default event sink: does nothing."""
 
 
 def account_view(token_pool: TokenPool, account: Account, now_s: float) -> AccountView:

@@ -162,6 +162,8 @@ def test_streams_that_come_in_bursts_are_told_from_those_of_an_engine() -> None:
 
 def test_a_stream_alone_that_a_proxy_collects_is_told_from_a_slow_start() -> None:
     (alone,) = run([(0.0, 32, 60)])
+    (short,) = run([(0.0, 32, 2)])
+    assert alone.gap_s > 0 == short.gap_s
     assert not held_back(alone)
     assert not held_back(msgspec.structs.replace(alone, submit_s=-5 * alone.last_s))
     at_once = msgspec.structs.replace(alone, times_s=(alone.last_s,) * len(alone.times_s))

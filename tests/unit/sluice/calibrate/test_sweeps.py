@@ -36,12 +36,12 @@ def stream(output: int, gap_s: float, prompt: int = 32) -> StreamTrace:
     )
 
 
-def swept(client: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def swept(client: Scripted, monkeypatch: pytest.MonkeyPatch, most_requests: int = 500) -> None:
     async def at_once(_: float) -> None:
         return
 
     monkeypatch.setattr("sluice.calibrate.sweeps.asyncio.sleep", at_once)
-    bounds = SweepBounds(most_concurrency=1, most_requests=500, budget_s=60.0)
+    bounds = SweepBounds(most_concurrency=1, most_requests=most_requests, budget_s=60.0)
     sweeps = Sweeps(
         cast("EngineClient", client),
         bounds,
@@ -65,3 +65,12 @@ def test_bursts_that_go_on_end_the_measurement(monkeypatch: pytest.MonkeyPatch) 
         swept(client, monkeypatch)
     assert "proxy" in raised.value.fix
     assert client.requests < 20
+
+
+def test_no_load_is_run_again_beyond_the_bound_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Scripted([0.0])
+    with pytest.raises(PlanError, match="bursts"):
+        swept(client, monkeypatch, most_requests=14)
+    assert client.requests == 2  # twelve are left for the held-out load

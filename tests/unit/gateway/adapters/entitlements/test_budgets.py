@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.entitlements.budgets import BudgetDesk
+from gateway.adapters.entitlements.budgets import BudgetService
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import NotFound
 from gateway.metrics import Metrics
@@ -13,12 +13,12 @@ from gateway.records.limit import Budget, KeyLimits
 from tests.fakes import FakeClock
 
 
-def desk() -> BudgetDesk:
+def service() -> BudgetService:
     store = MemoryLeases({}, FakeClock(1_900_000_000.0))
-    return BudgetDesk(store, Metrics(), lambda *_: None)
+    return BudgetService(store, Metrics(), lambda *_: None)
 
 
-async def ids(of: BudgetDesk, limit: int = 9) -> list[str]:
+async def ids(of: BudgetService, limit: int = 9) -> list[str]:
     """Every id, by pages of so many."""
     found: list[str] = []
     after: Any = None
@@ -31,7 +31,7 @@ async def ids(of: BudgetDesk, limit: int = 9) -> list[str]:
 
 
 async def test_limits_of_keys_come_and_go_with_their_tenant() -> None:
-    made = desk()
+    made = service()
     made.replace("", budget_limits("tenant", "b", [Budget(tokens=5)], ""))
     for tenant in ("b", "a"):
         stated = KeyLimits(requests_per_minute=3, max_concurrency=2)
@@ -50,7 +50,7 @@ async def test_limits_of_keys_come_and_go_with_their_tenant() -> None:
 
 
 async def test_a_key_s_budget_is_raised() -> None:
-    made = desk()
+    made = service()
     made.replace("a", key_limits("a", "web", KeyLimits(budgets=(Budget(money=2.5),)), "EUR"))
     shown = await made.add("key:a/web:money:month", 1.5, "me")
     assert (shown["unit"], shown["amount"], shown["added"]) == ("EUR", "2.50", "1.50")

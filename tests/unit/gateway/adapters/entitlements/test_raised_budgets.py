@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.entitlements.budgets import BudgetDesk
+from gateway.adapters.entitlements.budgets import BudgetService
 from gateway.adapters.store.redis.link import RedisAway
 from gateway.errors import Unavailable
 from gateway.metrics import Metrics
@@ -36,10 +36,10 @@ class Silent:
 @pytest.mark.parametrize("sent", [False, True])
 async def test_a_raise_that_may_have_been_applied_is_not_to_be_repeated(*, sent: bool) -> None:
     noted: list[Any] = []
-    desk = BudgetDesk(Silent(sent=sent), Metrics(), lambda *said: noted.append(said))
-    desk.replace("t", [BUDGET])
+    service = BudgetService(Silent(sent=sent), Metrics(), lambda *said: noted.append(said))
+    service.replace("t", [BUDGET])
     with pytest.raises(Unavailable) as caught:
-        await desk.add("b", 5, "root")
+        await service.add("b", 5, "root")
     assert caught.value.should_retry is not sent
     assert (caught.value.retry_after_s is None) == sent
     assert ("before you try again" in str(caught.value)) == sent
