@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Demo and tests start processes by the hundred: each module is compiled once, not by each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test coverage test-interpreted test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
+.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -67,24 +67,33 @@ update: | $(BIN)/python
 demo: $(VENV)/.runtime
 	@exec $(BIN)/python -m sluice demo $(ARGS)
 
-# Most tests wait for processes of their own, so four run at a time; a file stays together to
+# Most tests wait for processes of their own, so several run at a time; a file stays together to
 # share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
-# of compiled modules both ways, the rest interpreted; then the image is tested. The longest file
-# comes first and short ones last, so that no worker is left with a long one.
+# of compiled modules both ways, the rest interpreted, while the image is built (at a higher
+# priority: its compiler has one process); then the image is tested. The longest file comes first
+# and short ones last, so that no worker is left with a long one.
 OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
+SUITES := $(OVER_SOCKETS) tests/unit
+TOGETHER = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not alone and not image"
+alone_in = $(shell grep -rl --include='*.py' 'mark\.alone' $(1))
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
-		$(MAKE) --no-print-directory test-interpreted \
-			LEAVE="$(addprefix --ignore=,$(OVER_SOCKETS))" && \
+		$(MAKE) --no-print-directory -j 2 image test-together SUITES=tests/unit && \
+		$(MAKE) --no-print-directory test-alone SUITES=tests/unit && \
 		$(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ] && $(MAKE) --no-print-directory test-interpreted; fi
 
-test-interpreted: $(VENV)/.dev redis promtool helm
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-		-m "not alone and not image" $(LEAVE) $(ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -m alone $(LEAVE) $(ARGS) || [ $$? = 5 ]
+test-interpreted:
+	@$(MAKE) --no-print-directory test-together
+	@$(MAKE) --no-print-directory test-alone
+
+test-together: $(VENV)/.dev redis promtool helm
+	nice $(TOGETHER) -n 4 $(SUITES) $(ARGS) || [ $$? = 5 ]
+
+test-alone: $(VENV)/.dev redis promtool helm
+	$(BIN)/python -m pytest -m alone $(call alone_in,$(SUITES)) $(ARGS) || [ $$? = 5 ]
 
 # The suites that wait for no clock, since measuring slows them; ARGS=tests/integration adds those.
 coverage: $(VENV)/.dev redis
@@ -98,14 +107,14 @@ TESTS_COMPILED := $(OVER_SOCKETS) \
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
-	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
-		$(IGNORE_THROW) -m "not alone and not image" $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+	cd .compiled && $(CURDIR)/$(TOGETHER) -n 6 $(IGNORE_THROW) $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
 	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest $(IGNORE_THROW) -m alone \
-		$(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+		$(call alone_in,$(TESTS_COMPILED)) $(ARGS) || [ $$? = 5 ]
 
 # What the image holds and serves, and what pip installs.
 test-image: image redis promtool
-	IMAGE=.image $(BIN)/python -m pytest -n 2 --dist loadfile -m image $(ARGS) || [ $$? = 5 ]
+	IMAGE=.image $(BIN)/python -m pytest -n 2 --dist loadfile -m image \
+		tests/integration/test_install.py tests/integration/test_containers.py $(ARGS) || [ $$? = 5 ]
 
 # The image without Docker, in .image: the Dockerfile run in an empty environment.
 image: .image/.built

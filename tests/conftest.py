@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import ssl
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.common.redis_server import RedisServer, redis_program
+from sluice.children import Children
+from tests import forked
 
 # As Hypothesis itself does where CI is set: how long an example takes says nothing of the code
 # on a machine that does other things, too.
@@ -39,6 +42,19 @@ def trusted_certificates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", shared)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers() -> Iterator[None]:
+    """Gateways and engines are forked where the system has what that takes."""
+    if sys.platform != "linux":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Children, "start", forked.start)
+        yield
+    if forked.fork_server.cache_info().currsize:
+        forked.fork_server().close()
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ ENGINE = EngineProfile(
 """A prefill takes whole steps, whatever a step holds: no line fits that, and a tree does."""
 LENGTHS = (60, 900, 1200, 1900)
 REQUESTS = 1100
-RATE_PER_S = 45.0
+RATE_PER_S = 70.0
 
 pytestmark = pytest.mark.alone
 """Other tests' load would be most of what there is to predict."""
@@ -53,7 +53,7 @@ def fleet(log: Path) -> Iterator[Fleet]:
     with Fleet(
         short=3,
         long=0,
-        mock=("--profile-file", str(profile), "--speed", "4"),
+        mock=("--profile-file", str(profile), "--speed", "6"),
         model={"scheduling": {"policy": "least-loaded"}},
         config={"request_log": {"path": str(log)}},
     ) as started:

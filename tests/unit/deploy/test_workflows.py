@@ -68,6 +68,8 @@ def test_help_names_every_target() -> None:
         "promtool",
         "helm",
         "test-interpreted",
+        "test-together",
+        "test-alone",
         "test-compiled",
         "test-image",
         "check-schema",
