@@ -68,15 +68,19 @@ demo: $(VENV)/.runtime
 	@exec $(BIN)/python -m sluice demo $(ARGS)
 
 # Most tests wait for processes of their own, so several run at a time; a file stays together to
-# share its servers. Tests that measure real time to a few per cent follow, one by one (5: none).
+# share its servers. Tests that measure real time to a few per cent follow, first those that leave
+# the machine almost idle, three at a time, then the others one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted, while the image is built (at a higher
 # priority: its compiler has one process); then the image is tested. The longest file comes first
 # and short ones last, so that no worker is left with a long one.
 OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
 SUITES := $(OVER_SOCKETS) tests/unit
-TOGETHER = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not alone and not image"
-alone_in = $(shell grep -rl --include='*.py' 'mark\.alone' $(1))
+PYTEST = $(BIN)/python -m pytest
+TOGETHER = $(PYTEST) --dist loadfile --no-loadscope-reorder -m "not timed and not alone and not image"
+marked = $(shell grep -rl --include='*.py' 'mark\.$(1)' $(2))
+# The tests of some suites with a mark, where there are any: pytest, mark, suites.
+run_marked = $(if $(call marked,$(2),$(3)),$(1) -m $(2) $(call marked,$(2),$(3)) $(ARGS) || [ $$? = 5 ],true)
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory -j 2 image test-together SUITES=tests/unit && \
@@ -93,11 +97,12 @@ test-together: $(VENV)/.dev redis promtool helm
 	nice $(TOGETHER) -n 4 $(SUITES) $(ARGS) || [ $$? = 5 ]
 
 test-alone: $(VENV)/.dev redis promtool helm
-	$(BIN)/python -m pytest -m alone $(call alone_in,$(SUITES)) $(ARGS) || [ $$? = 5 ]
+	$(call run_marked,$(PYTEST) -n 3 --dist loadfile,timed,$(SUITES))
+	$(call run_marked,$(PYTEST),alone,$(SUITES))
 
 # The suites that wait for no clock, since measuring slows them; ARGS=tests/integration adds those.
 coverage: $(VENV)/.dev redis
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone and not image" \
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not timed and not alone and not image" \
 		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
 	@echo "line by line: htmlcov/index.html"
 
@@ -108,8 +113,8 @@ TESTS_COMPILED := $(OVER_SOCKETS) \
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
 test-compiled: compiled redis
 	cd .compiled && $(CURDIR)/$(TOGETHER) -n 6 $(IGNORE_THROW) $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
-	cd .compiled && $(CURDIR)/$(BIN)/python -m pytest $(IGNORE_THROW) -m alone \
-		$(call alone_in,$(TESTS_COMPILED)) $(ARGS) || [ $$? = 5 ]
+	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) -n 3 --dist loadfile $(IGNORE_THROW),timed,$(TESTS_COMPILED))
+	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) $(IGNORE_THROW),alone,$(TESTS_COMPILED))
 
 # What the image holds and serves, and what pip installs.
 test-image: image redis promtool

@@ -59,7 +59,7 @@ def hidden(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_hidden_constants_are_recovered(hidden: Path, tmp_path: Path) -> None:
     key, written = tmp_path / "key", tmp_path / "profile.json"
     key.write_text("a-key\n", encoding="utf-8")

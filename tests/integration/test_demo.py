@@ -26,7 +26,7 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_the_flood_is_told_once_with_what_was_measured() -> None:
     told = run("demo", "--port", "0", "--once", "--story", "flood", "--pace", "0.5").splitlines()
     assert told[0].startswith("SLUICE READY http://127.0.0.1:")

@@ -37,7 +37,7 @@ LENGTHS = (60, 900, 1200, 1900)
 REQUESTS = 1100
 RATE_PER_S = 70.0
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 """Other tests' load would be most of what there is to predict."""
 
 
