@@ -1,4 +1,4 @@
-"""`sluice top`: pools, tenants, workers and the last decisions of a running gateway."""
+"""`sluice top`: pools, entitlements, workers and the last decisions of a running gateway."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the figures once.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Pools, tenants, workers and the last decisions of a gateway, once a second."""
+    """Pools, entitlements, workers and the last decisions of a gateway, once a second."""
     client = GatewayClient(url, key, admin_key_file)
     out = console()
     live = sys.stdout.isatty() and sys.stdin.isatty()

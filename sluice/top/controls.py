@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-TENANT_ORDERS: Final = ("load", "refused", "debt", "priority", "name")
+ENTITLEMENT_ORDERS: Final = ("load", "refused", "debt", "priority", "name")
 WORKER_ORDERS: Final = ("load", "state", "name")
 _MAX_TEXT: Final = 64
 
@@ -12,7 +12,7 @@ _MAX_TEXT: Final = 64
 class Controls:
     """The state that keys change; `press` takes one key at a time."""
 
-    tenants_order: str = TENANT_ORDERS[0]
+    entitlements_order: str = ENTITLEMENT_ORDERS[0]
     workers_order: str = WORKER_ORDERS[0]
     text: str = ""
     typing: bool = False
@@ -27,7 +27,7 @@ class Controls:
         if key in {"q", "\x03"}:
             self.done = True
         elif key == "s":
-            self.tenants_order = _next(TENANT_ORDERS, self.tenants_order)
+            self.entitlements_order = _next(ENTITLEMENT_ORDERS, self.entitlements_order)
             return True
         elif key == "w":
             self.workers_order = _next(WORKER_ORDERS, self.workers_order)
@@ -56,7 +56,7 @@ class Controls:
 
     def query(self) -> dict[str, str]:
         """The view to ask for."""
-        found = {"tenants_order": self.tenants_order, "workers_order": self.workers_order}
+        found = {"tenants_order": self.entitlements_order, "workers_order": self.workers_order}
         if self.text:
             found |= dict.fromkeys(("tenants", "workers", "decisions"), self.text)
         return found
@@ -64,8 +64,8 @@ class Controls:
     def help(self) -> str:
         """The keys, and the orders that two of them change."""
         return (
-            f"q quit  s tenants by {self.tenants_order}  w workers by {self.workers_order}  "
-            "/ filter  space pause"
+            f"q quit  s entitlements by {self.entitlements_order}  "
+            f"w workers by {self.workers_order}  / filter  space pause"
         )
 
     def note(self) -> str:

@@ -17,18 +17,18 @@ _STYLES: Final = {
     **dict.fromkeys(("down", "degraded", "upstream_error", "internal_error"), "red"),
 }
 _FIXED_LINES: Final = 8
-"""Lines of a screen that are no rows of tenants, workers or decisions, without the pools."""
+"""Lines of a screen that are no rows of entitlements, workers or decisions, without the pools."""
 
 _POOLS: Final = (
     *("pool", "model", "ready", "slots", "KV", "queue", "boundary", "want", "coverage"),
 )
 _WORKERS: Final = (*("worker", "pool", "state", "in flight", "tokens", "KV", "hits", "speed"),)
-_TENANTS: Final = (
-    *("tenant", "class", "state", "in flight", "limit", "tokens/s", "debt", "priority"),
+_ENTITLEMENTS: Final = (
+    *("entitlement", "class", "state", "in flight", "limit", "tokens/s", "debt", "priority"),
     *("SLO met", "refused", "most for"),
 )
 _DECISIONS: Final = (
-    *("time", "request", "outcome", "reason", "tenant", "pool", "worker", "queue", "TTFT"),
+    *("time", "request", "outcome", "reason", "entitlement", "pool", "worker", "queue", "TTFT"),
 )
 _NUMBERS: Final = frozenset(
     {
@@ -45,13 +45,17 @@ def screen(
     shared = figures["shared"]
     pools = shared["pools"]
     most = None if height is None else max(3, height - _FIXED_LINES - len(pools))
-    workers, tenants = figures["workers"], figures["tenants"]
-    few: dict[str, int | None] = {"workers": None, "tenants": None, "decisions": None}
+    workers, entitlements = figures["workers"], figures["tenants"]
+    few: dict[str, int | None] = {"workers": None, "entitlements": None, "decisions": None}
     if most is not None:
-        few = _shares(most, len(workers["rows"]), len(tenants["rows"]))
+        few = _shares(most, len(workers["rows"]), len(entitlements["rows"]))
     parts: list[RenderableType] = [_head(shared, note)]
     parts.append(_pools(pools, width))
-    parts += _part("tenants", _tenants(tenants["rows"][: few["tenants"]], width), tenants)
+    parts += _part(
+        "entitlements",
+        _entitlements(entitlements["rows"][: few["entitlements"]], width),
+        entitlements,
+    )
     parts += _part("workers", _workers(workers["rows"][: few["workers"]], width), workers)
     parts += [
         Text("last decisions", style="bold cyan"),
@@ -60,15 +64,15 @@ def screen(
     return Group(*parts)
 
 
-def _shares(most: int, workers: int, tenants: int) -> dict[str, int | None]:
+def _shares(most: int, workers: int, entitlements: int) -> dict[str, int | None]:
     """Rows of each table, so that a crowded one leaves room for the others."""
     third = max(1, most // 3)
-    shown_tenants = min(tenants, third)
+    shown_entitlements = min(entitlements, third)
     shown_workers = min(workers, third)
     return {
-        "tenants": shown_tenants,
+        "entitlements": shown_entitlements,
         "workers": shown_workers,
-        "decisions": max(1, most - shown_tenants - shown_workers),
+        "decisions": max(1, most - shown_entitlements - shown_workers),
     }
 
 
@@ -128,25 +132,25 @@ def _workers(workers: Sequence[Row], width: int) -> Table:
     return _fit(rows, _WORKERS, width, ("tokens", "hits", "speed", "KV", "pool"))
 
 
-def _tenants(tenants: Sequence[Row], width: int) -> Table:
+def _entitlements(found: Sequence[Row], width: int) -> Table:
     rows = [
         {
-            "tenant": tenant["name"],
-            "class": tenant["class"],
-            "state": tenant["state"] or "-",
-            "in flight": _number(tenant["inflight"]),
-            "limit": _number(tenant["limit"]),
-            "tokens/s": _number(tenant["tokens_per_s"]),
-            "debt": _number(tenant["debt"], 2),
-            "priority": _number(tenant["priority"], 1),
-            "SLO met": _percent(tenant["attainment"]),
-            "refused": _number(tenant["refused"]),
-            "most for": max(tenant["refused_by"], key=tenant["refused_by"].get, default="-"),
+            "entitlement": row["name"],
+            "class": row["class"],
+            "state": row["state"] or "-",
+            "in flight": _number(row["inflight"]),
+            "limit": _number(row["limit"]),
+            "tokens/s": _number(row["tokens_per_s"]),
+            "debt": _number(row["debt"], 2),
+            "priority": _number(row["priority"], 1),
+            "SLO met": _percent(row["attainment"]),
+            "refused": _number(row["refused"]),
+            "most for": max(row["refused_by"], key=row["refused_by"].get, default="-"),
         }
-        for tenant in tenants
+        for row in found
     ]
     drop = ("tokens/s", "limit", "SLO met", "state", "debt", "most for", "priority", "class")
-    return _fit(rows, _TENANTS, width, drop)
+    return _fit(rows, _ENTITLEMENTS, width, drop)
 
 
 def _decisions(decisions: Sequence[Row], width: int) -> Table:
@@ -156,7 +160,7 @@ def _decisions(decisions: Sequence[Row], width: int) -> Table:
             "request": one["id"],
             "outcome": one["outcome"],
             "reason": one["reason"] or _fate(one),
-            "tenant": one["entitlement"] or "-",
+            "entitlement": one["entitlement"] or "-",
             "pool": one["pool"] or "-",
             "worker": one["worker"] or "-",
             "queue": "-" if not one["queue_ms"] else _seconds(one["queue_ms"] / 1000),

@@ -120,7 +120,7 @@ function draw({ shared, workers: w, tenants: t, holders: h, decisions: d }) {
   drawTraffic(shared.traffic);
   byId("pool-cards").replaceChildren(...shared.pools.map(poolCard));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));
-  byId("holders").hidden = h.total === 0;
+  for (const id of ["holders", "to-holders"]) byId(id).hidden = h.total === 0;
   holders.paged(h, false);
   tenants.paged(t, shared.more_tenants);
   workers.paged(w, false);

@@ -55,7 +55,7 @@ const STATES = { up: "good", bound: "good", draining: "warn", ejected: "warn", p
 const state = (text, why) => ({ text: why ? `${text}: ${why}` : text, kind: STATES[text], title: why });
 const share = (part, label) => (part == null ? NONE : { text: percent(part), node: () => el("span", {}, meter(part, label), percent(part)) });
 const reasons = (row) => Object.entries(row.refused_by).sort((a, b) => b[1] - a[1]).map(([why, times], _, all) => (all.length > 1 ? `${why} ${count(times)}` : why)).join(", ");
-const met = (row) => (row.attainment == null ? NONE : { text: percent(row.attainment), kind: row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
+const met = (row) => (row.attainment == null ? NONE : { text: row.slo_ms ? `${percent(row.attainment)} in ${count(row.slo_ms)} ms` : percent(row.attainment), kind: row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
 
 const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${count(all - parts.length)} more` : "");
 const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
@@ -79,12 +79,11 @@ const TENANTS = [
   ["Refused", "name reasons", (r) => (r.refused ? { text: `${count(r.refused)}: ${reasons(r)}`, kind: "warn", title: reasons(r) } : "0")],
   ["Baseline / limit", "number", (r) => `${count(r.baseline)} / ${count(r.limit)}`],
   ["Tokens/s", "number", (r) => count(r.tokens_per_s)],
-  ["Bucket", "wide", (r) => (r.bucket == null ? NONE : share(r.bucket_depth ? r.bucket / r.bucket_depth : 0, "Bucket"))],
+  ["Bucket used", "wide", (r) => (r.bucket == null ? NONE : share(r.bucket_depth ? 1 - r.bucket / r.bucket_depth : 1, "Bucket used"))],
   ["KV reserved", "number wide", (r) => (r.kv_limit ? `${bytes(r.kv_bytes)} / ${bytes(r.kv_limit)}` : bytes(r.kv_bytes))],
   ["Used tokens", "number wide", (r) => count(r.used_tokens)],
   ["Debt", "number", (r) => decimal(r.debt)],
   ["Priority", "number", (r) => decimal(r.priority)],
-  ["SLO TTFT", "number wide", (r) => (r.slo_ms ? `${count(r.slo_ms)} ms` : NONE)],
   ["SLO met", "number", met],
 ];
 const WORKERS = [

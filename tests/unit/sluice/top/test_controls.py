@@ -1,6 +1,6 @@
 """Keys of `sluice top`: each changes what is asked for, shown, or neither."""
 
-from sluice.top.controls import TENANT_ORDERS, Controls
+from sluice.top.controls import ENTITLEMENT_ORDERS, Controls
 
 
 def pressed(*keys: str) -> tuple[Controls, list[bool]]:
@@ -16,11 +16,11 @@ def test_q_and_control_c_end_it() -> None:
 
 
 def test_orders_go_round() -> None:
-    controls, asked = pressed(*"s" * len(TENANT_ORDERS), "w")
+    controls, asked = pressed(*"s" * len(ENTITLEMENT_ORDERS), "w")
     assert all(asked)
     assert controls.query() == {"tenants_order": "load", "workers_order": "state"}
     assert pressed("s")[0].query()["tenants_order"] == "refused"
-    assert "tenants by refused" in pressed("s")[0].help()
+    assert "entitlements by refused" in pressed("s")[0].help()
 
 
 def test_a_filter_is_typed_corrected_and_removed() -> None:

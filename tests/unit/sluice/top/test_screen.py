@@ -73,7 +73,7 @@ def test_a_pipe_gets_every_row_and_column() -> None:
     assert "10.0.0.1:8000  short  down        3/64   9,000  50%     -  0.50x" in text
     assert "97%       12  concurrency" in text
     assert "compressed 12043->8110" in text
-    assert "tenants (50 of 100)" in text
+    assert "entitlements (50 of 100)" in text
 
 
 def test_what_is_filtered_or_paused_is_said_first() -> None:
