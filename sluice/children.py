@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import httpx
 
@@ -51,13 +51,11 @@ class Children:
         """
         with contextlib.ExitStack() as stack:
             file = None if log is None else stack.enter_context(log.open("ab"))
-            child = subprocess.Popen(  # noqa: S603 - our own commands
-                list(command),
-                env=None if env is None else {**os.environ, **env},
+            child = spawn(
+                command,
+                env={**os.environ, **(env or {})},
                 stdout=subprocess.DEVNULL if quiet else None,
                 stderr=subprocess.DEVNULL if silent else file,
-                start_new_session=True,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         self._running.append(child)
         return child
@@ -100,6 +98,24 @@ class Children:
                 sys.stderr.write(f"{' '.join(_args(child))} did not end, and is killed\n")
                 child.kill()
                 child.wait()
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: int | None,
+    stderr: IO[bytes] | int | None,
+) -> subprocess.Popen[bytes]:
+    """A process in a session of its own; outputs as `subprocess.Popen` takes them."""
+    return subprocess.Popen(  # noqa: S603 - our own commands
+        list(command),
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+    )
 
 
 def _args(child: subprocess.Popen[bytes]) -> list[str]:

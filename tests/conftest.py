@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bench.common.redis_server import RedisServer, redis_program
-from sluice.children import Children
 from tests import forked
 
 # As Hypothesis itself does where CI is set: how long an example takes says nothing of the code
@@ -51,7 +50,7 @@ def forked_servers() -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Children, "start", forked.start)
+        patch.setattr("sluice.children.spawn", forked.spawn)
         yield
     if forked.fork_server.cache_info().currsize:
         forked.fork_server().close()

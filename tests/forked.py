@@ -17,18 +17,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from sluice.children import Children, die_with_parent
+from sluice import children
+from sluice.children import die_with_parent
 
 _IMPORTED: Final = ("sluice.cli", "sluice.serve", "sluice.mock", "gateway.wiring.serving")
 _MAX_BYTES: Final = 1 << 20
 _VERBS: Final = ("serve", "mock")
 _PID_BYTES: Final = 10
-_start = Children.start
+_spawn = children.spawn
 
 
 class ForkedProcess(subprocess.Popen[bytes]):
@@ -45,24 +45,28 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
     def __del__(self, *_: Any, **__: Any) -> None:
         """The fork server reaps it."""
+        os.close(self._told)
 
     def poll(self) -> int | None:
         """Exit status; None while it runs."""
         with self._reading:
-            if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            if self.returncode is None and self._ended(0.0):
                 # Nothing comes where the fork server ended, and its children with it.
                 self.returncode = int(os.read(self._told, 16) or -signal.SIGTERM)
-                os.close(self._told)
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Exit status once it ends; raises TimeoutExpired."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            time.sleep(0.005)
+        self._ended(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return status
+
+    def _ended(self, within_s: float | None) -> bool:
+        poller = select.poll()  # select() takes no file beyond 1,023, and tests open thousands
+        poller.register(self._told, select.POLLIN)
+        return bool(poller.poll(None if within_s is None else 1000 * within_s))
 
     def send_signal(self, sig: int) -> None:
         """Send a signal unless it has ended."""
@@ -109,29 +113,26 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
-def start(
-    children: Children,
+def spawn(
     command: Sequence[str],
     *,
-    env: Mapping[str, str] | None = None,
-    quiet: bool = False,
-    silent: bool = False,
-    log: Path | None = None,
+    env: Mapping[str, str],
+    stdout: int | None,
+    stderr: IO[bytes] | int | None,
 ) -> subprocess.Popen[bytes]:
-    """For `Children.start`: gateways and engines are forked, all else is started as ever."""
+    """For `sluice.children.spawn`: forks gateways and engines, and starts all else as ever."""
     if list(command[:3]) != [sys.executable, "-m", "sluice"] or command[3] not in _VERBS:
-        return _start(children, command, env=env, quiet=quiet, silent=silent, log=log)
-    with contextlib.ExitStack() as stack:
-        null = stack.enter_context(Path(os.devnull).open("wb"))
-        file = null if silent else log and stack.enter_context(log.open("ab"))
-        child = fork_server().start(
-            command,
-            {**os.environ, **(env or {})},
-            null.fileno() if quiet else 1,
-            file.fileno() if file else 2,
+        return _spawn(command, env=env, stdout=stdout, stderr=stderr)
+    with Path(os.devnull).open("wb") as null:
+        out, error = (
+            place if to is None else null.fileno() if to == subprocess.DEVNULL else _number(to)
+            for to, place in ((stdout, 1), (stderr, 2))
         )
-    children._running.append(child)
-    return child
+        return fork_server().start(command, env, out, error)
+
+
+def _number(file: IO[bytes] | int) -> int:
+    return file if isinstance(file, int) else file.fileno()
 
 
 def _serve(channel: socket.socket) -> list[str]:

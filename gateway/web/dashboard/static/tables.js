@@ -55,7 +55,7 @@ const STATES = { up: "good", bound: "good", draining: "warn", ejected: "warn", p
 const state = (text, why) => ({ text: why ? `${text}: ${why}` : text, kind: STATES[text], title: why });
 const share = (part, label) => (part == null ? NONE : { text: percent(part), node: () => el("span", {}, meter(part, label), percent(part)) });
 const reasons = (row) => Object.entries(row.refused_by).sort((a, b) => b[1] - a[1]).map(([why, times], _, all) => (all.length > 1 ? `${why} ${count(times)}` : why)).join(", ");
-const met = (row) => (row.attainment == null ? NONE : { text: row.slo_ms ? `${percent(row.attainment)} in ${count(row.slo_ms)} ms` : percent(row.attainment), kind: row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
+const met = (row) => (!row.slo_ms ? NONE : { text: `${percent(row.attainment)} in ${count(row.slo_ms)} ms`, kind: row.attainment == null ? undefined : row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
 
 const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${count(all - parts.length)} more` : "");
 const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
