@@ -1,11 +1,12 @@
 """Builders of the records and engine answers that tests need; each states only what matters."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import convert
-from msgspec.structs import fields, replace
+from msgspec.structs import fields
 
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
@@ -130,15 +131,19 @@ def served_model(
 
 def changed(model: ModelRuntime, **values: Any) -> ModelRuntime:
     """The model with other values; a field is changed in the part that has it."""
-    own = {name: value for name, value in values.items() if name in model.__struct_fields__}
+    own = {name: value for name, value in values.items() if name in _fields(model)}
     for part in ("fleet", "admission", "scheduling"):
         before = getattr(model, part)
-        told = {name: value for name, value in values.items() if name in before.__struct_fields__}
+        told = {name: value for name, value in values.items() if name in _fields(before)}
         if told:
-            own[part] = replace(before, **told)
+            own[part] = dataclasses.replace(before, **told)
         values = {name: value for name, value in values.items() if name not in told}
     assert not values.keys() - own.keys()
-    return replace(model, **own)
+    return dataclasses.replace(model, **own)
+
+
+def _fields(record: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(record)}
 
 
 def ask(

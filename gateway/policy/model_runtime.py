@@ -1,9 +1,8 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
-
-import msgspec
 
 from gateway.policy.entitlements.entitlement import PROFILES, AdmissionProfile, MeanRate
 from gateway.policy.estimate.estimator import LengthEstimator
@@ -31,7 +30,8 @@ PRIORITY_FLAGS: Final = {
 """What an engine is started with so that it heeds priorities, by `engine_priority`."""
 
 
-class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class QueueRules:
     """How much may wait in the gateway for a worker of one pool, and how long."""
 
     limit: int = 1000
@@ -39,7 +39,8 @@ class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0
 
 
-class ModelFleet(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ModelFleet:
     """A model's pools and workers, and how they are called."""
 
     pools: tuple[PoolState, ...]
@@ -47,13 +48,14 @@ class ModelFleet(msgspec.Struct, frozen=True, kw_only=True):
     """By pool, in the order of `pools[i].workers`."""
     health: HealthRules
     response_affinity: ResponseAffinity
-    timeouts: PhaseTimeouts = PhaseTimeouts()
+    timeouts: PhaseTimeouts = field(default_factory=PhaseTimeouts)
     max_attempts: int = 3
     telemetry: tuple[TelemetryView, ...] = ()
     """By pool, where engines' own figures are read; else nothing."""
 
 
-class ModelAdmission(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ModelAdmission:
     """What a request of a model costs, and what its pools may be asked for."""
 
     spill_queue: int
@@ -68,19 +70,20 @@ class ModelAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """0 where KV is not enforced."""
     reclaim_s: float = 0.5
     """How long a protected request waits for its first byte before others give way."""
-    rates: MeanRate = msgspec.field(default_factory=MeanRate)
+    rates: MeanRate = field(default_factory=MeanRate)
     """Of its entitlements."""
 
 
-class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ModelScheduling:
     """Which worker takes a request of a model, and when."""
 
     schedulers: tuple[Scheduler | None, ...] = ()
     """By pool; None, or nothing at all: the least loaded worker, at once."""
-    queue: QueueRules = QueueRules()
-    queued: dict[Job, Scheduler] = msgspec.field(default_factory=dict)
+    queue: QueueRules = field(default_factory=QueueRules)
+    queued: dict[Job, Scheduler] = field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""
-    waiting_for_workers: dict[Any, Sequence[PoolState]] = msgspec.field(default_factory=dict)
+    waiting_for_workers: dict[Any, Sequence[PoolState]] = field(default_factory=dict)
     """Futures of requests that wait for a first worker, in order of arrival, and their pools."""
     predictors: tuple[PrefillPredictor | None, ...] = ()
     """By pool; None where nobody predicts."""
@@ -91,7 +94,7 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     Nothing at all: wherever there are any."""
     prefix_gossip: tuple[PrefixGossip | None, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
-    reports_cached: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    reports_cached: set[tuple[int, int]] = field(default_factory=set)
     """(pool, worker) of engines that have told cached tokens: of them silence means none."""
     salted: bool = False
     """Whether tenants' prefix caches are kept apart."""
@@ -99,25 +102,27 @@ class ModelScheduling(msgspec.Struct, frozen=True, kw_only=True):
     """Whose `priority` field the engines understand."""
 
 
-class ModelCompression(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(eq=False, kw_only=True)
+class ModelCompression:
     """How prompts of a model are compressed."""
 
     rules: CompressionRules
-    conversations: Conversations = msgspec.field(default_factory=Conversations)
+    conversations: Conversations = field(default_factory=Conversations)
     """What engines hold as it came; the next turn of those is not compressed."""
-    watch: CompressionWatch = msgspec.field(default_factory=CompressionWatch)
+    watch: CompressionWatch = field(default_factory=CompressionWatch)
     """What the compressor achieves."""
 
     def move_gamma(self, gamma: float) -> None:
         """Set the width of the compression windows for further requests."""
-        # As with boundaries: the one field that changes, set at once.
-        msgspec.structs.force_setattr(
-            self, "rules", msgspec.structs.replace(self.rules, gamma=gamma)
-        )
+        self.rules = replace(self.rules, gamma=gamma)
 
 
-class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stages need to know of a model, by purpose. The states inside are mutable."""
+@dataclass(eq=False, kw_only=True)
+class ModelRuntime:
+    """What the stages need to know of a model, by purpose.
+
+    All stages hold this object; a reload changes its fields one by one, each at once.
+    """
 
     name: str
     routing: Routing
@@ -125,7 +130,7 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     estimator: LengthEstimator
     fleet: ModelFleet
     admission: ModelAdmission
-    scheduling: ModelScheduling = msgspec.field(default_factory=ModelScheduling)
+    scheduling: ModelScheduling = field(default_factory=ModelScheduling)
     compression: ModelCompression | None = None
     """None where it is not enabled."""
     watch: BoundaryWatch | None = None
@@ -138,7 +143,7 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its workers have a price by the hour, and requests a share of it."""
     fallbacks: tuple[str, ...] = ()
     """Models that may answer instead, in order."""
-    adapters: Adapters = msgspec.field(default_factory=Adapters)
+    adapters: Adapters = field(default_factory=Adapters)
     """Its LoRA adapters: engines are sent their names as they are."""
 
     def adapter(self, asked: str) -> str:
@@ -149,13 +154,10 @@ class ModelRuntime(msgspec.Struct, frozen=True, kw_only=True):
         """Set the boundaries, one for each pool but the last. Requests in flight keep theirs."""
         pools = self.routing.pools
         moved = tuple(
-            msgspec.structs.replace(shape, boundary_tokens=boundary)
+            replace(shape, boundary_tokens=boundary)
             for shape, boundary in zip(pools[:-1], tokens, strict=True)
         )
-        # The one field that changes: everybody holds this object, and an attribute is set at once.
-        msgspec.structs.force_setattr(
-            self, "routing", msgspec.structs.replace(self.routing, pools=(*moved, pools[-1]))
-        )
+        self.routing = replace(self.routing, pools=(*moved, pools[-1]))
 
 
 def adapted_aliases(served: ModelRuntime, aliases: Iterable[str]) -> list[str]:

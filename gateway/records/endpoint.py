@@ -1,8 +1,7 @@
 """The data plane's routes."""
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-from gateway.records.record import Record
 
 
 class Dialect(StrEnum):
@@ -12,7 +11,8 @@ class Dialect(StrEnum):
     ANTHROPIC = "anthropic"
 
 
-class Endpoint(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
     """One data-plane route.
 
     `generates` is false if no output tokens are counted. `computes` is false if the model does not

@@ -10,9 +10,8 @@ but its engines stay until the last request that may use them has ended; then it
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
-
-import msgspec
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 from gateway.adapters.boundary_controller import BoundaryController
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
@@ -39,7 +38,6 @@ GRACE_S: Final = 5.0
 _SWEEP_S: Final = 1.0
 
 _log = logging.getLogger("sluice.reload")
-_set: Final = msgspec.structs.force_setattr
 
 
 class Parts(Protocol):
@@ -280,13 +278,13 @@ def _become(served: ModelRuntime, new: ModelRuntime) -> None:
     """Change a model in place, for requests under way, too."""
     old, compression = served.scheduling, served.compression
     for field in ("routing", "estimator", "fleet", "admission", "scheduling", "watch"):
-        _set(served, field, getattr(new, field))
+        setattr(served, field, getattr(new, field))
     for field in ("aliases", "adapters", "fallbacks", "price", "by_hour"):
-        _set(served, field, getattr(new, field))
+        setattr(served, field, getattr(new, field))
     if compression is not None and new.compression is not None:
-        _set(compression, "rules", new.compression.rules)
+        compression.rules = new.compression.rules
     else:
-        _set(served, "compression", new.compression)
+        served.compression = new.compression
     _place_anew(old.schedulers, served)
 
 
@@ -298,9 +296,9 @@ def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:
         if pool in new.fleet.pools
     }
     moved = old.fleet.response_affinity.moved(places)
-    _set(new, "fleet", msgspec.structs.replace(new.fleet, response_affinity=moved))
+    new.fleet = replace(new.fleet, response_affinity=moved)
     before, after = old.scheduling, new.scheduling
-    parts = {}
+    parts: dict[str, Any] = {}
     for name in ("schedulers", "predictors", "prefixes", "prefix_gossip", "follows_prefixes"):
         mine, theirs = getattr(before, name), getattr(after, name)
         if any(theirs) or any(mine):
@@ -310,7 +308,7 @@ def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:
                 else (mine[here] if mine else None)
                 for here in range(len(old.fleet.pools))
             )
-    _set(old, "scheduling", msgspec.structs.replace(before, **parts))
+    old.scheduling = replace(before, **parts)
     _place_anew(before.schedulers, old)
 
 

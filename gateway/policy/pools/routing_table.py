@@ -1,11 +1,11 @@
 """Records of pool choice: the table of boundaries, and the compression windows above them."""
 
+from dataclasses import dataclass
 from typing import Literal
 
-from gateway.records.record import Record
 
-
-class PoolShape(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class PoolShape:
     """A pool as routing sees it. Pools are ordered by `window_tokens`."""
 
     name: str
@@ -17,7 +17,8 @@ class PoolShape(Record, frozen=True, kw_only=True):
     """Whether requests tell an inference gateway before its engines whose they are."""
 
 
-class Routing(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Routing:
     """A model's routing table. `observe` computes the boundary and does not apply it."""
 
     pools: tuple[PoolShape, ...]
@@ -25,7 +26,8 @@ class Routing(Record, frozen=True, kw_only=True):
     observe: bool = False
 
 
-class CompressionRules(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompressionRules:
     """A model's settings for compression above a boundary."""
 
     gamma: float = 1.5
@@ -40,7 +42,8 @@ class CompressionRules(Record, frozen=True, kw_only=True):
     """Whether to compress only while the larger pool has no room."""
 
 
-class CompressionWindow(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompressionWindow:
     """Target of a request in a compression window: the smaller pool, and T_c in tokens."""
 
     pool: int

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from gateway.adapters.boundary_controller import BoundaryController, EngineTotals
@@ -23,7 +23,7 @@ class World:
 
     def __init__(self, *, observe: bool = False, planned: Any = ()) -> None:
         self.metrics = Metrics()
-        self.served = msgspec.structs.replace(served_model(), watch=BoundaryWatch(2, planned))
+        self.served = replace(served_model(), watch=BoundaryWatch(2, planned))
         self.preempted = self.finished = 0.0
         self.now_s = 0.0
         bounds = BoundaryBounds(pool="short", start=8192, least=4096, most=8192)
@@ -142,7 +142,7 @@ def test_failing_compression_lowers_gamma_or_is_counted(
     observe: bool, gamma: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     compression = ModelCompression(rules=CompressionRules(gamma=1.5, max_cut=0.4))
-    served = msgspec.structs.replace(served_model(), compression=compression)
+    served = replace(served_model(), compression=compression)
     metrics, now_s = Metrics(), [0.0]
     chore = BoundaryController(
         [served],

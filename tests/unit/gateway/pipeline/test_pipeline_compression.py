@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -62,7 +63,7 @@ class Bench:
         rules: CompressionRules | None = None,
     ) -> None:
         served = model(slots=8)
-        routing = msgspec.structs.replace(served.routing, observe=observe)
+        routing = replace(served.routing, observe=observe)
         self.served = changed(
             served,
             routing=routing,

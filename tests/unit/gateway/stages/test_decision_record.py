@@ -1,5 +1,7 @@
 """The line of a request in the log: a section from the records of each stage."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -60,8 +62,8 @@ def plan(pool: int = 0, **more: object) -> Plan:
 
 
 def observing(served: ModelRuntime) -> ModelRuntime:
-    routing = msgspec.structs.replace(served.routing, observe=True)
-    return msgspec.structs.replace(served, routing=routing)
+    routing = replace(served.routing, observe=True)
+    return replace(served, routing=routing)
 
 
 def record(given: Incoming | None = None, *, prompts: bool = False) -> DecisionRecord:

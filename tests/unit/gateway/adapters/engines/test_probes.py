@@ -5,8 +5,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
-import msgspec
 import pytest
 
 from gateway.adapters.engines.pages import EnginePages
@@ -152,7 +152,7 @@ async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there()
 
 async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     served, engines = fleet_of(2), FakeEngines()
-    served = msgspec.structs.replace(served, aliases=frozenset({"sql", "m-latest"}))
+    served = replace(served, aliases=frozenset({"sql", "m-latest"}))
     engines.answer("/health")
     engines.answer(
         "/v1/models", '{"data":[{"id":"m"},{"id":"sql","parent":"m"},{"id":"m-latest"}]}'
@@ -168,7 +168,7 @@ async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptur
 
 async def test_an_adapter_that_is_loaded_later_is_found(caplog: pytest.LogCaptureFixture) -> None:
     served, engines, clock = fleet_of(1), FakeEngines(), FakeClock()
-    served = msgspec.structs.replace(served, aliases=frozenset({"sql"}))
+    served = replace(served, aliases=frozenset({"sql"}))
     engines.answer("/health")
     card = '{"data":[{"id":"m","max_model_len":4096}%s]}'
     engines.answer("/v1/models", card % "")

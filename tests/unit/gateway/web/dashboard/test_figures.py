@@ -1,6 +1,7 @@
 """Percentiles, the histogram of lengths with its plan, rates, refusals and attainment."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -64,7 +65,7 @@ def test_lengths_are_counted_by_pool_around_the_boundary() -> None:
 
 
 def test_the_plan_s_shares_add_up_and_lie_where_it_says() -> None:
-    model = msgspec.structs.replace(
+    model = replace(
         served_model(table=short_and_long()),
         watch=BoundaryWatch(2, planned=[(1024, 0.5), (4096, 1.0)]),
     )

@@ -1,6 +1,7 @@
 """Admission for another proxy: the same answers as the data plane's, and one settlement a lease."""
 
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -419,7 +420,7 @@ async def test_a_price_by_the_hour_counts_the_time_held_whatever_the_proxy_says(
 ) -> None:
     budget = Limit(id="b", scope="tenant", name="acme", unit="money", amount=10**12, window="month")
     bench = Bench(limits=(budget,))
-    msgspec.structs.force_setattr(bench.served, "by_hour", True)
+    bench.served.by_hour = True
     for pool in bench.served.fleet.pools:
         pool.slot_clock = SlotClock(3.6)  # a thousandth a second
     slots = bench.served.fleet.pools[0].slots_per_worker
@@ -452,7 +453,7 @@ async def test_other_proxies_hold_a_share_of_a_pool_beyond_reserved_baselines() 
 @pytest.mark.parametrize("managed", [True, False])
 async def test_where_admission_refuses_nobody_there_is_no_share(managed: bool) -> None:
     bench = Bench(held_share=0.01, service_class="spot")
-    msgspec.structs.force_setattr(bench.served.admission, "observe", managed)
+    bench.served.admission = replace(bench.served.admission, observe=managed)
     if not managed:
         bench.store = MemoryLeases(
             {"m": bench.served}, bench.clock, {}, wall_clock=bench.clock, jitter=lambda: 0.0
@@ -475,7 +476,7 @@ async def test_a_reload_of_the_mode_frees_just_the_slots_that_a_lease_took(
     most = len(pool.workers) * pool.slots_per_worker // 2 // 2  # of two gateways
 
     def reload(*, observe: bool) -> None:
-        msgspec.structs.force_setattr(bench.served.admission, "observe", observe)
+        bench.served.admission = replace(bench.served.admission, observe=observe)
 
     reload(observe=not enforced_first)
     held = [(await bench.authorize()).json()["lease_id"] for _ in range(3)]

@@ -1,6 +1,7 @@
 """The /metrics page shows what admission counts, as it was when last looked at."""
 
-import msgspec
+from dataclasses import replace
+
 import pytest
 
 from gateway.metrics import Metrics
@@ -88,7 +89,7 @@ def test_what_went_wrong_with_a_shared_store_is_counted() -> None:
 
 def test_gamma_and_the_success_of_compression_are_shown() -> None:
     compression = ModelCompression(rules=CompressionRules(gamma=1.4))
-    served = msgspec.structs.replace(served_model(), compression=compression)
+    served = replace(served_model(), compression=compression)
     shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
     before = shown.render().decode().splitlines()
     assert 'sluice_gamma{model="m"} 1.4' in before
@@ -103,7 +104,7 @@ def test_gamma_and_the_success_of_compression_are_shown() -> None:
 
 def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
     watch = BoundaryWatch(2, ((1000, 0.5), (8000, 1.0)))
-    served = msgspec.structs.replace(served_model(), watch=watch)
+    served = replace(served_model(), watch=watch)
     shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
     assert "sluice_length_drift{" not in shown.render().decode()
     assert watch.drift is not None
