@@ -1,5 +1,6 @@
 """`sluice plan --verify`: planned beside simulated, yes or no."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from planner.plan import make_plan
 from planner.records import FleetPlan, PlanResult, Question
 from planner.workload.library import SHIPPED
 from sluice.plan.command import plan
-from sluice.plan.verify import verification_json, verify
+from sluice.plan.verify import Verification, verification_json, verify
 
 AZURE = ("--workload", "azure", "--rate", "100", "--b-short", "4096")
 FIGURES = ("utilisation", "wait_p99_s", "ttft_p99_s", "tpot_p99_s")
@@ -28,6 +29,7 @@ def run(*args: str) -> Result:
     return CliRunner(env={"COLUMNS": "120"}).invoke(app, [*AZURE, *args])
 
 
+@functools.cache
 def planned(*, gamma: float = 1.0, **more: Any) -> PlanResult:
     goals = Goals(rate_per_s=100.0, ttft_s=0.5)
     return make_plan(
@@ -49,8 +51,13 @@ def with_nodes(found: PlanResult, short: int) -> PlanResult:
     return msgspec.structs.replace(found, chosen=chosen)
 
 
+@functools.cache
+def long_enough() -> Verification:
+    return verify(planned(), most_requests=60_000)
+
+
 def test_a_corrected_fleet_holds_and_is_as_planned() -> None:
-    checked = verify(planned(), most_requests=60_000)
+    checked = long_enough()
     assert checked.holds
     assert checked.counting == "slots"
     assert checked.slots_used == tuple(pool.utilisation for pool in checked.verdict.pools)
@@ -89,8 +96,7 @@ def test_short_runs_and_their_bounds_are_told() -> None:
     advised = re.findall(r"give --verify-requests (.*)", told)
     assert advised
     assert all(words.isdigit() and int(words) >= 10_000 for words in advised)
-    enough = verify(planned(), most_requests=60_000)
-    assert any("(95 %)" in note for note in enough.notes)
+    assert any("(95 %)" in note for note in long_enough().notes)
 
 
 def test_progress_is_told_by_pool() -> None:
@@ -159,6 +165,7 @@ GOLD = {"name": "gold", "tenant": "a", "service_class": "guaranteed", "concurren
 SPOT = {"name": "spot", "tenant": "b", "service_class": "spot"}
 
 
+@functools.cache
 def paged() -> PlanResult:
     return make_plan(
         Question(workload=SHIPPED["azure"].workload, goals=Goals(rate_per_s=30.0, ttft_s=0.8))
@@ -166,7 +173,7 @@ def paged() -> PlanResult:
 
 
 def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
-    checked = verify(paged(), (GOLD, SPOT), most_requests=20_000)
+    checked = verify(paged(), (GOLD, SPOT), most_requests=10_000)
     gateway = checked.gateway
     assert gateway is not None
     assert gateway.policies == (
@@ -188,7 +195,7 @@ def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
 def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
     found = paged()
     tight = {**GOLD, "slo_target_ms": 30}
-    checked = verify(found, (tight, SPOT), most_requests=20_000)
+    checked = verify(found, (tight, SPOT), most_requests=10_000)
     assert checked.verdict.holds
     assert not checked.holds
     gateway = checked.gateway
@@ -199,7 +206,7 @@ def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
 
 def test_estimates_send_some_requests_to_another_pool_than_their_true_lengths() -> None:
     question = msgspec.structs.replace(paged().question, b_short=(4096,), gamma=1.0)
-    gateway = verify(make_plan(question), most_requests=20_000).gateway
+    gateway = verify(make_plan(question), most_requests=10_000).gateway
     assert gateway is not None
     (short, short_true, short_sent), (_, long_true, long_sent) = gateway.pool_shares
     assert short == "short"
