@@ -56,9 +56,9 @@ class Controls:
 
     def query(self) -> dict[str, str]:
         """The view to ask for."""
-        found = {"tenants_order": self.entitlements_order, "workers_order": self.workers_order}
+        found = {"entitlements_order": self.entitlements_order, "workers_order": self.workers_order}
         if self.text:
-            found |= dict.fromkeys(("tenants", "workers", "decisions"), self.text)
+            found |= dict.fromkeys(("entitlements", "workers", "decisions"), self.text)
         return found
 
     def help(self) -> str:

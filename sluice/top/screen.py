@@ -45,7 +45,7 @@ def screen(
     shared = figures["shared"]
     pools = shared["pools"]
     most = None if height is None else max(3, height - _FIXED_LINES - len(pools))
-    workers, entitlements = figures["workers"], figures["tenants"]
+    workers, entitlements = figures["workers"], figures["entitlements"]
     few: dict[str, int | None] = {"workers": None, "entitlements": None, "decisions": None}
     if most is not None:
         few = _shares(most, len(workers["rows"]), len(entitlements["rows"]))

@@ -173,7 +173,7 @@ def test_it_asks_for_a_key_refuses_a_wrong_one_and_forgets_it(
     browser.listen()
     browser.problems.clear()  # the browser itself reports the 401
     browser.driver.switch_to.active_element.send_keys(f"{ADMIN_KEY}\n")
-    browser.wait("document.querySelectorAll('#tenant-table tbody tr').length")
+    browser.wait("document.querySelectorAll('#entitlement-table tbody tr').length")
     browser.run("document.getElementById('forget').click()")
     assert browser.run("return sessionStorage.length") == 0
     assert browser.wait("document.getElementById('figures').hidden")
@@ -191,7 +191,7 @@ def test_each_part_shows_what_the_admin_routes_say(fleet: Fleet, browser: Browse
     workers = {row[0]: row for row in cells(browser, "worker-table")}
     assert set(workers) == {w["id"] for pool in model["pools"] for w in pool["workers"]}
     assert {row[3] for row in workers.values()} == {"up"}
-    tenants = {row[0]: row for row in cells(browser, "tenant-table")}
+    tenants = {row[0]: row for row in cells(browser, "entitlement-table")}
     shown = fleet.admin("/admin/entitlements/acme").json()
     assert tenants["acme"][2:5] == [shown["service_class"], shown["state"], "0"]
     assert "concurrency" in tenants["narrow"][5]
@@ -212,15 +212,15 @@ def test_tenants_are_shown_with_keys_by_name_and_use_against_limits(
     fleet: Fleet, browser: Browser
 ) -> None:
     opened(browser, fleet)
-    acme, *others = cells(browser, "holder-table")
+    acme, *others = cells(browser, "tenant-table")
     used = fleet.admin("/admin/entitlements/acme").json()["usage"]["used_tokens"]
     assert acme[:4] == ["acme", "–", "web, nightly (suspended)", "acme 0/9"]
     assert (acme[5], acme[6]) == (f"{used:,}", "0")
     assert len(others) == 49
-    field = browser.driver.find_element("css selector", "#holder-table input")
+    field = browser.driver.find_element("css selector", "#tenant-table input")
     field.send_keys("quiet-05")
-    until(lambda: len(cells(browser, "holder-table")) == 10, "ten tenants")
-    assert "10 of 61" in browser.run("return document.querySelector('#holder-table').innerText")
+    until(lambda: len(cells(browser, "tenant-table")) == 10, "ten tenants")
+    assert "10 of 61" in browser.run("return document.querySelector('#tenant-table').innerText")
     assert "1111" not in browser.run("return document.body.innerText")
     clean(browser, fleet)
 
@@ -241,16 +241,18 @@ def test_tables_are_searched_paged_and_ordered_by_the_gateway(
     fleet: Fleet, browser: Browser
 ) -> None:
     opened(browser, fleet)
-    assert len(cells(browser, "tenant-table")) == 50
-    field = browser.driver.find_element("css selector", "#tenant-table input")
+    assert len(cells(browser, "entitlement-table")) == 50
+    field = browser.driver.find_element("css selector", "#entitlement-table input")
     field.send_keys("quiet-11")
-    until(lambda: len(cells(browser, "tenant-table")) == 10, "ten tenants")
-    assert "10 of 122" in browser.run("return document.querySelector('#tenant-table').innerText")
+    until(lambda: len(cells(browser, "entitlement-table")) == 10, "ten tenants")
+    assert "10 of 122" in browser.run(
+        "return document.querySelector('#entitlement-table').innerText"
+    )
     field.clear()
     field.send_keys("quiet")
-    until(lambda: len(cells(browser, "tenant-table")) == 50, "fifty tenants")
-    browser.run("document.querySelectorAll('#tenant-table button')[1].click()")
-    until(lambda: cells(browser, "tenant-table")[0][0] == "quiet-050", "the second page")
+    until(lambda: len(cells(browser, "entitlement-table")) == 50, "fifty tenants")
+    browser.run("document.querySelectorAll('#entitlement-table button')[1].click()")
+    until(lambda: cells(browser, "entitlement-table")[0][0] == "quiet-050", "the second page")
     browser.driver.find_element("css selector", "#decision-table input").send_keys("compressed")
     until(
         lambda: [row[1] for row in cells(browser, "decision-table")] == ["borderline-1"],

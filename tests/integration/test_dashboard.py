@@ -96,7 +96,7 @@ def test_figures_come_once_a_second_and_have_rates_from_the_second_on(fleet: Fle
     assert 2.5 < time.monotonic() - begin_s < 6.0
     assert found[-1]["shared"]["traffic"]["requests_per_s"] > 0
     assert request_id in [row["id"] for row in found[-1]["decisions"]]
-    assert {row["name"] for row in found[-1]["tenants"]["rows"]} == {"acme-prod", "rival-prod"}
+    assert {row["name"] for row in found[-1]["entitlements"]["rows"]} == {"acme-prod", "rival-prod"}
 
 
 def test_too_many_viewers_are_refused_and_those_that_left_forgotten(fleet: Fleet) -> None:

@@ -44,9 +44,9 @@ class _FleetNote(msgspec.Struct):
     """Digest of the model's workers, pool by pool."""
     ejected: list[list[int]]
     drains: dict[str, _Drain]
-    homes: list[tuple[str, ResponseLocation]]
+    locations: list[tuple[str, ResponseLocation]]
     """Response affinities by response id, newest last."""
-    homes_told: int
+    locations_told: int
     """Affinities published since the replica started, including these.
 
     Receivers compare it with the last value, to learn each affinity once.
@@ -87,7 +87,7 @@ class FleetNotes:
         self._locations: dict[str, deque[tuple[float, str, ResponseLocation]]] = {}
         self._locations_sent: dict[str, int] = {}
         self._locations_received: dict[str, dict[str, int]] = {}
-        """Last `homes_told`, by model and replica."""
+        """Last `locations_told`, by model and replica."""
         self.follow()
 
     def follow(self) -> None:
@@ -134,7 +134,7 @@ class FleetNotes:
                     note = _decode(payload)
                 except msgspec.DecodeError:
                     continue
-                reported[note.replica] = note.homes_told
+                reported[note.replica] = note.locations_told
                 yield from self._receive(served, note, received.get(note.replica, 0))
             if served.name in self._locations:
                 self._locations_received[served.name] = reported
@@ -147,9 +147,9 @@ class FleetNotes:
 
     def _note(self, served: ModelRuntime) -> _FleetNote:
         now_s = self._clock()
-        homes = self._locations[served.name]
-        while homes and homes[0][0] < now_s - LOCATIONS_SHARED_S:
-            homes.popleft()
+        locations = self._locations[served.name]
+        while locations and locations[0][0] < now_s - LOCATIONS_SHARED_S:
+            locations.popleft()
         return _FleetNote(
             replica=self._replica,
             workers=_digest(served),
@@ -160,8 +160,8 @@ class FleetNotes:
                 for pool in served.fleet.pools
             ],
             drains=self._drains,
-            homes=[(response_id, location) for _, response_id, location in homes],
-            homes_told=self._locations_sent[served.name],
+            locations=[(response_id, location) for _, response_id, location in locations],
+            locations_told=self._locations_sent[served.name],
             names=[names_of(pool) for pool in served.fleet.pools],
         )
 
@@ -182,9 +182,13 @@ class FleetNotes:
                 if place in here:
                     fleet.doubt(pool, here[place], self._clock())
         new = min(
-            max(0, note.homes_told - locations_received), MAX_LOCATIONS_SHARED, len(note.homes)
+            max(0, note.locations_told - locations_received),
+            MAX_LOCATIONS_SHARED,
+            len(note.locations),
         )
-        for count, (response_id, location) in enumerate(note.homes[len(note.homes) - new :]):
+        for count, (response_id, location) in enumerate(
+            note.locations[len(note.locations) - new :]
+        ):
             here = places[location.pool] if 0 <= location.pool < len(places) else {}
             if location.worker in here:
                 located = location._replace(worker=here[location.worker])

@@ -22,10 +22,10 @@ from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load
 from gateway.web.control.surface import Control
 from gateway.web.dashboard import figures
+from gateway.web.dashboard.entitlement_rows import MAX_ROWS, CountedEntitlement, entitlements_page
 from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
-from gateway.web.dashboard.holder_rows import holders_page
 from gateway.web.dashboard.recent import RecentDecisions, row
-from gateway.web.dashboard.tenant_rows import MAX_ROWS, Tenant, tenants_page
+from gateway.web.dashboard.tenant_rows import tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
 
@@ -57,13 +57,13 @@ class _Snapshot:
         self,
         shared: Row,
         workers: list[Row],
-        tenants: list[Tenant],
-        holders: Callable[[View], Row],
+        entitlements: list[CountedEntitlement],
+        tenants: Callable[[View], Row],
     ) -> None:
         self._shared = orjson.Fragment(orjson.dumps(shared))
         self._workers = workers
+        self._entitlements = entitlements
         self._tenants = tenants
-        self._holders = holders
         self._cuts: dict[View, bytes] = {}
 
     def cut(self, view: View, briefs: RecentDecisions) -> bytes:
@@ -76,8 +76,8 @@ class _Snapshot:
                 {
                     "shared": self._shared,
                     "workers": workers_page(self._workers, view),
-                    "tenants": tenants_page(self._tenants, view),
-                    "holders": self._holders(view),
+                    "entitlements": entitlements_page(self._entitlements, view),
+                    "tenants": self._tenants(view),
                     "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
                 }
             )
@@ -122,7 +122,7 @@ class Snapshots:
             described.append(describe_fleet(served, counted, now_s))
         await add_load(control.peers, described)
         briefs = self._recent.briefs
-        tenants = await self._tenants(by_entitlement(totals), attainment(totals))
+        entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
         models = list(zip(present, described, strict=True))
         shared = {
             "time": self._wall_clock(),
@@ -144,21 +144,21 @@ class Snapshots:
                 for served, found in models
             ],
             "refused": _by_reason(totals.admission.items()),
-            "more_tenants": len(tenants) > MAX_ROWS,
+            "more_entitlements": len(entitlements) > MAX_ROWS,
         }
         workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
-        known = {each.terms.name: each for each in tenants}
-        holders = partial(holders_page, control.tenants, known)
-        return _Snapshot(shared, workers, tenants[:MAX_ROWS], holders)
+        known = {each.terms.name: each for each in entitlements}
+        tenants = partial(tenants_page, control.tenants, known)
+        return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)
 
-    async def _tenants(self, refused: Any, met: Any) -> list[Tenant]:
+    async def _entitlements(self, refused: Any, met: Any) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
-        found: list[Tenant] = []
+        found: list[CountedEntitlement] = []
         for served in tuple(self._from.control.models):
             terms = list(islice(self._from.terms(served.name), MAX_ROWS + 1 - len(found)))
             accounts = await self._accounts(served, [each.name for each in terms])
             found += [
-                Tenant(
+                CountedEntitlement(
                     each, accounts.get(each.name), refused.get(each.name, {}), met.get(each.name)
                 )
                 for each in terms

@@ -1,74 +1,54 @@
-"""Entitlements as the dashboard shows them: terms, use, debt, attainment and refusals."""
+"""Tenants as the dashboard shows them: keys by name, entitlements, and use against limits.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+A tenant's row sums the counters of its entitlements. Budgets, where there are any, belong into
+`use` beside them.
+"""
 
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.ports import AccountView
-from gateway.web.dashboard.view import TenantOrder, View, page_of
+from collections.abc import Mapping
+from typing import Any, Final
 
-MAX_ROWS: Final = 2000
-"""Entitlements that the dashboard counts; the oldest ones. /admin/entitlements pages all."""
+from gateway.web.control.surface import TenantService
+from gateway.web.dashboard.entitlement_rows import CountedEntitlement
+from gateway.web.dashboard.view import PAGE_ROWS, View
 
-
-class Tenant(NamedTuple):
-    """One entitlement at a moment."""
-
-    terms: Entitlement
-    account: AccountView | None
-    """None on a model without limits."""
-    refused: Mapping[str, int]
-    attainment: float | None
-
-    @property
-    def inflight(self) -> int:
-        """Its sequences with a lease."""
-        return 0 if self.account is None else sum(self.account.inflight)
+MAX_KEYS: Final = 12
+"""Keys of a tenant that its row names."""
+MAX_ENTITLEMENTS: Final = 12
 
 
-_KEYS: Final[Mapping[TenantOrder, Callable[[Tenant], Any]]] = {
-    "load": lambda t: (-t.inflight, t.terms.name),
-    "refused": lambda t: (-sum(t.refused.values()), t.terms.name),
-    "debt": lambda t: (0.0 if t.account is None else -t.account.debt, t.terms.name),
-    "priority": lambda t: (0.0 if t.account is None else -t.account.weight, t.terms.name),
-    "name": lambda t: t.terms.name,
-}
+def tenants_page(
+    service: TenantService | None, known: Mapping[str, CountedEntitlement], view: View
+) -> dict[str, Any]:
+    """The page of tenants that a viewer looks at; `known` has counters by entitlement."""
+    if service is None:
+        return {"rows": [], "found": 0, "total": 0, "page": 0, "pages": 1}
+    found = service.search(view.tenants, view.tenants_page, PAGE_ROWS, MAX_KEYS)
+    return {**found, "rows": [_row(each, known) for each in found["rows"]]}
 
 
-def tenants_page(tenants: Sequence[Tenant], view: View) -> dict[str, Any]:
-    """The page of entitlements that a viewer looks at."""
-    text = view.tenants
-    found = [each for each in tenants if not text or text in _names(each.terms)]
-    found.sort(key=_KEYS[view.tenants_order])
-    return page_of(found, len(tenants), view.tenants_page, _row)
-
-
-def _names(terms: Entitlement) -> str:
-    return f"{terms.name} {terms.tenant} {terms.model} {terms.service_class}".casefold()
-
-
-def _row(tenant: Tenant) -> dict[str, Any]:
-    terms, account = tenant.terms, tenant.account
+def _row(tenant: Mapping[str, Any], known: Mapping[str, CountedEntitlement]) -> dict[str, Any]:
+    names = tenant["uses"]
+    own = [known[name] for name in names if name in known]
+    counted = [each for each in own if each.account is not None]
+    limits = [each.terms.limit for each in own]
     return {
-        "name": terms.name,
-        "tenant": terms.tenant,
-        "model": terms.model,
-        "class": terms.service_class,
-        "state": "" if account is None else account.state,
-        "inflight": tenant.inflight,
-        "baseline": sum(terms.baseline) or None,
-        "limit": terms.limit or None,
-        "tokens_per_s": terms.tokens_per_s or None,
-        "bucket": None if account is None or not terms.tokens_per_s else account.level_tokens,
-        "bucket_depth": None if account is None else account.depth_tokens,
-        "kv_bytes": None if account is None else account.kv_bytes,
-        "kv_limit": terms.kv_bytes_limit or terms.kv_bytes or None,
-        "used_tokens": None if account is None else account.used,
-        "debt": None if account is None else account.debt,
-        "burst": None if account is None else account.burst,
-        "priority": None if account is None else account.weight,
-        "slo_ms": terms.slo_ms or None,
-        "attainment": tenant.attainment,
-        "refused": sum(tenant.refused.values()),
-        "refused_by": tenant.refused,
+        "tenant": tenant["name"],
+        "display_name": tenant["display_name"],
+        "suspended": tenant["suspended"],
+        "keys": tenant["keys"],
+        "key_count": tenant["key_count"],
+        "entitlements": [_use(each) for each in own[:MAX_ENTITLEMENTS]],
+        "entitlement_count": len(names),
+        "inflight": sum(each.inflight for each in counted) if counted else None,
+        "limit": sum(limits) if limits and all(limits) else None,
+        "used_tokens": sum(a.used for each in counted if (a := each.account)) if counted else None,
+        "refused": sum(sum(each.refused.values()) for each in own),
+    }
+
+
+def _use(entitlement: CountedEntitlement) -> dict[str, Any]:
+    return {
+        "name": entitlement.terms.name,
+        "inflight": entitlement.inflight,
+        "limit": entitlement.terms.limit or None,
     }

@@ -12,7 +12,7 @@ PAGE_ROWS: Final = 50
 
 _T = TypeVar("_T")
 WorkerOrder = Literal["load", "name", "state"]
-TenantOrder = Literal["load", "refused", "debt", "priority", "name"]
+EntitlementOrder = Literal["load", "refused", "debt", "priority", "name"]
 Text = Annotated[str, Query(max_length=128)]
 Page = Annotated[int, Query(ge=0, le=10_000)]
 
@@ -23,11 +23,11 @@ class View(Record, frozen=True, kw_only=True):
     workers: str = ""
     workers_page: int = 0
     workers_order: WorkerOrder = "load"
+    entitlements: str = ""
+    entitlements_page: int = 0
+    entitlements_order: EntitlementOrder = "load"
     tenants: str = ""
     tenants_page: int = 0
-    tenants_order: TenantOrder = "load"
-    holders: str = ""
-    holders_page: int = 0
     decisions: str = ""
 
 
@@ -35,11 +35,11 @@ def view_of(
     workers: Text = "",
     workers_page: Page = 0,
     workers_order: WorkerOrder = "load",
+    entitlements: Text = "",
+    entitlements_page: Page = 0,
+    entitlements_order: EntitlementOrder = "load",
     tenants: Text = "",
     tenants_page: Page = 0,
-    tenants_order: TenantOrder = "load",
-    holders: Text = "",
-    holders_page: Page = 0,
     decisions: Text = "",
 ) -> View:
     """The view that a request's query describes."""
@@ -47,11 +47,11 @@ def view_of(
         workers=workers.casefold(),
         workers_page=workers_page,
         workers_order=workers_order,
-        tenants=tenants.casefold(),
+        entitlements=entitlements.casefold(),
+        entitlements_page=entitlements_page,
+        entitlements_order=entitlements_order,
+        tenants=tenants,
         tenants_page=tenants_page,
-        tenants_order=tenants_order,
-        holders=holders,
-        holders_page=holders_page,
         decisions=decisions.casefold(),
     )
 

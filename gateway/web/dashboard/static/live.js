@@ -77,14 +77,14 @@ const soon = (work) => {
   };
 };
 
-const tenants = new Table("tenants", {
-  place: "tenant-table", title: "entitlements", columns: TENANTS, paged: true, hint: "name, tenant, class",
+const entitlements = new Table("entitlements", {
+  place: "entitlement-table", title: "entitlements", columns: ENTITLEMENTS, paged: true, hint: "name, tenant, class",
   orders: [["load", "most in flight"], ["refused", "most refused"], ["debt", "most debt"], ["priority", "highest priority"], ["name", "name"]],
-  search: soon((text) => setView("tenants", text)),
+  search: soon((text) => setView("entitlements", text)),
 });
-const holders = new Table("holders", {
-  place: "holder-table", title: "tenants and keys", columns: HOLDERS, paged: true, hint: "tenant begins with",
-  search: soon((text) => setView("holders", text)),
+const tenants = new Table("tenants", {
+  place: "tenant-table", title: "tenants and keys", columns: TENANTS, paged: true, hint: "tenant begins with",
+  search: soon((text) => setView("tenants", text)),
 });
 const workers = new Table("workers", {
   place: "worker-table", title: "workers", columns: WORKERS, paged: true, hint: "worker, pool, state",
@@ -110,7 +110,7 @@ async function searchAll() {
   }
 }
 
-function draw({ shared, workers: w, tenants: t, holders: h, decisions: d }) {
+function draw({ shared, workers: w, entitlements: e, tenants: t, decisions: d }) {
   byId("login").hidden = true;
   byId("figures").hidden = byId("pause").hidden = false;
   byId("forget").hidden = !sessionStorage.getItem(KEY);
@@ -120,9 +120,9 @@ function draw({ shared, workers: w, tenants: t, holders: h, decisions: d }) {
   drawTraffic(shared.traffic);
   byId("pool-cards").replaceChildren(...shared.pools.map(poolCard));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));
-  for (const id of ["holders", "to-holders"]) byId(id).hidden = h.total === 0;
-  holders.paged(h, false);
-  tenants.paged(t, shared.more_tenants);
+  for (const id of ["tenants", "to-tenants"]) byId(id).hidden = t.total === 0;
+  tenants.paged(t, false);
+  entitlements.paged(e, shared.more_entitlements);
   workers.paged(w, false);
   if (!searched && !held()) {
     decisions.show(d);

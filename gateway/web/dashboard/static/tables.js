@@ -60,7 +60,7 @@ const met = (row) => (!row.slo_ms ? NONE : { text: `${percent(row.attainment)} i
 const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${count(all - parts.length)} more` : "");
 const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
 const rights = (r) => named(r.entitlements.map((e) => (e.limit ? `${e.name} ${count(e.inflight)}/${count(e.limit)}` : `${e.name} ${count(e.inflight)}`)), r.entitlement_count) || NONE;
-const HOLDERS = [
+const TENANTS = [
   ["Tenant", "name", (r) => ({ text: r.tenant, title: r.display_name || r.tenant })],
   ["State", "", (r) => (r.suspended ? state("suspended") : NONE)],
   ["Keys", "name reasons", (r) => ({ text: keyNames(r), title: keyNames(r) })],
@@ -70,7 +70,7 @@ const HOLDERS = [
   ["Refused", "number", (r) => (r.refused ? { text: count(r.refused), kind: "warn" } : "0")],
 ];
 
-const TENANTS = [
+const ENTITLEMENTS = [
   ["Entitlement", "name", (r) => ({ text: r.name, title: r.name })],
   ["Tenant", "name wide", (r) => ({ text: r.tenant, title: r.tenant })],
   ["Class", "", (r) => r.class],

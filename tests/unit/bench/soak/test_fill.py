@@ -50,7 +50,7 @@ def test_the_bulk_fills_the_index_decisions_and_conversations(tmp_path: Path) ->
     assert load(file).decisions_kept < BULK_REQUESTS
 
 
-def test_visits_fill_conversations_homes_and_the_smaller_indexes() -> None:
+def test_visits_fill_conversations_locations_and_the_smaller_indexes() -> None:
     known, short, long_ = Conversations(), set[int](), set[int]()
     paths, bodies = [], set[bytes]()
     for visit in visits():

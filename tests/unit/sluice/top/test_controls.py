@@ -18,8 +18,8 @@ def test_q_and_control_c_end_it() -> None:
 def test_orders_go_round() -> None:
     controls, asked = pressed(*"s" * len(ENTITLEMENT_ORDERS), "w")
     assert all(asked)
-    assert controls.query() == {"tenants_order": "load", "workers_order": "state"}
-    assert pressed("s")[0].query()["tenants_order"] == "refused"
+    assert controls.query() == {"entitlements_order": "load", "workers_order": "state"}
+    assert pressed("s")[0].query()["entitlements_order"] == "refused"
     assert "entitlements by refused" in pressed("s")[0].help()
 
 
@@ -27,10 +27,10 @@ def test_a_filter_is_typed_corrected_and_removed() -> None:
     controls, _ = pressed("/", *"aqx", "\x7f", "\r")
     assert not controls.done
     found = controls.query()
-    assert (found["tenants"], found["workers"], found["decisions"]) == ("aq", "aq", "aq")
+    assert (found["entitlements"], found["workers"], found["decisions"]) == ("aq", "aq", "aq")
     assert controls.note() == "/aq"
     assert controls.press("\x1b")
-    assert "tenants" not in controls.query()
+    assert "entitlements" not in controls.query()
 
 
 def test_while_a_filter_is_typed_it_shows() -> None:

@@ -40,7 +40,7 @@ def figures(rows: int) -> dict[str, Any]:
     return {
         "shared": {"pools": [POOL, {**POOL, "pool": "long"}], "traffic": traffic},
         "workers": page(WORKER),
-        "tenants": page(TENANT),
+        "entitlements": page(TENANT),
         "decisions": [DECISION] * rows,
     }
 
@@ -82,7 +82,7 @@ def test_what_is_filtered_or_paused_is_said_first() -> None:
 
 def test_names_are_no_markup() -> None:
     found = figures(1)
-    found["tenants"]["rows"] = [{**TENANT, "name": "[red]x[/red]"}]
+    found["entitlements"]["rows"] = [{**TENANT, "name": "[red]x[/red]"}]
     out = Console(file=io.StringIO(), width=200)
     with out.capture() as captured:
         out.print(screen(found, 200, None))

@@ -211,7 +211,7 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     (reported,) = replicas.boards.notes["replica 0"].values()
     note = fleet_notes._decode(reported)
     assert list(note.drains) == ["w7", "w8", "w9"]
-    assert len(note.homes) == fleet_notes.MAX_LOCATIONS_SHARED
+    assert len(note.locations) == fleet_notes.MAX_LOCATIONS_SHARED
 
 
 def test_a_drain_ends_everywhere_when_a_new_engine_joins_at_the_address() -> None:

@@ -46,7 +46,7 @@ def test_sticky_follows_the_prefix_until_that_worker_is_crowded() -> None:
 
 
 @pytest.mark.parametrize("make", [LeastLoaded, RoundRobin, Sticky])
-def test_immediate_schedulers_keep_homes_and_avoid_the_excluded(make: Any) -> None:
+def test_immediate_schedulers_keep_their_workers_and_avoid_the_excluded(make: Any) -> None:
     pool = pool_of(3)
     scheduler = make(pool)
     job = job_of(preferred=1)

@@ -85,14 +85,14 @@ async def test_figures_need_a_key_that_may_read(gateway: Gateway, path: str) -> 
 
 async def test_tables_are_cut_to_one_page_and_searched(gateway: Gateway) -> None:
     found = await figures(gateway)
-    assert len(found["workers"]["rows"]) == len(found["tenants"]["rows"]) == PAGE_ROWS
+    assert len(found["workers"]["rows"]) == len(found["entitlements"]["rows"]) == PAGE_ROWS
     assert (found["workers"]["total"], found["workers"]["pages"]) == (WORKERS, 3)
-    assert (found["tenants"]["total"], found["tenants"]["pages"]) == (TENANTS, 3)
-    last = await figures(gateway, workers_page=99, tenants="E-12", tenants_order="name")
+    assert (found["entitlements"]["total"], found["entitlements"]["pages"]) == (TENANTS, 3)
+    last = await figures(gateway, workers_page=99, entitlements="E-12", entitlements_order="name")
     assert (last["workers"]["page"], len(last["workers"]["rows"])) == (2, WORKERS - 2 * PAGE_ROWS)
-    assert [row["name"] for row in last["tenants"]["rows"]] == [f"e-12{i}" for i in range(10)]
-    assert last["tenants"]["rows"][0]["state"] == "bound"
-    assert (last["tenants"]["found"], last["tenants"]["total"]) == (10, TENANTS)
+    assert [row["name"] for row in last["entitlements"]["rows"]] == [f"e-12{i}" for i in range(10)]
+    assert last["entitlements"]["rows"][0]["state"] == "bound"
+    assert (last["entitlements"]["found"], last["entitlements"]["total"]) == (10, TENANTS)
 
 
 async def test_the_busiest_come_first(gateway: Gateway) -> None:
@@ -100,8 +100,8 @@ async def test_the_busiest_come_first(gateway: Gateway) -> None:
     pool = gateway.models[0].fleet.pools[0]
     pool.active[33] = 7
     pool.draining[44] = True
-    found = await figures(gateway, tenants_order="refused")
-    assert found["tenants"]["rows"][0]["refused_by"] == {"kv": 5}
+    found = await figures(gateway, entitlements_order="refused")
+    assert found["entitlements"]["rows"][0]["refused_by"] == {"kv": 5}
     assert found["workers"]["rows"][0]["worker"].startswith("10.0.0.33")
     assert found["shared"]["refused"] == {"kv": 5}
     by_state = await figures(gateway, workers_order="state")
@@ -109,7 +109,7 @@ async def test_the_busiest_come_first(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", [{"workers": "x" * 200}, {"tenants_page": -1}, {"tenants_order": "secret"}]
+    "query", [{"workers": "x" * 200}, {"entitlements_page": -1}, {"entitlements_order": "secret"}]
 )
 async def test_a_view_is_bounded(gateway: Gateway, query: dict[str, Any]) -> None:
     async with client_of(gateway) as client:
@@ -121,7 +121,7 @@ async def test_one_snapshot_a_second_serves_all_viewers(gateway: Gateway, clock:
     found = Snapshots(gateway.sources)
     first = await found.of(View())
     assert await found.of(View()) is first, "the same cut is encoded once"
-    assert await found.of(View(tenants="e-001")) != first
+    assert await found.of(View(entitlements="e-001")) != first
     assert found.built == 1
     clock.advance(1.0)
     await found.of(View())

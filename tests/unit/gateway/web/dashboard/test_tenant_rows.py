@@ -4,13 +4,13 @@ from typing import Any
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import AccountView
-from gateway.web.dashboard.holder_rows import MAX_KEYS, holders_page
-from gateway.web.dashboard.tenant_rows import Tenant
+from gateway.web.dashboard.entitlement_rows import CountedEntitlement
+from gateway.web.dashboard.tenant_rows import MAX_KEYS, tenants_page
 from gateway.web.dashboard.view import View
 from tests.tenant_fakes import WHO, TenantRig
 
 
-def used(name: str, inflight: int, limit: int, account: bool = True) -> Tenant:
+def used(name: str, inflight: int, limit: int, account: bool = True) -> CountedEntitlement:
     view = AccountView(
         name=name,
         state="bound",
@@ -26,16 +26,16 @@ def used(name: str, inflight: int, limit: int, account: bool = True) -> Tenant:
         used=40,
     )
     terms = Entitlement(name=name, tenant="acme", model="m", limit=limit)
-    return Tenant(terms, view if account else None, {"tokens": 2}, None)
+    return CountedEntitlement(terms, view if account else None, {"tokens": 2}, None)
 
 
-async def page(*known: Tenant, view: View | None = None) -> dict[str, Any]:
+async def page(*known: CountedEntitlement, view: View | None = None) -> dict[str, Any]:
     rig = await TenantRig().start()
     await rig.registry.create({"name": "acme", "display_name": "Acme"}, WHO)
     await rig.registry.create({"name": "beta"}, WHO)
     for number in range(MAX_KEYS + 2):
         await rig.add(f"k{number:02}")
-    return holders_page(rig.registry, {each.terms.name: each for each in known}, view or View())
+    return tenants_page(rig.registry, {each.terms.name: each for each in known}, view or View())
 
 
 async def test_a_row_sums_use_and_limits_of_its_entitlements() -> None:
@@ -54,9 +54,9 @@ async def test_without_a_limit_at_one_entitlement_there_is_no_limit_of_all() -> 
 
 
 async def test_a_search_begins_names_and_a_page_past_the_end_is_the_last() -> None:
-    found = await page(view=View(holders="be", holders_page=7))
+    found = await page(view=View(tenants="be", tenants_page=7))
     assert ([row["tenant"] for row in found["rows"]], found["found"], found["total"]) == (
         *(["beta"], 1, 2),
     )
     assert (found["page"], found["pages"]) == (0, 1)
-    assert holders_page(None, {}, View())["rows"] == []
+    assert tenants_page(None, {}, View())["rows"] == []
