@@ -142,7 +142,16 @@ def profile_rows(body: bytes) -> list[Row]:
         ("7 bind", lambda: bind.bind(served, (0,), (), 0.0)),
         (
             "9 call",
-            lambda: dispatch.upstream_call(served, incoming, facts, lengths, prompt, binding),
+            lambda: dispatch.upstream_call(
+                served=served,
+                incoming=incoming,
+                facts=facts,
+                principal=principal,
+                estimate=lengths,
+                lease=lease,
+                prompt=prompt,
+                binding=binding,
+            ),
         ),
         (
             "9 headers",

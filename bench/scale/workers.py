@@ -186,7 +186,14 @@ class Loaded:
         served, binding, lease, job = self.served, request.binding, request.lease, request.job
         begin_ns = clock_ns()
         dispatch.upstream_call(
-            served, request.incoming, request.facts, request.lengths, request.prompt, binding
+            served=served,
+            incoming=request.incoming,
+            facts=request.facts,
+            principal=request.principal,
+            estimate=request.lengths,
+            lease=lease,
+            prompt=request.prompt,
+            binding=binding,
         )
         response_headers.response_lines(
             "r", served, request.lengths, lease, binding, request.prompt, 0.0

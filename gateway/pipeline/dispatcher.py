@@ -506,19 +506,17 @@ def _call(
     incoming: Incoming, attempts: Attempts, admitted: Admitted, binding: Binding
 ) -> UpstreamCall:
     """What the engine is sent."""
-    served, sending, endpoint = admitted.served, attempts.sending, incoming.endpoint
-    lease, principal = admitted.lease.current, admitted.principal
+    sending = attempts.sending
     return stage_dispatch.upstream_call(
-        served,
-        incoming,
-        admitted.facts,
-        sending.estimate,
-        sending.prompt,
-        binding,
-        stage_dispatch.engine_priority(served, principal, lease, endpoint),
-        stage_dispatch.cache_salt(served, principal, endpoint),
-        len(attempts.done) + 1,
-        stage_dispatch.flow_lines(served, principal, binding),
+        served=admitted.served,
+        incoming=incoming,
+        facts=admitted.facts,
+        principal=admitted.principal,
+        estimate=sending.estimate,
+        lease=admitted.lease.current,
+        prompt=sending.prompt,
+        binding=binding,
+        attempt=len(attempts.done) + 1,
     )
 
 

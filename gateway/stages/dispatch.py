@@ -34,18 +34,18 @@ _CAP_FIELDS = {"responses": "max_output_tokens"}
 
 
 def upstream_call(
+    *,
     served: ModelRuntime,
     incoming: Incoming,
     facts: BodyFacts,
+    principal: Principal,
     estimate: LengthEstimate,
+    lease: Lease,
     prompt: Prompt,
     binding: Binding,
-    priority: int | None = None,
-    salt: str | None = None,
     attempt: int = 1,
-    flow: bytes = b"",
 ) -> UpstreamCall:
-    """The request that the bound worker receives; `priority`, `salt` and `flow` as given below.
+    """The request that the bound worker receives.
 
     `attempt` counts from 1; its span is the parent of the engine's.
     """
@@ -56,11 +56,14 @@ def upstream_call(
     lines = incoming.head.forwarded
     if incoming.trace.trace_id:
         lines = lines_to_engine(lines, incoming.trace, attempt)
+    flow = _flow_lines(served, principal, binding)
     lines = b"%bx-request-id: %b\r\n%b" % (lines, incoming.request_id.encode(), flow)
     if incoming.endpoint.multipart:
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":
         lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
+    priority = _engine_priority(served, principal, lease, incoming.endpoint)
+    salt = _cache_salt(served, principal, incoming.endpoint)
     edited = _edits(served, worker, incoming, facts, default_cap, prompt.body, priority, salt)
     return _call(served, incoming, lines, [prompt.body] if edited is None else edited)
 
@@ -78,7 +81,7 @@ def injects_usage(served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts) ->
     )
 
 
-def engine_priority(
+def _engine_priority(
     served: ModelRuntime, principal: Principal, lease: Lease, endpoint: Endpoint
 ) -> int | None:
     """The engine's own priority of a request, from its class; None where engines have none.
@@ -100,14 +103,14 @@ def engine_priority(
     return rank if served.scheduling.engine_priority == "vllm" else _RANKS["preemptible"] - rank
 
 
-def cache_salt(served: ModelRuntime, principal: Principal, endpoint: Endpoint) -> str | None:
+def _cache_salt(served: ModelRuntime, principal: Principal, endpoint: Endpoint) -> str | None:
     """What keeps a tenant's prefix cache apart from others'; None where they share one."""
     if not served.scheduling.salted or served.routing.observe or not endpoint.generates:
         return None
     return hashlib.sha256(b"sluice:" + principal.tenant.encode()).hexdigest()[:32]
 
 
-def flow_lines(served: ModelRuntime, principal: Principal, binding: Binding) -> bytes:
+def _flow_lines(served: ModelRuntime, principal: Principal, binding: Binding) -> bytes:
     """Header lines that tell an inference gateway before the engines whose a request is.
 
     Its flow control shares by tenant and ranks by class. The names are the llm-d router's, and

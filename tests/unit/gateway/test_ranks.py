@@ -16,7 +16,8 @@ from gateway.policy.request.header_lines import pairs_of
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding
 from gateway.records.endpoint import CHAT, TRANSCRIPTIONS
-from gateway.records.request import BodyFacts, Prompt
+from gateway.records.lease import Lease
+from gateway.records.request import OPEN, BodyFacts, Prompt
 from gateway.settings import Config, ConfigError, parse
 from gateway.stages.dispatch import upstream_call
 from gateway.wiring.models import served_model as model_of
@@ -204,12 +205,16 @@ def call_of(
     asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
     facts: BodyFacts = read_body(CHAT, BODY if form else body)
     return upstream_call(
-        served,
-        asked,
-        facts,
-        length_estimate(),
-        Prompt(body=body),
-        Binding(pool=0, worker=0, score=0.0),
+        served=served,
+        incoming=asked,
+        facts=facts,
+        principal=OPEN,
+        estimate=length_estimate(),
+        lease=Lease(
+            id="l", model="m", entitlement="open", pool=0, spilled=False, cost_tokens=1, sequences=1
+        ),
+        prompt=Prompt(body=body),
+        binding=Binding(pool=0, worker=0, score=0.0),
     )
 
 
