@@ -72,8 +72,9 @@ demo: $(VENV)/.runtime
 # the machine almost idle, three at a time, then the others one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted, while the image is built (at a higher
-# priority: its compiler has one process). The image is tested beside the compiled suites. The
-# longest file comes first and short ones last, so that no worker is left with a long one.
+# priority: its compiler has one process). The image is tested beside the compiled suites, at a
+# lower one: they look at clocks. The longest file comes first and short ones last, so that no
+# worker is left with a long one.
 OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
 SUITES := $(OVER_SOCKETS) tests/unit
 PYTEST = $(BIN)/python -m pytest
@@ -129,7 +130,7 @@ collected: compiled
 
 # What the image holds and serves, and what pip installs.
 test-image: image redis promtool
-	IMAGE=.image $(BIN)/python -m pytest -n 2 --dist loadfile -m image \
+	IMAGE=.image nice $(BIN)/python -m pytest -n 2 --dist loadfile -m image \
 		tests/integration/test_install.py tests/integration/test_containers.py $(ARGS) || [ $$? = 5 ]
 
 # The image without Docker, in .image: the Dockerfile run in an empty environment.

@@ -24,8 +24,8 @@ from bench.common.redis_server import RedisServer
 
 CHAT = "/v1/chat/completions"
 STREAMS = 200
-TOKENS = 200
-SPEED = "1"
+TOKENS = 100
+SPEED = "0.5"
 """A stream lasts some seconds, longer than a new process takes to start."""
 ASKING = 3
 DRAIN_S = 120
@@ -117,6 +117,7 @@ class Load:
                 begun = True
                 self.begun += 1
         writer.close()
+        await writer.wait_closed()
         assert answer.startswith(b"HTTP/1.1 200 "), answer
         assert answer.count(b"data: [DONE]") == 1
         return answer.count(_CHUNK)
