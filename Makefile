@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Demo and tests start processes by the hundred: each module is compiled once, not by each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled compiled-together compiled-alone collected test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
+.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -72,9 +72,8 @@ demo: $(VENV)/.runtime
 # the machine almost idle, three at a time, then the others one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted, while the image is built (at a higher
-# priority: its compiler has one process). The image is tested beside the compiled suites, at a
-# lower one: they look at clocks. The longest file comes first and short ones last, so that no
-# worker is left with a long one.
+# priority: its compiler has one process); then the image is tested. The longest file comes first
+# and short ones last, so that no worker is left with a long one.
 OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
 SUITES := $(OVER_SOCKETS) tests/unit
 PYTEST = $(BIN)/python -m pytest
@@ -84,10 +83,9 @@ marked = $(shell grep -rl --include='*.py' 'mark\.$(1)' $(2))
 run_marked = $(if $(call marked,$(2),$(3)),$(1) -m $(2) $(call marked,$(2),$(3)) $(ARGS) || [ $$? = 5 ],true)
 test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
-		$(MAKE) --no-print-directory -j 2 collected test-together SUITES=tests/unit && \
-		$(MAKE) --no-print-directory -j 2 test-image compiled-together && \
+		$(MAKE) --no-print-directory -j 2 image test-together SUITES=tests/unit && \
 		$(MAKE) --no-print-directory test-alone SUITES=tests/unit && \
-		$(MAKE) --no-print-directory compiled-alone; \
+		$(MAKE) --no-print-directory test-compiled test-image; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ] && $(MAKE) --no-print-directory test-interpreted; fi
 
@@ -113,24 +111,14 @@ TESTS_COMPILED := $(OVER_SOCKETS) \
 	tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED))
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
-test-compiled:
-	@$(MAKE) --no-print-directory compiled-together
-	@$(MAKE) --no-print-directory compiled-alone
-
-compiled-together: compiled redis
+test-compiled: compiled redis
 	cd .compiled && $(CURDIR)/$(TOGETHER) -n 6 $(IGNORE_THROW) $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
-
-compiled-alone: compiled redis
 	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) -n 3 --dist loadfile $(IGNORE_THROW),timed,$(TESTS_COMPILED))
 	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) $(IGNORE_THROW),alone,$(TESTS_COMPILED))
 
-# pytest rewrites the asserts of each file once and keeps that: not once for each of its workers.
-collected: compiled
-	cd .compiled && $(CURDIR)/$(PYTEST) --collect-only -q $(TESTS_COMPILED) >/dev/null
-
 # What the image holds and serves, and what pip installs.
 test-image: image redis promtool
-	IMAGE=.image nice $(BIN)/python -m pytest -n 2 --dist loadfile -m image \
+	IMAGE=.image $(BIN)/python -m pytest -n 2 --dist loadfile -m image \
 		tests/integration/test_install.py tests/integration/test_containers.py $(ARGS) || [ $$? = 5 ]
 
 # The image without Docker, in .image: the Dockerfile run in an empty environment.

@@ -71,9 +71,6 @@ def test_help_names_every_target() -> None:
         "test-together",
         "test-alone",
         "test-compiled",
-        "compiled-together",
-        "compiled-alone",
-        "collected",
         "test-image",
         "check-schema",
     }
