@@ -120,7 +120,8 @@ def _browser(url: str) -> Iterator[Row]:
         browser.run(f"sessionStorage.setItem('sluice-key', '{VIEWER_KEY}')")
         browser.show(f"{url}/dashboard")
         shown = browser.wait(
-            "document.querySelectorAll('#entitlement-table tbody tr').length === 50 && performance.now()"
+            "document.querySelectorAll('#entitlement-table tbody tr').length === 50"
+            " && performance.now()"
         )
         yield at_most("First figures on the page", round(shown / 1000, 2), 2.0, f"s; {_SIZE}")
         browser.run(
