@@ -127,10 +127,7 @@ class Pipeline:
             if following is None:
                 await self._refuse(incoming, reply, progress, refusal)
         except asyncio.CancelledError:
-            relay = progress.attempts.relay if progress.attempts else None
-            outcome = (
-                Outcome(label="disconnected", status=499) if relay is None else relay.cut_short()
-            )
+            outcome = _cut_short(progress.attempts)
             held = self._held.get(incoming.lease_id)
             if held is None or not held.evicted or held.task.uncancel():
                 raise
