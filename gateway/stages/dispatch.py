@@ -5,7 +5,8 @@ client named a LoRA adapter), a defaulted output limit,
 `stream_options.include_usage` so that every stream is metered, and fields that steer an
 engine, which are removed; the class's own `priority` where the engines have such a field, and
 the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
-headers only those listed in `gateway.policy.request.head` travel: client keys never do.
+headers only those listed in `gateway.policy.request.head` travel: client keys never do. Each
+attempt has an id of its own at the engine.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ def upstream_call(
     if incoming.trace.trace_id:
         lines = lines_to_engine(lines, incoming.trace, attempt)
     flow = _flow_lines(served, principal, binding)
-    lines = b"%bx-request-id: %b\r\n%b" % (lines, incoming.request_id.encode(), flow)
+    lines = b"%bx-request-id: %b\r\n%b" % (lines, _engine_id(incoming), flow)
     if incoming.endpoint.multipart:
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":
@@ -66,6 +67,15 @@ def upstream_call(
     salt = _cache_salt(served, principal, incoming.endpoint)
     edited = _edits(served, worker, incoming, facts, default_cap, prompt.body, priority, salt)
     return _call(served, incoming, lines, [prompt.body] if edited is None else edited)
+
+
+def _engine_id(incoming: Incoming) -> bytes:
+    """The id of one attempt at its engine; its log is searched by the part that is the lease's.
+
+    Engines that refuse an id in use, or abort by id, would let whoever knows another's id in
+    advance end its requests. So it is never the client's, and nobody can predict it.
+    """
+    return f"{incoming.lease_id}-{secrets.token_hex(8)}".encode()
 
 
 def injects_usage(served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts) -> bool:

@@ -196,6 +196,24 @@ async def test_client_keys_are_never_forwarded() -> None:
     assert names == {b"content-type", b"x-request-id"}
 
 
+async def test_no_client_can_choose_or_predict_its_id_at_an_engine() -> None:
+    """Else it could occupy an id before another tenant's request comes with that."""
+    bench = Bench(E500, OK)
+    asked = incoming(
+        chat_body(request_id="mine", rid="mine"),
+        request_id="mine",
+        lease_id="req-1",
+        headers=[(b"x-request-id", b"mine")],
+    )
+    await bench.serve(asked)
+    assert bench.reply.headers[b"x-request-id"] == b"mine"
+    assert bench.record.request_id == "mine"
+    assert set(bench.sent) == {"model", "messages"}
+    ids = [dict(pairs_of(call.lines))[b"x-request-id"] for _, call in bench.upstream.calls]
+    assert len(set(ids)) == 2, "each attempt has its own"
+    assert all(re.fullmatch(rb"req-1-[0-9a-f]{16}", given) for given in ids)
+
+
 async def test_fields_that_steer_an_engine_are_removed() -> None:
     bench = Bench(OK)
     await bench.serve(incoming(chat_body(priority=-5, cache_salt="x", temperature=0)))
