@@ -32,6 +32,7 @@ from gateway.ports import EntitlementEntry, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.stages import authenticate
+from gateway.web.metrics.exposition import write
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
 
 WORKERS: Final = 64
@@ -226,5 +227,5 @@ def _page(tenants: EntitlementSet, size: Size) -> Figures:
     page = MetricsPage(
         metrics, [tenants.served], lambda: 0, tenants.clock, token_pools=lambda: (figures,)
     )
-    text, spent_ms, hold_ms = watched(page.rendered)
+    text, spent_ms, hold_ms = watched(lambda: write(page.collect()))
     return {"page_ms": spent_ms, "page_hold_ms": hold_ms, "page_bytes": len(text)}

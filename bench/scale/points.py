@@ -18,6 +18,7 @@ from bench.scale.traffic import Size
 from bench.scale.upkeep import file_point, index_point, upkeep_point
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
 from gateway.policy.fleet import fleet
+from gateway.web.metrics.exposition import write
 from gateway.web.metrics.page import MetricsPage
 
 Figures = dict[str, float]
@@ -48,7 +49,7 @@ def workers(size: Size) -> Figures:
     found["tick_most_us"] = max(loaded.ticks_us, default=0.0)
     found["entries"] = sum(map(len, filter(None, loaded.served.scheduling.prefixes)))
     page = MetricsPage(loaded.metrics, [loaded.served], lambda: 0, loaded.clock)
-    text, found["page_ms"], found["page_hold_ms"] = watched(page.rendered)
+    text, found["page_ms"], found["page_hold_ms"] = watched(lambda: write(page.collect()))
     found["page_bytes"] = len(text)
     found["collection_ms"] = collection_ms()
     _away(loaded, size, found)

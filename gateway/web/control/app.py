@@ -12,6 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -27,7 +28,7 @@ from gateway.web.control.management_port import managed
 from gateway.web.control.surface import Control
 from gateway.web.http.data_plane import too_large
 from gateway.web.http.wrong_keys import WrongKeys
-from gateway.web.metrics.page import CONTENT_TYPE
+from gateway.web.metrics.exposition import write
 from gateway.web.problems import error_body, error_headers, json_response
 
 REPLICAS: Final = "/internal/replicas/"
@@ -95,7 +96,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus's text format."""
-        return Response(await control.metrics.rendered(), media_type=CONTENT_TYPE)
+        return Response(await write(control.metrics.collect()), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/")
     async def root(request: Request) -> Response:

@@ -1,29 +1,25 @@
-"""Prometheus's text format, written in slices so that requests proceed in between.
+"""Families of metrics as prometheus-client writes them.
 
-A page of thousands of series takes tens of milliseconds, so the writer yields to the event loop
-after every `SLICE_BYTES`. A page is therefore not a snapshot: each row, with all lines of a
-histogram, has the values of the moment it was written. Queries compare a series with itself, which
-is not affected.
+Rows are read on the event loop, a family at a time, so that no other thread sees the gateway's
+state. The text is made in a thread, for a page of thousands of series takes tens of milliseconds.
+A page is therefore not a snapshot: families are read one after the other. A row, with all lines of
+a histogram, is of one moment.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite, isnan
-from typing import Final, Literal
+from itertools import accumulate
+from typing import Literal
+
+from prometheus_client import generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from gateway.metrics import Counter, Histogram
 from gateway.records.record import Record
 
-SLICE_BYTES: Final = 24 * 1024
-"""About 300 lines, written in under a millisecond."""
-
-_LONGEST: Final = 6
-"""Most digits before the decimal point without an exponent."""
-
 Labels = tuple[str, ...]
 Rows = Iterable[tuple[Labels, float]]
-_ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_ESCAPED_HELP: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Family(Record, frozen=True, kw_only=True):
@@ -33,8 +29,8 @@ class Family(Record, frozen=True, kw_only=True):
     """Without `_total`."""
     help: str
     labels: Labels = ()
-    rows: Rows = ()
-    """(label values, value) per series; iterated once."""
+    rows: Sequence[tuple[Labels, float]] = ()
+    """(label values, value) per series."""
     type: Literal["gauge", "counter"] = "gauge"
 
 
@@ -45,7 +41,8 @@ class Buckets(Record, frozen=True, kw_only=True):
     help: str
     labels: Labels
     bounds: tuple[float, ...]
-    rows: Iterable[tuple[Labels, Sequence[float]]]
+    rows: Sequence[tuple[Labels, tuple[float, ...]]]
+    """(label values, count of each bucket and the sum) per series."""
     type: Literal["histogram"] = "histogram"
 
 
@@ -61,93 +58,56 @@ def counter_family(family: Counter) -> Family:
 
 
 def histogram_family(family: Histogram) -> Buckets:
-    """A histogram whose rows are read when written."""
+    """A histogram's current values."""
     return Buckets(
         name=family.name,
         help=family.help,
         labels=family.labels,
         bounds=family.bounds,
-        rows=list(family.series.items()),
+        rows=[(labels, tuple(row)) for labels, row in family.series.items()],
     )
 
 
 def gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
     """A gauge."""
-    return Family(name=name, help=text, labels=labels, rows=rows)
+    return Family(name=name, help=text, labels=labels, rows=tuple(rows))
 
 
 def text_of(families: Iterable[Family | Buckets]) -> bytes:
-    """All families as text, without pauses."""
-    return "".join(piece for family in families for piece in pieces(family)).encode()
+    """The page in Prometheus's text format."""
+    return generate_latest(_Page(families))
 
 
-async def written(families: Iterable[Family | Buckets]) -> bytes:
-    """All families as text, with pauses for requests."""
-    found: list[str] = []
-    left = SLICE_BYTES
+async def write(families: Iterable[Family | Buckets]) -> bytes:
+    """The same, read with pauses for requests and written in a thread."""
+    read = []
     for family in families:
-        for piece in pieces(family):
-            found.append(piece)
-            left -= len(piece)
-            if left < 0:
-                left = SLICE_BYTES
-                await asyncio.sleep(0)
+        read.append(family)
         await asyncio.sleep(0)
-    return "".join(found).encode()
+    return await asyncio.to_thread(text_of, read)
 
 
-def pieces(family: Family | Buckets) -> Iterator[str]:
-    """A family's head, then each of its rows."""
-    shown = family.name + ("_total" if family.type == "counter" else "")
-    yield (f"# HELP {shown} {family.help.translate(_ESCAPED_HELP)}\n# TYPE {shown} {family.type}\n")
+class _Page(Collector):
+    """What `generate_latest` asks for families."""
+
+    def __init__(self, families: Iterable[Family | Buckets]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family when its turn comes."""
+        return map(_metric, self._families)
+
+
+def _metric(family: Family | Buckets) -> Metric:
     if isinstance(family, Buckets):
-        yield from _rows_of_buckets(family)
-        return
-    labels = _Labels(family.labels)
+        histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+        bounds = [*map(repr, family.bounds), "+Inf"]
+        for values, row in family.rows:
+            buckets = list(zip(bounds, accumulate(row[:-1]), strict=True))
+            histogram.add_metric(values, buckets, row[-1])
+        return histogram
+    metric = Metric(family.name, family.help, family.type)
+    shown = family.name + ("_total" if family.type == "counter" else "")
     for values, value in family.rows:
-        yield f"{shown}{labels.of(values)} {number(value)}\n"
-
-
-def number(value: float) -> str:
-    """A value in Prometheus's notation; large ones have an exponent."""
-    value = float(value)
-    if not isfinite(value):
-        return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
-    text = repr(value)
-    dot = text.find(".")
-    if value > 0 and dot > _LONGEST:
-        digits = f"{text[0]}.{text[1:dot]}{text[dot + 1 :]}".rstrip("0.")
-        return f"{digits}e+{dot - 1:02d}"
-    return text
-
-
-def _rows_of_buckets(family: Buckets) -> Iterator[str]:
-    plain = _Labels(family.labels)
-    bounded = _Labels((*family.labels, "le"))
-    bounds = [*map(repr, family.bounds), "+Inf"]
-    for values, row in family.rows:
-        lines = []
-        total = 0.0
-        for bound, count in zip(bounds, row, strict=False):
-            total += count
-            shown = bounded.of((*values, bound))
-            lines.append(f"{family.name}_bucket{shown} {number(total)}\n")
-        shown = plain.of(values)
-        lines.append(f"{family.name}_count{shown} {number(total)}\n")
-        lines.append(f"{family.name}_sum{shown} {number(row[-1])}\n")
-        yield "".join(lines)
-
-
-class _Labels:
-    """Label values as text, names in alphabetical order."""
-
-    __slots__ = ("_order", "_template")
-
-    def __init__(self, names: Labels) -> None:
-        self._order = sorted(range(len(names)), key=names.__getitem__)
-        inside = ",".join(f'{names[i]}="%s"' for i in self._order)
-        self._template = f"{{{inside}}}" if names else ""
-
-    def of(self, values: Labels) -> str:
-        """`{a="1",b="2"}`, or "" without labels."""
-        return self._template % tuple([values[i].translate(_ESCAPED) for i in self._order])
+        metric.add_sample(shown, dict(zip(family.labels, values, strict=True)), value)
+    return metric

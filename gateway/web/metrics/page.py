@@ -15,13 +15,8 @@ from gateway.web.metrics.exposition import (
     counter_family,
     gauge,
     histogram_family,
-    text_of,
-    written,
 )
 from gateway.web.metrics.model_metrics import BY_POOL, adapters, boundaries, learned, schedulers
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 ACCOUNTS_SHOWN = 500
 """Most entitlements per model with gauges of their own: the first ones, not the busiest."""
@@ -109,14 +104,6 @@ class MetricsPage:
         self._reload = reload
         self._tls = tls
         self._token_keys = token_keys
-
-    def render(self) -> bytes:
-        """The page in Prometheus's text format, written without pauses."""
-        return text_of(self.collect())
-
-    async def rendered(self) -> bytes:
-        """The page written in slices; each row has the values of its moment."""
-        return await written(self.collect())
 
     def collect(self) -> Iterator[Family | Buckets]:
         """All families."""

@@ -9,6 +9,7 @@ from gateway.policy.model_runtime import ModelCompression
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.routing_table import CompressionRules
 from gateway.ports import AccountView, PoolView
+from gateway.web.metrics.exposition import text_of
 from gateway.web.metrics.page import MetricsPage, PoolSnapshot, StoreCounts
 from tests.builders import served_model
 
@@ -43,7 +44,7 @@ def account(state: str) -> AccountView:
 def page(*accounts: AccountView) -> list[str]:
     figures = PoolSnapshot(model="m", pools=(("short", POOL),), accounts=accounts)
     shown = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, token_pools=lambda: [figures])
-    return shown.render().decode().splitlines()
+    return text_of(shown.collect()).decode().splitlines()
 
 
 def test_a_managed_model_s_pools_are_shown_by_name() -> None:
@@ -80,7 +81,7 @@ def test_an_entitlement_that_claims_none_misses_none(state: str) -> None:
 def test_what_went_wrong_with_a_shared_store_is_counted() -> None:
     counts = StoreCounts(alone=3, failures=5, dropped=1)
     shown = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, store_counts=lambda: counts)
-    lines = shown.render().decode().splitlines()
+    lines = text_of(shown.collect()).decode().splitlines()
     assert "sluice_store_alone_total 3.0" in lines
     assert "sluice_store_failures_total 5.0" in lines
     assert "sluice_store_dropped_total 1.0" in lines
@@ -91,13 +92,13 @@ def test_gamma_and_the_success_of_compression_are_shown() -> None:
     compression = ModelCompression(rules=CompressionRules(gamma=1.4))
     served = replace(served_model(), compression=compression)
     shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
-    before = shown.render().decode().splitlines()
+    before = text_of(shown.collect()).decode().splitlines()
     assert 'sluice_gamma{model="m"} 1.4' in before
     assert not any(line.startswith("sluice_compression_success_ratio{") for line in before)
     for reason in ("", "", "no_question", ""):
         compression.watch.noted(reason, 1.2, 0.002)
     compression.move_gamma(1.3)
-    after = shown.render().decode().splitlines()
+    after = text_of(shown.collect()).decode().splitlines()
     assert 'sluice_gamma{model="m"} 1.3' in after
     assert 'sluice_compression_success_ratio{model="m"} 0.75' in after
 
@@ -106,14 +107,14 @@ def test_boundaries_and_the_distance_from_the_plan_are_shown() -> None:
     watch = BoundaryWatch(2, ((1000, 0.5), (8000, 1.0)))
     served = replace(served_model(), watch=watch)
     shown = MetricsPage(Metrics(), [served], lambda: 0, lambda: 0.0)
-    assert "sluice_length_drift{" not in shown.render().decode()
+    assert "sluice_length_drift{" not in text_of(shown.collect()).decode()
     assert watch.drift is not None
     for _ in range(500):
         watch.drift.add(500)
     watch.shares = (0.02,)
     served.move_boundaries((7000,))
     served.fleet.pools[0].beyond_window_tokens = 9003
-    lines = shown.render().decode().splitlines()
+    lines = text_of(shown.collect()).decode().splitlines()
     assert 'sluice_boundary_tokens{model="m",pool="short"} 7000.0' in lines
     assert 'sluice_pool_beyond_window_tokens{model="m",pool="short"} 9003.0' in lines
     assert 'sluice_pool_beyond_window_tokens{model="m",pool="long"} 0.0' in lines
