@@ -270,10 +270,7 @@ class StoredEntry(Record, frozen=True, kw_only=True):
     file_unix_s: float = 0.0
     """Modification time of the file that holds the section; an older file changes nothing."""
     id: str = ""
-    """Distinguishes it from a deleted entry of the same name.
-
-    Empty for entries that a version without ids wrote.
-    """
+    """Distinguishes it from a deleted entry of the same name."""
     version: int = 0
     """The directory's revision at its last write, on which the next write is based.
 

@@ -11,11 +11,6 @@ from predictor.features import features
 SERVED: Final = ("ok", "disconnected", "evicted")
 """Outcomes whose first token, if any, is representative of a normal request."""
 _SECTIONS: Final = ("estimate", "usage", "compression", "scheduling")
-_OLD_NAMES: Final = {
-    "estimated_input_tokens": "input_tokens",
-    "estimated_output_tokens": "output_tokens",
-}
-"""Renamed fields of schema 1, which had no sections; other fields kept their names."""
 _MAX_TOKENS: Final = 1 << 32
 _MAX_S: Final = 3600.0
 
@@ -127,9 +122,7 @@ def row_of(record: Mapping[str, Any]) -> PrefillRow | None:
 
 
 def _figures(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of all sections in one mapping; schema 1 had no sections."""
-    if record.get("schema") == 1:
-        return {_OLD_NAMES.get(name, name): value for name, value in record.items()}
+    """The fields of all sections in one mapping."""
     found: dict[str, Any] = {}
     for section in _SECTIONS:
         fields = record.get(section)

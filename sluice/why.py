@@ -9,7 +9,6 @@ import msgspec
 import typer
 
 from gateway.records.decision import DecisionRecord
-from gateway.records.decision_schema1 import as_schema_2
 from gateway.records.story import Step, steps_of
 from sluice.gateway_client import (
     DEFAULT_URL,
@@ -83,7 +82,7 @@ def _logged(log: Path, request_id: str) -> Mapping[str, Any]:
         with log.open(encoding="utf-8") as lines:
             for line in lines:
                 if request_id in line:
-                    record = as_schema_2(json.loads(line))
+                    record = json.loads(line)
                     found = record if record.get("request_id") == request_id else found
     except (OSError, ValueError) as error:
         stop(f"{log}: {error}", 2)

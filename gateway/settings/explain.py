@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.config import Config, ServerConfig
-from gateway.settings.fleet.model_parts import SchedulingConfig
+from gateway.settings.config import Config
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
 from gateway.settings.source import Document
@@ -106,17 +105,7 @@ def _missing(document: Document, path: KeyPath, name: str) -> None:
     document.add(path, f"required key `{name}` is missing", f"add `{name}:`{description}", key=True)
 
 
-_REMOVED: dict[tuple[type[Section], str], str] = {
-    (ServerConfig, "keep_warm"): "leave it out: the gateway rehearses no requests any more",
-    (SchedulingConfig, "profile"): "leave it out: quartz has one set of coefficients",
-    (SchedulingConfig, "step_tokens"): "leave it out: the gate goes by how long prefills take",
-}
-"""Settings of earlier versions, with the fix to report."""
-
-
 def _unknown(section: type[Section] | None, name: str) -> tuple[str, str]:
-    if section is not None and (fix := _REMOVED.get((section, name))) is not None:
-        return f"`{name}` is no setting any more", fix
     if section is not None and (elsewhere := wish(section.__name__, name)) is not None:
         return f"`{name}` is no setting here", elsewhere
     known = section.model_fields if section is not None else {}

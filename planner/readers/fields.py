@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.records.decision_schema1 import as_schema_2
 from planner.errors import PlanError
 
 
@@ -95,12 +94,12 @@ def parse_field_map(text: str) -> FieldMap:
 def readable(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The record with the gateway log's sections added as dotted names (`usage.prompt_tokens`).
 
-    Schemas 1 and 2 of the log then have the same names. Other records are returned unchanged.
+    Other records are returned unchanged.
     """
     if not {"schema", "outcome", "time_unix_s"} <= record.keys():
         return record
     found = dict(record)
-    for name, section in as_schema_2(record).items():
+    for name, section in record.items():
         if isinstance(section, dict):
             found |= {f"{name}.{field}": value for field, value in section.items()}
     return found

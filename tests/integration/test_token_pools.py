@@ -16,7 +16,7 @@ import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
 from bench.common.redis_server import RedisServer
-from gateway.policy.admission.replay import replay
+from tests.admission_replay import replay
 
 CHAT = "/v1/chat/completions"
 

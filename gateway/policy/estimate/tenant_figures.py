@@ -65,7 +65,7 @@ class TenantFigures:
         return found
 
     def part(self, name: str) -> EstimatorPart | None:
-        """See Learner. Names without a tenant, as older versions stored them, are unknown."""
+        """See Learner; names without a tenant are unknown."""
         figure, apart, tenant = name.partition("@")
         if not apart:
             return None

@@ -156,8 +156,8 @@ class _ReplicaLoad(Record, frozen=True, kw_only=True):
     beyond_window_tokens: int
     active: list[int]
     tokens: list[int]
-    ids: tuple[str, ...] = ()
-    """Their workers; replicas of a version without it list the same ones in the same order."""
+    ids: tuple[str, ...]
+    """Their workers."""
 
 
 _loads: Final = msgspec.msgpack.Decoder(dict[str, list[_ReplicaLoad]]).decode
@@ -200,9 +200,10 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
                 pool["inflight"] += load.inflight
                 beyond = max(pool["beyond_window_tokens"], load.beyond_window_tokens)
                 pool["beyond_window_tokens"] = beyond
-                ids = load.ids or tuple(worker["id"] for worker in pool["workers"])
                 known = {worker["id"]: worker for worker in pool["workers"]}
-                for worker_id, active, tokens in zip(ids, load.active, load.tokens, strict=False):
+                for worker_id, active, tokens in zip(
+                    load.ids, load.active, load.tokens, strict=False
+                ):
                     if worker_id in known:
                         known[worker_id]["active_sequences"] += active
                         known[worker_id]["reserved_tokens"] += tokens

@@ -8,23 +8,6 @@ from hypothesis import strategies as st
 from predictor.rows import read_rows, row_of
 from tests.unit.predictor.made import x_of
 
-FLAT: dict[str, Any] = {
-    "schema": 1,
-    "outcome": "ok",
-    "model": "m",
-    "pool": "short",
-    "worker": "w0",
-    "stream": True,
-    "estimated_input_tokens": 2000,
-    "estimated_output_tokens": 100,
-    "prompt_tokens": 1900,
-    "expected_hit_tokens": 500,
-    "backlog_tokens": 30,
-    "worker_active": 10,
-    "worker_kv_usage": 0.25,
-    "prefill_s": 0.4,
-}
-"""As schema 1 had it."""
 SCHEDULING: dict[str, Any] = {
     "expected_hit_tokens": 500,
     "backlog_tokens": 30,
@@ -55,19 +38,17 @@ def lines(*records: object) -> list[bytes]:
     return [json.dumps(record).encode() for record in records]
 
 
-@pytest.mark.parametrize("record", [RECORD, FLAT], ids=["schema 2", "schema 1"])
-def test_a_record_gives_what_the_router_saw(record: dict[str, Any]) -> None:
-    ((row,),) = read_rows(lines(record)).rows.values()
+def test_a_record_gives_what_the_router_saw() -> None:
+    ((row,),) = read_rows(lines(RECORD)).rows.values()
     assert row.x == x_of(2000, 500, 30)
     assert (row.prefill_s, row.worker) == (0.4, "w0")
 
 
 def test_a_compressed_prompt_is_as_long_as_the_engine_found_it() -> None:
     compressed = {"compressed": "2000->1900"}
-    for record in (RECORD | {"compression": compressed}, FLAT | compressed):
-        row = row_of(record)
-        assert row is not None
-        assert row.x[0] == 1900
+    row = row_of(RECORD | {"compression": compressed})
+    assert row is not None
+    assert row.x[0] == 1900
 
 
 def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
@@ -121,9 +102,9 @@ values: st.SearchStrategy[object] = (
 )
 
 
-@given(st.sampled_from(sorted(FLAT)), values)
+@given(st.sampled_from(sorted(RECORD | SCHEDULING)), values)
 def test_whatever_a_field_holds_a_row_is_finite_or_none(field: str, value: object) -> None:
-    for record in (FLAT | {field: value}, RECORD | {field: value}, scheduled(**{field: value})):
+    for record in (RECORD | {field: value}, scheduled(**{field: value})):
         row = row_of(record)
         if row is not None:
             assert 0 < row.prefill_s <= 3600

@@ -231,7 +231,7 @@ class SqliteDirectory(Generic[Entry]):
 
 
 # A tombstone's name holds the entry's name and id and the removing file's time, after a byte that
-# no name begins with. An older version wrote the name alone.
+# no name begins with.
 
 
 def _tombstone(entry: StoredEntry) -> str:
@@ -239,7 +239,5 @@ def _tombstone(entry: StoredEntry) -> str:
 
 
 def _removal(name: str, revision: int) -> Removal:
-    if not name.startswith("\x01"):
-        return Removal(name=name, id="", revision=revision)
     _, entry_id, file_unix_s, name = name.split("\x01", 3)
     return Removal(name=name, id=entry_id, revision=revision, file_unix_s=float(file_unix_s))

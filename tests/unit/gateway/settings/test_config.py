@@ -368,10 +368,6 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("mean_slo_ms", edited("    aliases: [a]", "    admission: {mean_slo_ms: 0}"), 7, ["mean_slo_ms", "more than 0"]),  # noqa: E501
     ("admission's profile", edited("    aliases: [a]", "    admission: {profile: papre}"), 7, ["did you mean `paper`?"]),  # noqa: E501
     ("admission's mode", edited("    aliases: [a]", "    admission: {mode: watch}"), 7, ["enforce, observe"]),  # noqa: E501
-    ("removed warmth", edited("  port: 8080", "  keep_warm: true"), 3, ["no setting any more", "leave it out"]),  # noqa: E501
-    ("removed profile", edited("    aliases: [a]", "    scheduling: {profile: paper}"), 7, ["no setting any more", "leave it out"]),  # noqa: E501
-    ("removed step", edited("    aliases: [a]", "    scheduling: {step_tokens: 8192}"), 7, ["no setting any more", "leave it out"]),  # noqa: E501
-    ("removed policy", edited("    aliases: [a]", "    scheduling: {policy: p2c}"), 7, ["`p2c` is not a choice", "quartz, sticky"]),  # noqa: E501
     ("unknown key of admission", edited("    aliases: [a]", "    admission: {headrom: 1}"), 7, ["did you mean `headroom`?"]),  # noqa: E501
     ("engine_priority", edited("    aliases: [a]", "    engine_priority: tgi"), 7, ["none, vllm, sglang"]),  # noqa: E501
     ("replicas below the workers", edited(SHORT_WORKERS, 'workers: ["http://h:1", "http://h:2"]\n        replicas: {max: 1}'), 17, ["1 is below the 2 workers listed", "at least 2"]),  # noqa: E501

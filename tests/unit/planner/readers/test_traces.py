@@ -98,30 +98,6 @@ def test_the_gateway_s_own_log() -> None:
     assert "1 of 3 requests were refused or not served" in found.notes[0]
 
 
-def test_a_log_of_schema_1_that_a_newer_gateway_goes_on_with() -> None:
-    old = {
-        "schema": 1,
-        "time_unix_s": 996.0,
-        "outcome": "ok",
-        "category": "cjk",
-        "prompt_tokens": 70,
-        "completion_tokens": 7,
-        "cap_tokens": 64,
-        "cached_tokens": 35,
-    }
-    new = decision(prompt_tokens=100, completion_tokens=20, category="code", time_unix_s=1000.0)
-    text = b"\n".join((msgspec.json.encode(old), msgspec.json.encode(new))).decode()
-    found = read_workload(text, name="requests.jsonl")
-    assert lengths(found) == ([70, 100], [7, 20])
-    assert found.categories == ("cjk", "code")
-    assert found.asked is not None
-    assert found.asked[0] == 64
-    assert found.cached_share == pytest.approx(35 / 170)
-    assert found.rate_per_s == pytest.approx(0.25)
-    by_map = parse_field_map("prompt=prompt_tokens,answer=completion_tokens")
-    assert lengths(read_workload(text, name="old", fields=by_map)) == ([70], [7])
-
-
 def test_any_fields_by_a_map() -> None:
     fields = parse_field_map("prompt=in,answer=out,asked=max,time=at")
     text = "in,out,max,at\n10,5,64,0\n20,0,,2\n"

@@ -98,11 +98,11 @@ def test_impossible_loads_say_what_to_change(given: dict[str, Any]) -> None:
         from_workload(SHIPPED["azure"].workload, rate_per_s=None, duration_s=1.0, seed=0)
 
 
-def test_a_log_of_both_schemas_tells_categories_and_events_are_no_requests(tmp_path: Path) -> None:
+def test_a_log_tells_categories_and_its_events_are_no_requests(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"schema": 2, "event": "terms", "model": "m", "unix_s": 1.0},
-        {"schema": 1, "time_unix_s": 9.0, "outcome": "ok", "category": "code",
-         "prompt_tokens": 50, "completion_tokens": 0},
+        {"schema": 2, "time_unix_s": 9.0, "outcome": "ok", "estimate": {"category": "code"},
+         "usage": {"prompt_tokens": 50, "completion_tokens": 0}},
         {"schema": 2, "time_unix_s": 8.5, "outcome": "refused"},
         {"schema": 2, "time_unix_s": 8.0, "outcome": "ok", "estimate": {"category": "cjk"},
          "usage": {"prompt_tokens": 70, "completion_tokens": 7}},

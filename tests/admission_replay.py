@@ -16,7 +16,6 @@ from gateway.policy.admission.admission import AdmissionRequest, Denial
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
-from gateway.records.decision_schema1 import as_schema_2
 from gateway.records.record import Record
 
 
@@ -65,7 +64,7 @@ def _steps(lines: Iterable[Mapping[str, Any]], model: str) -> Iterable[_Step]:
                 unix_s=line["unix_s"], kind=line["event"], line=line, detail=line.get("detail")
             )
             continue
-        request = as_schema_2(line)
+        request = line
         lease = request.get("admission", {})
         if lease.get("admitted_unix_s") is not None:
             yield _Step(unix_s=lease["admitted_unix_s"], kind="admit", line=request)
