@@ -120,7 +120,7 @@ def served_model(
                 PoolState(shape.name, tuple(known), slots)
                 for shape, known in zip(table.pools, ids, strict=True)
             ),
-            workers=tuple([address(w) for w in known] for known in ids),
+            workers=tuple([address(w, host=f"{name}-{w}") for w in known] for known in ids),
             health=HealthRules(eject_after=eject_after),
             response_affinity=ResponseAffinity(),
             max_attempts=max_attempts,

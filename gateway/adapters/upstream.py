@@ -440,7 +440,7 @@ class HttpUpstream:
                 target.lines[call.path] = line
         size = b"content-length: %d\r\n\r\n" % (call.size if call.rest else len(call.body))
         request = b"".join((line, call.lines, size, call.body))
-        connection, idle = None, target.idle
+        connection, idle, died = None, target.idle, False
         while idle:
             connection = idle.pop()
             if connection.usable:
@@ -449,7 +449,7 @@ class HttpUpstream:
         while True:
             reused = connection is not None
             if connection is None:
-                connection = await self._connect(self, loop, target.key, call.timeouts.connect_s)
+                connection = await self._connection(target, loop, call, again=died)
             exchange = _Exchange(loop, call.timeouts)
             self._busy.add(connection)
             connection.send(exchange, request, call.rest)
@@ -460,9 +460,20 @@ class HttpUpstream:
                 stale = isinstance(failure, UpstreamFailure) and failure.kind == "reset"
                 if not (reused and stale) or exchange.got_bytes:
                     raise
-                connection = None
+                connection, died = None, True
             else:
                 return exchange
+
+    async def _connection(
+        self, target: "_Target", loop: asyncio.AbstractEventLoop, call: UpstreamCall, *, again: bool
+    ) -> UpstreamConnection:
+        """A new connection; `again`: another one broke while it had the request."""
+        try:
+            return await self._connect(self, loop, target.key, call.timeouts.connect_s)
+        except UpstreamFailure as failure:
+            if again and failure.kind == "connect":  # perhaps the request ended the engine
+                raise UpstreamFailure("reset", "the engine is gone") from failure
+            raise
 
     async def close(self) -> None:
         """See Upstream."""

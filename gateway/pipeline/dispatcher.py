@@ -25,7 +25,8 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseLocation
 from gateway.policy.pools.retry import Fault, hurts_health, next_step
 from gateway.policy.pools.routing import larger_pools
-from gateway.policy.response.engine_refusal import engine_refusal
+from gateway.policy.pools.suspects import Suspects, harm_of
+from gateway.policy.response.engine_refusal import engine_refusal, suspected
 from gateway.policy.response.overflow import engine_message
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Lines, Upstream, UpstreamCall
@@ -58,6 +59,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._reclaims: set[asyncio.Task[None]] = set()
+        self._suspects = Suspects()
         self._assumed = AssumedTokens(clock, self._assume_first)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -108,6 +110,7 @@ class Dispatcher:
                     max_attempts=served.fleet.max_attempts,
                     repeatable=stage_dispatch.repeatable(admitted.facts),
                     larger_pool=bool(larger),
+                    guilty=bool(attempts.guilty),
                 )
                 if step == "give_up" or len(tried) > _MAX_TRIED:
                     return await self._give_up(incoming, reply, attempts, result)
@@ -118,6 +121,11 @@ class Dispatcher:
         finally:
             if attempts.scheduler is not None:
                 self._release(attempts)
+
+    def refuse_suspect(self, tenant: str, body: bytes) -> None:
+        """Raise the refusal of a body on which two engines failed a moment ago."""
+        if harm := self._suspects.verdict(tenant, body, self._clock()):
+            raise suspected(harm)
 
     def tick(self, models: Iterable[ModelRuntime]) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
@@ -314,7 +322,7 @@ class Dispatcher:
                     duration_ms=(ended_s - started_s) * 1000,
                 )
             )
-        self._note_health(served, binding, answer, admitted.facts)
+        self._note_health(incoming, attempts, binding, answer)
         return answer
 
     def _relay(
@@ -388,20 +396,28 @@ class Dispatcher:
             served.adapters.lost(binding.pool, rank, facts.adapter)
 
     def _note_health(
-        self, served: ModelRuntime, binding: Binding, answer: Outcome | Fault, facts: BodyFacts
+        self, incoming: Incoming, attempts: Attempts, binding: Binding, answer: Outcome | Fault
     ) -> None:
+        """Note what an attempt says of its engine, and of the request."""
+        served = attempts.admitted.served
         pool = served.fleet.pools[binding.pool]
+        tenant = attempts.admitted.principal.tenant
+        if harm := harm_of(answer):
+            url = served.fleet.workers[binding.pool][binding.worker].url
+            attempts.guilty = self._suspects.note(tenant, incoming.body, url, harm, self._clock())
         served_it = False
         if isinstance(answer, Outcome):
             broke = answer.label == "upstream_error"
             served_it = answer.label == "ok"
+            if served_it:
+                self._suspects.served(tenant, incoming.body)
         elif answer.kind == "connect":
             fleet.unreachable(pool, binding.worker)
             return
         elif answer.kind in ("local", "frozen"):  # not its fault, or told already
             return
         elif answer.kind == "not_served":
-            self._not_served(served, binding, facts)
+            self._not_served(served, binding, attempts.admitted.facts)
             return
         else:
             broke = hurts_health(answer)
@@ -411,7 +427,13 @@ class Dispatcher:
             # A frozen engine still refuses what is malformed.
             if served_it or not pool.progress.silent_s(binding.worker):
                 fleet.succeeded(pool, binding.worker)
-        elif fleet.failed(pool, binding.worker, served.fleet.health, self._clock()):
+            return
+        guilty = bool(attempts.guilty)
+        for earlier in attempts.blamed if guilty else ():
+            fleet.acquit(*earlier)
+        attempts.blamed = (*attempts.blamed, (pool, binding.worker))
+        rules, now_s = served.fleet.health, self._clock()
+        if fleet.failed(pool, binding.worker, rules, now_s, blameless=guilty):
             self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
 
     async def _rescue(
@@ -455,8 +477,11 @@ class Dispatcher:
             )
         else:
             refusal = engine_refusal(fault)
+            if attempts.guilty:
+                refusal = suspected(attempts.guilty, refusal)
         attempts.reason = refusal.reason
-        if attempts.admitted.served.fallbacks and fault.kind != "overflow":
+        falls = fault.kind != "overflow" and attempts.guilty != "ended"
+        if attempts.admitted.served.fallbacks and falls:
             raise refusal  # another model may answer
         await reply.refuse(refusal, answer_lines(incoming, attempts))
         label = "error" if fault.kind == "overflow" else "upstream_error"

@@ -261,6 +261,8 @@ class Pipeline:
         self._newest_s = incoming.received_s
         # 1 authenticate, 2 classify and estimate
         principal, facts, served, estimate = await self._read(incoming, progress, instead)
+        if instead is None:
+            self._dispatcher.refuse_suspect(principal.tenant, incoming.body)
         # 3 plan
         prefix = stage_plan.look_up(
             served.scheduling,

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.metrics import UNTIMED, StageTimer
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
+from gateway.policy.pools.suspects import Harm
 from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.prefix.digests import Points
 from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
@@ -156,8 +158,10 @@ class Attempts:
         "admitted",
         "assumed_turn",
         "binding",
+        "blamed",
         "done",
         "entry",
+        "guilty",
         "job",
         "moved",
         "queue_s",
@@ -198,6 +202,10 @@ class Attempts:
         self.moved = False
         """Taken from a frozen engine to another, which is done once."""
         self.rescued = False
+        self.guilty: Harm = ""
+        """What two engines came to on this request's body."""
+        self.blamed: tuple[tuple[PoolState, int], ...] = ()
+        """Pools and workers whose failures on it were counted."""
         self.reason: str | None = None
         """Of the refusal that the client got when the last attempt had failed."""
 

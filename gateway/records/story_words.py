@@ -43,6 +43,7 @@ REFUSALS: Final = {
     "engine_error": "every attempt failed before the first byte",
     "engine_connection_broken": "every attempt failed before the first byte",
     "engine_timeout": "every attempt timed out before the first byte",
+    "engines_ended": "two engines failed on the very same request a moment before",
     "state_unavailable": "the state store was away, and the gateway is told to refuse then",
     "gateway_exhausted": "the gateway's machine ran out of connections or memory",
     "too_many_leases": "another proxy holds too many leases without reporting their use",

@@ -99,6 +99,14 @@ class Engine:
         if self.errors:
             raise self.errors[0]
 
+    def play(self, *handlers: Handler) -> None:
+        """Play these from now on."""
+        self._handlers = handlers
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        self._server.close()
+
     def worker(self, **more: Any) -> WorkerAddress:
         return address(port=self.port, **more)
 
@@ -393,6 +401,20 @@ async def test_a_stale_connection_is_retried_only_once(upstream: Upstream) -> No
         failure = await fails(exchange(upstream, engine))
         assert (failure.kind, failure.head_received) == ("reset", False)
         assert engine.connections == 2
+
+
+async def test_an_engine_that_a_request_ends_did_not_refuse_it(upstream: Upstream) -> None:
+    """Else the request would count as never sent, and be tried wherever there is an engine."""
+    async with Engine(echo) as engine:
+
+        async def ends(c: Connection) -> None:
+            await c.answer()
+            await c.request()
+            engine.stop()
+
+        engine.play(ends)
+        await exchange(upstream, engine)
+        assert (await fails(exchange(upstream, engine))).kind == "reset"
 
 
 async def test_an_answer_that_had_begun_is_never_asked_for_again(upstream: Upstream) -> None:

@@ -16,6 +16,9 @@ from gateway.policy.fleet.health_rules import MISSES, HealthRules
 from gateway.policy.fleet.progress import Progress
 from gateway.policy.fleet.slot_clock import SlotClock
 
+BLAMELESS: Final = 0.25
+"""Weight of a failure that is the request's own doing. Not 0: engines that answer nothing but
+errors leave the rotation, whatever they are sent."""
 DOUBTED_S: Final = 2.5
 """How long a `doubt` lasts unless repeated: two exchanges of replicas."""
 
@@ -119,8 +122,8 @@ class PoolState:
         self.progress = Progress(self.siblings)
         """Running attempts at each worker, and the engines' silence."""
         self.draining = [False] * n
-        self.failures = [0] * n
-        """Consecutive failures."""
+        self.failures = [0.0] * n
+        """Consecutive failures, by their weight."""
         self.doubted_until_s = [0.0] * n
         """Until then one failure ejects, at the engine's first worker; see `doubt`."""
         self.ejections = [0] * n
@@ -219,7 +222,7 @@ def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
 def succeeded(pool: PoolState, worker: int) -> None:
     """A served exchange clears its engine's failure count and ejection history."""
     head = pool.siblings[worker][0]
-    pool.failures[head] = 0
+    pool.failures[head] = 0.0
     pool.doubted_until_s[head] = 0.0
     if pool.ejections[head]:  # otherwise it is in the rotation, and no list changes
         pool.ejections[head] = 0
@@ -228,20 +231,32 @@ def succeeded(pool: PoolState, worker: int) -> None:
         refresh(pool)
 
 
-def failed(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> bool:
-    """Note a failed exchange; True if it ejects all workers of the worker's engine."""
+def failed(
+    pool: PoolState, worker: int, rules: HealthRules, now_s: float, *, blameless: bool = False
+) -> bool:
+    """Note a failed exchange; True if it ejects all workers of the worker's engine.
+
+    `blameless`: the request is to blame rather than the engine.
+    """
     head = pool.siblings[worker][0]  # failures count per engine
-    pool.failures[head] += 1
-    if pool.failures[head] < rules.eject_after and pool.doubted_until_s[head] <= now_s:
+    pool.failures[head] += BLAMELESS if blameless else 1.0
+    doubted = pool.doubted_until_s[head] > now_s and not blameless
+    if pool.failures[head] < rules.eject_after and not doubted:
         return False
     eject(pool, worker, rules, now_s)
     return True
 
 
+def acquit(pool: PoolState, worker: int) -> None:
+    """A failure that was counted in full turns out to be the request's own doing."""
+    head = pool.siblings[worker][0]
+    pool.failures[head] = max(0.0, pool.failures[head] - 1.0 + BLAMELESS)
+
+
 def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
     """Eject a worker's engine for a while, twice as long as the time before."""
     head = pool.siblings[worker][0]
-    pool.failures[head] = 0
+    pool.failures[head] = 0.0
     pool.doubted_until_s[head] = 0.0
     wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
     pool.ejections[head] = min(pool.ejections[head] + 1, 16)
@@ -315,7 +330,7 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
     for rank in ranks:
         pool.up[rank] = ok
         if ok:
-            pool.failures[rank] = 0
+            pool.failures[rank] = 0.0
             pool.doubted_until_s[rank] = 0.0
             pool.ejected_until_s[rank] = 0.0
     refresh(pool)

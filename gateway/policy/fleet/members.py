@@ -162,10 +162,10 @@ def _append(pool: PoolState) -> None:
     pool.siblings.append(())
     for flags in (pool.up, pool.refused, pool.draining, pool.present, pool.leaving):
         flags.append(False)
-    for numbers in (pool.active, pool.tokens, pool.misses, pool.failures, pool.ejections):
+    for numbers in (pool.active, pool.tokens, pool.misses, pool.ejections):
         numbers.append(0)
-    for times in (pool.doubted_until_s, pool.ejected_until_s, pool.vacated_s):
-        times.append(0.0)
+    for figures in (pool.failures, pool.doubted_until_s, pool.ejected_until_s, pool.vacated_s):
+        figures.append(0.0)
     pool.why_down.append("")
 
 
@@ -177,5 +177,5 @@ def _reset(pool: PoolState, rank: int, name: str, ranks: tuple[int, ...], *, up:
     pool.up[rank] = up
     pool.why_down[rank] = "" if up else "not probed yet"
     pool.misses[rank] = MISSES - 1
-    pool.failures[rank] = pool.ejections[rank] = 0
-    pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0
+    pool.ejections[rank] = 0
+    pool.failures[rank] = pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0

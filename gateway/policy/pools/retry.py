@@ -1,14 +1,15 @@
 """Decide the next step after a failed attempt, as long as no byte has reached the client.
 
 - Nothing was sent (connect), or the engine broke, timed out or answered 5xx before its first
-  byte: try another worker, then an alternate pool. Generation has no side effects, so sending
-  the request again is safe, except for a response that the client asked to store and to run
-  in the background.
+  byte: try another worker, then an alternate pool, except for a response that the client asked
+  to store and to run in the background.
 - The gateway's own machine has no open file or port left (local): give up. No other worker
   can be reached either, and no worker is to blame.
 - The engine is frozen: try another worker once, regardless of earlier attempts.
 - A live engine is busy: try another worker, without a health penalty.
 - The engine does not serve the model, or the LoRA adapter, (any more): try another worker.
+- Two different engines failed on the same body (`gateway.policy.pools.suspects`): give up, for
+  the request may be what ends them.
 - A context overflow: send the original body to the next larger window (overflow rescue).
 - Any other answer is relayed to the client.
 """
@@ -50,13 +51,22 @@ Step = Literal["retry", "rescue", "give_up"]
 
 
 def next_step(
-    fault: Fault, *, sent: int, max_attempts: int, repeatable: bool, larger_pool: bool
+    fault: Fault,
+    *,
+    sent: int,
+    max_attempts: int,
+    repeatable: bool,
+    larger_pool: bool,
+    guilty: bool = False,
 ) -> Step:
     """Decide after a fault.
 
     `sent`: attempts that reached an engine so far (refused connections are free);
-    `repeatable`: sending the request twice is safe; `larger_pool`: a larger window exists.
+    `repeatable`: sending the request twice is safe; `larger_pool`: a larger window exists;
+    `guilty`: two engines failed on it.
     """
+    if guilty:
+        return "give_up"
     if fault.kind in ("overflow", "empty"):
         return "rescue" if larger_pool and repeatable else "give_up"
     if fault.kind == "local":

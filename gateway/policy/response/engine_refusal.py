@@ -2,7 +2,27 @@
 
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.pools.retry import Fault
+from gateway.policy.pools.suspects import MEMORY_S, Harm
 from gateway.policy.response.overflow import engine_message
+
+
+def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
+    """The refusal of a body on which two engines failed: no client shall repeat it.
+
+    `told`: what the client would be told of the last attempt, if it was made just now.
+    """
+    if told is None:
+        told = UpstreamBroken("The request was not sent.", reason="engine_error")
+        if harm == "ended":  # no other model's turn either
+            told = UpstreamBroken("The request was not sent.", reason="engines_ended")
+        told.code = told.reason
+    what = "ended at" if harm == "ended" else "failed on"
+    told.message += (
+        f" Two engines {what} this very request, so no other gets it for {MEMORY_S:g} s: "
+        "change it, or tell the operator of the engines."
+    )
+    told.should_retry = False
+    return told
 
 
 def engine_refusal(fault: Fault) -> Refusal:

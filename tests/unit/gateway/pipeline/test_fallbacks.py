@@ -112,14 +112,21 @@ async def test_a_model_without_a_ready_worker_is_answered_by_its_fallback() -> N
     assert len(bench.store.settlements) == 2
 
 
-@pytest.mark.parametrize("fault", [E500, failure("reset"), failure("timeout")])
+@pytest.mark.parametrize("fault", [E500, failure("timeout")])
 async def test_engines_that_fail_before_the_first_byte_are_no_end(fault: Script) -> None:
-    bench = Bench(*[fault] * 3, OK)
+    bench = Bench(*[fault] * 2, OK)
     await bench.serve()
     assert bench.reply.headers[b"x-sluice-model"] == b"n"
     assert bench.reply.status == 200
     used = [settlement.dispatched for _, settlement in bench.store.settlements]
     assert used == [False, True], "one request takes one place in the minute"
+
+
+async def test_a_request_that_ended_two_engines_gets_no_other_models() -> None:
+    bench = Bench(failure("reset"))
+    await bench.serve()
+    assert len(bench.upstream.calls) == 2
+    assert [record.outcome for record in bench.records] == ["upstream_error"]
 
 
 async def test_a_model_full_of_higher_priority_falls_back() -> None:

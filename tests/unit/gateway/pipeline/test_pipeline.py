@@ -21,6 +21,7 @@ from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseLocation
+from gateway.policy.pools.suspects import MEMORY_S, MOST_BODIES, Suspects
 from gateway.policy.request.head import read_head
 from gateway.policy.request.header_lines import pairs_of
 from gateway.policy.request.trace_context import child_id
@@ -721,7 +722,7 @@ async def test_a_stream_of_two_choices_that_ends_after_the_first_broke_off() -> 
 
 
 async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed() -> None:
-    bench = Bench(E500, E500, OK)
+    bench = Bench(E500, BUSY, OK)
     await bench.serve()
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "short", "long"]
     assert bench.ledger.transfers == [(SHORT, LONG)]
@@ -734,6 +735,81 @@ async def test_attempts_end_at_the_configured_number() -> None:
     await bench.serve()
     assert len(bench.upstream.calls) == 2
     assert (bench.reply.status, bench.record.reason) == (502, "engine_error")
+
+
+# -- requests on which engines fail
+
+MANY = (4, 4)
+"""Workers of the pools."""
+RESET = failure("reset")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(RESET, "engine_connection_broken", id="engine gone"),
+        pytest.param(stream(chunk("a"), broken()), None, id="engine gone within the stream"),
+        pytest.param(E500, "engine_error", id="500"),
+        pytest.param(failure("timeout"), "engine_timeout", id="no answer"),
+        pytest.param(stream(event({"error": {"message": "OOM"}})), "engine_error", id="in band"),
+    ],
+)
+async def test_a_body_on_which_two_engines_failed_reaches_no_third(
+    fault: Script, reason: str | None
+) -> None:
+    bench = Bench(fault, fault, OK, served=served_model(workers=MANY))
+    replies = []
+    for _ in range(5):  # the client's own retries: each is a new request with the same body
+        replies.append(FakeReply())
+        await bench.serve(streaming(), replies[-1])
+    assert len(set(bench.upstream.called)) == len(bench.upstream.calls) == 2
+    refused = [reply.refusal for reply in replies if reply.refusal is not None]
+    assert all(refusal.should_retry is False for refusal in refused)
+    assert len(refused) == (5 if reason else 3), "a stream breaks off once for each engine"
+    if reason:
+        assert refused[0].reason == reason
+    assert max(bench.served.fleet.pools[SHORT].failures) <= 1.0
+    # Others are served, and so is the body after a while.
+    for other in (streaming("another"), streaming()):
+        bench.reply = FakeReply()
+        await bench.serve(other)
+        assert bench.reply.status == 200
+        bench.clock.advance(MEMORY_S + 1)
+
+
+async def test_what_any_engine_serves_is_not_suspect() -> None:
+    """A monitor's body meets every engine that dies."""
+    bench = Bench(RESET, OK, RESET, OK, RESET, OK, served=served_model(workers=MANY))
+    for text in ("ping", "ping", "ping", "another"):
+        bench.reply = FakeReply()
+        await bench.serve(incoming(chat_body(text)))
+        assert bench.reply.status == 200
+
+
+async def test_one_tenants_bodies_are_not_anothers() -> None:
+    known = Suspects()
+    known.note("a", b"x", "one", "ended", 0.0)
+    assert not known.note("b", b"x", "two", "ended", 0.0)
+    assert known.note("a", b"x", "two", "failed", 0.0) == "ended"
+    assert (known.verdict("a", b"x", 0.0), known.verdict("b", b"x", 0.0)) == ("ended", "")
+    assert not known.verdict("a", b"y", 0.0)
+    for number in range(MOST_BODIES):
+        known.note("c", b"%d" % number, "one", "ended", 0.0)
+    assert not known.verdict("a", b"x", 0.0), "the oldest are forgotten"
+
+
+async def test_healthy_engines_stay_whatever_one_client_sends() -> None:
+    bench = Bench(E500, served=served_model(workers=(2, 1)))
+    for number in range(5):
+        await bench.serve(incoming(chat_body(f"defect {number}")), FakeReply())
+    assert bench.metrics.ejections.values == {}
+
+
+async def test_engines_that_answer_nothing_but_errors_leave_all_the_same() -> None:
+    bench = Bench(E500, served=served_model(workers=(2, 1)))
+    for number in range(12):
+        await bench.serve(incoming(chat_body(f"any {number}")), FakeReply())
+    assert sum(bench.metrics.ejections.values.values()) == 2
 
 
 async def test_the_engines_words_are_told_when_all_attempts_failed() -> None:
@@ -1191,7 +1267,7 @@ async def test_a_rescue_passes_through_each_larger_window() -> None:
 
 
 async def test_a_rescued_request_never_falls_back_to_a_smaller_window() -> None:
-    bench = Bench(OVERFLOW, E500, E500, OK, served=served_model(max_attempts=4))
+    bench = Bench(OVERFLOW, E500, BUSY, OK, served=served_model(max_attempts=4))
     await bench.serve(incoming(chat_body(FITS_SHORT)))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long", "long", "long"]
 
