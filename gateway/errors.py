@@ -5,7 +5,7 @@ Every refusal that a client sees is a `Refusal`. Adapters translate foreign erro
 defines them.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 class SluiceError(Exception):
@@ -34,6 +34,8 @@ class Refusal(SluiceError):
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
+        self.figures = ""
+        """Limit, used and requested of what admission refused for, as the message tells them."""
         self.headers = headers
         """Further response headers (x-ratelimit-*)."""
         self.message = message
@@ -42,6 +44,19 @@ class Refusal(SluiceError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+
+
+class Told(NamedTuple):
+    """What a decision record keeps of a refusal; an exception would keep its frames alive."""
+
+    reason: str
+    retry_after_s: float | None
+    figures: str
+
+
+def told(refusal: Refusal) -> Told:
+    """What the client of a refused request was told, for its record."""
+    return Told(refusal.reason, refusal.retry_after_s, refusal.figures)
 
 
 class BadRequest(Refusal):

@@ -92,7 +92,7 @@ def profile_rows(body: bytes) -> list[Row]:
             facts=facts,
             served=served,
             outcome=outcome,
-            reason=None,
+            told=None,
             binding=binding,
             rescued=False,
             estimate=decision_record.estimate_section(lengths),

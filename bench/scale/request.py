@@ -54,7 +54,7 @@ def record_of(
         facts=request.facts,
         served=served,
         outcome=outcome,
-        reason=None,
+        told=None,
         binding=request.binding,
         rescued=False,
         estimate=decision_record.estimate_section(request.lengths),

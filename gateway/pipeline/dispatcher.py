@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.errors import ContextLengthExceeded, Refusal, Unavailable
+from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
 from gateway.metrics import Metrics, StageTimer
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.request_progress import Admitted, Attempts
@@ -479,7 +479,7 @@ class Dispatcher:
             refusal = engine_refusal(fault)
             if attempts.guilty:
                 refusal = suspected(attempts.guilty, refusal)
-        attempts.reason = refusal.reason
+        attempts.told = told(refusal)
         falls = fault.kind != "overflow" and attempts.guilty != "ended"
         if attempts.admitted.served.fallbacks and falls:
             raise refusal  # another model may answer

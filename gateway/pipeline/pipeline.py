@@ -15,7 +15,7 @@ from types import coroutine
 
 import msgspec
 
-from gateway.errors import KeysAwaited, RateLimited, Refusal
+from gateway.errors import KeysAwaited, RateLimited, Refusal, Told, told
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
 from gateway.pipeline.fallbacks import Instead, model_of
@@ -114,14 +114,14 @@ class Pipeline:
         model's try has a lease and a decision record of its own.
         """
         progress = RequestProgress(self._timer())
-        outcome, reason = Outcome(label="internal_error", status=500), None
-        retry_after_s: float | None = None
+        outcome = Outcome(label="internal_error", status=500)
+        heard: Told | None = None
         following: Instead | None = None
         try:
             outcome = await self._run(incoming, reply, progress, instead)
-            reason = progress.attempts.reason if progress.attempts else None
+            heard = progress.attempts.told if progress.attempts else None
         except Refusal as refusal:
-            reason, retry_after_s = refusal.reason, refusal.retry_after_s
+            heard = told(refusal)
             following = None if reply.started else self._following(progress, refusal, instead)
             outcome = _refused(progress, refusal, following)
             if following is None:
@@ -132,14 +132,14 @@ class Pipeline:
             if held is None or not held.evicted or held.task.uncancel():
                 raise
             gave_way = _gave_way()
+            heard = told(gave_way)
             outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
-            reason, retry_after_s = gave_way.reason, gave_way.retry_after_s
             await self._refuse(incoming, reply, progress, gave_way)
         finally:
             # 10 settle: without an await, so no cancellation can come between.
             held = self._held.pop(incoming.lease_id, None)
             evicted = held is not None and held.evicted
-            ending = RequestEnding(outcome, reason, evicted, retry_after_s)
+            ending = RequestEnding(outcome, heard, evicted)
             self._settler.settle(incoming, progress, ending)
         if following is not None:
             lease_id = f"{incoming.lease_id}.{following.turn}"
@@ -441,7 +441,7 @@ def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | N
     """How a refused try ended: here, at its engines, or with another model's turn."""
     label = "refused" if following is None else "fell_back"
     attempts = progress.attempts
-    if following is None and attempts is not None and attempts.reason == refusal.reason:
+    if following is None and attempts is not None and attempts.told == told(refusal):
         label = "upstream_error"
     return Outcome(label=label, status=refusal.status)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.errors import Told
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
@@ -165,7 +166,6 @@ class Attempts:
         "job",
         "moved",
         "queue_s",
-        "reason",
         "relay",
         "rescued",
         "scheduler",
@@ -174,6 +174,7 @@ class Attempts:
         "sent_s",
         "slot_nano",
         "timer",
+        "told",
     )
 
     def __init__(self, admitted: Admitted, timer: StageTimer = UNTIMED) -> None:
@@ -206,8 +207,8 @@ class Attempts:
         """What two engines came to on this request's body."""
         self.blamed: tuple[tuple[PoolState, int], ...] = ()
         """Pools and workers whose failures on it were counted."""
-        self.reason: str | None = None
-        """Of the refusal that the client got when the last attempt had failed."""
+        self.told: Told | None = None
+        """What the client heard when the last attempt had failed."""
 
     @property
     def sent(self) -> bool:
@@ -260,8 +261,6 @@ class RequestEnding(NamedTuple):
     """How a request ended."""
 
     outcome: Outcome
-    reason: str | None = None
-    """Of the refusal that the client got."""
+    told: Told | None = None
+    """By a refusal."""
     evicted: bool = False
-    retry_after_s: float | None = None
-    """The wait that the refusal told the client."""

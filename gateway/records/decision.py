@@ -178,6 +178,8 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Refusal reason."""
     retry_after_s: float | None = None
     """The wait that a refused client was told; None for none."""
+    figures: str = ""
+    """Limit, used and requested of what admission refused for, as the client was told."""
     mode: str = "enforce"
     pool: str | None = None
     worker: str | None = None

@@ -8,7 +8,15 @@ from typing import Final
 
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Record
-from gateway.records.story_words import COMPRESSION, FAULTS, OUTCOMES, PLANS, REFUSALS, grouped
+from gateway.records.story_words import (
+    COMPRESSION,
+    ENDINGS,
+    FAULTS,
+    OUTCOMES,
+    PLANS,
+    REFUSALS,
+    grouped,
+)
 
 _MS: Final = 1000.0
 
@@ -29,7 +37,7 @@ def story_of(record: DecisionRecord) -> list[str]:
 
 
 def steps_of(record: DecisionRecord) -> list[Step]:
-    """The story by step: estimate, plan, admission, compression, queue, prefill, decode, settle."""
+    """The story by step: estimate, plan, admission, and so on until it settled."""
     timing = record.timing
     compress = timing.compress_ms or 0.0
     queue = timing.queue_ms
@@ -54,6 +62,8 @@ def steps_of(record: DecisionRecord) -> list[Step]:
         before = None if decided is None else decided + compress
         found.append(Step(name="queue", text=text, start_ms=before, duration_ms=queue))
     found += _answer(record, sent, first, end)
+    if text := _ending(record):
+        found.append(Step(name="ending", text=text, start_ms=end, duration_ms=0.0))
     found.append(Step(name="settle", text=_settle(record), start_ms=end, duration_ms=0.0))
     return found
 
@@ -113,9 +123,7 @@ def _plan(record: DecisionRecord) -> str:
 
 def _admission(record: DecisionRecord) -> str:
     known = record.admission
-    if record.outcome == "refused" and known.lease_id is None:
-        return _refused(record)
-    if known.lease_id is None and known.service_class is None:
+    if known.admitted_unix_s is None:  # it did not get so far, or its model has no limits
         return ""
     as_class = f" as {known.service_class}" if known.service_class else ""
     text = f"Admission granted a lease{as_class}"
@@ -131,10 +139,6 @@ def _admission(record: DecisionRecord) -> str:
     if known.would_deny:
         text += f" Enforced, admission would have refused it: {_why(known.would_deny)}."
     return text
-
-
-def _refused(record: DecisionRecord) -> str:
-    return f"The gateway refused the request with {record.status}: {_why(record.reason)}."
 
 
 def _why(reason: str | None) -> str:
@@ -173,7 +177,9 @@ def _waited(record: DecisionRecord) -> str:
 
 def _choice(record: DecisionRecord) -> str:
     known = record.scheduling
-    text = f"Worker {record.worker} of pool {record.pool} served it"
+    failed = [f"{a.worker} ({FAULTS[a.result]})" for a in record.attempts if a.result in FAULTS]
+    verb = "served it" if record.outcome == "ok" else "was chosen"
+    text = f"Worker {record.worker} of pool {record.pool} {verb}"
     rivals = [name for name, _ in known.candidates if name != record.worker]
     if rivals:
         text += f", the best of {len(rivals) + 1} compared"
@@ -187,9 +193,10 @@ def _choice(record: DecisionRecord) -> str:
     if known.expected_hit_tokens:
         facts.append(f"its prefix cache should hold {grouped(known.expected_hit_tokens)} tokens")
     text += f": {_joined(facts)}." if facts else "."
-    if len(record.attempts) > 1:
-        tried = [f"{a.worker} ({FAULTS.get(a.result, a.result)})" for a in record.attempts[:-1]]
-        text += f" Before that the gateway tried {_joined(tried)}."
+    if failed:
+        several = len(failed) < len(record.attempts)
+        when = "Before that the gateway tried" if several else "The gateway tried in vain"
+        text += f" {when} {_joined(failed)}."
     if record.rescued:
         text += " An engine had refused the prompt as too long, so a larger window took it."
     return text
@@ -229,6 +236,19 @@ def _answer(
         start_ms=first,
         duration_ms=rest,
     )
+
+
+def _ending(record: DecisionRecord) -> str:
+    """What the client was told instead of an answer; no other place tells it."""
+    if record.reason is None:
+        return ""
+    text = f"{ENDINGS.get(record.outcome, ENDINGS['refused'])} {record.status}"
+    text += f": {_why(record.reason)}"
+    if record.figures:
+        text += f" ({record.figures})"
+    if record.retry_after_s is not None and record.outcome != "fell_back":
+        text += f"; it was told to try again in {record.retry_after_s:.0f} s"
+    return f"{text}."
 
 
 def _usage(record: DecisionRecord) -> str:

@@ -16,6 +16,10 @@ PLANS: Final = {
 """By `plan.reason`."""
 
 REFUSALS: Final = {
+    "keys_not_read": "its state store was away since the start, so revoked keys were unknown",
+    "key_expired": "its API key has expired",
+    "key_suspended": "its API key is suspended",
+    "tenant_suspended": "its tenant is suspended",
     "missing_api_key": "it came without an API key",
     "invalid_api_key": "its API key is unknown",
     "entitlement_expired": "its entitlement has expired",
@@ -32,7 +36,7 @@ REFUSALS: Final = {
     "budget": "a budget of its tenant, entitlement or key is spent",
     "budget_reserved": "requests in flight hold the rest of a budget",
     "concurrency": "the entitlement has as many sequences in flight as it may",
-    "kv": "the KV cache of the entitlement or of the pool is taken",
+    "kv": "the bytes of KV cache of the entitlement or of the pool are taken",
     "priority": "the pool is full of work of at least this priority",
     "evicted": "it gave way to a request with a reserved place",
     "context_length_exceeded": "it is too long for the largest window",
@@ -99,7 +103,7 @@ OUTCOMES: Final = {
     "ok": "The request was served",
     "error": "The engine refused the request",
     "refused": "The request ended there",
-    "fell_back": "Another model was asked instead",
+    "fell_back": "The gateway asked another model instead",
     "evicted": "The request gave way to a request with a reserved place",
     "disconnected": "The client left before the end",
     "upstream_error": "The engines failed",
@@ -107,6 +111,16 @@ OUTCOMES: Final = {
     "expired": "Another proxy never reported its use",
 }
 """By `outcome`."""
+
+
+ENDINGS: Final = {
+    "refused": "The gateway refused the request with",
+    "fell_back": "This model could not serve the request and would have answered",
+    "evicted": "The gateway ended the request with",
+    "upstream_error": "The client got",
+    "error": "The client got the engine's refusal, with",
+}
+"""By `outcome`, of requests that ended with a reason; the status follows."""
 
 
 def grouped(number: float | str) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.errors import Told
 from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.prefix.digests import seed
@@ -47,7 +48,7 @@ def decision_record(
     facts: BodyFacts | None,
     served: ModelRuntime | None,
     outcome: Outcome,
-    reason: str | None,
+    told: Told | None,
     binding: Binding | None,
     rescued: bool,
     estimate: EstimateSection,
@@ -59,7 +60,6 @@ def decision_record(
     usage: UsageSection,
     timing: TimingSection,
     prompts: bool,
-    retry_after_s: float | None = None,
 ) -> DecisionRecord:
     """The whole record; `prompts` where it shall hold the request's body."""
     pool = None if served is None or binding is None else served.fleet.pools[binding.pool]
@@ -76,8 +76,9 @@ def decision_record(
         entitlement=None if principal is None else principal.entitlement or None,
         key=None if principal is None else key_name(principal, incoming.head.key_digest),
         stream=facts is not None and facts.stream,
-        reason=reason,
-        retry_after_s=retry_after_s,
+        reason=None if told is None else told.reason,
+        retry_after_s=None if told is None else told.retry_after_s,
+        figures="" if told is None else told.figures,
         mode="observe" if served is not None and served.routing.observe else "enforce",
         pool=None if pool is None else pool.name,
         worker=None if pool is None or binding is None else pool.workers[binding.worker],

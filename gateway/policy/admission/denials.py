@@ -10,7 +10,7 @@ from math import ceil
 
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.admission.limit_refusals import limit_refusal
+from gateway.policy.admission.limit_refusals import figures_of, limit_refusal
 from gateway.policy.admission.retry_after import MAX_S, retry_after_s
 from gateway.records.lease import Limits
 from gateway.records.limit import Limit
@@ -22,9 +22,18 @@ def refusal_of(
     denial: Denial, entitlement: str, jitter: float, limits: Sequence[Limit] = ()
 ) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries. `limits` were the request's."""
+    limit = limits[denial.limit_index] if denial.limit_index >= 0 else None
+    figures = figures_of(denial, limit)
+    if limit is None:
+        refusal = _refusal_of(denial, entitlement, figures, jitter)
+    else:
+        refusal = limit_refusal(denial, limit, jitter)
+    refusal.figures = figures
+    return refusal
+
+
+def _refusal_of(denial: Denial, entitlement: str, figures: str, jitter: float) -> Refusal:
     reason = denial.reason
-    if denial.limit_index >= 0:
-        return limit_refusal(denial, limits[denial.limit_index], jitter)
     match reason:
         case "entitlement_expired" | "entitlement_suspended" | "entitlement_unknown":
             what = {"expired": "has expired", "suspended": "is suspended"}
@@ -53,8 +62,7 @@ def refusal_of(
     wait_s = float(retry_after_s(denial.wait_s, jitter))
     if reason == "tokens":
         return TokensLimited(
-            f"Rate limit reached for the entitlement '{entitlement}' on tokens: limit "
-            f"{denial.limit:.0f}, used {denial.used:.0f}, requested {denial.requested:.0f}. "
+            f"Rate limit reached for the entitlement '{entitlement}' on tokens: {figures}. "
             f"Please try again in {wait_s:.0f}s.",
             reason=reason,
             code="rate_limit_exceeded",
@@ -66,8 +74,7 @@ def refusal_of(
         reason, "the pool's slots, taken by traffic of at least this priority"
     )
     return RateLimited(
-        f"Rate limit reached for the entitlement '{entitlement}' on {whose}: limit "
-        f"{denial.limit:.0f}, used {denial.used:.0f}, requested {denial.requested:.0f}. "
+        f"Rate limit reached for the entitlement '{entitlement}' on {whose}: {figures}. "
         f"Please try again in {wait_s:.0f}s.",
         reason=reason,
         code="rate_limit_exceeded",

@@ -20,6 +20,15 @@ _SCOPES: Final = {"key": "API key", "entitlement": "entitlement", "tenant": "ten
 _SPREAD_S: Final = 2.0
 
 
+def figures_of(denial: Denial, limit: Limit | None) -> str:
+    """What a denial is about in figures, for the client and the decision record alike."""
+    if not denial.limit:
+        return ""
+    amounts = (denial.limit, denial.used, denial.requested)
+    most, used, requested = (f"{n:.0f}" if limit is None else shown(limit, n) for n in amounts)
+    return f"limit {most}, used {used}, requested {requested}"
+
+
 def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries."""
     if denial.reason == "budget":
@@ -29,15 +38,11 @@ def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     wait_s = float(retry_after_s(denial.wait_s, jitter))
     if denial.reason == "key_requests":
         wait_s = float(ceil(max(1.0, denial.wait_s + jitter * _SPREAD_S)))
-    figures = (
-        f"limit {shown(limit, denial.limit)}, used {shown(limit, denial.used)}, "
-        f"requested {shown(limit, denial.requested)}"
-    )
     what = {"key_requests": "requests a minute", "key_concurrency": "requests in flight"}.get(
         denial.reason, f"{title(limit)}, the rest of which running requests reserve"
     )
     return RateLimited(
-        f"Rate limit reached for {owner(limit)} on {what}: {figures}. "
+        f"Rate limit reached for {owner(limit)} on {what}: {figures_of(denial, limit)}. "
         f"Please try again in {wait_s:.0f}s.",
         reason=denial.reason,
         code="rate_limit_exceeded",

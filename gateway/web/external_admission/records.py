@@ -52,6 +52,8 @@ def refused_record(
         entitlement=principal.entitlement or None,
         key=request.key,
         reason=refusal.reason,
+        retry_after_s=refusal.retry_after_s,
+        figures=refusal.figures,
         estimate=EstimateSection(total_tokens=None if estimate is None else estimate.fit_tokens),
         admission=AdmissionSection(lease_id=lease_id),
     )

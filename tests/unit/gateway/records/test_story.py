@@ -51,6 +51,7 @@ SERVED = DecisionRecord(
     admission=AdmissionSection(
         lease_id="l",
         service_class="guaranteed",
+        admitted_unix_s=1000.0,
         reserved_tokens=12299,
         priority=501.0,
         charge_tokens=8210,
@@ -131,16 +132,19 @@ def test_a_request_that_was_refused_says_why_and_stops_there() -> None:
         model="llama",
         entitlement="spot",
         reason="priority",
+        retry_after_s=7.0,
+        figures="limit 4, used 4, requested 1",
+        admission=AdmissionSection(lease_id="the gateway's own id"),
         estimate=SERVED.estimate,
         plan=PlanSection(pool="short", reason="within_boundary"),
     )
     assert [step.name for step in steps_of(record)] == [
-        *("request", "estimate", "plan", "admission", "settle")
+        *("request", "estimate", "plan", "ending", "settle")
     ]
     told = story_of(record)
     assert told[3] == (
         "The gateway refused the request with 429: the pool is full of work of at least this "
-        "priority."
+        "priority (limit 4, used 4, requested 1); it was told to try again in 7 s."
     )
     assert told[-1] == "The request ended there; nothing was charged."
 
@@ -149,7 +153,7 @@ def test_a_request_that_was_refused_says_why_and_stops_there() -> None:
 def test_every_reason_of_admission_has_words(reason: str) -> None:
     assert reason in REFUSALS
     assert REFUSALS[reason] in " ".join(
-        story_of(changed(admission=AdmissionSection(lease_id="l", would_deny=reason)))
+        story_of(changed(admission=AdmissionSection(admitted_unix_s=1.0, would_deny=reason)))
     )
 
 
