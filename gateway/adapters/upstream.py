@@ -15,6 +15,8 @@ Rules:
   ignored.
 - There is no timer per request: one sweep every `_SWEEP_S` fails exchanges past their deadline.
   When the sweep is late because this process stalled, deadlines are extended by that delay.
+- An engine that generates is alive: an answer that went silent is cut only if the engine's own
+  counters stand still, or after the time that a whole answer may take.
 - https workers use asyncio's TLS on the same path. Certificates are always verified, against
   the system's store (also SSL_CERT_FILE) or an authority of their own. Files that changed are
   read anew for new connections; while they cannot be read, the former ones hold.
@@ -30,6 +32,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Final, cast
 
 import httptools
@@ -82,18 +85,30 @@ class _Exchange:
         "ended",
         "framing_bytes",
         "got_bytes",
+        "granted_s",
         "head_done",
         "headers",
         "idle_s",
         "now_s",
+        "silent_until_s",
         "status",
+        "timeouts",
+        "worker",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, timeouts: PhaseTimeouts, worker: WorkerAddress
+    ) -> None:
         self.connection: UpstreamConnection | None = None
         self.now_s = loop.time
         self.deadline_s = loop.time() + timeouts.first_byte_s
         self.idle_s = timeouts.idle_s
+        self.timeouts = timeouts
+        self.worker = worker
+        self.granted_s = 0.0
+        """Deadline that its engine was given because it generates; inf while it is asked."""
+        self.silent_until_s = 0.0
+        """No silence is granted beyond this time."""
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
         self.got_bytes = False
@@ -205,7 +220,7 @@ class _Exchange:
         if size > _BUFFER_BYTES and not self._paused and self.connection is not None:
             self._paused = True
             # The engine waits for the gateway, so no idle deadline applies.
-            self.deadline_s = float("inf")
+            self.deadline_s = inf
             self.connection.pause()
 
     def finish(self) -> None:
@@ -424,6 +439,9 @@ class HttpUpstream:
         self._tls: dict[EngineTls, tuple[ssl.SSLContext, float, tuple[int, ...]]] = {}
         """Context, the time of its last look at the files, and when they were modified."""
         self._closed = False
+        self.generates: Callable[[WorkerAddress], Awaitable[bool]] | None = None
+        """Says whether an engine generates, by its own counters; None: nobody knows."""
+        self._looks: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
         """See Upstream."""
@@ -450,7 +468,7 @@ class HttpUpstream:
             reused = connection is not None
             if connection is None:
                 connection = await self._connection(target, loop, call, again=died)
-            exchange = _Exchange(loop, call.timeouts)
+            exchange = _Exchange(loop, call.timeouts, worker)
             self._busy.add(connection)
             connection.send(exchange, request, call.rest)
             try:
@@ -481,6 +499,8 @@ class HttpUpstream:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        for look in self._looks:
+            look.cancel()
         for connection in [*self._busy, *(c for idle in self._idle.values() for c in idle)]:
             if connection.exchange is not None:
                 connection.exchange.abort()
@@ -552,6 +572,34 @@ class HttpUpstream:
         self._tls[tls] = (context, now_s, modified)
         return context
 
+    def _silent(self, exchange: _Exchange, now_s: float) -> None:
+        """End an exchange past its deadline, unless its answer began and its engine generates."""
+        if exchange.granted_s == inf:
+            return
+        if exchange.deadline_s != exchange.granted_s:  # a new silence
+            allowed_s = exchange.timeouts.first_byte_s - exchange.idle_s
+            exchange.silent_until_s = exchange.deadline_s + allowed_s
+        if self.generates is None or not exchange.body_begun or now_s > exchange.silent_until_s:
+            exchange.fail("timeout", "the engine went silent")
+            return
+        exchange.granted_s = inf
+        look = asyncio.ensure_future(self._look(exchange, self.generates(exchange.worker)))
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _look(self, exchange: _Exchange, generates: Awaitable[bool]) -> None:
+        """Give a silent answer more time if its engine generates."""
+        alive = False
+        try:
+            alive = await generates
+        finally:
+            now_s = exchange.now_s()
+            exchange.granted_s = now_s + exchange.idle_s
+            if exchange.deadline_s < now_s:  # else it went on meanwhile
+                exchange.deadline_s = exchange.granted_s
+                if not alive:
+                    exchange.fail("timeout", "the engine went silent")
+
     def _set_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweep_due_s = loop.time() + _SWEEP_S
         self._sweeper = loop.call_at(self._sweep_due_s, self._sweep, loop)
@@ -564,8 +612,9 @@ class HttpUpstream:
             if exchange is None:
                 continue
             exchange.deadline_s += late_s
+            exchange.granted_s += late_s
             if exchange.deadline_s < now_s:
-                exchange.fail("timeout", "the engine went silent")
+                self._silent(exchange, now_s)
         for idle in self._idle.values():
             while idle and now_s - idle[0].idle_since_s > _KEEP_IDLE_S:
                 idle.popleft().close()

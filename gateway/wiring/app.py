@@ -18,6 +18,7 @@ from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.adapters.boundary_controller import BoundaryController, reported_totals
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation
 from gateway.adapters.records.ledger import Ledger
@@ -129,6 +130,7 @@ class Gateway:
             clock=clock,
         )
         self.upstream = HttpUpstream()
+        self.upstream.generates = EnginePages(self.upstream, config.health.timeout_s).generates
         self._watch_engines(config, clock)
         self.ring = DecisionRing(config.decisions_kept)
         self.own_decision = finder(self.ring.matching)

@@ -18,6 +18,8 @@ from typing import Any, Self
 import pytest
 
 from gateway.adapters import upstream as adapter
+from gateway.adapters.engines import pages
+from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.upstream import HttpUpstream
 from gateway.errors import UpstreamFailure
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
@@ -703,6 +705,57 @@ async def test_an_engine_that_falls_silent_in_the_body_is_a_timeout(upstream: Up
         assert await response.read() == b"some"
         failure = await fails(response.read())
         assert (failure.kind, failure.head_received) == ("timeout", True)
+
+
+class Counting:
+    """An engine whose stream is silent while its own counter of tokens moves, or does not."""
+
+    def __init__(self, looks: int, *, moves: bool = True) -> None:
+        """`looks` at the counter are waited for before the answer goes on."""
+        self.looks = looks
+        self._moves = moves
+        self._looked = asyncio.Event()
+
+    async def play(self, c: Connection) -> None:
+        while (await c.request())[0].startswith(b"GET /metrics"):
+            self.looks -= 1
+            page = b"vllm:generation_tokens_total %d\n" % (
+                20_000 - self.looks if self._moves else 7
+            )
+            await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page), page)
+            if self.looks <= 0:
+                self._looked.set()
+        await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nsome")
+        await self._looked.wait()
+        await c.send(b" more")
+
+
+async def test_an_engine_that_generates_is_not_silent(
+    upstream: HttpUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LOOK_EVERY_S", 0.01)
+    upstream.generates = EnginePages(upstream, SOON_S).generates
+    counting = Counting(looks=6)  # two silences of two looks at least
+    async with Engine(counting.play) as engine:
+        response = await upstream.open(engine.worker(), call(idle_s=0.02))
+        assert await read_all(response) == b"some more"
+
+
+@pytest.mark.parametrize(
+    ("moves", "first_byte_s"),
+    [(False, 600.0), (True, 0.1)],
+    ids=["its counter stands still", "as long as a whole answer may take"],
+)
+async def test_a_silent_engine_is_cut_all_the_same(
+    upstream: HttpUpstream, monkeypatch: pytest.MonkeyPatch, moves: bool, first_byte_s: float
+) -> None:
+    monkeypatch.setattr(pages, "LOOK_EVERY_S", 0.01)
+    upstream.generates = EnginePages(upstream, SOON_S).generates
+    async with Engine(Counting(looks=10_000, moves=moves).play) as engine:
+        response = await upstream.open(
+            engine.worker(), call(idle_s=0.02, first_byte_s=first_byte_s)
+        )
+        assert (await fails(read_all(response))).kind == "timeout"
 
 
 async def test_time_in_which_this_process_stood_still_is_not_the_engine_s(

@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.adapters.upstream import HttpUpstream
 from gateway.errors import UpstreamFailure
+from gateway.policy.fleet.engine_metrics import read_page
 from gateway.ports import Upstream, UpstreamCall
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from gateway.records.record import Record
@@ -16,6 +17,11 @@ from gateway.records.record import Record
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 """Longest page; a longer one is ignored."""
 _LINES: Final = b"accept: */*\r\nuser-agent: sluice\r\n"
+
+LOOKS: Final = 3
+LOOK_EVERY_S: Final = 1.0
+Counted = tuple[float | None, float | None]
+"""Tokens of prompts and of answers, as an engine counts them."""
 
 NOT_HAD: Final = (UpstreamFailure, OSError)
 """The exceptions that `EnginePages.get` raises; a time-out is an OSError."""
@@ -36,6 +42,8 @@ class EnginePages:
         self._upstream = upstream or HttpUpstream()
         self._shared = upstream is not None
         self._calls: dict[str, UpstreamCall] = {}
+        self._looks: dict[str, asyncio.Task[bool]] = {}
+        """By URL of the engine: all who ask at once share the answer."""
         self.limit(timeout_s)
 
     def limit(self, timeout_s: float) -> None:
@@ -65,6 +73,34 @@ class EnginePages:
                 answer.abort()
                 raise
         return Page(answer.status, b"".join(pieces))
+
+    async def counted(self, address: WorkerAddress) -> Counted | None:
+        """An engine's own counters of tokens; None if it does not tell them."""
+        try:
+            page = await self.get(address, "/metrics")
+        except NOT_HAD:
+            return None
+        if page is None or page.status != 200:
+            return None
+        sample = read_page(page.body)
+        return sample.prompt_tokens_total, sample.generation_tokens_total
+
+    async def generates(self, address: WorkerAddress) -> bool:
+        """Whether an engine's counters of tokens move, looked at for a few seconds."""
+        look = self._looks.get(address.url)
+        if look is None:
+            look = self._looks[address.url] = asyncio.ensure_future(self._moves(address))
+            look.add_done_callback(lambda _: self._looks.pop(address.url, None))
+        return await asyncio.shield(look)
+
+    async def _moves(self, address: WorkerAddress) -> bool:
+        first = await self.counted(address)
+        for _ in range(LOOKS if first is not None else 0):
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = await self.counted(address)
+            if now is not None and now != first:
+                return True
+        return False
 
     async def close(self) -> None:
         """Close the object's own connections."""

@@ -17,11 +17,9 @@ from typing import Final
 from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.fitness import Fitness
 from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.engines.pages import NOT_HAD, EnginePages
+from gateway.adapters.engines.pages import NOT_HAD, Counted, EnginePages
 from gateway.adapters.loop_lag import LoopWatch
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.engine_metrics import read_page
-from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
@@ -59,8 +57,8 @@ class Prober:
         called at each probe while an engine is frozen.
         """
         self._on_frozen = on_frozen
-        self._counted: dict[tuple[PoolState, int], EngineSample] = {}
-        """(pool, worker) -> the last sample of a silent engine's metrics page."""
+        self._counted: dict[tuple[PoolState, int], Counted] = {}
+        """(pool, worker) -> what a silent engine had counted at the last look."""
         self._kv = kv
         self._models = list(models)
         self._interval_s = interval_s
@@ -223,19 +221,11 @@ class Prober:
     async def _counts(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Whether an engine's own token counter moved since the last reading."""
         place = (served.fleet.pools[pool], worker)
-        try:
-            page = await self._pages.get(served.fleet.workers[pool][worker], "/metrics")
-        except NOT_HAD:
+        counted = await self._pages.counted(served.fleet.workers[pool][worker])
+        if counted is None:
             return False
-        if page is None or page.status != 200:
-            return False
-        reported = read_page(page.body)
-        sample = EngineSample(
-            prompt_tokens_total=reported.prompt_tokens_total,
-            generation_tokens_total=reported.generation_tokens_total,
-        )
-        before, self._counted[place] = self._counted.get(place), sample
-        return before is not None and sample != before
+        before, self._counted[place] = self._counted.get(place), counted
+        return before is not None and counted != before
 
     def _reason_of(self, error: Exception) -> str:
         if _is_timeout(error):

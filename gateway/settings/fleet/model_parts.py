@@ -133,7 +133,8 @@ class TimeoutsConfig(Section):
     first_byte_s: Seconds = 600.0
     """From the request to the response head; includes queueing and prefill."""
     idle_s: Seconds = 120.0
-    """Between two chunks of a response."""
+    """Between two chunks of a response. An engine whose own token counters move may be silent up to
+    `first_byte_s`."""
 
 
 class TimeoutOverrides(Section):
