@@ -11,6 +11,8 @@ from gateway.wiring.supervisor import run
 
 def main(arguments: list[str]) -> int:
     """Serve the configuration file named first; exit status 2 for a bad one."""
+    if sys.platform != "win32":  # until the gateway handles them
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR2})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `sluice serve` does
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

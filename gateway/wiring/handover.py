@@ -48,20 +48,25 @@ class Ports(NamedTuple):
         return [*self.clients, *self.management] if apart else self.clients
 
 
-def listening(config: Config, parent: Parent | None, started: Started) -> Ports:
-    """Bind the ports, or take those that were passed. Raises OSError."""
+def listening(
+    config: Config, parent: Parent | None, started: Started, *, again: bool = False
+) -> Ports:
+    """Bind the ports, or take those that were passed. Raises OSError.
+
+    With `again`, another process may still hold them.
+    """
     server = config.server
-    succeeds = started.link is not None or (parent is not None and parent.succeeds)
+    succeeds = again or started.link is not None or (parent is not None and parent.succeeds)
     opened = partial(bound, shared=True) if succeeds else reserved
     if parent is None:
-        passed = started.listening_on(server.port)
+        passed = [sock.dup() for sock in started.listening_on(server.port)]
         clients = passed or opened(server.host, server.port)
     else:
         passed = [socket.socket(fileno=fd) for fd in parent.sockets]
         clients = passed or bound(server.host, server.port, shared=True)
     management = clients
     if server.management_port:
-        managing = started.listening_on(server.management_port)
+        managing = [sock.dup() for sock in started.listening_on(server.management_port)]
         passed = passed + managing
         management = managing or opened(server.host, server.management_port)
     return Ports(clients, management, frozenset(sock.fileno() for sock in passed))
@@ -75,8 +80,6 @@ async def taken_over(config: Config, started: Started, sockets: list[socket.sock
     if started.link is None or not belongs_to_one(config):
         return
     loop = asyncio.get_running_loop()
-    for handle in (on_hangup, on_upgrade):
-        handle(loop, lambda: None)  # the start that follows reads the file's changes
     for sock in sockets:
         sock.listen(BACKLOG)
     started.ready()
@@ -92,12 +95,14 @@ def belongs_to_one(config: Config) -> bool:
 
 
 def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
-    """Reload on SIGHUP. Unhandled, the signal would end the process and cut every stream."""
+    """Reload on SIGHUP, also on one that came during the start."""
     if sys.platform != "win32":
         loop.add_signal_handler(signal.SIGHUP, reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def on_upgrade(loop: asyncio.AbstractEventLoop, upgrade: Callable[[], None]) -> None:
-    """Upgrade on SIGUSR2."""
+    """Upgrade on SIGUSR2, also on one that came during the start."""
     if sys.platform != "win32":
         loop.add_signal_handler(signal.SIGUSR2, upgrade)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})

@@ -38,6 +38,7 @@ from gateway.wiring.app import Gateway
 from gateway.wiring.handover import (
     BACKLOG,
     Parent,
+    Ports,
     listening,
     on_hangup,
     on_upgrade,
@@ -95,6 +96,11 @@ class _GatewayServer(uvicorn.Server):
         self._next_sweep_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._listen(sockets)
+        if self.started and sockets:
+            self._on_ready(port_of(sockets))
+
+    async def _listen(self, sockets: list[socket.socket] | None) -> None:
         certificates = self._gateway.certificates
         if certificates is None or sockets is None:
             await super().startup(sockets)
@@ -110,8 +116,15 @@ class _GatewayServer(uvicorn.Server):
                 backlog=BACKLOG,
             )
             self.servers.insert(0, cast("Any", listener))
-        if self.started and sockets:
-            self._on_ready(port_of(sockets))
+
+    async def take_back(self, ports: Ports) -> None:
+        """Serve again, on these ports: the process that they were left to has ended."""
+        plane = self._gateway.data_plane
+        plane.draining = plane.last_requests = self.should_exit = False
+        self._drain_until_s = self._leaves_s = None
+        self._closes, self._shared, self._held = 0, len(ports.clients), ports.held
+        await self._listen(ports.sockets)
+        self._manager.replaced_by(os.getpid())
 
     def _protocol(self) -> GatewayProtocol:
         """Serve a new connection, as uvicorn does by itself without TLS."""
@@ -234,13 +247,17 @@ async def serve(
         held=ports.held,
     )
     await taken_over(config, started, ports.sockets)
-    on_hangup(loop, partial(_reload, gateway, manager))
-    successor = Successor(loop, started, os.environ, server.leave)
-    on_upgrade(loop, server.leave if parent else successor.start)
+
+    def take_back() -> None:
+        chores.start(server.take_back(listening(config, parent, started, again=True)))
+
+    successor = Successor(loop, started, os.environ, server.leave, take_back)
     if parent is not None:
         loop.add_reader(parent.pipe, server.parent_gone, loop, parent.pipe)
     async with gateway.running():
         _calm_gc()
+        on_hangup(loop, partial(_reload, gateway, manager))
+        on_upgrade(loop, server.leave if parent else successor.start)
         await server.serve(ports.sockets)
     successor.end()
     await chores.close()

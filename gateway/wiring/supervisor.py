@@ -248,7 +248,7 @@ class Replica:
         while not ending.is_set():
             status = await self._run()
             if ending.is_set():
-                self.clean = status in {0, -signal.SIGTERM}
+                self.clean = status in {0, -signal.SIGTERM, -signal.SIGUSR2}
                 return
             self.clean = False
             _log.error("replica %d ended with status %d", self.index, status)

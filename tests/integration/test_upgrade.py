@@ -311,6 +311,72 @@ async def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -
         assert serves(fleet.url)
 
 
+async def test_a_new_process_that_ends_after_it_took_over_leaves_the_port_to_the_old_one() -> None:
+    with Fleet(short=1, long=0, mock=("--speed", SPEED)) as fleet:
+        assert fleet.gateway is not None
+        pid = fleet.gateway.pid
+        endless = body(8000, stream=True)
+        async with (
+            httpx.AsyncClient(timeout=60, trust_env=False) as client,
+            client.stream("POST", fleet.url + CHAT, json=endless) as stream,
+        ):
+            lines = stream.aiter_lines()
+            for _ in range(2):
+                await anext(lines)
+                os.kill(pid, signal.SIGUSR2)
+                taking = await started(pid)
+                await until(lambda: not listens(pid, fleet.port))
+                os.kill(taking, signal.SIGKILL)
+                await until(lambda: listens(pid, fleet.port))
+                assert await asyncio.to_thread(serves, fleet.url)
+                await until(lambda: not children(pid))
+            assert await anext(lines) is not None, "the stream that ran meanwhile goes on"
+
+
+async def test_a_new_process_that_hangs_gives_way_to_the_next_one() -> None:
+    found: list[int] = []
+    with upgraded(found), Fleet(short=1, long=0) as fleet:
+        assert fleet.gateway is not None
+        pid = fleet.gateway.pid
+        os.kill(pid, signal.SIGUSR2)
+        hung = await started(pid)
+        os.kill(hung, signal.SIGSTOP)
+        os.kill(pid, signal.SIGUSR2)
+        await until(partial(gone, hung))
+        found.append(await started(pid))
+        await until(lambda: gone(pid))
+        assert fleet.gateway.wait(10) == 0
+        fleet.forget_gateway()
+        assert serves(fleet.url)
+
+
+async def test_signals_during_the_start_wait_for_it() -> None:
+    """From the first line of the program on; before it, Python itself starts."""
+    held = (1 << signal.SIGHUP - 1) | (1 << signal.SIGUSR2 - 1)
+    with Fleet(short=1, long=0) as fleet:
+        command = fleet.replicas[0].command
+        file = command[command.index("-c") + 1]
+        port = consecutive_ports(1)
+        process = subprocess.Popen(  # noqa: ASYNC220 - only started here
+            [sys.executable, "-m", "sluice", "serve", "-c", file, "--port", str(port)]
+        )
+
+        def blocked() -> bool:
+            text = Path(f"/proc/{process.pid}/status").read_text()
+            return int(text.split("SigBlk:")[1].split()[0], 16) & held == held
+
+        try:
+            await until(blocked)
+            while not listens(process.pid, port):
+                process.send_signal(signal.SIGHUP)
+                assert process.poll() is None
+                await asyncio.sleep(0.01)
+            assert serves(f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
 class SystemD:
     """Holds a listening socket and a notification socket, as systemd does for a service."""
 

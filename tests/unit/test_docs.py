@@ -431,7 +431,7 @@ def test_what_is_to_be_installed_is_this_project_and_has_that_extra() -> None:
     for name, extras in hints:
         assert name == project["name"] == "sluice-gateway"
         assert set(extras.split(",")) <= project["optional-dependencies"].keys()
-    assert project["scripts"] == {"sluice": "sluice.cli:main"}
+    assert project["scripts"] == {"sluice": "sluice.__main__:main"}
 
 
 def test_the_mock_s_flags_and_faults_are_documented() -> None:

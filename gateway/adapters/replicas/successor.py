@@ -3,17 +3,19 @@
 - The running process starts the new one with its own command line, so that the code and the
   configuration on disk are read anew, and goes on serving.
 - A socket pair joins them. The new process says READY when it listens on the same ports. The
-  running one then leaves the ports and drains. If the new process ends first, nothing changes.
+  running one then leaves the ports and drains. If the new process ends first, or is not ready
+  within START_S, nothing changes. If it ends later, the running one takes the ports back.
 - The new process sees the end of the pair when the old one has ended. One whose state belongs to
   one process at a time waits for that; connections wait meanwhile in the kernel.
 """
 
 import logging
+import signal
 import socket
 import subprocess
 import sys
-from asyncio import AbstractEventLoop
-from collections.abc import Callable, Mapping, MutableMapping
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Final
 
@@ -24,8 +26,22 @@ PREDECESSOR: Final = "SLUICE_PREDECESSOR_FD"
 _OF_SYSTEMD: Final = frozenset({"WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"})
 """Variables that do not hold for the new process."""
 _READY: Final = b"ready\n"
+START_S: Final = 120.0
+HELD_SIGNALS: Final = (
+    frozenset() if sys.platform == "win32" else frozenset({signal.SIGHUP, signal.SIGUSR2})
+)
+"""Blocked from a process's first step until it handles them: by default they would end it."""
 
 _log = logging.getLogger("sluice.upgrade")
+
+
+def hold_signals(mask: Iterable[int] | None = None) -> Iterable[int]:
+    """Have HELD_SIGNALS wait, or restore an earlier `mask`; returns the one before."""
+    if sys.platform == "win32":
+        return ()
+    if mask is not None:
+        return signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
 
 
 class Started:
@@ -65,25 +81,33 @@ class Successor:
         started: Started,
         environ: Mapping[str, str],
         leave: Callable[[int], None],
+        take_back: Callable[[], None] | None = None,
     ) -> None:
-        """`leave` is called with the new process's id once it listens."""
+        """`leave` is called with the new process's id once it listens.
+
+        `take_back` is called when it ended after that, before this one; without, another starts.
+        """
         self._loop = loop
         self._started = started
         self._environ = environ
         self._leave = leave
+        self._take_back = take_back
+        self._late: TimerHandle | None = None
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
     def start(self) -> None:
-        """Start it, unless one is starting or has started."""
-        if self._link is not None:
+        """Start it, in place of one that is not ready yet."""
+        if self._ready:
             _log.warning("an upgrade is under way already")
             return
+        self._give_up("the new process is not ready: another one starts in its place")
         self._link, its = socket.socketpair()
         self._link.setblocking(False)  # noqa: FBT003
         fds = [its.fileno(), *(sock.fileno() for sock in self._started.sockets)]
         environ = {k: v for k, v in self._environ.items() if k not in _OF_SYSTEMD}
+        mask = hold_signals()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - this program itself
                 [sys.executable, *sys.orig_argv[1:]],
@@ -97,7 +121,10 @@ class Successor:
         else:
             _log.info("upgrading: process %d starts", self._process.pid)
             self._loop.add_reader(self._link, self._reported, self._link, self._process)
+            late = f"the new process was not ready within {START_S:g} s; this one goes on"
+            self._late = self._loop.call_later(START_S, self._give_up, late)
         finally:
+            hold_signals(mask)
             its.close()
 
     def end(self) -> None:
@@ -118,18 +145,35 @@ class Successor:
             said = b""
         if said:
             self._ready = True
+            self._wait_no_more()
             _log.info("upgrading: process %d listens, this one leaves", process.pid)
             self._leave(process.pid)
             return
-        if self._ready:
-            self._loop.remove_reader(link)
-            _log.error("the new process %d has ended", process.pid)
-            return
-        _log.error("the new process ended before it was ready; this one goes on")
+        was_ready, self._ready = self._ready, False
         self._loop.run_in_executor(None, process.wait)
         self._forget()
+        if was_ready:
+            _log.error("the new process %d has ended; this one still runs", process.pid)
+            (self._take_back or self.start)()
+        else:
+            _log.error("the new process ended before it was ready; this one goes on")
+
+    def _give_up(self, why: str) -> None:
+        """Kill a process that is not ready, if there is one."""
+        process = self._process
+        if process is not None:
+            _log.error("%s", why)
+            self._forget()
+            process.kill()
+            self._loop.run_in_executor(None, process.wait)
+
+    def _wait_no_more(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _forget(self) -> None:
+        self._wait_no_more()
         if self._link is not None:
             self._loop.remove_reader(self._link)
             self._link.close()

@@ -38,13 +38,15 @@ async def test_the_new_process_takes_the_sockets_that_this_one_holds_and_no_othe
     left = asyncio.Event()
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", PROGRAM, str(told)])
     environ = {**os.environ, **foreign}
-    successor = Successor(asyncio.get_running_loop(), started, environ, lambda _: left.set())
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    successor = Successor(loop, started, environ, lambda _: left.set(), ended.set)
     successor.start()
     process = successor._process
     assert process is not None
     async with asyncio.timeout(60):
         await left.wait()
-        await asyncio.to_thread(process.wait)
+        await ended.wait()
     ports = [sock.getsockname()[1] for sock in started.sockets]
     assert json.loads(told.read_text()) == {"ports": ports, "linked": True, "left": []}
     successor.end()
