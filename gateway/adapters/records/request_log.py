@@ -159,8 +159,7 @@ class RequestLog:
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab"):
-            pass
+        append(self._path, b"")
 
     def start(self) -> None:
         """Start flushing; call within the running loop."""
@@ -170,6 +169,9 @@ class RequestLog:
         """Write pending lines and stop. A batch in progress is never interrupted."""
         await self._flushing.close()
         await self.flush()
+        if self._waiting:
+            _log.error("%d records were not written and are lost", self._waiting)
+            self._metrics.log_dropped.add(by=self._waiting)
 
     async def flush(self) -> None:
         """Write pending lines; after a failure they stay pending, in order."""

@@ -1,5 +1,6 @@
 """A file that several processes append to: no line falls into another."""
 
+import fcntl
 import json
 import os
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.adapters.records import appending
 from gateway.adapters.records.appending import append
 
 BATCHES, LINES, WRITERS = 40, 60, 4
@@ -64,6 +66,23 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
         assert os.read(reader, 100) == b"a\nb\n"
     finally:
         os.close(reader)
+
+
+def test_a_pipe_that_nobody_reads_and_a_lock_that_is_held_end_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appending, "WAIT_S", 0.05)
+    pipe, file = tmp_path / "pipe", tmp_path / "log"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="nobody reads"):
+        append(pipe, b"x" * (1 << 20))
+    with file.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        append(file, b"")  # whether it can be written
+        with pytest.raises(OSError, match="holds its lock"):
+            append(file, b"x\n")
+    append(file, b"y\n")
+    assert file.read_bytes() == b"y\n"
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
