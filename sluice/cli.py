@@ -11,6 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
+from sluice.plain_output import plain_output
+
 app = typer.Typer(
     name="sluice",
     help="An OpenAI-compatible gateway for fleets of LLM engines.",
@@ -84,5 +86,6 @@ def register(verb: str = "") -> None:
 
 def main() -> None:
     """Entry point of the console script and of `python -m sluice`."""
+    plain_output()
     register(sys.argv[1] if len(sys.argv) > 1 else "")
     app()

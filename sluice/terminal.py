@@ -2,12 +2,16 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Annotated, Final, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from sluice.plain_output import PlainOutput, plain_lines
 
 _PIPE_WIDTH: Final = 10_000
 """Width when the output is no terminal: lines are never broken there."""
@@ -25,10 +29,26 @@ JsonOption = Annotated[
 """Print JSON; `stop` then prints JSON, too."""
 
 
-def console(*, stderr: bool = False) -> Console:
+class PlainConsole(Console):
+    """A console whose own styles steer the terminal, and no text that it is given."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        shown, raw = (sys.stderr, sys.__stderr__) if stderr else (sys.stdout, sys.__stdout__)
+        file = raw if isinstance(shown, PlainOutput) else None
+        super().__init__(highlight=False, stderr=stderr, width=width, file=file)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments whose text is plain."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else plain_lines(text), style, control)
+
+
+def console(*, stderr: bool = False) -> PlainConsole:
     """A console as wide as the terminal; without a limit in a pipe or a file."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(highlight=False, stderr=stderr, width=None if terminal else _PIPE_WIDTH)
+    return PlainConsole(stderr=stderr, width=None if terminal else _PIPE_WIDTH)
 
 
 def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:

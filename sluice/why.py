@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from gateway.records.decision import DecisionRecord
 from gateway.records.story import Step, steps_of
@@ -50,7 +51,7 @@ def why(
     shown = table("step", "time", "", right=frozenset({"time"}))
     shown.columns[2].overflow = "fold"
     for step in steps:
-        shown.add_row(step.name, _time(step), step.text)
+        shown.add_row(step.name, _time(step), escape(step.text))
     console().print(shown)
 
 

@@ -6,7 +6,10 @@ Pure: a decision record in, text out. The dashboard, the tenant API and `sluice 
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from gateway.records.decision import DecisionRecord
+from gateway.records.plain_text import plain
 from gateway.records.record import Record
 from gateway.records.story_words import (
     COMPRESSION,
@@ -65,7 +68,7 @@ def steps_of(record: DecisionRecord) -> list[Step]:
     if text := _ending(record):
         found.append(Step(name="ending", text=text, start_ms=end, duration_ms=0.0))
     found.append(Step(name="settle", text=_settle(record), start_ms=end, duration_ms=0.0))
-    return found
+    return [msgspec.structs.replace(step, text=plain(step.text)) for step in found]
 
 
 def _request(record: DecisionRecord) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.errors import SluiceError
+from gateway.records.plain_text import plain
 
 KeyPath = tuple[str | int, ...]
 """Keys and indices from the root of the file to a value."""
@@ -65,5 +66,5 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def shown(text: str, limit: int = 60) -> str:
     """A name fit for a terminal: control characters escaped, cut to `limit` characters."""
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    clean = plain(text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from sluice.plan.command import PlotOption, need_libraries
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
@@ -72,7 +72,7 @@ def calibrate(
         budget_s=budget_s,
         longest_prompt_tokens=max_prompt or _PROMPT_TOKENS,
     )
-    console = Console(highlight=False, stderr=as_json)
+    console = PlainConsole(stderr=as_json)
     try:
         shown = public_url(url)
         key = _key(api_key_file)
@@ -108,7 +108,7 @@ def _measure(
     """Run sweeps, fit and held-out load under a progress bar."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:

@@ -23,6 +23,7 @@ from sluice.demo.display import Plain, Shown
 from sluice.demo.fleet import DemoFleet
 from sluice.demo.story import ACTS, tell
 from sluice.demo.teller import Teller
+from sluice.terminal import PlainConsole
 
 
 def _known(name: str | None) -> str | None:
@@ -59,7 +60,7 @@ def demo(
     pace: PaceOption = 1.0,
 ) -> None:
     """Run a whole fleet on this machine: 2 short engines, 1 long one, and the gateway."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     signal.signal(signal.SIGTERM, _stop)
     _need_free(port, console)
     names = tuple(ACTS) if story is None else (story,)
@@ -104,7 +105,7 @@ def _tell(
 def display(title: str, names: tuple[str, ...]) -> Plain | Shown:
     """A live table in a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
-        return Shown(Console(highlight=False), title, names)
+        return Shown(PlainConsole(), title, names)
     return Plain(names)
 
 

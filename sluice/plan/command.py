@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -157,7 +157,7 @@ def plan(
         elapsed_ms = 1000 * (time.perf_counter() - started_s)
     except PlanError as error:
         refuse(error, as_json=as_json)
-    console = Console(highlight=False, stderr=as_json)
+    console = PlainConsole(stderr=as_json)
     if not as_json:
         show_plan(found, elapsed_ms, console)
     checked = None
@@ -203,7 +203,7 @@ def _verify(
     from sluice.plan.through_gateway import GATEWAY
     from sluice.plan.verify import show_verification, verify
 
-    stderr = Console(stderr=True)
+    stderr = PlainConsole(stderr=True)
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
         names = (*(p.name for p in found.chosen.pools), GATEWAY)
         tasks = {name: bars.add_task(f"{name}, simulated") for name in names}

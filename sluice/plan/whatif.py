@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from sluice.plan.command import (
     WorkloadOption,
     need_libraries,
 )
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -78,7 +77,7 @@ def whatif(
         rows = [_row(found) for found in plans]
         typer.echo(json.dumps({"workload": workload, "mode": mode, "rows": rows}, indent=2))
     else:
-        Console(highlight=False).print(_table(plans))
+        PlainConsole().print(_table(plans))
     raise typer.Exit(0 if any(found.chosen.feasible for found in plans) else 1)
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from sluice.replay.load import ReplayRequest
@@ -68,7 +68,7 @@ def replay(
     from sluice.plan.question import refuse
     from sluice.replay.report import report, report_json, show
 
-    console = Console(highlight=False, stderr=as_json)
+    console = PlainConsole(stderr=as_json)
     try:
         key = _key(api_key_env)
         keys = _tenant_keys(tenant_key or ())
@@ -145,7 +145,7 @@ def _run(
     """Replay under a progress bar; returns the model's name and all results."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    stderr = Console(stderr=True)
+    stderr = PlainConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bars = Progress(
         *columns,

@@ -22,7 +22,7 @@ from sluice.plan.command import (
     WorkloadOption,
     need_libraries,
 )
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,7 @@ def _run(
     from sluice.simulate.report import SimulationReport, report_json, show
     from sluice.simulated.gateway import policies_of
 
-    console = Console(highlight=False, stderr=as_json)
+    console = PlainConsole(stderr=as_json)
     started_s = time.perf_counter()
     with _progress() as progress:
         bar = progress.add_task("simulating", total=len(ready.traffic))
@@ -206,7 +206,7 @@ def _progress() -> "Progress":
     """A progress bar on stderr that vanishes at the end; none without a terminal."""
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
 from predictor.rows import Found, read_rows
-from sluice.terminal import JsonOption
+from sluice.terminal import JsonOption, PlainConsole
 
 
 class Judged(NamedTuple):
@@ -111,7 +111,7 @@ def _train_all(found: Found, alpha: float, boosted: bool, *, as_json: bool) -> l
     for (model, pool), rows in sorted(found.rows.items()):
         name = f"{model}/{pool}"
         try:
-            with Console(stderr=True).status(f"training {name} on {len(rows):,} prefills"):
+            with PlainConsole(stderr=True).status(f"training {name} on {len(rows):,} prefills"):
                 section = fit(rows, alpha=alpha, boosted=boosted, model=model, pool=pool)
         except TooFewRows as error:
             judged.append(Judged(name, None, str(error)))
@@ -157,7 +157,7 @@ def _refuse(problem: str, fix: str, *, as_json: bool) -> NoReturn:
 
 
 def _print(found: Found, judged: list[Judged]) -> None:
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(
         f"{found.lines:,} lines: {found.count:,} prefills, {found.other:,} other, "
         f"{found.lacking:,} without the fields, {found.unreadable:,} unreadable"
