@@ -230,7 +230,11 @@ class Pipeline:
         else:
             served = stage_estimate.find_model(self._models, facts.model)
         progress.served = served
-        if served.adapters.any and instead is None and (adapter := served.adapter(facts.model)):
+        if (
+            instead is None
+            and (served.adapters.any or facts.lora)
+            and (adapter := stage_estimate.adapter_of(served, facts))
+        ):
             progress.facts = facts = msgspec.structs.replace(facts, adapter=adapter)
         progress.principal = principal = stage_authenticate.entitled(
             principal,

@@ -134,7 +134,9 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     model: str
     measure: Measure
     adapter: str = ""
-    """The model's LoRA adapter that the request names; "" for the model itself."""
+    """The model's LoRA adapter that the request is for; "" for the model itself."""
+    lora: str = ""
+    """The LoRA adapter that a field of the body names beside the model; "" for none."""
     stream: bool = False
     include_usage: bool | None = None
     """The client's stream_options.include_usage; None if absent."""

@@ -1,10 +1,10 @@
 """Stage 9, dispatch: the call that a worker receives, byte for byte the client's but for splices.
 
 What is edited: the model's name where the worker knows another (never to the base's where the
-client named a LoRA adapter), a defaulted output limit,
-`stream_options.include_usage` so that every stream is metered, and fields that steer an
-engine, which are removed; the class's own `priority` where the engines have such a field, and
-the data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
+client named a LoRA adapter), the adapter's name in SGLang's field, a defaulted output limit,
+`stream_options.include_usage` so that every stream is metered, and fields that steer an engine,
+which are removed; the class's own `priority` where the engines have such a field, and the
+data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
 headers only those listed in `gateway.policy.request.head` travel: client keys never do. Each
 attempt has an id of its own at the engine.
 """
@@ -16,6 +16,7 @@ import orjson
 
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
+from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.policy.request.members import Pieces, edits, with_usage
 from gateway.policy.request.multipart import written
@@ -201,6 +202,9 @@ def _edits(
     if injects_usage(served, incoming.endpoint, facts):
         options = with_usage(facts.members.get("stream_options"))
         (replace if facts.has_stream_options else insert)["stream_options"] = options
+    if facts.adapter:
+        # SGLang takes no adapter's name as the model, and would have the base answer.
+        insert[ADAPTER_FIELD] = orjson.dumps(facts.adapter)
     if worker.rank is not None and worker.rank_by == "body":
         insert["data_parallel_rank"] = b"%d" % worker.rank
     if priority is not None:

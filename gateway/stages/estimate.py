@@ -10,6 +10,7 @@ from gateway.errors import NotFound
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.body import read_body
 from gateway.policy.request.category import category_from_header
+from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import pairs_of
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate
@@ -65,6 +66,23 @@ def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
 def _having(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
     """The model with an adapter of this name that its engines list."""
     return next((served for served in models.values() if served.adapter(name)), None)
+
+
+def adapter_of(served: ModelRuntime, facts: BodyFacts) -> str:
+    """The LoRA adapter that a request is for; "" for the model itself. Raises NotFound.
+
+    As in SGLang, an adapter's name as the model goes before the field that names one.
+    """
+    adapter = served.adapter(facts.model) or served.adapter(facts.lora)
+    if facts.lora and not adapter:
+        raise NotFound(
+            f"The LoRA adapter '{facts.lora[:256]}' does not exist. "
+            "GET /v1/models lists those that do.",
+            reason="model_not_found",
+            code="model_not_found",
+            param=ADAPTER_FIELD,
+        )
+    return adapter
 
 
 async def await_response_location(served: ModelRuntime, facts: BodyFacts) -> None:

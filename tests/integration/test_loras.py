@@ -130,6 +130,33 @@ def test_keys_with_a_list_of_models_open_adapters_by_name() -> None:
             )
 
 
+def test_sglang_s_field_for_an_adapter_opens_no_more_than_its_name() -> None:
+    digest = {name: hashlib.sha256(f"sk-{name}".encode()).hexdigest() for name in ("base", "all")}
+    tenant = {
+        "name": "acme",
+        "keys": [
+            {"name": "base", "sha256": digest["base"], "models": [MODEL]},
+            {"name": "all", "sha256": digest["all"]},
+        ],
+    }
+    chat = {"name": "chat", "tenant": "acme", "model": MODEL}
+    config = {"entitlements": [chat], "tenants": [tenant]}
+    mock = ("--speed", "50", "--lora", SQL)
+    with Fleet(short=1, long=0, mock=mock, model={"loras": [SQL]}, config=config) as fleet:
+        refused = ask(fleet, MODEL, "sk-base", lora_path=SQL)
+        assert refused.status_code == 403
+        assert f"does not open the model '{SQL}'" in refused.json()["error"]["message"]
+        unknown = ask(fleet, MODEL, "sk-all", lora_path="other")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "lora_path")
+        assert ask(fleet, MODEL, "sk-base", lora_path=None).status_code == 200
+        assert ask(fleet, MODEL, "sk-all", lora_path=SQL).json()["model"] == SQL
+        bodies = [json.loads(request["body"]) for request in fleet.engines[0].last(2)]
+        assert [(body["model"], body.get("lora_path")) for body in bodies] == [
+            (MODEL, None),
+            (SQL, SQL),
+        ]
+
+
 def test_the_worker_that_runs_an_adapter_is_preferred() -> None:
     mock = ("--speed", "1", "--lora", SQL, "--max-loras", "2")
     fleet = Fleet(short=3, long=0, mock=mock, model={"loras": [SQL]})

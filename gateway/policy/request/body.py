@@ -20,8 +20,9 @@ from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
+from gateway.policy.request.engine_fields import ADAPTER_FIELD
+from gateway.policy.request.engine_fields import steering as steering_of
 from gateway.policy.request.members import NOT_TEXT, known_only, unknown_bytes, utf8_length
-from gateway.policy.request.members import steering as steering_of
 from gateway.policy.request.multipart import read_form
 from gateway.policy.request.refusals import invalid, missing, undecodable
 from gateway.records.endpoint import Endpoint
@@ -30,6 +31,7 @@ from gateway.records.request import BodyFacts, Measure
 MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
 MAX_CHOICES = 128
+_decode_lora = msgspec.json.Decoder(str | None).decode
 
 
 def read_body(
@@ -77,15 +79,27 @@ def read_body(
             longest_text_bytes=measure.longest_text_bytes + unknown,
         )
     steering = steering_of(named)
+    lora = _lora(named[ADAPTER_FIELD]) if ADAPTER_FIELD in steering else ""
     if isinstance(body, schema.Generating):
-        return _generating_facts(body, measure, steering, named, unknown)
-    return BodyFacts(model=model, measure=measure, steering_fields=steering, members=named)
+        return _generating_facts(body, measure, steering, lora, named, unknown)
+    return BodyFacts(
+        model=model, measure=measure, lora=lora, steering_fields=steering, members=named
+    )
+
+
+def _lora(raw: msgspec.Raw) -> str:
+    """The LoRA adapter that SGLang's field names; "" for none."""
+    try:
+        return _decode_lora(raw) or ""
+    except msgspec.ValidationError:
+        raise invalid(ADAPTER_FIELD, "expected the name of one LoRA adapter.") from None
 
 
 def _generating_facts(
     body: schema.Generating,
     measure: Measure,
     steering: tuple[str, ...],
+    lora: str,
     named: members.Members,
     unknown: int,
 ) -> BodyFacts:
@@ -106,6 +120,7 @@ def _generating_facts(
     return BodyFacts(
         model=body.model,
         measure=measure,
+        lora=lora,
         stream=body.stream is True,
         include_usage=options.include_usage if isinstance(options, schema.StreamOptions) else None,
         has_stream_options=options is not UNSET,

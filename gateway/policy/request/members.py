@@ -14,16 +14,14 @@ Editing, as splices into the client's original bytes:
 - An edit that changes nothing returns the very same object.
 - Inserting needs no scan: new members go right after the opening brace.
 
-Classes: members that steer, known ones, and those that are counted by their bytes:
-- Clients may not set members that steer an engine (its scheduling, cache, rank, session, request
-  id or code to run): the gateway removes them.
+Classes: known members, and those that are counted by their bytes:
 - An engine's chat template may render any other member of a body or of a message. Known members
   are those that `gateway.policy.request.counting` counts and those that never enter a prompt:
   sampling parameters, the answer's format, metadata. Every other member counts by its bytes.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -32,6 +30,7 @@ from msgspec import Raw
 
 from gateway.errors import BadRequest
 from gateway.policy.request import schema
+from gateway.policy.request.engine_fields import STEERING_FIELDS
 from gateway.policy.request.refusals import undecodable
 
 MAX_MEMBERS: Final = 10_000
@@ -235,36 +234,6 @@ def compact(raw: Raw, param: str) -> str:
         raise undecodable(error, param) from None
 
 
-STEERING_FIELDS: Final = frozenset(
-    {
-        "priority",
-        "cache_salt",
-        "data_parallel_rank",
-        "routed_dp_rank",
-        "disagg_prefill_dp_rank",
-        "kv_transfer_params",
-        "request_id",
-        "rid",
-        "session_params",
-        "custom_logit_processor",
-        "vllm_xargs",
-    }
-)
-_STEERING_PREFIXES: Final = ("bootstrap_", "x-gateway-")
-
-
-def steering(names: Iterable[str]) -> tuple[str, ...]:
-    """The top-level names that steer an engine, in the body's order."""
-    joined = "\n" + "\n".join(names)
-    if (
-        STEERING_FIELDS.isdisjoint(names)
-        and "\nbootstrap_" not in joined
-        and "\nx-gateway-" not in joined
-    ):
-        return ()
-    return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
-
-
 NOT_TEXT: Final = STEERING_FIELDS | {
     *("model", "stream", "stream_options", "n", "best_of", "seed", "stop", "stop_sequences"),
     *("stop_token_ids", "user", "metadata", "temperature", "top_p", "top_k", "min_p", "top_a"),
@@ -283,7 +252,7 @@ NOT_TEXT: Final = STEERING_FIELDS | {
     *("modalities", "store", "background", "include", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "previous_response_id"),
     *("return_token_ids", "return_tokens_as_token_ids", "return_hidden_states"),
-    *("logits_processors", "mm_processor_kwargs", "lora_path", "encoding_format"),
+    *("mm_processor_kwargs", "encoding_format"),
     *("dimensions", "input_type", "normalize", "activation", "use_activation", "top_n"),
     *("return_documents", "max_tokens_per_doc", "voice", "speed", "language"),
 }
