@@ -32,6 +32,8 @@ from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import window_plan
 from gateway.policy.pools.routing_table import CompressionWindow
+from gateway.policy.request.body import TakesLong
+from gateway.policy.request.cost import LOOP_US
 from gateway.policy.request.members import by_name
 from gateway.policy.split_alias import SplitAlias
 from gateway.ports import (
@@ -217,11 +219,8 @@ class Pipeline:
         progress.timer.end("authenticate")
         if instead is not None:
             facts = instead.facts
-        elif self._reader is not None and stage_estimate.is_heavy(endpoint, incoming.body):
-            types = stage_estimate.content_types(endpoint, incoming.head)
-            facts = await self._reader.read(endpoint, incoming.body, principal.owner, types)
         else:
-            facts = stage_estimate.read(endpoint, incoming.body, incoming.head)
+            facts = await self._read_body(incoming, principal)
         progress.facts = facts
         if instead is not None:
             served = self._models[instead.models[0]]
@@ -253,6 +252,17 @@ class Pipeline:
         )
         progress.timer.end("estimate")
         return principal, facts, served, estimate
+
+    async def _read_body(self, incoming: Incoming, principal: Principal) -> BodyFacts:
+        """The body's facts, read here if that takes a moment only."""
+        endpoint, head, body = incoming.endpoint, incoming.head, incoming.body
+        if self._reader is None:
+            return stage_estimate.read(endpoint, body, head)
+        try:
+            return stage_estimate.read(endpoint, body, head, LOOP_US)
+        except TakesLong:
+            types = stage_estimate.content_types(endpoint, head)
+            return await self._reader.read(endpoint, body, principal.tenant, types)
 
     async def _run(
         self,

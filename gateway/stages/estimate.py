@@ -8,27 +8,31 @@ import msgspec
 
 from gateway.errors import NotFound
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.request.body import read_body
+from gateway.policy.request.body import TakesLong, read_body
 from gateway.policy.request.category import category_from_header
+from gateway.policy.request.cost import is_heavy
 from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import pairs_of
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Principal, RequestHead
 
-LIGHT_BYTES: Final = 64 * 1024
-"""A smaller body is read at once, whatever is in it."""
-HEAVY_BYTES: Final = 4 * 1024 * 1024
-HEAVY_VALUES: Final = 20_000
-"""Commas and opening brackets: values, as far as one sees without reading."""
 _LOOKS: Final = 4
 _LOOK_EVERY_S: Final = 0.5
 """Another replica's response is known here after two exchanges, half a second each."""
 
 
-def read(endpoint: Endpoint, body: bytes, head: RequestHead) -> BodyFacts:
-    """What the gateway reads of the body. Raises BadRequest with what to change."""
-    return read_body(endpoint, body, content_types=content_types(endpoint, head))
+def read(
+    endpoint: Endpoint, body: bytes, head: RequestHead, limit_us: float | None = None
+) -> BodyFacts:
+    """What the gateway reads of the body. Raises BadRequest with what to change.
+
+    Raises TakesLong if that may take longer than `limit_us`.
+    """
+    if limit_us is not None and is_heavy(body, form=endpoint.multipart):
+        raise TakesLong
+    types = content_types(endpoint, head)
+    return read_body(endpoint, body, content_types=types, limit_us=limit_us)
 
 
 def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
@@ -36,18 +40,6 @@ def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
     if not endpoint.multipart:
         return []
     return [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
-
-
-def is_heavy(endpoint: Endpoint, body: bytes) -> bool:
-    """Whether reading a body would hold the event loop for long: it is large, or much in it.
-
-    Of a form only what is large is: the rest of what is read of one is bounded.
-    """
-    if len(body) <= LIGHT_BYTES:
-        return False
-    if len(body) > HEAVY_BYTES or endpoint.multipart:
-        return len(body) > HEAVY_BYTES
-    return body.count(b",") + body.count(b"[") + body.count(b"{") > HEAVY_VALUES
 
 
 def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:

@@ -18,13 +18,14 @@ import msgspec
 from gateway.adapters.compress.child import NICENESS, framed, received
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
+from gateway.policy.request.cost import of_any_us
 from gateway.policy.request.members import locate
 from gateway.records.endpoint import ENDPOINTS, Endpoint
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
-MAX_MEMORY_BYTES: Final = 4 << 30
-"""Limit of address space: 32 MiB of empty lists decode to 1 GiB of it."""
+MAX_MEMORY_BYTES: Final = 512 << 20
+"""Limit of address space. What may be read of 32 MiB takes 290 MiB at most."""
 
 
 class BodyTask(Record, frozen=True, array_like=True):
@@ -32,6 +33,12 @@ class BodyTask(Record, frozen=True, array_like=True):
 
     path: str
     """Path of its endpoint."""
+    most_us: float
+    """What reading it may take, by an estimate from above."""
+    limit_s: float
+    """What it may take of the processor, whatever the estimate was."""
+    memory_bytes: int = MAX_MEMORY_BYTES
+    """What the process may use of memory."""
     content_types: tuple[bytes, ...] = ()
     """The request's content-type headers, which tell how to read a form."""
 
@@ -46,8 +53,12 @@ class ReadResult(Record, frozen=True, kw_only=True):
     param: str | None = None
 
 
-def read(endpoint: Endpoint, body: bytes, content_types: Sequence[bytes] = ()) -> ReadResult:
-    """Read a body's facts, or the reason why it is refused."""
+def read(
+    endpoint: Endpoint, body: bytes, most_us: float, content_types: Sequence[bytes] = ()
+) -> ReadResult | None:
+    """Read a body's facts, or the reason why it is refused; None if that may take too long."""
+    if not endpoint.multipart and of_any_us(body) > most_us:
+        return None
     try:
         facts = read_body(endpoint, body, content_types=content_types)
         places = () if endpoint.multipart else tuple(locate(body))
@@ -67,7 +78,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # A core dump would hold a tenant's prompt.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Decoded bodies have no reference cycles, and the collector would scan millions of lists.
     gc.disable()
@@ -77,7 +87,12 @@ def main() -> None:
             pipe.sendall(framed(msgspec.msgpack.encode("")))
             while True:
                 task = msgspec.msgpack.decode(received(pipe), type=BodyTask)
-                result = read(ENDPOINTS[task.path], received(pipe), task.content_types)
+                resource.setrlimit(resource.RLIMIT_AS, (task.memory_bytes, task.memory_bytes))
+                body = received(pipe)
+                # Its signal ends the process, in the midst of C code, too.
+                signal.setitimer(signal.ITIMER_PROF, task.limit_s)
+                result = read(ENDPOINTS[task.path], body, task.most_us, task.content_types)
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 pipe.sendall(framed(msgspec.msgpack.encode(result)))
         except (EOFError, ConnectionError):
             return

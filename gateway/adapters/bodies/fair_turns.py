@@ -1,11 +1,17 @@
-"""A fair lock: owners take turns, no matter how many waiters another owner has."""
+"""A fair lock: the next turn goes to the waiting owner whose turns took the least time.
+
+An owner that comes anew begins at the time of the latest turn: nobody saves up turns by waiting.
+"""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+_OWNERS: Final = 1024
+"""Owners whose time is remembered while others wait; more are looked through."""
 _Waiting = deque[asyncio.Future[None]]
 
 
@@ -20,10 +26,15 @@ class TooManyWait(Exception):
 class FairTurns:
     """A lock that passes from owner to owner; each owner's waiters are served in order."""
 
-    def __init__(self, most_waiting: int) -> None:
+    def __init__(self, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most: Final = most_waiting
+        self._clock = clock
         self._queues: dict[str, _Waiting] = {}
-        """Waiters by owner; the first owner has the next turn."""
+        """Waiters by owner; among equals the first has the next turn."""
+        self._used_s: dict[str, float] = {}
+        """Time that an owner's turns took, where that is more than `_level_s`."""
+        self._level_s = 0.0
+        """The time that the owner of the latest turn had used before it."""
         self._waiting = 0
         self._taken = False
 
@@ -36,9 +47,12 @@ class FairTurns:
         if self._taken:
             await self._wait(owner)
         self._taken = True
+        self._level_s = max(self._level_s, self._used_s.get(owner, 0.0))
+        before_s = self._level_s - self._clock()
         try:
             yield
         finally:
+            self._used_s[owner] = before_s + self._clock()
             self._pass_on()
 
     async def _wait(self, owner: str) -> None:
@@ -71,8 +85,12 @@ class FairTurns:
     def _pass_on(self) -> None:
         """Give the turn to the next waiter, if any."""
         self._taken = False
+        if not self._queues:
+            self._used_s.clear()
+        elif len(self._used_s) > _OWNERS:
+            self._used_s = {o: s for o, s in self._used_s.items() if s > self._level_s}
         while self._queues and not self._taken:
-            owner = next(iter(self._queues))
+            owner = min(self._queues, key=self._time_of)
             waiting = self._queues.pop(owner)
             waiter = waiting.popleft()
             self._waiting -= 1
@@ -81,3 +99,6 @@ class FairTurns:
             if not waiter.done():  # it may have been cancelled just now
                 waiter.set_result(None)
                 self._taken = True
+
+    def _time_of(self, owner: str) -> float:
+        return max(self._level_s, self._used_s.get(owner, 0.0))

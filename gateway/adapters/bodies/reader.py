@@ -1,10 +1,12 @@
-"""Reads large bodies in a separate process, because reading one blocks the interpreter for long.
+"""Reads bodies that would hold the event loop for long, in processes of their own.
 
 Rules:
-- The first large body starts the process. It is restarted after it dies or takes too long; the
-  body that it was reading is refused, as it may be the cause.
-- The process reads one body at a time. Entitlements take turns, no matter how many bodies one of
-  them has waiting. At most WAITING bodies wait.
+- Most take the first process a moment. One that may take longer, by the number of its values, is
+  read by a second process, so that the others do not wait for it; one with far too many values is
+  refused. Both processes start when they are needed, and are restarted after they die or take too
+  long; the body that was being read is refused, as it may be the cause.
+- A process reads one body at a time. Tenants take turns by the time that their bodies took, no
+  matter how many one of them has waiting. At most WAITING bodies wait for a process.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapters.bodies.child import BodyTask, ReadResult
+from gateway.adapters.bodies.child import MAX_MEMORY_BYTES, BodyTask, ReadResult
 from gateway.adapters.bodies.fair_turns import FairTurns, TooManyWait
 from gateway.adapters.compress.child import Setup
 from gateway.adapters.compress.process import GIVE_BACK_MEMORY, WorkerGone, WorkerProcess
@@ -23,35 +25,43 @@ from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts
 
 TIME_LIMIT_S: Final = 10.0
-"""Time limit for one body."""
+"""Time limit for one body, in case that the processor is busy elsewhere or the process hangs."""
+QUICK_US: Final = 150_000.0
+MOST_US: Final = 1_000_000.0
+"""What the two processes may take for one body, by an estimate from above."""
+OVERRUN: Final = 5
+"""Times that of the processor, and the process is ended: the estimate was wrong."""
 WAITING: Final = 256
 _MODULE: Final = "gateway.adapters.bodies.child"
 
 _log = logging.getLogger("sluice.body_reader")
-_decode = msgspec.msgpack.Decoder(ReadResult).decode
+_decode = msgspec.msgpack.Decoder(ReadResult | None).decode
 
 
 class BodyReader:
     """Reads bodies off the event loop; see `gateway.ports.BodyReads`."""
 
-    def __init__(self) -> None:
-        self._worker: WorkerProcess | None = None
-        self._turns = FairTurns(WAITING)
+    def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self._processes = tuple(_Process(us, memory_bytes) for us in (QUICK_US, MOST_US))
 
     @property
     def pid(self) -> int | None:
-        """Process id, if the process runs."""
-        return None if self._worker is None else self._worker.pid
+        """Id of the first process, if it runs."""
+        return self._processes[0].pid
 
     async def read(
         self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
     ) -> BodyFacts:
         """See BodyReads."""
-        try:
-            async with self._turns.turn(owner):
-                result = await self._ask(BodyTask(endpoint.path, tuple(content_types)), body)
-        except TooManyWait as full:
-            raise _too_many(own=full.own) from None
+        for process in self._processes:
+            result = await process.read(endpoint.path, body, owner, tuple(content_types))
+            if result is not None:
+                break
+        else:
+            raise BadRequest(
+                "The request body has too many values. Send fewer in one request.",
+                reason="too_complex",
+            )
         if result.facts is None:
             raise BadRequest(
                 result.message, reason=result.reason, code=result.code, param=result.param
@@ -63,12 +73,42 @@ class BodyReader:
         return msgspec.structs.replace(result.facts, members=members)
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the processes. Idempotent."""
+        for process in self._processes:
+            await process.close()
+
+
+class _Process:
+    """One process, which reads bodies of up to an estimated time."""
+
+    def __init__(self, most_us: float, memory_bytes: int) -> None:
+        self._most_us: Final = most_us
+        self._memory_bytes: Final = memory_bytes
+        self._worker: WorkerProcess | None = None
+        self._turns = FairTurns(WAITING)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._worker is None else self._worker.pid
+
+    async def read(
+        self, path: str, body: bytes, owner: str, content_types: tuple[bytes, ...]
+    ) -> ReadResult | None:
+        """The facts or a refusal; None if reading the body may take longer than it may here."""
+        limit_s = OVERRUN * self._most_us / 1e6
+        task = BodyTask(path, self._most_us, limit_s, self._memory_bytes, content_types)
+        try:
+            async with self._turns.turn(owner):
+                return await self._ask(task, body)
+        except TooManyWait as full:
+            raise _too_many(own=full.own) from None
+
+    async def close(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.end()
 
-    async def _ask(self, task: BodyTask, body: bytes) -> ReadResult:
+    async def _ask(self, task: BodyTask, body: bytes) -> ReadResult | None:
         if self._worker is None or not self._worker.alive:
             await self.close()
             setup = Setup(time_limit_s=TIME_LIMIT_S)
@@ -86,22 +126,23 @@ class BodyReader:
             answer = await self._worker.asked(about, body, limit_s=TIME_LIMIT_S)
             answered = True
         except (WorkerGone, TimeoutError) as error:
-            _log.warning("the process that reads large bodies is replaced: %s", error)
+            _log.warning("a process that reads large bodies is replaced: %s", error)
             raise BadRequest(
-                f"The request body could not be read within {TIME_LIMIT_S:g} s. Send fewer values.",
+                "The request body took too long to read. Send fewer values in one request.",
                 reason="too_complex",
             ) from None
         finally:
             if not answered:  # cancelled, too: a late answer would be taken for the next
                 await self.close()
-        return _decode(answer)
+        result: ReadResult | None = _decode(answer)
+        return result
 
 
 def _too_many(*, own: bool) -> RateLimited | Unavailable:
     if not own:
         return _unavailable("Too many large requests are waiting to be read.")
     return RateLimited(
-        "Too many large requests of this key are waiting to be read. Send fewer at once.",
+        "Too many large requests of this tenant are waiting to be read. Send fewer at once.",
         reason="reader_busy",
         code="reader_busy",
         retry_after_s=1.0,

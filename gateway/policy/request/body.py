@@ -19,6 +19,7 @@ from msgspec import UNSET
 from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
+from gateway.policy.request.cost import of_any_us
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
 from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.engine_fields import steering as steering_of
@@ -34,17 +35,23 @@ MAX_CHOICES = 128
 _decode_lora = msgspec.json.Decoder(str | None).decode
 
 
+class TakesLong(Exception):
+    """Reading the body would take longer than the caller allows."""
+
+
 def read_body(
     endpoint: Endpoint,
     raw: bytes,
     *,
     media_tokens: int = MEDIA_TOKENS,
     content_types: Sequence[bytes] = (),
+    limit_us: float | None = None,
 ) -> BodyFacts:
     """Facts of a body sent to `endpoint`; raises BadRequest.
 
     `media_tokens` is the cost of a media part of unknown dimensions. `content_types` are the
-    values of the request's content-type headers; only forms need them.
+    values of the request's content-type headers; only forms need them. Raises TakesLong if it
+    has unknown members that may take longer than `limit_us`.
     """
     if endpoint.multipart:
         return read_form(raw, content_types)
@@ -62,6 +69,8 @@ def read_body(
         try:
             body = decode(raw)
         except msgspec.ValidationError:
+            if limit_us is not None and of_any_us(raw) > limit_us:
+                raise TakesLong from None
             plain, nested = known_only(endpoint.name, named)
             body = decode(plain)
             unknown += nested

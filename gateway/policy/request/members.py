@@ -33,7 +33,8 @@ from gateway.policy.request import schema
 from gateway.policy.request.engine_fields import STEERING_FIELDS
 from gateway.policy.request.refusals import undecodable
 
-MAX_MEMBERS: Final = 10_000
+MAX_MEMBERS: Final = 1_000
+MAX_NAME_CHARS: Final = 256
 _names_left = 0
 """How many more names the decoder may decode in this call."""
 
@@ -47,6 +48,8 @@ class Key:
         global _names_left  # noqa: PLW0603 - the decoder's hook knows nothing of its call
         if not _names_left:
             raise _too_many()
+        if len(name) > MAX_NAME_CHARS:
+            raise _too_long()
         _names_left -= 1
         self.name = name
 
@@ -74,7 +77,7 @@ def pairs(raw: bytes) -> dict[Key, msgspec.Raw]:
     """All top-level members in order, repeated ones included.
 
     Raises msgspec.DecodeError (not JSON), ValidationError (not an object), RecursionError, and
-    BadRequest for more than MAX_MEMBERS.
+    BadRequest for more than MAX_MEMBERS, or a name above MAX_NAME_CHARS.
     """
     global _names_left  # noqa: PLW0603
     _names_left = MAX_MEMBERS
@@ -113,6 +116,14 @@ def _too_many() -> BadRequest:
     return BadRequest(
         f"The request body has more than {MAX_MEMBERS:,} members at its top level. Send fewer.",
         reason="too_many_members",
+    )
+
+
+def _too_long() -> BadRequest:
+    return BadRequest(
+        f"A member of the request body has a name of more than {MAX_NAME_CHARS} characters. "
+        "Send its content as a value.",
+        reason="too_complex",
     )
 
 

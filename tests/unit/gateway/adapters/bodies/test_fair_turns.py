@@ -28,6 +28,29 @@ async def test_owners_take_turns_however_many_one_has_waiting() -> None:
     assert len(served) == 53
 
 
+async def test_turns_go_by_the_time_they_take() -> None:
+    now_s = 0.0
+    turns, served = FairTurns(1000, lambda: now_s), list[str]()
+
+    async def serve(owner: str, taken_s: float) -> None:
+        nonlocal now_s
+        async with turns.turn(owner):
+            served.append(owner)
+            for _ in range(3):  # until the others have come
+                await asyncio.sleep(0)
+            now_s += taken_s
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(serve("slow", 1.0))
+        await asyncio.sleep(0)
+        for _ in range(30):
+            group.create_task(serve("quick", 0.1))
+    assert served[1:11] == ["quick"] * 10, "until both had the same time"
+    assert served[:22].count("slow") == 2
+    assert len(served) == 35
+
+
 async def test_one_owner_leaves_room_for_others_to_wait() -> None:
     turns = FairTurns(8)
     async with turns.turn("first"):

