@@ -70,6 +70,9 @@ class UpstreamResponse(Protocol):
         again to continue. The sink must not raise. Raises UpstreamFailure as `read` does.
         """
 
+    def expect_end(self) -> None:
+        """The answer is whole: give the engine only a moment to end its body."""
+
     def abort(self) -> None:
         """Close the connection, so that the engine stops generating. Idempotent."""
 
@@ -123,8 +126,8 @@ class ClientReply(Protocol):
     def started(self) -> bool:
         """Whether the head was sent. After that, errors can only be sent in-band."""
 
-    async def start(self, status: int, lines: Lines) -> None:
-        """Send the head of a streamed response."""
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
+        """Send the head of a streamed response; `events`: it consists of server-sent events."""
 
     async def write(self, data: bytes) -> None:
         """Send part of a streamed response; waits while the client is slow."""
@@ -145,7 +148,7 @@ class ClientReply(Protocol):
         """Send a refusal in the endpoint's error shape."""
 
     async def break_off(self, refusal: Refusal) -> None:
-        """End a started stream with an in-band error event."""
+        """End a started stream with an in-band error event; without events, cut the connection."""
 
 
 class LeaseStore(Protocol):

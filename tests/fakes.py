@@ -129,6 +129,9 @@ class FakeResponse:
                 return False
         return True
 
+    def expect_end(self) -> None:
+        """See UpstreamResponse."""
+
     def abort(self) -> None:
         """See UpstreamResponse."""
         self.aborted = True
@@ -198,7 +201,7 @@ class FakeReply:
         self.broken_off: Refusal | None = None
         self._on_write = on_write
 
-    async def start(self, status: int, lines: Lines) -> None:
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         """See ClientReply."""
         assert not self.started, "a head is sent once"
         self.started = True

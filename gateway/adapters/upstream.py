@@ -47,6 +47,8 @@ _SWEEP_S = 0.25
 _KEEP_IDLE_S = 4.0
 """Engines on uvicorn close idle connections after 5 s; the gateway closes them earlier."""
 _IDLE_PER_WORKER = 256
+_END_S = 1.0
+"""From an answer's own end to the end of its body."""
 _BUFFER_BYTES = 256 * 1024
 """Unread body bytes at which reading from the engine pauses."""
 MAX_FRAMING_BYTES = 64 * 1024
@@ -193,6 +195,11 @@ class _Exchange:
             self.deadline_s = self.now_s() + self.idle_s
             self.connection.resume()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def expect_end(self) -> None:
+        """See UpstreamResponse."""
+        self.idle_s = min(self.idle_s, _END_S)
+        self.deadline_s = min(self.deadline_s, self.now_s() + self.idle_s)
 
     def abort(self) -> None:
         """See UpstreamResponse."""

@@ -2,12 +2,15 @@
 
 Rules:
 - No byte reaches the client before the engine's first body byte, so everything that fails
-  until then can be tried elsewhere (`Fault`). An answer that is not a stream is read whole
-  first, for the same reason.
-- Once a stream has started, a failure is an in-band error event, never a faked stop.
+  until then can be tried elsewhere (`Fault`). An answer in JSON is read whole first, for the same
+  reason. Everything else is relayed as it comes.
+- Once a stream has started, a failure is an in-band error event, never a faked stop; in a body
+  that has no events, the connection is cut.
+- What an engine does after the end of its stream is no failure: the answer is whole.
 - The response is always aborted or read to its end: an engine does not generate for nobody.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -15,7 +18,22 @@ import msgspec
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.pools.retry import Fault
-from gateway.policy.response.answers import read_answer, response_id
+from gateway.policy.response.answers import (
+    DECODED_BYTES,
+    SEARCHED_BYTES,
+    Answer,
+    read_answer,
+    response_id,
+    search_answer,
+)
+from gateway.policy.response.dialects import (
+    begins_events,
+    begins_whole,
+    by_bytes,
+    in_pieces,
+    is_event_stream,
+    is_json,
+)
 from gateway.policy.response.overflow import (
     DROPPED,
     engine_message,
@@ -28,7 +46,7 @@ from gateway.policy.response.overflow import (
     overflow_window_of_event,
     refuses_priority,
 )
-from gateway.policy.response.sse import StreamMeter, choices_of
+from gateway.policy.response.sse import BodyMeter, StreamMeter, choices_of
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import Outcome, Usage, WorkerAddress
 from gateway.records.endpoint import RESPONSES, Dialect, Endpoint
@@ -103,9 +121,16 @@ class Relay:
             kind = _header(response.headers, b"content-type", b"application/json")
             if (fault := _unreadable(response)) is not None:
                 return fault
-            if response.status == 200 and kind.startswith(b"text/event-stream"):
+            if response.status != 200:
+                return await self._whole(response, kind, lines, call)
+            if is_event_stream(kind):
                 return await self._stream(response, kind, lines, call)
-            return await self._whole(response, kind, lines, call)
+            if is_json(kind) and (
+                not in_pieces(self._endpoint, asked_stream=self._facts.stream)
+                or _header(response.headers, b"content-length")
+            ):
+                return await self._whole(response, kind, lines, call)
+            return await self._bytes(response, kind, lines, call)
         finally:
             response.abort()
 
@@ -121,56 +146,114 @@ class Relay:
 
     # -- streams
 
-    async def _stream(
+    async def _bytes(
         self, response: UpstreamResponse, kind: bytes, lines: Lines, call: UpstreamCall
     ) -> Outcome | Fault:
+        """A body of a type that says nothing of events: it may have some all the same."""
+        try:
+            first = await response.read()
+        except UpstreamFailure as failure:
+            return Fault(kind=failure.kind, message=str(failure))
+        if self._facts.stream and begins_events(first):
+            return await self._stream(response, kind, lines, call, first)
+        if is_json(kind) and begins_whole(self._endpoint, first):
+            return await self._whole(response, kind, lines, call, first)
+        self._meter = meter = BodyMeter(self._endpoint)
+        meter.feed(first)
+        return await self._relay(response, kind, lines, meter, first)
+
+    async def _stream(
+        self,
+        response: UpstreamResponse,
+        kind: bytes,
+        lines: Lines,
+        call: UpstreamCall,
+        first: bytes = b"",
+    ) -> Outcome | Fault:
+        """A stream of events; `first` was read of it already."""
         self._meter = meter = StreamMeter(
             self._endpoint, strip_usage=self._strip_usage, choices=choices_of(self._facts)
         )
-        first = await self._first_events(response, meter, call)
-        if isinstance(first, Fault):
-            return first
-        self.first_s = self._clock()
-        self._timer.begin()
-        if self.on_first is not None:
-            self.on_first(self.first_s)
+        ready = await self._first_events(response, meter, call, first)
+        if isinstance(ready, Fault):
+            return ready
         if self._endpoint is RESPONSES:
-            self._response_id = response_id(first)
+            self._response_id = response_id(ready)
+        return await self._relay(response, kind, lines, meter, ready)
+
+    async def _relay(
+        self,
+        response: UpstreamResponse,
+        kind: bytes,
+        lines: Lines,
+        meter: StreamMeter,
+        first: bytes,
+    ) -> Outcome:
+        """Send what was read first, then everything as it comes."""
+        self._timer.begin()
+        if meter.begun:
+            self._note_first()
         await self._reply.start(
-            200, b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
+            200,
+            b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines),
+            events=not isinstance(meter, BodyMeter),
         )
-        await self._reply.write(first)
+        if first:
+            await self._reply.write(first)
         self._timer.end("forward")
-        write_now, feed = self._reply.write_now, meter.feed
-
-        def pass_on(data: bytes) -> bool:
-            ready = feed(data)
-            return write_now(ready) if ready else not meter.overlong
-
         try:
-            while not await response.relay(pass_on):
-                if meter.overlong:
-                    raise UpstreamFailure("protocol", "an event is too long", head_received=True)
-                await self._reply.drain()
+            await self._pass_on(response, meter)
         except UpstreamFailure as failure:
-            return await self._break_off(failure, meter)
+            if not meter.complete:
+                return await self._break_off(failure, meter)
         self._last_s = self._clock()
-        if not meter.complete and not meter.failed_in_band:
+        if not meter.whole and not meter.failed_in_band:
             return await self._break_off(
                 UpstreamFailure("reset", "the stream ended unfinished", head_received=True), meter
             )
         if closing := meter.closing():
             await self._reply.write(closing)
         await self._reply.finish()
-        outcome = self._outcome(meter, completed=meter.complete and meter.finish_reason != "failed")
+        outcome = self._outcome(meter, completed=meter.whole and meter.finish_reason != "failed")
         if meter.failed_in_band and in_band_status(first) < 500:
             return msgspec.structs.replace(outcome, label="error")
         return outcome
 
+    async def _pass_on(self, response: UpstreamResponse, meter: StreamMeter) -> None:
+        """Relay the rest of a body. Raises UpstreamFailure."""
+        write_now, feed = self._reply.write_now, meter.feed
+
+        def take(data: bytes) -> bool:
+            ready = feed(data)
+            if self.first_s is None and meter.begun:
+                self._note_first()
+            if not ready:
+                return not (meter.overlong or meter.done)
+            return write_now(ready) and not meter.done
+
+        ended = meter.done
+        if ended:
+            response.expect_end()
+        while not await response.relay(take):
+            if meter.overlong:
+                raise UpstreamFailure("protocol", "an event is too long", head_received=True)
+            await self._reply.drain()
+            if meter.done:
+                if ended:  # it goes on after its end
+                    break
+                ended = True
+                response.expect_end()
+
+    def _note_first(self) -> None:
+        """The first token came."""
+        self.first_s = self._clock()
+        if self.on_first is not None:
+            self.on_first(self.first_s)
+
     async def _first_events(
-        self, response: UpstreamResponse, meter: StreamMeter, call: UpstreamCall
+        self, response: UpstreamResponse, meter: StreamMeter, call: UpstreamCall, data: bytes
     ) -> bytes | Fault:
-        """The first whole events, or the fault that came instead of them.
+        """The first whole events, or the fault that came instead of them; `data` was read already.
 
         Comments before them are dropped: they are no token, and as long as nothing was sent
         another worker can take over. They keep an engine from its idle deadline, not from
@@ -179,14 +262,15 @@ class Relay:
         until_s = self._clock() + call.timeouts.first_byte_s
         while True:
             try:
-                data = await response.read()
+                data = data or await response.read()
             except UpstreamFailure as failure:
                 return Fault(kind=failure.kind, message=str(failure))
-            if not data:
-                return Fault(kind="empty", message="the engine sent an empty stream", status=200)
             ready = meter.feed(data)
-            if ready and (meter.events or meter.failed_in_band):
+            if meter.empty or not data:
+                return Fault(kind="empty", message="the engine sent an empty stream", status=200)
+            if ready and meter.opened:
                 break
+            data = b""
             if meter.overlong:
                 return Fault(kind="protocol", message="an event is too long")
             if self._clock() > until_s:
@@ -220,15 +304,25 @@ class Relay:
     # -- whole answers
 
     async def _whole(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines, call: UpstreamCall
+        self,
+        response: UpstreamResponse,
+        kind: bytes,
+        lines: Lines,
+        call: UpstreamCall,
+        first: bytes = b"",
     ) -> Outcome | Fault:
-        body = response.take_whole()
+        """An answer that is sent when all of it is there; `first` was read of it already."""
+        body = None if first else response.take_whole()
         if body is None:
             try:
-                body = await _read_all(response)
+                body = await _read_all(response, first)
             except UpstreamFailure as failure:
                 return Fault(kind=failure.kind, message=str(failure))
-        status = response.status
+        status, answer = response.status, Answer()
+        if status == 200:
+            answer = await read_whole(body)
+            if answer.is_error:
+                status = in_band_status(body)
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
             most = max_prompt_tokens(self._facts, call.size)
@@ -247,15 +341,19 @@ class Relay:
         self._timer.end("forward")
         if status >= 400:
             return Outcome(label="error", status=status, ttft_s=self._ttft_s())
-        usage, finish, answer_id = read_answer(body)
+        usage = answer.usage
+        if usage is None and self._endpoint.generates:
+            tokens = by_bytes(answer.generated_bytes)
+            usage = Usage(prompt_tokens=0, completion_tokens=tokens, source="counted")
+        completed = answer.finish_reason != "failed"
         return Outcome(
-            label="ok",
+            label="ok" if completed else "upstream_error",
             status=status,
             usage=usage,
-            finish_reason=finish,
-            completed=True,
+            finish_reason=answer.finish_reason,
+            completed=completed,
             ttft_s=self._ttft_s(),
-            response_id=answer_id if self._endpoint is RESPONSES else None,
+            response_id=answer.id if self._endpoint is RESPONSES else None,
         )
 
     # -- figures
@@ -283,7 +381,7 @@ class Relay:
 def _metered(meter: StreamMeter) -> Usage:
     """The engine's usage, or the tokens counted as they went by."""
     return meter.usage() or Usage(
-        prompt_tokens=0, completion_tokens=max(0, meter.events - 1), source="counted"
+        prompt_tokens=0, completion_tokens=meter.counted_tokens, source="counted"
     )
 
 
@@ -294,8 +392,8 @@ def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes, other: bytes 
     return other
 
 
-async def _read_all(response: UpstreamResponse) -> bytes:
-    first = await response.read()
+async def _read_all(response: UpstreamResponse, first: bytes) -> bytes:
+    first = first or await response.read()
     chunks = [first]
     size = len(first)
     while data := await response.read() if chunks[-1] else b"":
@@ -304,6 +402,20 @@ async def _read_all(response: UpstreamResponse) -> bytes:
         if size > MAX_ANSWER_BYTES:
             raise UpstreamFailure("protocol", "the answer is too large", head_received=True)
     return first if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_whole(body: bytes) -> Answer:
+    """Read a whole answer; others get their turn while it is a large one."""
+    if len(body) <= DECODED_BYTES:
+        return read_answer(body)
+    found = Answer()
+    for start in range(len(body) - SEARCHED_BYTES, -SEARCHED_BYTES, -SEARCHED_BYTES):
+        step = search_answer(body, start)
+        found = step._replace(finish_reason=found.finish_reason or step.finish_reason)
+        if found.usage is not None:
+            break
+        await asyncio.sleep(0)
+    return found
 
 
 def _unreadable(response: UpstreamResponse) -> Fault | None:

@@ -84,10 +84,11 @@ def charged(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
         return usage
     if usage is None and outcome.label != "disconnected" and not outcome.completed:
         return None
+    completion = 0 if usage is None else usage.completion_tokens
+    if estimate.cap_tokens is not None:
+        completion = min(completion, estimate.cap_tokens * estimate.sequences)
     return Usage(
-        prompt_tokens=estimate.input_tokens_total,
-        completion_tokens=0 if usage is None else usage.completion_tokens,
-        source="counted",
+        prompt_tokens=estimate.input_tokens_total, completion_tokens=completion, source="counted"
     )
 
 

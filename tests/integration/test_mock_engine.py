@@ -288,7 +288,10 @@ def test_anthropic_messages_whole_and_streamed(messages_client: anthropic.Anthro
     assert texts[0] == texts[1]
     assert len(texts[0]) == 1
     assert final.stop_reason == "max_tokens"
-    assert final.usage.input_tokens == whole.usage.input_tokens
+    prompts = [
+        m.usage.input_tokens + (m.usage.cache_read_input_tokens or 0) for m in (whole, final)
+    ]
+    assert prompts[0] == prompts[1]
     assert final.usage.output_tokens == 6
 
 

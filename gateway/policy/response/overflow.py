@@ -103,14 +103,19 @@ def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
     return 0
 
 
-def in_band_status(event: bytes) -> int:
-    """The HTTP status in the `code` of an in-band error event; 500 if there is none."""
-    for line in event.splitlines():
-        if line.startswith(b"data:") and len(line) <= _MAX_ERROR_BYTES:
-            with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-                code = orjson.loads(line[5:]).get("error", {}).get("code")
-                if isinstance(code, int) and 400 <= code < 600:
-                    return code
+def in_band_status(said: bytes) -> int:
+    """The HTTP status in the `code` of an error that came with status 200; 500 if there is none.
+
+    `said` is a body or events.
+    """
+    for line in said.splitlines():
+        if len(line) > _MAX_ERROR_BYTES:
+            continue
+        with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+            decoded = orjson.loads(line.removeprefix(b"data:"))
+            code = decoded.get("error", decoded).get("code")
+            if isinstance(code, int) and 400 <= code < 600:
+                return code
     return 500
 
 

@@ -2,47 +2,44 @@
 
 Rules:
 - Only whole events are relayed. Holding a partial one delays nothing, for a client cannot use
-  half an event. An event ends with an empty line; lines end with LF or CRLF, also mixed (a lone
-  CR ends no line).
-- Events pass unchanged. The only one dropped is the usage chunk (empty `choices`) that the
-  gateway asked for and the client did not.
+  half an event. An event ends with an empty line; lines end with LF, CRLF or CR.
+- Events pass unchanged. Dropped are only the usage chunk (empty `choices`) that the gateway asked
+  for and the client did not, a byte order mark, and whatever follows the end of the stream.
 - Only events with a mark, a substring such as `"finish_reason":"`, are decoded (JSON strings
   cannot contain it unescaped). Then only the field at its proper place counts, so text that a
   client sent and an engine echoes never ends a stream.
 - The result does not depend on how the bytes were cut into pieces; every byte is scanned a
   bounded number of times.
 - The last event with a usage object is kept and decoded once, at the end.
-- A stream is complete when every choice has its finish mark, or when one has and [DONE] came. A
-  stream that ends earlier is an error, not a stop; a complete one without [DONE] gets it.
+- A stream is complete when every choice has its finish mark, or when its own end came, as
+  `gateway.policy.response.dialects` lists them. A stream that ends earlier is an error, not a stop;
+  a complete one without [DONE] gets it where clients wait for that.
 - Comments and other lines without data are relayed but count neither as token nor as end.
 """
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
+from gateway.policy.response.answers import DECODED_BYTES, EventData, read_event, search_event
+from gateway.policy.response.dialects import begins_error, by_bytes, later_usage, stream_shape
 from gateway.records.attempt import Usage
-from gateway.records.endpoint import MESSAGES, RESPONSES, Endpoint
+from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts
 
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 """A longer event is the engine's fault: the relay breaks off instead of holding it."""
 
-# Substrings that are cheap to find; every event that ends a choice contains one of them.
-_FINISH_MARKS: Final[dict[str, tuple[bytes, ...]]] = {
-    MESSAGES.name: (b'"stop_reason":"', b'"stop_reason": "'),
-    RESPONSES.name: (b'"response.completed"', b'"response.incomplete"', b'"response.failed"'),
-}
-_FINISH_OPENAI: Final = (b'"finish_reason":"', b'"finish_reason": "')
-_EVENT_END: Final = re.compile(rb"\n\r?\n")
-_ERROR: Final = re.compile(rb'(?:^|\n)(?:event: ?error\b|data: ?\{"error": ?(?!null))')
-_DONE_LINE: Final = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
-_USAGE: Final = (b'"usage":{', b'"usage": {')
-_EMPTY_CHOICES: Final = (b'"choices":[]', b'"choices": []')
+_MAX_LINES: Final = 64
+"""An event with more lines of data is not decoded."""
+_TAIL_BYTES: Final = 4096
+_BOM: Final = b"\xef\xbb\xbf"
+_ENDINGS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_EMPTY_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_NAME: Final = re.compile(rb"(?:(?:id|retry|):[^\r\n]*[\r\n]+)*event: ?([a-zA-Z_.]{1,64})[\r\n]")
+_DONE_DATA: Final = re.compile(rb"data: ?\[DONE\]\s")
 
 
 class StreamMeter:
@@ -50,17 +47,19 @@ class StreamMeter:
 
     __slots__ = (
         "_choices",
-        "_endpoint",
-        "_finish_marks",
+        "_ends",
         "_finished",
+        "_generates",
         "_held",
-        "_openai",
+        "_shape",
         "_strip_usage",
         "_usage_events",
+        "begun",
         "done",
         "events",
         "failed_in_band",
         "finish_reason",
+        "opened",
     )
 
     def __init__(self, endpoint: Endpoint, *, strip_usage: bool, choices: int = 1) -> None:
@@ -68,44 +67,49 @@ class StreamMeter:
 
         `choices`: how many the client asked for, over all prompts.
         """
-        self._endpoint = endpoint.name
-        self._openai = endpoint.name not in _FINISH_MARKS
-        self._finish_marks = _FINISH_MARKS.get(endpoint.name, _FINISH_OPENAI)
+        self._shape = stream_shape(endpoint)
+        self._ends = self._shape.ends.search
+        self._generates = endpoint.generates
         self._strip_usage = strip_usage
         self._choices = choices
-        self._finished: set[object] = set()
+        self._finished: set[int] = set()
         """Indices of choices that ended; `choices` of them at most."""
         self._held = bytearray()
         """Bytes of the event whose end has not arrived."""
         self._usage_events: list[bytes] = []
+        """The first event with usage, where others count only what it does not, and the last."""
+        self.opened = False
+        """An event with data came."""
+        self.begun = False
+        """The first token came."""
         self.events = 0
-        """Relayed events with data: about one for each token that the engine emitted."""
+        """Relayed events with data, from the first token on: about one for each token."""
         self.finish_reason: str | None = None
         """The finish reason of the choice that ended last."""
         self.done = False
-        """The closing [DONE] was relayed."""
+        """The stream's own end was relayed: nothing follows."""
         self.failed_in_band = False
         """The engine sent an error event of its own."""
 
     def feed(self, data: bytes) -> bytes:
         """Take the engine's bytes; returns the whole events to send, or b""."""
-        if not self._held and data.endswith((b"\n\n", b"\r\n\r\n")):  # as nearly always
+        if not self._held and data.endswith(_ENDINGS):  # as nearly always
             whole = data
         else:
             whole = self._completed(data)
             if not whole:
                 return b""
-        marks = self._finish_marks
-        if marks[0] in whole or marks[1] in whole or (len(marks) > 2 and marks[2] in whole):
-            self._note_finish(whole)
-        if b'"usage"' in whole and (_USAGE[0] in whole or _USAGE[1] in whole):
-            whole = self._keep_usage(whole)
-        if (b'"error"' in whole or b"event: error" in whole) and _ERROR.search(whole):
-            self.failed_in_band = True
-        if whole:
-            self.events += whole.count(b"\ndata:") + whole.startswith(b"data:")
-            if b"[DONE]" in whole and _DONE_LINE.search(whole):
-                self.done = True
+        if (
+            not self.begun
+            or self.done
+            or len(whole) > DECODED_BYTES
+            or self._ends(whole) is not None
+            or b"error" in whole
+            or b"[DONE]" in whole
+            or (b'"usage"' in whole and _USAGE.search(whole) is not None)
+        ):
+            return self._noted(whole)
+        self.events += _data_lines(whole)
         return whole
 
     def _completed(self, data: bytes) -> bytes:
@@ -116,8 +120,11 @@ class StreamMeter:
         held = self._held
         edge = bytes(held[-2:])
         seen = edge + data
-        lf, crlf = seen.rfind(b"\n\n"), seen.rfind(b"\n\r\n")
-        end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+        end = 0
+        for ending in _ENDINGS:
+            at = seen.rfind(ending)
+            if at >= 0:
+                end = max(end, at + len(ending))
         if not end:
             held += data
             return b""
@@ -126,55 +133,53 @@ class StreamMeter:
         self._held = bytearray(data[end:])
         return bytes(held)
 
-    def _note_finish(self, whole: bytes) -> None:
-        events = _events(whole)
-        for event in events:
-            # Among several events usually only one has a mark: decode no other.
-            if len(events) == 1 or any(mark in event for mark in self._finish_marks):
-                decoded = _data_of(event)
-                if isinstance(decoded, dict):
-                    self._note_finish_of(decoded)
+    def _noted(self, whole: bytes) -> bytes:
+        """Look at each event; returns those to send."""
+        if not self.opened and whole.startswith(_BOM):
+            whole = whole[len(_BOM) :]
+        if b"data:" not in whole:
+            return b"" if self.done else whole
+        kept: list[bytes] = []
+        for event in _events(whole):
+            if self.done:
+                break
+            if self._note(event):
+                kept.append(event)
+        return kept[0] if len(kept) == 1 else b"".join(kept)
 
-    def _note_finish_of(self, event: dict[str, Any]) -> None:
-        """Note an event's finish reason from the one field where the endpoint puts it."""
-        if self._openai:
-            choices = event.get("choices")
-            for choice in choices if isinstance(choices, list) else ():
-                if isinstance(choice, dict):
-                    index = choice.get("index")
-                    self._end(choice.get("finish_reason"), index if type(index) is int else 0)
-            return
-        kind = event.get("type")
-        if self._endpoint == MESSAGES.name:
-            delta = event.get("delta")
-            if kind == "message_delta" and isinstance(delta, dict):
-                self._end(delta.get("stop_reason"), 0)
-        elif kind in ("response.completed", "response.incomplete", "response.failed"):
-            self._end(kind.removeprefix("response."), 0)
+    def _note(self, event: bytes) -> bool:
+        """Note what an event says; whether to send it."""
+        count = _data_lines(event)
+        if not count:
+            return True
+        self.opened = True
+        named = _NAME.match(event)
+        name = "" if named is None else named[1].decode("ascii")
+        at = _data_start(event)
+        large = _is_large(event)
+        if begins_error(event, at) or name == "error":
+            self.failed_in_band = True
+        elif not self.begun:
+            said = b'"%b"' % name.encode() if large else event
+            self.begun = not any(mark in said for mark in self._shape.preamble)
+        if _DONE_DATA.match(event, at) is not None:
+            self.done = True
+        if large or self._ends(event) is not None:
+            self._note_end(_read(event, name))
+        if b'"usage"' in event and (large or _USAGE.search(event) is not None):
+            self._usage_events[1:] = [event]
+            if self._strip_usage and not large and _EMPTY_CHOICES.search(event) is not None:
+                return False
+        self.events += count if self.begun else 0
+        return True
 
-    def _end(self, reason: object, index: int) -> None:
-        if isinstance(reason, str) and reason:
+    def _note_end(self, said: EventData) -> None:
+        for index, reason in said.ends:
             self.finish_reason = reason
             if len(self._finished) < self._choices:
                 self._finished.add(index)
-
-    def _keep_usage(self, whole: bytes) -> bytes:
-        kept: list[bytes] = []
-        for event in _events(whole):
-            if _USAGE[0] in event or _USAGE[1] in event:
-                if self._endpoint == MESSAGES.name and self._usage_events:
-                    # message_start has the prompt, each message_delta the running output.
-                    self._usage_events = [self._usage_events[0], event]
-                else:
-                    self._usage_events = [event]
-                if (
-                    self._strip_usage
-                    and self._openai
-                    and (_EMPTY_CHOICES[0] in event or _EMPTY_CHOICES[1] in event)
-                ):
-                    continue
-            kept.append(event)
-        return b"".join(kept)
+        if said.type in self._shape.last:
+            self.done = True
 
     @property
     def overlong(self) -> bool:
@@ -182,99 +187,126 @@ class StreamMeter:
         return len(self._held) > MAX_EVENT_BYTES
 
     @property
+    def empty(self) -> bool:
+        """Whether the stream ended before it said anything."""
+        return self.done and self.events <= 1 and not self._finished and not self.failed_in_band
+
+    @property
     def complete(self) -> bool:
         """Whether the engine finished its answer."""
-        ended = len(self._finished)
-        return ended >= self._choices or (self.done and ended > 0)
+        if len(self._finished) >= self._choices:
+            return True
+        return self.done and not self.failed_in_band
+
+    @property
+    def whole(self) -> bool:
+        """Whether the answer is whole, now that its body came to its end."""
+        return self.complete or not (self._shape.must_end or self.failed_in_band)
+
+    @property
+    def counted_tokens(self) -> int:
+        """Output tokens, if the engine does not report them."""
+        return max(0, self.events - 1) if self._generates else 0
 
     def closing(self) -> bytes:
-        """The [DONE] that a complete stream of an OpenAI dialect still lacks; else b""."""
-        return DONE if self._openai and self.complete and not self.done else b""
+        """The [DONE] that a complete stream still lacks where clients wait for it; else b""."""
+        return DONE if self._shape.done and self.complete and not self.done else b""
 
     def usage(self) -> Usage | None:
         """The engine's usage, decoded once; None if it sent none or an invalid one."""
-        prompt = completion = cached = None
-        reported = False
+        found: Usage | None = None
         for event in self._usage_events:
-            found = usage_from(_data_of(event))
-            if found is None:
-                continue
-            prompt = found.prompt_tokens or prompt
-            completion = found.completion_tokens or completion
-            cached = found.cached_tokens or cached
-            reported = reported or found.cached_reported
-        if not self._usage_events or (prompt is None and completion is None):
-            return None
-        return Usage(
-            prompt_tokens=prompt or 0,
-            completion_tokens=completion or 0,
-            cached_tokens=cached or 0,
-            cached_reported=reported,
-        )
+            found = later_usage(found, _read(event, "").usage)
+        return found
+
+
+class BodyMeter(StreamMeter):
+    """State of one relayed body that has no events, such as audio: all of it passes at once.
+
+    Lines, where there are several, count as events (NDJSON); usage is looked for at the end.
+    """
+
+    __slots__ = ("_bytes", "_lines", "_tail")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, strip_usage=False)
+        self.opened = self.begun = True
+        self._bytes = 0
+        self._lines = 0
+        self._tail = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the engine's bytes; returns them."""
+        self.events += 1
+        self._bytes += len(data)
+        self._lines += data.count(b"\n")
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        return data
+
+    @property
+    def whole(self) -> bool:
+        """See StreamMeter. Only the body's own end tells."""
+        return True
+
+    @property
+    def counted_tokens(self) -> int:
+        """See StreamMeter."""
+        if not self._generates:
+            return 0
+        return self._lines if self._lines > 1 else by_bytes(self._bytes)
+
+    def usage(self) -> Usage | None:
+        """See StreamMeter."""
+        return search_event(self._tail, "").usage
 
 
 def _events(whole: bytes) -> Sequence[bytes]:
     """Split bytes of whole events into events, each with its end."""
-    ends = [end.end() for end in _EVENT_END.finditer(whole)]
-    if len(ends) == 1 and ends[0] == len(whole):
-        return (whole,)
-    found = [whole[start:end] for start, end in pairwise([0, *ends])]
-    if ends and ends[-1] < len(whole):  # one line break more
-        found.append(whole[ends[-1] :])
-    return found
+    events: list[bytes] = []
+    start, size = 0, len(whole)
+    ends = [whole.find(ending) for ending in _ENDINGS]
+    while start < size:
+        end = size
+        for i, ending in enumerate(_ENDINGS):
+            if 0 <= ends[i] < start:
+                ends[i] = whole.find(ending, start)
+            if ends[i] >= 0:
+                end = min(end, ends[i] + len(ending))
+        if end - start == size:
+            return (whole,)
+        events.append(whole[start:end])
+        start = end
+    return events
 
 
-def _data_of(event: bytes) -> Any:
-    """The decoded JSON data of an event; None if it has none."""
+def _data_lines(events: bytes) -> int:
+    """Lines of data: one in nearly every event."""
+    count = events.count(b"\ndata:") + events.startswith(b"data:")
+    return count + events.count(b"\rdata:") if b"\r" in events else count
+
+
+def _data_start(event: bytes) -> int:
+    """Where the first line of data begins."""
+    if event.startswith(b"data:"):
+        return 0
+    found = [at for end in (b"\ndata:", b"\rdata:") if (at := event.find(end)) >= 0]
+    return min(found) + 1
+
+
+def _is_large(event: bytes) -> bool:
+    """Whether an event takes too long to decode."""
+    return len(event) > DECODED_BYTES or _data_lines(event) > _MAX_LINES
+
+
+def _read(event: bytes, name: str) -> EventData:
+    """What the data of an event says."""
+    if _is_large(event):
+        return search_event(event, name)
     end = event.find(b"\n")
     if event.startswith(b"data:") and len(event) - end <= 3:  # one line, as nearly always
-        data = event[5:end]
-    else:
-        lines = event.splitlines()
-        data = b"\n".join([line[5:] for line in lines if line.startswith(b"data:")])
-    try:
-        return orjson.loads(data) if data else None
-    except orjson.JSONDecodeError:
-        return None
-
-
-def usage_from(decoded: Any) -> Usage | None:
-    """Find and read a usage object in a decoded body or event of any endpoint.
-
-    Token counts that are not plain non-negative integers are read as absent.
-    """
-    if not isinstance(decoded, dict):
-        return None
-    usage = decoded.get("usage")
-    for holder in ("response", "message"):
-        if usage is None and isinstance(decoded.get(holder), dict):
-            usage = decoded[holder].get("usage")
-    if not isinstance(usage, dict):
-        return None
-    prompt = _count(usage, "prompt_tokens", "input_tokens")
-    completion = _count(usage, "completion_tokens", "output_tokens")
-    if prompt is None and completion is None:
-        prompt = _count(usage, "total_tokens")
-        if prompt is None:
-            return None
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
-    if cached is None:
-        cached = _count(usage, "cache_read_input_tokens")
-    return Usage(
-        prompt_tokens=prompt or 0,
-        completion_tokens=completion or 0,
-        cached_tokens=cached or 0,
-        cached_reported=cached is not None,
-    )
-
-
-def _count(holder: dict[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = holder.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
+        return read_event(event[5:end])
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    return read_event(b"\n".join(lines))
 
 
 def choices_of(facts: BodyFacts) -> int:
@@ -284,8 +316,3 @@ def choices_of(facts: BodyFacts) -> int:
         raw = bytes(facts.members["n"])
         n = int(raw) if raw.isdigit() else 1
     return n * facts.measure.prompts
-
-
-def streams_usage_chunk(endpoint: Endpoint) -> bool:
-    """Whether the endpoint sends usage only when stream_options asks for it."""
-    return endpoint.name not in _FINISH_MARKS and endpoint.generates

@@ -15,11 +15,12 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class AsgiReply:
     """ClientReply over an ASGI `send`."""
 
-    __slots__ = ("_endpoint", "_held", "_send", "close_connection", "started")
+    __slots__ = ("_endpoint", "_events", "_held", "_send", "close_connection", "started")
 
     def __init__(self, endpoint: Endpoint, send: Send) -> None:
         self._endpoint = endpoint
         self._send = send
+        self._events = True
         self._held: list[bytes] = []
         self.started = False
         self.close_connection = False
@@ -27,9 +28,10 @@ class AsgiReply:
     def ended(self) -> None:
         """See Reply. The ASGI server notices by itself."""
 
-    async def start(self, status: int, lines: Lines) -> None:
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         """See ClientReply."""
         self.started = True
+        self._events = events
         headers = pairs_of(lines)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -68,7 +70,9 @@ class AsgiReply:
         await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
 
     async def break_off(self, refusal: Refusal) -> None:
-        """See ClientReply."""
+        """See ClientReply. A server closes the connection of an answer without an end."""
         await self.drain()
+        if not self._events:
+            return
         await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
         await self.finish()

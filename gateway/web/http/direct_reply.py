@@ -66,6 +66,7 @@ class DirectReply:
     __slots__ = (
         "_connection",
         "_endpoint",
+        "_events",
         "_flow",
         "_head",
         "_transport",
@@ -84,6 +85,7 @@ class DirectReply:
         self._transport = connection.transport
         self._flow = connection.flow
         self._head = b""
+        self._events = True
         self.started = False
         self.finished = False
         self.close_connection = False
@@ -94,9 +96,10 @@ class DirectReply:
         self.share: Share | None = None
         """The share that counts the request's body, if it is large enough."""
 
-    async def start(self, status: int, lines: Lines) -> None:
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         """See ClientReply. The head is sent with the first chunk."""
         self.started = True
+        self._events = events
         self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
 
     async def write(self, data: bytes) -> None:
@@ -155,7 +158,9 @@ class DirectReply:
             self._end(data)
 
     async def break_off(self, refusal: Refusal) -> None:
-        """See ClientReply."""
+        """See ClientReply. A task that ends without an answer's end closes the connection."""
+        if not self._events:
+            return
         await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
         await self.finish()
 

@@ -33,9 +33,9 @@ class ReportedUsage(msgspec.Struct, frozen=True):
         }
 
     def anthropic(self) -> dict[str, Any]:
-        """The usage object of /v1/messages."""
+        """The usage object of /v1/messages: what the cache held is no part of the input."""
         return {
-            "input_tokens": self.prompt,
+            "input_tokens": self.prompt - self.cached,
             "output_tokens": self.completion,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": self.cached,

@@ -1,13 +1,22 @@
 """What is read of whole answers: of small ones all that counts, of large ones at little cost."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
 import pytest
 
-from gateway.policy.response.answers import DECODED_BYTES, SEARCHED_BYTES, read_answer, response_id
+from gateway.policy.response.answers import (
+    DECODED_BYTES,
+    SEARCHED_BYTES,
+    Answer,
+    read_answer,
+    response_id,
+    search_answer,
+)
 from gateway.policy.response.overflow import engine_message, has_error_shape, in_band_status
 from gateway.records.attempt import Usage
+from gateway.stages.forward import read_whole
 from tests.builders import event
 
 USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"x":1}}'
@@ -28,8 +37,8 @@ def test_usage_is_read_of_small_and_of_large_answers(size: int, space: bytes) ->
         USAGE.replace(b":", b":" + space, 1),
         b"2," * (size // 2),
     )
-    usage, finish, answer_id = read_answer(body)
-    assert (usage, finish, answer_id) == (TOLD, "length", "resp_1")
+    found = read(body)
+    assert (found.usage, found.finish_reason, found.id) == (TOLD, "length", "resp_1")
 
 
 @pytest.mark.parametrize(
@@ -38,12 +47,20 @@ def test_usage_is_read_of_small_and_of_large_answers(size: int, space: bytes) ->
 )
 def test_of_a_large_answer_no_usage_is_read_that_is_none(usage: bytes) -> None:
     body = b'{"data":"' + b"x" * DECODED_BYTES + b'","usage":' + usage + b"}"
-    assert read_answer(body) == (None, None, None)
+    assert read(body)[:3] == (None, None, None)
 
 
-def test_usage_far_from_the_end_of_a_large_answer_is_not_looked_for() -> None:
-    body = b"{" + USAGE + b',"data":"' + b"x" * SEARCHED_BYTES + b'"}'
-    assert read_answer(body)[0] is None
+def test_usage_is_found_wherever_it_stands_in_a_large_answer() -> None:
+    """vLLM puts prompt_logprobs, which may be many megabytes, behind the usage."""
+    choices = choice(b"hi")
+    body = b"{%b,%b," % (choices, USAGE) + b'"prompt_logprobs":[' + b"0.5," * (5 * MIB) + b"1]}"
+    found = read(body)
+    assert (found.usage, found.finish_reason) == (TOLD, "length")
+
+
+def test_an_object_named_usage_that_counts_nothing_hides_none() -> None:
+    body = b"{%b," % USAGE + b'"tools":{"usage":{"type":"string"}},"x":"' + b"x" * 2 * MIB + b'"}'
+    assert read(body).usage == TOLD
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,10 @@ def test_usage_far_from_the_end_of_a_large_answer_is_not_looked_for() -> None:
     ids=["embeddings", "usage", "lists", "choices", "nested"],
 )
 def test_no_answer_holds_the_event_loop_for_long(body: bytes) -> None:
-    assert quickest_s(lambda: read_answer(body)) < 0.05
+    if len(body) <= DECODED_BYTES:
+        assert quickest_s(lambda: read_answer(body)) < 0.05
+    else:  # in steps of this size
+        assert quickest_s(lambda: search_answer(body, len(body) - SEARCHED_BYTES)) < 0.05
 
 
 def test_no_error_of_an_engine_holds_the_event_loop_for_long() -> None:
@@ -74,6 +94,11 @@ def test_no_error_of_an_engine_holds_the_event_loop_for_long() -> None:
 def test_a_response_is_known_by_its_id() -> None:
     assert response_id(b'{"object": "response", "id": "resp_a-1"}') == "resp_a-1"
     assert response_id(b'{"id": "chatcmpl-1"}') is None
+
+
+def read(body: bytes) -> Answer:
+    """As the relay reads it."""
+    return asyncio.run(read_whole(body))
 
 
 def quickest_s(run: Callable[[], object]) -> float:

@@ -1,0 +1,231 @@
+"""One table of what engines answer: how a stream ends, what its first token is, what usage counts.
+
+The relay, settlement and errors read this table; none of them knows an endpoint by name. Shapes
+that it does not know are relayed as they come and counted by their bytes.
+
+| Endpoint | a choice ends | nothing follows | before the first token |
+|---|---|---|---|
+| chat, completions | `choices[].finish_reason` | `[DONE]` | - |
+| messages | `message_delta` with `delta.stop_reason` | `message_stop` | `message_start`, `ping` |
+| responses | `response.completed`, `.incomplete`, `.failed` | the same | `response.created`, ... |
+| audio | `transcript.text.done`, `speech.audio.done` | the same, `[DONE]` | - |
+| others | the end of the body | `[DONE]` | - |
+
+Usage is known by its fields' names, not by its endpoint:
+
+| Fields | prompt tokens |
+|---|---|
+| `prompt_tokens` | all of them, cached ones included |
+| `input_tokens`, `input_tokens_details` | the same (responses) |
+| `input_tokens`, `cache_read_input_tokens`, `cache_creation_input_tokens` | the sum (messages) |
+| `total_tokens` alone | all of them (rerank, score) |
+| more cached than prompt tokens, in any | the sum: the engine counts them apart |
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.records.attempt import Usage
+from gateway.records.endpoint import Dialect, Endpoint
+
+BYTES_PER_TOKEN: Final = 4
+"""Of an answer in a shape that is not known, or without usage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamShape:
+    """How the stream of an endpoint is read."""
+
+    ends: re.Pattern[bytes]
+    """What an event that may end a choice contains; JSON strings cannot contain it unescaped."""
+    last: frozenset[str] = frozenset()
+    """Types of events after which nothing follows."""
+    preamble: tuple[bytes, ...] = ()
+    """What events before the first token contain."""
+    done: bool = True
+    """Whether the client waits for [DONE]."""
+    usage_on_request: bool = False
+    """Whether usage comes only if `stream_options` ask for it, in a chunk of its own."""
+    must_end: bool = True
+    """Whether a stream that was closed without an end of its own is cut."""
+    is_data: bool = False
+    """Whether clients use the body as it comes, also where they did not ask for a stream."""
+
+
+_FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"')
+_CHOICES: Final = StreamShape(ends=_FINISH_REASON, usage_on_request=True)
+_AUDIO: Final = StreamShape(
+    ends=re.compile(rb'"finish_reason"\s*:\s*"|"(?:transcript\.text|speech\.audio)\.done"'),
+    last=frozenset({"transcript.text.done", "speech.audio.done"}),
+    done=False,
+    must_end=False,
+)
+_SPEECH: Final = replace(_AUDIO, is_data=True)
+_SHAPES: Final = {
+    "chat": _CHOICES,
+    "completions": _CHOICES,
+    "messages": StreamShape(
+        ends=re.compile(rb'"message_(?:delta|stop)"'),
+        last=frozenset({"message_stop"}),
+        preamble=(b'"message_start"', b'"ping"'),
+        done=False,
+    ),
+    "responses": StreamShape(
+        ends=re.compile(rb'"response\.(?:completed|incomplete|failed)"'),
+        last=frozenset({"response.completed", "response.incomplete", "response.failed"}),
+        preamble=(b'"response.created"', b'"response.queued"', b'"response.in_progress"'),
+        done=False,
+    ),
+    "speech": _SPEECH,
+    "transcriptions": _AUDIO,
+    "translations": _AUDIO,
+}
+_OTHER: Final = StreamShape(ends=_FINISH_REASON, done=False, must_end=False)
+
+
+def stream_shape(endpoint: Endpoint) -> StreamShape:
+    """The endpoint's row of the table."""
+    return _SHAPES.get(endpoint.name, _OTHER)
+
+
+def streams_usage_chunk(endpoint: Endpoint) -> bool:
+    """Whether the endpoint sends usage only when stream_options asks for it."""
+    return stream_shape(endpoint).usage_on_request
+
+
+# -- framing
+
+_ERROR: Final = re.compile(
+    rb'\s*(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null)|(?:object|type)"\s*:\s*"error")'
+)
+_LINE: Final = re.compile(rb"\s*\{[^\r\n]*\}\r?\n")
+_EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry|):")
+
+
+def is_event_stream(kind: bytes) -> bool:
+    """Whether a content type is that of server-sent events."""
+    return kind[:17].lower() == b"text/event-stream"
+
+
+def begins_events(first: bytes) -> bool:
+    """Whether a body of another type begins like server-sent events."""
+    return _EVENTS.match(first) is not None
+
+
+def begins_error(said: bytes, at: int = 0) -> bool:
+    """Whether the JSON that begins here is an engine's error, whatever its status."""
+    return _ERROR.match(said, at) is not None
+
+
+def is_json(kind: bytes) -> bool:
+    """Whether a content type says that the body is one JSON text."""
+    media = kind.partition(b";")[0].strip().lower()
+    return media == b"application/json" or media.endswith(b"+json")
+
+
+def in_pieces(endpoint: Endpoint, *, asked_stream: bool) -> bool:
+    """Whether clients use an answer that is no event stream in pieces, as it comes."""
+    return asked_stream or stream_shape(endpoint).is_data
+
+
+def begins_whole(endpoint: Endpoint, first: bytes) -> bool:
+    """Whether what claims to be JSON is used only when all of it is there: no line is (NDJSON)."""
+    if begins_error(first):
+        return True
+    return not stream_shape(endpoint).is_data and _LINE.match(first) is None
+
+
+# -- usage
+
+
+def usage_of(usage: dict[str, Any]) -> Usage | None:
+    """What a usage object of any endpoint says; None if it counts no tokens.
+
+    Counts that are not non-negative integers are read as absent.
+    """
+    cached = _cached(usage)
+    prompt = _count(usage, "prompt_tokens")
+    if prompt is None and (prompt := _count(usage, "input_tokens")) is not None:
+        read = _count(usage, "cache_read_input_tokens")
+        created = _count(usage, "cache_creation_input_tokens")
+        prompt += (read or 0) + (created or 0)
+    completion = _count(usage, "completion_tokens", "output_tokens")
+    total = _count(usage, "total_tokens")
+    if total is not None:
+        if prompt is None and completion is None:
+            prompt = total
+        elif completion is None and prompt is not None:
+            completion = max(0, total - prompt)
+    if prompt is None and completion is None:
+        return None
+    return engine_usage(prompt, completion, cached)
+
+
+def engine_usage(prompt: int | None, completion: int | None, cached: int | None) -> Usage:
+    """Usage as an engine reports it; more cached than prompt tokens were counted apart."""
+    if prompt is None:
+        prompt, cached = 0, None
+    elif cached is not None and cached > prompt:
+        prompt += cached
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion or 0,
+        cached_tokens=cached or 0,
+        cached_reported=cached is not None,
+    )
+
+
+def later_usage(before: Usage | None, later: Usage | None) -> Usage | None:
+    """Usage of a stream that reports it in parts; each part replaces what it counts anew.
+
+    `message_start` has the prompt, before the engine knows what it held of it, and each
+    `message_delta` the output so far and perhaps the prompt once more.
+    """
+    if before is None or later is None:
+        return later or before
+    prompt = later if later.prompt_tokens else before
+    return Usage(
+        prompt_tokens=prompt.prompt_tokens,
+        completion_tokens=later.completion_tokens or before.completion_tokens,
+        cached_tokens=prompt.cached_tokens,
+        cached_reported=before.cached_reported or later.cached_reported,
+    )
+
+
+def by_bytes(size: int) -> int:
+    """Output tokens of an answer that does not report them, by the bytes of what was generated."""
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def _cached(usage: dict[str, Any]) -> int | None:
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict):
+            cached = _count(details, "cached_tokens")
+            if cached is not None:
+                return cached
+    return _count(usage, "cache_read_input_tokens", "cached_tokens", "prompt_cache_hit_tokens")
+
+
+def _count(holder: dict[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = holder.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+# -- overflow
+
+
+def overflow_message(dialect: Dialect, message: str, prompt_tokens: int, window: int) -> str:
+    """The message of a context overflow in the words that the dialect's clients look for.
+
+    OpenAI's look for `message`, which is as engines word it, and for the error's code.
+    """
+    if dialect is Dialect.ANTHROPIC:
+        return f"prompt is too long: {prompt_tokens} tokens > {window} maximum"
+    return message
