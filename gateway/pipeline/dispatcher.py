@@ -141,7 +141,7 @@ class Dispatcher:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
         state, now_s = served.fleet.pools[pool], self._clock()
         if state.ejected_until_s[worker] <= now_s:
-            fleet.eject(state, worker, served.fleet.health, now_s)
+            fleet.eject(state, worker, served.fleet.health, now_s, "it gives no token to anybody")
             self._metrics.ejections.add(state.name, state.workers[worker])
         for pending in state.progress.waiting(worker):
             attempts: Attempts = pending.owner
@@ -433,7 +433,8 @@ class Dispatcher:
             fleet.acquit(*earlier)
         attempts.blamed = (*attempts.blamed, (pool, binding.worker))
         rules, now_s = served.fleet.health, self._clock()
-        if fleet.failed(pool, binding.worker, rules, now_s, blameless=guilty):
+        why = answer.message if isinstance(answer, Fault) else "a stream of it broke"
+        if fleet.failed(pool, binding.worker, rules, now_s, why, blameless=guilty):
             self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
 
     async def _rescue(

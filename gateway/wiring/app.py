@@ -21,6 +21,7 @@ from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation
+from gateway.adapters.engines.rotation_log import RotationLog
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
 from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog
@@ -158,6 +159,7 @@ class Gateway:
 
     def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
         """Build the prober, the boundary mover and the reader of engine metrics."""
+        self.rotation_log = RotationLog()
         self.prober = Prober(
             self.models,
             interval_s=config.health.interval_s,
@@ -413,6 +415,7 @@ class Gateway:
             try:
                 self._bill_fleet()
                 self.pipeline.tick(self.served.retiring)
+                self.rotation_log.look(self.served.models, self._clock())
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("scheduler tick failed")
 

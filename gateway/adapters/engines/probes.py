@@ -168,33 +168,24 @@ class Prober:
         refused: bool,
         answers: bool,
     ) -> None:
-        """Apply a verdict, and log changes."""
-        state, name = served.fleet.pools[pool], served.fleet.workers[pool][worker].id
-        place = f"worker {name} of {served.name}/{state.name}"
-        said = state.why_down[worker]
+        """Apply a verdict; `RotationLog` tells what it changes."""
+        state = served.fleet.pools[pool]
         if not why:
-            if fleet.probed(state, worker, ok=True):
-                _log.info("%s is ready", place)
+            fleet.probed(state, worker, ok=True)
             return
         self._fitness.forget(served, pool, worker)
         if refused and not answers:
-            changed = state.up[worker]
             fleet.unreachable(state, worker, why)
-        else:
-            changed = fleet.missed(state, worker, why, answers=answers)
-        if changed or (not state.up[worker] and why != said):
-            _log.warning("%s is not ready: %s", place, why)
-        elif state.up[worker]:
-            _log.info("%s missed a probe: %s", place, why)
+            return
+        fleet.missed(state, worker, why, answers=answers)
+        if state.up[worker]:
+            name = served.fleet.workers[pool][worker].id
+            _log.info("worker %s of %s/%s missed a probe: %s", name, served.name, state.name, why)
 
     def _set_unfit(self, served: ModelRuntime, pool: int, worker: int, why: str) -> None:
         """Take out an engine that says itself that it does not serve the model now."""
-        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
         self._fitness.forget(served, pool, worker)
-        said = state.why_down[worker]
-        if fleet.unfit(state, worker, why) or why != said:
-            place = f"worker {address.id} of {served.name}/{state.name}"
-            _log.warning("%s is not ready: %s", place, why)
+        fleet.unfit(served.fleet.pools[pool], worker, why)
 
     async def _look_for_frost(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""

@@ -19,6 +19,7 @@ from gateway.policy.fleet.slot_clock import SlotClock
 BLAMELESS: Final = 0.25
 """Weight of a failure that is the request's own doing. Not 0: engines that answer nothing but
 errors leave the rotation, whatever they are sent."""
+NOT_PROBED: Final = "not probed yet"
 DOUBTED_S: Final = 2.5
 """How long a `doubt` lasts unless repeated: two exchanges of replicas."""
 
@@ -47,6 +48,7 @@ class PoolState:
         "progress",
         "refused",
         "remarks",
+        "revision",
         "siblings",
         "slot_clock",
         "slots_per_worker",
@@ -62,6 +64,7 @@ class PoolState:
         "warm_credit",
         "warming",
         "why_down",
+        "why_ejected",
         "workers",
     )
 
@@ -128,6 +131,10 @@ class PoolState:
         """Until then one failure ejects, at the engine's first worker; see `doubt`."""
         self.ejections = [0] * n
         self.ejected_until_s = [0.0] * n
+        self.why_ejected: dict[int, str] = {}
+        """By the engine's first worker: the failure that ejected it, and for how long."""
+        self.revision = 0
+        """Rises with every change of health."""
         self.alive = list(range(n))
         """Derived: up and not draining."""
         self.last_ejection_end_s = 0.0
@@ -185,6 +192,21 @@ def refresh(pool: PoolState) -> None:
     pool.alive = [i for i, up in enumerate(pool.up) if up and not draining[i] and not leaving[i]]
     pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
     pool.sound_from_s, pool.sound_until_s = inf, -inf
+    pool.revision += 1
+
+
+def out_of_rotation(pool: PoolState, now_s: float) -> dict[str, str]:
+    """Engines that get no requests, by their first worker's id, with cause and undo."""
+    found: dict[str, str] = {}
+    for head, *_ in pool.engines:
+        why = pool.why_down[head]
+        if pool.leaving[head] or (not pool.up[head] and why == NOT_PROBED):
+            continue
+        if not pool.up[head]:
+            found[pool.workers[head]] = f"{why}; it returns when a probe succeeds"
+        elif pool.ejected_until_s[head] > now_s and head in pool.why_ejected:
+            found[pool.workers[head]] = f"{pool.why_ejected[head]}; then it is tried again"
+    return found
 
 
 def drain(pool: PoolState, worker: int, *, on: bool) -> None:
@@ -226,13 +248,20 @@ def succeeded(pool: PoolState, worker: int) -> None:
     pool.doubted_until_s[head] = 0.0
     if pool.ejections[head]:  # otherwise it is in the rotation, and no list changes
         pool.ejections[head] = 0
+        pool.why_ejected.pop(head, None)
         for rank in pool.siblings[worker]:
             pool.ejected_until_s[rank] = 0.0
         refresh(pool)
 
 
 def failed(
-    pool: PoolState, worker: int, rules: HealthRules, now_s: float, *, blameless: bool = False
+    pool: PoolState,
+    worker: int,
+    rules: HealthRules,
+    now_s: float,
+    why: str = "it failed",
+    *,
+    blameless: bool = False,
 ) -> bool:
     """Note a failed exchange; True if it ejects all workers of the worker's engine.
 
@@ -243,7 +272,7 @@ def failed(
     doubted = pool.doubted_until_s[head] > now_s and not blameless
     if pool.failures[head] < rules.eject_after and not doubted:
         return False
-    eject(pool, worker, rules, now_s)
+    eject(pool, worker, rules, now_s, why)
     return True
 
 
@@ -253,13 +282,16 @@ def acquit(pool: PoolState, worker: int) -> None:
     pool.failures[head] = max(0.0, pool.failures[head] - 1.0 + BLAMELESS)
 
 
-def eject(pool: PoolState, worker: int, rules: HealthRules, now_s: float) -> None:
+def eject(
+    pool: PoolState, worker: int, rules: HealthRules, now_s: float, why: str = "it failed"
+) -> None:
     """Eject a worker's engine for a while, twice as long as the time before."""
     head = pool.siblings[worker][0]
     pool.failures[head] = 0.0
     pool.doubted_until_s[head] = 0.0
     wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
     pool.ejections[head] = min(pool.ejections[head] + 1, 16)
+    pool.why_ejected[head] = f"{why}; ejected for {wait_s:g} s"
     for rank in pool.siblings[worker]:
         pool.ejected_until_s[rank] = now_s + wait_s
     refresh(pool)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
+from gateway.policy.fleet.fleet import NOT_PROBED, PoolState
 from gateway.policy.fleet.health_rules import MISSES
 
 REUSE_AFTER_S: Final = 60.0
@@ -175,7 +175,7 @@ def _reset(pool: PoolState, rank: int, name: str, ranks: tuple[int, ...], *, up:
     pool.present[rank] = True
     pool.leaving[rank] = pool.draining[rank] = pool.refused[rank] = False
     pool.up[rank] = up
-    pool.why_down[rank] = "" if up else "not probed yet"
+    pool.why_down[rank] = "" if up else NOT_PROBED
     pool.misses[rank] = MISSES - 1
     pool.ejections[rank] = 0
     pool.failures[rank] = pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0

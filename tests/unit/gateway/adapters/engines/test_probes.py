@@ -11,6 +11,7 @@ import pytest
 
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import PROBE_BATCH, Prober
+from gateway.adapters.engines.rotation_log import RotationLog
 from gateway.adapters.upstream import HttpUpstream
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending
@@ -115,12 +116,14 @@ async def test_who_is_not_ready_is_named_with_the_reason(
     engines.play("/health", health)
     engines.play("/v1/models", models)
     probing = prober(served, engines)
+    told = RotationLog()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not await probing.probe(served, 0, 0)
+            told.look([served], 0.0)
     assert served.fleet.pools[0].why_down[0].startswith(why)
     (reported,) = [record.getMessage() for record in caplog.records]
-    assert reported.startswith(f"worker w0 of m/only is not ready: {why}")
+    assert reported.startswith(f"worker only-0 of m/only is out of the rotation: {why}")
 
 
 async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
