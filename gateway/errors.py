@@ -97,6 +97,12 @@ class MethodNotAllowed(Refusal):
     status = 405
 
 
+class RequestTimeout(Refusal):
+    """408: the request takes too long to arrive."""
+
+    status = 408
+
+
 class Conflict(Refusal):
     """409: an admin's change conflicts with the present state."""
 

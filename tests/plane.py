@@ -9,7 +9,7 @@ import uvicorn
 from gateway.errors import Unauthorized
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT
-from gateway.records.request import Incoming, Principal, RequestHead
+from gateway.records.request import OPEN, Incoming, Principal, RequestHead
 from gateway.web.http.body_bytes import BodyBytes
 from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
 from gateway.web.http.protocol import GatewayProtocol
@@ -30,6 +30,8 @@ class FakePipeline:
         """Ends the wait of bodies that begin with "wait" or "steps"."""
         self.known = True
         """Any key is; without, none."""
+        self.open = False
+        """Whether no key is asked for."""
         self.looked_up = 0
 
     def know(self, head: RequestHead) -> Principal:
@@ -37,6 +39,8 @@ class FakePipeline:
         self.looked_up += 1
         if not self.known:
             raise Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
+        if self.open:
+            return OPEN
         name = "anybody" if head.key_digest is None else head.key_digest.hex()
         return Principal(entitlement=name, tenant=name)
 

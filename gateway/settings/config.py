@@ -26,6 +26,7 @@ from gateway.settings.types import (
     Label,
     ModelName,
     Natural,
+    Origin,
     Port,
     Processes,
     Seconds,
@@ -52,12 +53,18 @@ class ServerConfig(Section):
     max_body_bytes: Count = 33_554_432
     """Largest request body in bytes; larger ones are refused with 413."""
     max_held_body_bytes: Count = 2_147_483_648
-    """Bytes of all request bodies held at once, from announcement to answer, over all `workers`.
-    One entitlement may hold as much as is still free; the rest is refused with 429 or 503."""
+    """Bytes of all requests held at once, from announcement to answer, over all `workers`. One
+    entitlement may hold as much as is still free; the rest is refused with 429 or 503."""
     max_header_bytes: Count = 65_536
     """Largest request head in bytes; larger ones are refused with 431."""
     max_connections: Count = 10_000
-    """Client connections served at once; more wait or are refused."""
+    """Client connections served at once. Beyond, those give way on which no request was served."""
+    keep_alive_s: Seconds = 75.0
+    """Time after which an idle client connection is closed. Behind a load balancer give more than
+    it keeps idle connections."""
+    allowed_origins: Annotated[tuple[Origin, ...], Field(max_length=100)] = ("*",)
+    """Origins whose pages may call the API from a browser (CORS), such as https://chat.example;
+    `*` is every origin, an empty list none. The admin routes are never opened to pages."""
     admin_key: Secret | None = None
     """Key of an owner for the admin routes, which are closed without any key. Write ${NAME}."""
     viewer_key: Secret | None = None

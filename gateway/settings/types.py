@@ -34,6 +34,13 @@ def reject(message: str, fix: str) -> NoReturn:
     raise PydanticCustomError("sluice", "{message}", {"message": message, "fix": fix})
 
 
+def _origin(text: str) -> str:
+    found = text.lower()
+    if found in {"*", "null"} or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", found):
+        return found
+    reject("not an origin", "write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
+
+
 def typed(value: object) -> object:
     """An environment value as the number or flag that it spells; other values unchanged."""
     if not isinstance(value, EnvValue):
@@ -92,6 +99,8 @@ ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s\x
 """A model's name as clients send it; no blanks."""
 Label = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name that goes into headers, metrics and admin paths."""
+Origin = Annotated[Text, AfterValidator(_origin)]
+"""Of a web page, as browsers send it."""
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=4096), AfterValidator(_header_key)]
 """A key that is sent as `Authorization: Bearer KEY`."""
 Instant = Annotated[datetime, BeforeValidator(_instant, json_schema_input_type=str)]

@@ -68,7 +68,7 @@ def error_headers(refusal: Refusal) -> Sequence[tuple[bytes, bytes]]:
     if refusal.should_retry is not None:
         headers.append((b"x-should-retry", b"true" if refusal.should_retry else b"false"))
     if refusal.status == 405:
-        headers.append((b"allow", b"POST"))
+        headers.append((b"allow", b"POST, OPTIONS"))
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     headers += refusal.headers

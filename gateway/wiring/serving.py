@@ -32,6 +32,7 @@ from gateway.adapters.service_manager import READY, STOPPING, ServiceManager
 from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.http.client_connection import SWEEP_EVERY_S
+from gateway.web.http.cors import Cors
 from gateway.web.http.protocol import GatewayProtocol
 from gateway.web.http.tls_listener import TlsListener
 from gateway.wiring.app import Gateway
@@ -270,6 +271,8 @@ def _uvicorn_config(config: Config, gateway: Gateway) -> uvicorn.Config:
         {
             "max_head_bytes": config.server.max_header_bytes,
             "max_connections": _connections(config),
+            "keep_alive_s": config.server.keep_alive_s,
+            "cors": Cors(config.server.allowed_origins),
             "data_plane": gateway.data_plane,
             "bodies": gateway.data_plane.bodies,
         },
@@ -287,7 +290,6 @@ def _uvicorn_config(config: Config, gateway: Gateway) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
 

@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.policy.fleet import fleet, members
@@ -205,6 +206,16 @@ def _usable(control: Control, principal: Principal) -> dict[str, str]:
     return found
 
 
+def _allowed(request: Request) -> str:
+    """The methods of a path, as the header `allow` lists them."""
+    found = ["OPTIONS"]
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            found += ("GET", "HEAD") if method == "GET" else (method,)
+    return ", ".join(sorted(found))
+
+
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
@@ -228,6 +239,10 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
                 code="unknown_path",
             )
         elif error.status_code == 405:
+            allowed = _allowed(request)
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers={"allow": allowed})
+            error.headers = {"allow": allowed}
             refusal = MethodNotAllowed(
                 f"{request.method} is not allowed on {request.url.path}.",
                 reason="method_not_allowed",

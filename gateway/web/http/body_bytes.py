@@ -1,10 +1,12 @@
 """Bounds the bytes of requests held over all connections, and shares them between clients.
 
-- Unfinished requests without a known key: past a bound, the connections that hold most are
-  dropped. A few large senders therefore cannot keep out many small ones.
-- Bodies with a known key, from announcement to answer: an entitlement may hold as much as is still
-  free. One entitlement gets at most half of the whole, two get a third each, so there is always
-  room for another. The first body of an entitlement only has to fit.
+One bound holds for all of them together:
+
+- Unfinished requests without a known key may hold an eighth, as far as that is free. Past it, the
+  connections that hold most are dropped, so a few large senders cannot keep out many small ones.
+- Requests with a known key, from announcement to answer: an entitlement may hold as much as is
+  still free. One entitlement gets at most half of the whole, two get a third each, so there is
+  always room for another. The first request of an entitlement only has to fit.
 """
 
 from collections.abc import Hashable
@@ -14,11 +16,11 @@ from typing import Final, Protocol
 from gateway.errors import RateLimited, Unavailable
 
 MAX_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
-"""Bound per process for requests without a known key."""
+"""Bound per process for unfinished requests without a known key, if it is not less."""
 MAX_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""Default bound per process for bodies with a known key."""
+"""Default bound per process."""
 COUNTED_FROM_BYTES: Final = 16 * 1024
-"""Smaller bodies are not counted, because all connections together hold little of them."""
+"""Smaller requests are not counted, because all connections together hold little of them."""
 _RETRY_AFTER_S: Final = 2.0
 
 
@@ -36,21 +38,22 @@ class BodyBytes:
         self, most_bytes: int = MAX_BYTES, *, most_unproven_bytes: int = MAX_UNPROVEN_BYTES
     ) -> None:
         self._most = most_bytes
-        self._most_unproven = most_unproven_bytes
+        self._most_unproven = min(most_unproven_bytes, most_bytes // 8)
         self._unproven: dict[Holder, int] = {}
         self._owned: dict[str, int] = {}
         self.unproven = 0
         """Bytes of requests without a known key."""
         self.total = 0
-        """Bytes of bodies with a known key."""
+        """Bytes of requests with a known key."""
 
     def hold(self, holder: Holder, size: int) -> None:
         """Set the bytes that `holder`, without a known key, holds in total; 0 releases them."""
         self.unproven += size - self._unproven.pop(holder, 0)
         if size:
             self._unproven[holder] = size
-        if self.unproven > self._most_unproven:
-            self._drop()
+        bound = min(self._most_unproven, self._most - self.total)
+        if self.unproven > bound:
+            self._drop(bound * 3 // 4)
 
     def take(self, owner: str, size: int) -> None:
         """Add `size` bytes to the entitlement `owner`; a negative `size` gives bytes back.
@@ -58,7 +61,7 @@ class BodyBytes:
         Raises Refusal, with nothing taken, if its share is exceeded.
         """
         mine = self._owned.get(owner, 0)
-        free = self._most - self.total
+        free = self._most - self.total - self.unproven
         if size > 0 and mine + size > (free - size if mine else free):
             raise self._refusal(mine)
         self.total += size
@@ -84,17 +87,17 @@ class BodyBytes:
             retry_after_s=_RETRY_AFTER_S,
         )
 
-    def _drop(self) -> None:
+    def _drop(self, to_bytes: int) -> None:
         # Freeing a quarter at once makes each costly search cost an attacker as many bytes.
         for holder in nlargest(len(self._unproven), self._unproven, key=self._unproven.__getitem__):
-            if self.unproven <= self._most_unproven * 3 // 4:
+            if self.unproven <= to_bytes:
                 return
             self.unproven -= self._unproven.pop(holder)
             holder.drop()
 
 
 class Share:
-    """The part of an entitlement's bytes that one body takes."""
+    """The part of an entitlement's bytes that one request takes."""
 
     __slots__ = ("_bodies", "_owner", "_size")
 
@@ -104,7 +107,7 @@ class Share:
         self._size = 0
 
     def cover(self, size: int) -> None:
-        """Raise the share to `size`, the body's announced or received bytes.
+        """Raise the share to `size`, the request's announced or received bytes.
 
         Raises Refusal, after giving back what was taken.
         """
@@ -117,7 +120,7 @@ class Share:
             self._size = size
 
     def give_back(self) -> None:
-        """Release the body's bytes. Idempotent."""
+        """Release the request's bytes. Idempotent."""
         size, self._size = self._size, 0
         if size:
             self._bodies.take(self._owner, -size)

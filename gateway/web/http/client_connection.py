@@ -2,6 +2,8 @@
 
 - Receiving a request is bounded in time. One periodic sweep checks all connections, so requests
   need no timers. A client that stops reading is cut off after `WRITE_STALL_S`.
+- When there are `max_connections`, those give way on which the data plane serves nothing and never
+  did: silent ones, half requests, refused keys. They are chosen from the address that has most.
 - A client may close its sending side and wait for the answer, which looks as if it had left. The
   gateway then sends bytes that a client must ignore; if the client has left, its system replies
   with a reset.
@@ -20,7 +22,10 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal, Unavailable
+from gateway.ports import Lines
 from gateway.web.http.direct_reply import DirectReply, status_line
+from gateway.web.http.giving_way import giving_way
+from gateway.web.http.wrong_keys import network
 from gateway.web.problems import error_body
 
 EVERY_S: Final = 60.0
@@ -53,7 +58,6 @@ INBOUND_TIMEOUT_S = 60.0
 """From a request's first byte (or a connection's start) to the end of its body."""
 SWEEP_EVERY_S = 2.0
 WRITE_STALL_S = 120.0
-KEEP_ALIVE_S = 75.0
 LINGER_S = 5.0
 TLS_BUFFER_BYTES: Final = 65_536
 _FIRST_LOOK_S: Final = 0.01
@@ -66,6 +70,7 @@ class ClientConnection(HttpToolsProtocol):
     """uvicorn's connection with bounds. Base class of `protocol.GatewayProtocol` only."""
 
     max_connections = 10_000
+    keep_alive_s = 75.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -80,6 +85,10 @@ class ClientConnection(HttpToolsProtocol):
         self._answering: asyncio.Task[None] | None = None
         self._asgi_answers = False
         """ASGI has a whole request and has not answered it."""
+        self._served = False
+        """Whether the data plane answered a request other than by refusing its key."""
+        self._extra: Lines = b""
+        """Header lines for the answer, as the incoming request asks for them."""
 
     @property
     def encrypted(self) -> bool:
@@ -91,21 +100,43 @@ class ClientConnection(HttpToolsProtocol):
         """Whether a request that is complete, or refused, still waits for the end of its answer."""
         return self._answering is not None or self._asgi_answers
 
+    @property
+    def unserved_since_s(self) -> float | None:
+        """Since when it waits, if the data plane serves nothing here and never did; else None."""
+        running = self._answering is not None and (self._reply is None or self._reply.held is None)
+        if self._served or running:
+            return None
+        return self._lingers_since_s or self._idle_since_s or self._inbound_since_s or 0.0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse connections beyond `max_connections`."""
         super().connection_made(cast("asyncio.Transport", transport))
         # uvloop buffers writes until the end of the loop iteration; an answer must not wait for
         # its own settlement and for other requests' work. With TLS, a limit of 0 pauses for ever.
         self.transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES if self.encrypted else 0)
-        if len(self.connections) > self.max_connections:
-            self._refuse(
-                Unavailable(
-                    "This gateway has all the connections it may hold. Try again shortly.",
-                    reason="too_many_connections",
-                    code="too_many_connections",
-                ),
-                unread=False,
-            )
+        if len(self.connections) > self.max_connections and not self._make_room():
+            self._refuse(no_room(), unread=False)
+
+    def _make_room(self) -> bool:
+        """Have some connections give way; returns whether any could."""
+        waiting = (
+            (network(other.client[0]) if other.client else "", since_s, other)
+            for other in cast("set[ClientConnection]", self.connections)
+            if other is not self and (since_s := other.unserved_since_s) is not None
+        )
+        # Several at once, so that an attacker pays for the search with as many connections.
+        found = giving_way(waiting, max(1, self.max_connections // 64))
+        for other in found:
+            other.give_way()
+        return bool(found)
+
+    def give_way(self) -> None:
+        """Make room for another connection: this one has `unserved_since_s`."""
+        raise NotImplementedError
+
+    def time_out(self) -> None:
+        """End a connection whose request takes too long to arrive."""
+        raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the running answer and release everything held."""
@@ -148,9 +179,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def sweep(self, now_s: float) -> None:
         """Close the connection if its request takes too long to arrive, or none comes."""
+        if self._inbound_since_s is not None and now_s - self._inbound_since_s > INBOUND_TIMEOUT_S:
+            self.time_out()
         for since_s, limit_s in (
-            (self._inbound_since_s, INBOUND_TIMEOUT_S),
-            (self._idle_since_s, KEEP_ALIVE_S),
+            (self._idle_since_s, self.keep_alive_s),
             (self._lingers_since_s, LINGER_S),
         ):
             if since_s is not None and now_s - since_s > limit_s:
@@ -189,8 +221,12 @@ class ClientConnection(HttpToolsProtocol):
         retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
         self.transport.write(
             b"%bcontent-type: application/json\r\nx-sluice-reason: %b\r\n"
-            b"content-length: %d\r\n%bconnection: close\r\n\r\n%b"
-            % (status_line(refusal.status), refusal.reason.encode(), len(body), retry, body)
+            b"content-length: %d\r\n%b%bconnection: close\r\n\r\n%b"
+            % (
+                status_line(refusal.status),
+                refusal.reason.encode(),
+                *(len(body), retry, self._extra, body),
+            )
         )
         self._close_answered(unread=unread)
 
@@ -206,3 +242,12 @@ class ClientConnection(HttpToolsProtocol):
             transport.write_eof()
         else:
             transport.close()
+
+
+def no_room() -> Unavailable:
+    """The refusal of a connection beyond `max_connections`."""
+    return Unavailable(
+        "This gateway has all the connections it may hold. Try again shortly.",
+        reason="too_many_connections",
+        code="too_many_connections",
+    )

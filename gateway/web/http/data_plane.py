@@ -10,10 +10,12 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 from gateway.errors import (
     InternalError,
+    KeysAwaited,
     MethodNotAllowed,
     Refusal,
     TooLarge,
@@ -41,7 +43,9 @@ DISCONNECT_HOOK = "sluice.disconnect"
 """Scope key: a list of callbacks that the HTTP protocol runs when the connection is lost."""
 
 LARGE_BODY_BYTES = 256 * 1024
-"""Larger bodies are read only for a known key."""
+"""Larger bodies, and those in chunks, are read only for a known key."""
+_SLASHED: Final = frozenset({"/health", "/ready", "/models", "/v1/models"})
+"""Paths of the control plane that may end in a slash."""
 
 
 class Serve(Protocol):
@@ -98,24 +102,31 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request over ASGI, or pass it to the control plane."""
-        endpoint = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
+        endpoint = _endpoint_at(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
-            await self._control(scope, receive, send)
+            await self._control(_plain(scope), receive, send)
+            return
+        if scope["method"] == "OPTIONS":
+            await AsgiReply(endpoint, send).send(204, b"allow: POST, OPTIONS\r\n", b"")
             return
         head = read_head(scope["headers"])
         reply = AsgiReply(endpoint, send)
+        try:
+            length = announced_bytes(scope["headers"])
+            self.check(scope["method"], endpoint, head, length)
+            self._pipeline.know(head)
+        except Refusal as refusal:
+            if refusal.status == 401 and scope.get("client"):
+                await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
+            await self.turn_away(refusal, head, reply)
+            return
         share = self.share(head)
         watch = _Watch()
         watch.begin(scope)
         try:
             try:
-                length = announced_bytes(scope["headers"])
-                self.check(scope["method"], endpoint, head, length)
-                self._pipeline.know(head)
                 body = await self._read_body(receive, share)
             except Refusal as refusal:
-                if refusal.status == 401 and scope.get("client"):
-                    await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
                 await self.turn_away(refusal, head, reply)
                 return
             except ClientGone:
@@ -173,7 +184,7 @@ class DataPlane:
     def check(self, method: str, endpoint: Endpoint, head: RequestHead, length: int) -> None:
         """Refuse requests by their head alone, such as large bodies without a known key.
 
-        `length` is the announced body length in bytes, 0 if not announced. Raises Refusal.
+        `length` is the announced body length in bytes, -1 for a body in chunks. Raises Refusal.
         """
         if method != "POST":
             raise MethodNotAllowed(
@@ -207,9 +218,15 @@ class DataPlane:
         self.check_size(head, length)
 
     def check_size(self, head: RequestHead, size: int) -> None:
-        """Require a known key for a large body, by its announced or received bytes."""
+        """Require a known key for a large body, by its announced or received bytes.
+
+        So does a body in chunks (-1), which costs much more than its bytes.
+        """
         if size > LARGE_BODY_BYTES:
             self._pipeline.know(head)
+        elif size < 0:
+            with suppress(KeysAwaited):
+                self._pipeline.know(head)
 
     def proves(self, head: RequestHead) -> bool:
         """Whether a request shows a known key; always false on an open gateway."""
@@ -238,6 +255,19 @@ class DataPlane:
             share.cover(len(body))
             if not message.get("more_body"):
                 return bytes(body)
+
+
+def _endpoint_at(path: str) -> Endpoint | None:
+    """The endpoint at a path. Clients add a slash, or double one, where their base URL has one."""
+    return ROUTES.get(path) or ROUTES.get("/" + "/".join(filter(None, path[:256].split("/"))))
+
+
+def _plain(scope: Scope) -> Scope:
+    """What the control plane reads: GET for HEAD, to which uvicorn sends no body."""
+    if scope.get("method") == "HEAD":
+        scope = scope | {"method": "GET"}
+    path = str(scope.get("path", "")).rstrip("/")
+    return scope | {"path": path} if path in _SLASHED else scope
 
 
 def request_ids() -> Callable[[], str]:

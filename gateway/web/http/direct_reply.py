@@ -71,8 +71,10 @@ class DirectReply:
         "_head",
         "_transport",
         "close_connection",
+        "extra",
         "finished",
         "held",
+        "key_refused",
         "share",
         "started",
         "task",
@@ -89,12 +91,15 @@ class DirectReply:
         self.started = False
         self.finished = False
         self.close_connection = False
+        self.key_refused = False
+        self.extra: Lines = b""
+        """Further header lines of the answer."""
         self.task: asyncio.Task[None] | None = None
         """The answering task."""
         self.held: asyncio.TimerHandle | None = None
         """Timer that writes a delayed refusal; the answering task may have ended."""
         self.share: Share | None = None
-        """The share that counts the request's body, if it is large enough."""
+        """The share that counts the request's bytes, if they are many enough."""
 
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         """See ClientReply. The head is sent with the first chunk."""
@@ -149,6 +154,7 @@ class DirectReply:
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
         self.started = True
+        self.key_refused = refusal.status in {401, 403}
         body = error_body(refusal, self._endpoint.dialect)
         data = self._whole(refusal.status, lines_of(error_headers(refusal)) + lines, body)
         delay_s = self._connection.wrong_key_delay_s() if refusal.status == 401 else 0.0
@@ -170,7 +176,7 @@ class DirectReply:
         self._connection.ended(self)
 
     def give_back(self) -> None:
-        """Release the bytes of the request's body. Idempotent."""
+        """Release the bytes of the request. Idempotent."""
         if self.share is not None:
             self.share.give_back()
 
@@ -187,4 +193,4 @@ class DirectReply:
 
     def _render(self, status: int, lines: Lines) -> bytes:
         ends = b"connection: close\r\n" if self.close_connection else b""
-        return b"".join((status_line(status), lines, ends))
+        return b"".join((status_line(status), lines, self.extra, ends))

@@ -2,7 +2,7 @@
 
 - Data plane requests bypass ASGI: the protocol collects the body, one task runs the pipeline, and
   the answer is written straight to the transport. All other requests (control plane, HTTP/1.0,
-  HEAD) go through uvicorn's ASGI.
+  HEAD, OPTIONS, unusual spellings of a path) go through uvicorn's ASGI.
 - Data that arrives while an answer runs, or waits to be read, is discarded, and the connection
   closes after that answer. Pipelined data therefore cannot corrupt an answer.
 - A lost connection runs the hooks that its requests left in the scope. A client that leaves thus
@@ -10,9 +10,11 @@
 - Heads are bounded in bytes and lines; trailers and chunk framing are bounded in bytes. Trailers
   are not interpreted. Malformed HTTP gets a 400 in OpenAI's format. Upgrades are ignored: the
   request is served as if it had not asked for one.
+- A chunk costs as much to parse as a thousand bytes. So a body in chunks needs a known key before
+  any of it is parsed, chunks are bounded by number, and they count in the turns of large bodies.
 - A head that a connection repeats is recognised (`known_head`) instead of parsed.
-- The bytes held for requests are bounded over all connections (`body_bytes`), and large bodies
-  take turns on the event loop (`large_bodies`).
+- The bytes held for requests, heads included, are bounded over all connections (`body_bytes`), and
+  large bodies take turns on the event loop (`large_bodies`).
 """
 
 import asyncio
@@ -25,15 +27,17 @@ from typing import Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.errors import Refusal, Unavailable
+from gateway.errors import BadRequest, Refusal, RequestTimeout, Unavailable
 from gateway.policy.request.head import read_head
+from gateway.policy.request.header_lines import lines_of
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.request import RequestHead
 from gateway.web.http.body_bytes import COUNTED_FROM_BYTES, BodyBytes
-from gateway.web.http.client_connection import ClientConnection
+from gateway.web.http.client_connection import INBOUND_TIMEOUT_S, ClientConnection, no_room
+from gateway.web.http.cors import Cors, Headers
 from gateway.web.http.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
 from gateway.web.http.direct_reply import DirectReply
-from gateway.web.http.known_head import KnownHead, learn
+from gateway.web.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
 from gateway.web.http.large_bodies import LARGE_BYTES, LargeBodies
 
 MAX_HEADERS: Final = 256
@@ -42,12 +46,22 @@ _HEADER_COST_BYTES: Final = 160
 """Memory that a header line takes besides its bytes."""
 _CHUNK_FRAME_BYTES: Final = 16
 """Size digits and line breaks of one chunk; anything longer counts as chunk extensions."""
+FREE_CHUNKS: Final = 1024
+"""Chunks of a body that may be of any size."""
+MIN_CHUNK_BYTES: Final = 32
+"""Least size, on average, of the chunks beyond those."""
+_CHUNK_COST_BYTES: Final = 1024
+"""Bytes that are read in the time that one chunk takes to parse."""
 _MAX_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 """Most bytes after a request that is being answered; beyond it the connection is aborted."""
+_PUBLIC: Final = (b"/v1/", b"/models")
+"""How paths begin that a page may call, beside the data plane's."""
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """Differs from any joined headers, because a header name is never empty."""
 _PATHS: Final = {path.encode(): endpoint for path, endpoint in ROUTES.items()}
+_VIA_ASGI: Final = frozenset({b"HEAD", b"OPTIONS"})
+"""Only uvicorn's ASGI path omits the body in answers to HEAD."""
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -67,6 +81,7 @@ class GatewayProtocol(ClientConnection):
     max_head_bytes = 64 * 1024
     bodies = BodyBytes()
     large_bodies = LargeBodies()
+    cors = Cors()
     data_plane: DataPlane | None = None
     """Answers data plane requests without ASGI; None sends everything through ASGI."""
 
@@ -78,6 +93,8 @@ class GatewayProtocol(ClientConnection):
         """Last bytes of the incoming head, to find an end that is split over two reads."""
         self._framing_bytes = 0
         """Bytes of the incoming body that are neither content nor the usual framing of a chunk."""
+        self._chunks = 0
+        """Chunks of the incoming body."""
         self._surplus_bytes = 0
         """Bytes received after a request that is being answered."""
         self._hooks: list[list[Any]] = []
@@ -102,6 +119,8 @@ class GatewayProtocol(ClientConnection):
         """Whether `bodies` counts bytes for this connection without a known key."""
         self._proven: bool | None = None
         """Whether the incoming request has shown a known key; None before it was looked up."""
+        self._chunked = False
+        """Whether the body of a request with `_head` comes in chunks."""
 
     # Connection
 
@@ -127,9 +146,11 @@ class GatewayProtocol(ClientConnection):
                 data, self._half = self._half + data, b""
                 if self._take_known(self._known, data, half=False):
                     return
+                if self._reply is not None:
+                    self._reply.give_back()  # `_open` counts anew
             elif self._take_known(self._known, data, half=True):
                 return
-        in_body = self._head_bytes < 0
+        in_body, chunks = self._head_bytes < 0, self._chunks
         if in_body:
             self._framing_bytes += len(data)
         elif not self._head_fits(data):
@@ -137,8 +158,9 @@ class GatewayProtocol(ClientConnection):
             return
         self._parse(data)
         if self._head_bytes:  # the request is incomplete
-            self._wait_for_rest(len(data), in_body=in_body)
-        elif self._holds:
+            cost_bytes = len(data) + _CHUNK_COST_BYTES * max(0, self._chunks - chunks)
+            self._wait_for_rest(cost_bytes, in_body=in_body)
+        elif self._holds and not self._asgi_answers:
             self._let_go()
         if begins and self._again and self._known is None:
             taken = self._endpoint is not None or self._answering is not None
@@ -157,15 +179,40 @@ class GatewayProtocol(ClientConnection):
 
     def drop(self) -> None:
         """See body_bytes.Holder."""
-        self._refuse(
+        self._reject(
             Unavailable(
                 "Unfinished requests hold too many bytes in this gateway. Try again.",
                 reason="too_much_unsent",
                 code="too_much_unsent",
-            ),
-            unread=True,
+            )
         )
-        self._let_go()
+
+    @property
+    def unserved_since_s(self) -> float | None:
+        """See ClientConnection. Of ASGI's requests, the data plane's have hooks."""
+        return None if any(self._hooks) else super().unserved_since_s
+
+    def give_way(self) -> None:
+        """See ClientConnection."""
+        self.connections.discard(self)
+        if self._inbound_since_s is None:
+            self.transport.close()
+        else:
+            self._reject(no_room())
+
+    def time_out(self) -> None:
+        """See ClientConnection."""
+        if not self._head_bytes and not self._half:
+            self.transport.close()
+            return
+        self._reject(
+            RequestTimeout(
+                f"The request did not arrive within {INBOUND_TIMEOUT_S:g} seconds. "
+                "Send it faster, or make it smaller.",
+                reason="request_timeout",
+                code="request_timeout",
+            )
+        )
 
     # Parsing
 
@@ -180,6 +227,8 @@ class GatewayProtocol(ClientConnection):
                 self._pass_over(data)
             elif len(self.headers or ()) > MAX_HEADERS:
                 self._refuse_head()
+            elif self._chunks > FREE_CHUNKS + self._size // MIN_CHUNK_BYTES:
+                self._refuse_chunks()
             else:
                 self._refuse_malformed()
 
@@ -208,7 +257,7 @@ class GatewayProtocol(ClientConnection):
         self.url = b""
         self.headers = []
         self._announced = b""
-        self._size = self._framing_bytes = 0
+        self._size = self._framing_bytes = self._chunks = 0
         self._proven = None
         self._inbound_since_s = self.loop.time()
         self._idle_since_s = None
@@ -237,8 +286,11 @@ class GatewayProtocol(ClientConnection):
             self._to_asgi()
 
     def on_chunk_header(self) -> None:
-        """Exclude the usual framing of a chunk from `_framing_bytes`."""
+        """Bound the chunks, and exclude their usual framing from `_framing_bytes`."""
         self._framing_bytes -= _CHUNK_FRAME_BYTES
+        self._chunks += 1
+        if self._chunks > FREE_CHUNKS + self._size // MIN_CHUNK_BYTES:
+            raise _EnoughError
 
     def on_body(self, body: bytes) -> None:
         """Collect a direct request's body, up to the limit."""
@@ -269,6 +321,8 @@ class GatewayProtocol(ClientConnection):
         if endpoint is None:
             if self._answering is None:
                 self._asgi_answers = not self.cycle.response_complete
+                if (head_bytes := _memory_bytes(self.headers)) > COUNTED_FROM_BYTES:
+                    self._hold(head_bytes)
                 super().on_message_complete()
                 # The gateway notices that a client left only while it reads the connection.
                 self.flow.resume_reading()
@@ -303,19 +357,31 @@ class GatewayProtocol(ClientConnection):
         return self._head_bytes <= self.max_head_bytes
 
     def _refuse_head(self) -> None:
-        self._refuse(
+        self._reject(
             HeadTooLarge(
                 f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
                 f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
                 reason="headers_too_large",
                 code="headers_too_large",
-            ),
-            unread=True,
+            )
         )
+
+    def _refuse_chunks(self) -> None:
+        self._reject(
+            BadRequest(
+                f"The request's body comes in {self._chunks} chunks of {self._size} bytes in all. "
+                f"Send chunks of {MIN_CHUNK_BYTES} bytes or more, or send content-length instead.",
+                reason="chunks_too_small",
+                code="chunks_too_small",
+            )
+        )
+
+    def _reject(self, refusal: Refusal) -> None:
+        self._refuse(refusal, unread=True)
         self._let_go()
 
-    def _wait_for_rest(self, read_bytes: int, *, in_body: bool) -> None:
-        """Bound the bytes held for an incomplete request."""
+    def _wait_for_rest(self, cost_bytes: int, *, in_body: bool) -> None:
+        """Bound the bytes held for an incomplete request. `cost_bytes`: what the last read cost."""
         if self.answering or self._lingers_since_s is not None or self.transport.is_closing():
             return
         # Chunks with short framing earn no credit for later ones; the read that contains the head
@@ -336,13 +402,13 @@ class GatewayProtocol(ClientConnection):
             except Refusal as refusal:
                 self._turn_away(refusal, plane)
                 return
-            if self._size > COUNTED_FROM_BYTES:
-                self.large_bodies.took(self, read_bytes, self.loop)
+            if self._size + cost_bytes > COUNTED_FROM_BYTES:
+                self.large_bodies.took(self, cost_bytes, self.loop)
             if self._proven:
                 self._hold(self._framing_bytes)
                 return
-        lines = _HEADER_COST_BYTES * len(self.headers or ())
-        self._hold(self._size + max(0, self._head_bytes) + self._framing_bytes + lines)
+        head_bytes = max(0, self._head_bytes) + _memory_bytes(self.headers or ())
+        self._hold(self._size + head_bytes + self._framing_bytes)
 
     def _hold(self, size: int) -> None:
         self._holds = size > 0
@@ -381,8 +447,7 @@ class GatewayProtocol(ClientConnection):
         asgi_busy = cycle is not None and not cycle.response_complete
         if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
             return None
-        # Only uvicorn's ASGI path omits the body in answers to HEAD.
-        return None if self.parser.get_method() == b"HEAD" else endpoint
+        return None if self.parser.get_method() in _VIA_ASGI else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
         # Names and values contain no line break, so joining is unambiguous. They contain a key,
@@ -394,11 +459,14 @@ class GatewayProtocol(ClientConnection):
             self._known = None
             self._known_endpoint = endpoint
             lowered = _lowered(self.headers)
+            self._chunked = _in_chunks(lowered)
             self._head = read_head(lowered)
             self.expect_100_continue = _expects(lowered)
+            self._extra = lines_of(self.cors.headers(lowered))
         head, announced = self._head, self._announced
-        length = int(announced) if announced.isdigit() else 0
+        length = int(announced) if announced.isdigit() else -1 if self._chunked else 0
         self._reply = reply = DirectReply(endpoint, self)
+        reply.extra = self._extra
         reply.close_connection = not self.parser.should_keep_alive() or data_plane.draining
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
@@ -408,9 +476,9 @@ class GatewayProtocol(ClientConnection):
                     self._cover(data_plane, reply, length)
         except Refusal as refusal:
             self._turn_away(refusal, data_plane)
-        else:
-            if self.expect_100_continue:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            raise _EnoughError from None  # nothing of the body is parsed
+        if self.expect_100_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
         """Answer a complete request with the known head, or wait for the rest of its body.
@@ -425,23 +493,27 @@ class GatewayProtocol(ClientConnection):
             return False
         body_at, size = found
         missing = body_at + size - len(data)
-        if missing > 0 and half:
-            self._half = data
-            self._idle_since_s = None
-            self._inbound_since_s = self.loop.time()
-            if not plane.proves(self._head):
-                self._hold(len(data))
-            return True
-        if missing:
+        if missing < 0 or (missing and not half):
             return False
-        self._inbound_since_s = self._idle_since_s = None
-        self._reply = reply = DirectReply(endpoint, self)
+        reply = self._reply
+        if reply is None:
+            self._reply = reply = DirectReply(endpoint, self)
+            reply.extra = self._extra
         try:
-            self._cover(plane, reply, size)
+            if not missing or plane.proves(self._head):
+                self._cover(plane, reply, size)
+            else:
+                self._hold(len(data) + len(self._head_of))
         except Refusal as refusal:
             self._run(reply, plane.turn_away(refusal, self._head, reply))
-        else:
-            self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
+            return True
+        self._idle_since_s = None
+        if missing:
+            self._half = data
+            self._inbound_since_s = self.loop.time()
+            return True
+        self._inbound_since_s = None
+        self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
         if self._holds:
             self._let_go()
         return True
@@ -458,11 +530,12 @@ class GatewayProtocol(ClientConnection):
         await plane.answer(endpoint, head, body, reply)
 
     def _cover(self, plane: DataPlane, reply: DirectReply, size: int) -> None:
-        """Count a body of `size` bytes, unless it is small. Raises Refusal."""
-        if size > COUNTED_FROM_BYTES:
+        """Count a request with a body of `size` bytes, unless it is small. Raises Refusal."""
+        held_bytes = size + len(self._head_of)
+        if held_bytes > COUNTED_FROM_BYTES:
             if reply.share is None:
                 reply.share = plane.share(self._head)
-            reply.share.cover(size)
+            reply.share.cover(held_bytes)
 
     def pause_body(self) -> None:
         """See large_bodies.Reader."""
@@ -493,6 +566,10 @@ class GatewayProtocol(ClientConnection):
         """See direct_reply.Connection. The next request may arrive before this task has ended."""
         reply, self._reply = self._reply, None
         self._answering = None
+        if reply is not None and not reply.key_refused:
+            self._served = True
+        if len(self._head_of) > MAX_HEAD_BYTES:
+            self._forget_head()
         self._idle_since_s = self.loop.time()
         self.server_state.total_requests += 1
         if reply is None or reply.close_connection:
@@ -503,6 +580,8 @@ class GatewayProtocol(ClientConnection):
         if reply.task is not None:
             self.tasks.discard(reply.task)
             reply.task = None
+        if reply.held is not None:
+            self._forget_head()
         if self._reply is reply and reply.held is None:  # the task ended without an answer
             self._answering = None
             self._reply = None  # breaks a reference cycle that would live long
@@ -512,6 +591,10 @@ class GatewayProtocol(ClientConnection):
 
     def _to_asgi(self) -> None:
         url, headers = self.url, _lowered(self.headers)
+        _in_chunks(headers)
+        method = self.parser.get_method()
+        if method == b"OPTIONS" and url == b"*":
+            url = b"/"
         if self._announced:
             headers.append((b"content-length", self._announced))
         super().on_message_begin()
@@ -519,6 +602,10 @@ class GatewayProtocol(ClientConnection):
         self._head_of = _NOT_READ
         self._known = None
         self.expect_100_continue = _expects(headers)
+        more: Headers = ()
+        if url.startswith(_PUBLIC) or url.partition(b"?")[0] in _PATHS:
+            more = self.cors.headers(headers, preflight=method == b"OPTIONS")
+        self._extra = lines_of(more)
         hooks: list[Any] = []
         scope = cast("dict[str, Any]", self.scope)
         scope["headers"] = headers
@@ -526,17 +613,46 @@ class GatewayProtocol(ClientConnection):
         self._hooks = [h for h in self._hooks if h]
         self._hooks.append(hooks)
         super().on_headers_complete()
+        self.cycle.default_headers = [*self.cycle.default_headers, *more]
 
     def on_response_complete(self) -> None:
-        """Close after an answer if surplus data came, or the client closed its sending side."""
+        """Close after an answer if the client is still sending, or closed its sending side."""
         self._asgi_answers = False
         super().on_response_complete()
-        if self._surplus_bytes or self._look_timer is not None:
-            self._close_answered(unread=self._surplus_bytes > 0)
+        if self._holds:
+            self._let_go()
+        unread = bool(self._head_bytes or self._surplus_bytes)
+        if unread or self._look_timer is not None:
+            self._close_answered(unread=unread)
+        else:
+            self._unset_keepalive_if_required()  # `sweep` closes idle connections
+            self._idle_since_s = self.loop.time()
+            self._forget_head()
+
+    def _forget_head(self) -> None:
+        """Keep nothing of a head while no request runs: an idle connection counts no bytes."""
+        self.headers, self.url = [], b""
+        self._head_of, self._head, self._known = _NOT_READ, RequestHead(), None
+        self.scope = self.cycle = None  # type: ignore[assignment]  # as before a first request
 
 
 def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers]
+
+
+def _memory_bytes(headers: Headers) -> int:
+    return sum(len(name) + len(value) + _HEADER_COST_BYTES for name, value in headers)
+
+
+def _in_chunks(headers: Headers) -> bool:
+    """Whether the body comes in chunks; header names must be in lower case.
+
+    Raises _EnoughError for other codings that the parser lets pass.
+    """
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and codings != [b"chunked"]:
+        raise _EnoughError
+    return bool(codings)
 
 
 def _expects(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -25,7 +25,7 @@ MAX_ADDRESSES: Final = 10_000
 
 
 class WrongKeys:
-    """Refused keys by client address; an IPv6 address counts as its /64 network."""
+    """Refused keys by `network` of the client's address."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` in seconds."""
@@ -36,7 +36,7 @@ class WrongKeys:
 
     def delay_s(self, address: str) -> float:
         """Note a refused or missing key from `address`; returns the delay of the refusal (s)."""
-        who = _network(address)
+        who = network(address)
         now_s = self._clock()
         forgiven_at_s, last_late_s = self._noted.pop(who, (now_s, 0.0))
         pending_s = max(0.0, forgiven_at_s - now_s)
@@ -53,7 +53,8 @@ class WrongKeys:
         return delay_s
 
 
-def _network(address: str) -> str:
+def network(address: str) -> str:
+    """What counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
     try:

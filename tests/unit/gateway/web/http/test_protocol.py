@@ -143,6 +143,7 @@ async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_
     await asyncio.sleep(0.02)
     assert gateway.connections()
     gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    assert (await client.answer())[0] == 408
     assert await client.closed() == b""
 
 
@@ -300,6 +301,9 @@ async def test_a_request_that_does_not_arrive_is_waited_for_only_so_long(
     await client.send(b"")
     assert not client.reader.at_eof()
     gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    if begun:
+        status, _, body = await client.answer()
+        assert (status, orjson.loads(body)["error"]["code"]) == (408, "request_timeout")
     assert await client.closed() == b""
     assert gateway.plane.running == 0
 
@@ -313,6 +317,7 @@ async def test_a_second_request_is_waited_for_only_so_long_too(
     await client.answer()
     await client.send(begun)
     gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    assert (await client.answer())[0] == 408
     assert await client.closed() == b""
 
 
@@ -342,7 +347,7 @@ async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: G
     client = await gateway.connect()
     await client.send(request())
     await client.answer()
-    gateway.sweep(client_connection.KEEP_ALIVE_S - 1)
+    gateway.sweep(GatewayProtocol.keep_alive_s - 1)
     await client.send(request())
     assert (await client.answer())[0] == 200
 
@@ -529,24 +534,46 @@ async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(
 # -- connections
 
 
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
     start: Callable[..., Awaitable[Gateway]],
 ) -> None:
     gateway = await start(max_connections=2)
-    first, second = await gateway.connect(), await gateway.connect()
-    await asyncio.sleep(0.02)
+    served, running = await gateway.connect(), await gateway.connect()
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    await running.send(request(b"hang"))
     third = await gateway.connect()
     status, _, body = await third.answer()
     assert (status, orjson.loads(body)["error"]["code"]) == (503, "too_many_connections")
-    await first.send(request())
-    assert (await first.answer())[0] == 200
-    await first.leave()
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    await served.leave()
     await asyncio.sleep(0.02)
     fourth = await gateway.connect()
     await fourth.send(request())
     assert (await fourth.answer())[0] == 200
-    for client in (second, third, fourth):
-        await client.leave()
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("sent", [b"", b"POST /v1", request(b"who"), request(b"abc")[:-1]])
+async def test_connections_without_a_served_request_give_way_to_others(
+    start: Callable[..., Awaitable[Gateway]], sent: bytes
+) -> None:
+    """Silent ones, half a request, a refused key: one address cannot keep the others out."""
+    gateway = await start(max_connections=8)
+    served = await gateway.connect()
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    gateway.pipeline.known = False
+    for _ in range(20):
+        await (await gateway.connect()).send(sent)
+        assert len(gateway.connections()) <= 8
+    gateway.pipeline.known = True
+    late = await gateway.connect()
+    for client in (late, served):
+        await client.send(request())
+        assert (await client.answer())[0] == 200
 
 
 # -- connections given to another process

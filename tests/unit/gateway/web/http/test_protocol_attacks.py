@@ -14,7 +14,6 @@ import pytest
 from gateway.records.endpoint import CHAT
 from gateway.web.http import protocol, wrong_keys
 from gateway.web.http.body_bytes import BodyBytes
-from gateway.web.http.data_plane import LARGE_BODY_BYTES
 from gateway.web.http.large_bodies import LargeBodies
 from tests.plane import MAX_HEAD, Connection, Gateway, request, until
 
@@ -50,10 +49,10 @@ async def test_trailers_are_bounded(gateway: Gateway, line: bytes) -> None:
     assert gateway.pipeline.started == 0
 
 
-async def test_tiny_chunks_earn_no_room_for_trailers(gateway: Gateway) -> None:
+async def test_short_chunks_earn_no_room_for_trailers(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(CHUNKED)
-    await flood(client, b"1\r\nx\r\n" * 200_000)
+    await flood(client, b"20\r\n%s\r\n" % (b"x" * 32) * 20_000)
     await client.send(b"0\r\n")
     await flood(client, b"x: yyyyyyyy\r\n" * 80_000)
     assert (await client.answer())[0] == 431
@@ -61,9 +60,9 @@ async def test_tiny_chunks_earn_no_room_for_trailers(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
-@pytest.mark.parametrize("known", [True, False])
-async def test_trailers_count_as_held(gateway: Gateway, known: bool) -> None:
-    gateway.pipeline.known = known
+@pytest.mark.parametrize("opened", [True, False])
+async def test_trailers_count_as_held(gateway: Gateway, opened: bool) -> None:
+    gateway.pipeline.open = opened
     client = await gateway.connect()
     await client.send(CHUNKED, b"3\r\nabc\r\n0\r\n", b"x: " + b"y" * 3000)
     await until(lambda: gateway.unproven_held() > 3000)
@@ -115,9 +114,9 @@ async def test_a_head_has_only_so_many_lines(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes(gateway: Gateway) -> None:
-    gateway.pipeline.known = False  # or it would not be counted
+    gateway.pipeline.open = True  # or it would not be counted
     client = await gateway.connect()
-    chunks = b"2\r\nab\r\n" * 50_000
+    chunks = b"20\r\n%s\r\n" % (b"x" * 32) * 3_125
     await client.send(CHUNKED + b"1\r\nx\r\n")
     await until(gateway.connections)
     tracemalloc.start()
@@ -135,23 +134,64 @@ async def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes(gateway: G
 
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
-async def test_a_chunked_body_needs_a_key_once_it_is_large(gateway: Gateway) -> None:
+async def test_a_body_in_chunks_needs_a_key_before_any_of_it_is_parsed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(protocol.GatewayProtocol, "on_body", lambda _, body: parsed.append(body))
     gateway.pipeline.known = False
     client = await gateway.connect()
-    await client.send(CHUNKED + b"80000\r\n")
-    await flood(client, b"x" * (LARGE_BODY_BYTES + 65_536))
+    await client.send(CHUNKED + b"1\r\nx\r\n" * 10_000)
     status, headers, _ = await client.answer()
     assert (status, headers["connection"]) == (401, "close")
     assert gateway.pipeline.started == 0
+    assert parsed == []
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
-async def test_a_small_body_in_pieces_with_a_wrong_key_is_refused_as_ever(gateway: Gateway) -> None:
-    gateway.pipeline.known = False
+@pytest.mark.parametrize("path", [CHAT.path, "/v1/models", "/admin/reload"])
+async def test_tiny_chunks_are_refused_after_a_few(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    parsed: list[bytes] = []
+    real = protocol.GatewayProtocol.on_body
+
+    def on_body(self: protocol.GatewayProtocol, body: bytes) -> None:
+        parsed.append(body)
+        real(self, body)
+
+    async def waits(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(protocol.GatewayProtocol, "on_body", on_body)
+    monkeypatch.setattr(gateway.plane, "_control", waits)
     client = await gateway.connect()
-    await client.send(CHUNKED, b"1\r\nx\r\n", b"0\r\n\r\n")
-    assert (await client.answer())[0] == 200  # the scripted pipeline itself asks for no key
-    assert gateway.pipeline.started == 1
+    await client.send(CHUNKED.replace(CHAT.path.encode(), path.encode()) + b"1\r\nx\r\n" * 40_000)
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"]) == (400, "close")
+    assert orjson.loads(body)["error"]["code"] == "chunks_too_small"
+    assert len(parsed) <= protocol.FREE_CHUNKS + protocol.FREE_CHUNKS // 16
+
+
+@pytest.mark.parametrize("size", [1, 40, 3000])
+async def test_bodies_in_usual_chunks_are_served(gateway: Gateway, size: int) -> None:
+    client = await gateway.connect()
+    count = min(1000, 400_000 // size) if size < 32 else 400_000 // size
+    await client.send(CHUNKED, b"%x\r\n%s\r\n" % (size, b"x" * size) * count, b"0\r\n\r\n")
+    assert (await client.answer())[2] == b"%d" % (size * count)
+
+
+@pytest.mark.parametrize(
+    "coding", [b"gzip, chunked", b",chunked", b"gzip\r\ntransfer-encoding: chunked"]
+)
+@pytest.mark.parametrize("path", [CHAT.path, "/v1/models"])
+async def test_a_transfer_coding_that_is_not_read_is_refused(
+    gateway: Gateway, coding: bytes, path: str
+) -> None:
+    client = await gateway.connect()
+    head = CHUNKED.replace(b"chunked", coding).replace(CHAT.path.encode(), path.encode())
+    await client.send(head, b"3\r\nabc\r\n0\r\n\r\n")
+    assert (await client.answer())[0] == 400
+    assert gateway.pipeline.started == 0
 
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
@@ -212,7 +252,7 @@ def keyed(key: bytes, body: bytes) -> bytes:
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_bodies_of_one_key_leave_room_for_other_keys(start: Start) -> None:
-    gateway = await start(bodies=BodyBytes(400_000))
+    gateway = await start(bodies=BodyBytes(404_000))
     gateway.plane.bodies = gateway.bodies()
     body = b"wait" + b"x" * 99_996
     running = [await gateway.connect() for _ in range(2)]
@@ -239,13 +279,47 @@ async def test_bodies_of_one_key_leave_room_for_other_keys(start: Start) -> None
 
 
 @pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_what_waits_behind_a_known_head_counts_as_held(start: Start) -> None:
+    gateway = await start(bodies=BodyBytes(130_000))
+    gateway.plane.bodies = gateway.bodies()
+    clients = [await gateway.connect() for _ in range(4)]
+    for client in clients:
+        for _ in range(3):
+            await client.send(keyed(b"one", b"x"))
+            assert (await client.answer())[0] == 200
+        await client.send(keyed(b"one", b"x" * 40_000)[:-1])
+        assert 40_000 < gateway.bodies().total < 65_000
+    await clients[0].send(b"x")
+    assert (await clients[0].answer())[0] == 200
+    assert [(await client.answer())[0] for client in clients[1:]] == [429, 429, 429]
+    await until(lambda: gateway.bodies().total == 0)
+
+
+async def test_an_idle_connection_keeps_no_large_head(start: Start) -> None:
+    gateway = await start(max_head_bytes=65_536)
+    clients = [await gateway.connect() for _ in range(5)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for client in clients:
+            for n in range(3):
+                large = b"".join(b"x-%d-%d: %s\r\n" % (n, line, b"y" * 500) for line in range(50))
+                await client.send(request(b"x", extra=large))
+                assert (await client.answer())[0] == 200
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("sent", ["announced", "half", "whole"])
 async def test_whoever_leaves_holds_no_bytes(gateway: Gateway, sent: str) -> None:
     client = await gateway.connect()
     whole = keyed(b"one", b"hang" + b"x" * 500_000)
     size = {"announced": 300, "half": 250_000, "whole": len(whole)}[sent]
     await client.send(whole[:size])
-    await until(lambda: gateway.bodies().total == 500_004)
+    await until(lambda: gateway.bodies().total > 500_004)  # the head counts, too
     await client.leave()
     await until(lambda: gateway.bodies().total == 0)
 
