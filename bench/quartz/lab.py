@@ -15,7 +15,14 @@ import numpy as np
 
 from bench.predictor.runs import TRAINING_REQUESTS, rows_of
 from bench.quartz.gossip import Gossip
-from bench.quartz.peers import CacheAware, TokenFair, Uncalibrated
+from bench.quartz.peers import (
+    CacheAware,
+    Oracle,
+    Shifted,
+    TokenFair,
+    TwoChoices,
+    Uncalibrated,
+)
 from bench.quartz.workloads import MIXED, workloads
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.prefix.index import PrefixIndex
@@ -50,19 +57,39 @@ def _but(**changes: Any) -> QuartzProfile:
 # Name -> scheduler and its profile.
 POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "FIFO-LL": ("least-loaded", DEFAULT),
+    "FIFO-P2C": ("two-choices", DEFAULT),
     "Locality-aware": ("sticky", DEFAULT),
     "cache-aware": ("cache-aware", DEFAULT),
     "TokenFair": ("token-fair", DEFAULT),
     "PointPred": ("quartz", _but(quantile=False)),
     "QUARTZ": ("quartz", DEFAULT),
     "QUARTZ, trained": ("quartz", DEFAULT),
+    "Oracle": ("quartz", DEFAULT),
     "Routing-only": ("quartz", _but(order="arrival")),
-    "Queueing-only": ("quartz", _but(route="least-loaded")),
+    "Queueing-only": ("quartz", _but(request_price_s=1e3, locality_price=0.0, locality=False)),
     "No Calibration": ("quartz", DEFAULT),
     "No Fairness": ("quartz", _but(fairness_s_per_kilotoken=0.0)),
     "No Locality Feature": ("quartz", _but(locality=False)),
+}
+
+
+VARIANTS: Final[dict[str, tuple[str, QuartzProfile]]] = {
+    "lambda 0.02": ("quartz", _but(aging=0.02)),
+    "lambda 0.1": ("quartz", _but(aging=0.1)),
+    "lambda 2": ("quartz", _but(aging=2.0)),
+    "K 2": ("quartz", _but(compared=2)),
+    "K 4": ("quartz", _but(compared=4)),
+    "K 8": ("quartz", _but(compared=8)),
+    "K 32": ("quartz", _but(compared=32)),
+    "No Request Price": ("quartz", _but(request_price_s=0.0)),
+    "x3": ("quartz", DEFAULT),
+    "/3": ("quartz", DEFAULT),
+    "x3 or /3": ("quartz", DEFAULT),
     "QUARTZ, endless index": ("quartz", DEFAULT),
 }
+"""QUARTZ with other parameters or wrong predictions, likewise."""
+_SHIFTED: Final = {"x3": (3.0, 3.0), "/3": (1 / 3, 1 / 3), "x3 or /3": (1 / 3, 3.0)}
+"""Policies whose predictions are off by one of two factors."""
 
 
 class LabFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,20 +118,37 @@ def trained() -> PoolSection:
     return train(rows_of(MIXED, WORKER, TRAINING_REQUESTS, _TRAINING_SEED))
 
 
-def make(policy: str, workers: int = WORKERS) -> SimulatedGateway:
+def make(policy: str, workers: int = WORKERS, engine: EngineProfile = WORKER) -> SimulatedGateway:
     """A fresh gateway with this policy, which has learned nothing but what was trained."""
-    pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), WORKER.max_num_seqs)
-    name, profile = POLICIES[policy]
-    kind = Uncalibrated if policy == "No Calibration" else PrefillPredictor
-    predictor = kind(trained() if policy == "QUARTZ, trained" else None, workers=workers)
+    slots = engine.max_num_seqs
+    pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), slots)
+    name, profile = (POLICIES | VARIANTS)[policy]
+    predictor = _predictor(policy, workers, slots)
     if name == "cache-aware":
         return SimulatedGateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
+    if name == "two-choices":
+        return SimulatedGateway(pool, TwoChoices(pool), PrefixIndex(workers))
     if name == "token-fair":
         return SimulatedGateway(pool, TokenFair(pool), PrefixIndex(workers))
-    scheduler = make_scheduler(name, pool, profile=profile, predictor=predictor)
+    scheduler = make_scheduler(
+        name,
+        pool,
+        profile=profile,
+        predictor=predictor,
+        kv_usage=lambda worker, _: gateway.kv_usage[worker],
+    )
     endless = policy == "QUARTZ, endless index"
     prefixes = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
-    return SimulatedGateway(pool, scheduler, prefixes, predictor)
+    gateway = SimulatedGateway(pool, scheduler, prefixes, predictor)
+    return gateway
+
+
+def _predictor(policy: str, workers: int, slots: int) -> PrefillPredictor:
+    if policy in _SHIFTED:
+        return Shifted(*_SHIFTED[policy], workers=workers, slots=slots)
+    kinds = {"No Calibration": Uncalibrated, "Oracle": Oracle}
+    section = trained() if policy == "QUARTZ, trained" else None
+    return kinds.get(policy, PrefillPredictor)(section, workers=workers, slots=slots)
 
 
 def run(

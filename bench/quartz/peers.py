@@ -1,22 +1,32 @@
 """Routers that bench quartz compares with and that are not in the gateway."""
 
 from collections.abc import Sequence
+from math import ceil
 from random import Random
 from typing import Any, Final
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.quartz.score import hit_tokens
 from gateway.policy.quartz.worker_state import Backlogs, WorkerQueues
 from gateway.policy.scheduling.baselines import NOTHING, Immediate
-from gateway.policy.scheduling.scheduler import Job
+from gateway.policy.scheduling.scheduler import Job, Match
 from gateway.policy.scheduling.sticky import pick_least
-from predictor.features import features
+from predictor.features import ACTIVE, BACKLOG, UNCACHED, features
 from predictor.online import PrefillPredictor
+from simulator.experiments.scheduling import WORKER
 
 CACHE_THRESHOLD: Final = 0.5
 BALANCE_ABS: Final = 32
 BALANCE_REL: Final = 1.1
+
+
+def hit_tokens(match: Match, worker: int) -> int:
+    """Longest prefix that a worker is expected to hold, in tokens."""
+    bit = 1 << worker
+    for tokens, mask in match:
+        if mask & bit:
+            return tokens
+    return 0
 
 
 class CacheAware(Immediate):
@@ -48,6 +58,79 @@ class CacheAware(Immediate):
             worker = min(choice, key=self._trees.__getitem__)
         self._trees[worker] += job.prompt_tokens - hit
         return worker
+
+
+class TwoChoices(Immediate):
+    """The less loaded of two workers drawn at random (the paper's FIFO-P2C)."""
+
+    __slots__ = ("_random",)
+
+    def __init__(self, pool: PoolState) -> None:
+        super().__init__(pool)
+        self._random = Random(0)
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        return min(self._random.sample(choice, 2), key=self._pool.active.__getitem__)
+
+
+class Oracle(PrefillPredictor):
+    """Knows what a prefill costs the bench's engine, as mean and as quantile (the paper's Oracle).
+
+    What else is under way there when it starts, nobody knows before.
+    """
+
+    def predict_request(
+        self, worker: int, *asked: Any
+    ) -> tuple[tuple[float, ...], float, float, int]:
+        """Steps and tokens of the uncached part."""
+        x = features(*asked)
+        tokens = x[UNCACHED] + x[BACKLOG]
+        steps = ceil(tokens / WORKER.max_num_batched_tokens)
+        cost_s = steps * (WORKER.w_s + WORKER.h_s * x[ACTIVE]) + tokens * WORKER.prefill_s_per_token
+        return x, cost_s, cost_s, 0
+
+
+class Shifted(PrefillPredictor):
+    """A predictor whose every prediction is wrong by a factor, whatever it learns.
+
+    `low` or `high`, drawn anew for each prediction: the same twice is a shift, 1/3 and 3 a poisoned
+    predictor.
+    """
+
+    def __init__(self, low: float, high: float, **more: Any) -> None:
+        super().__init__(**more)
+        self._factors_drawn = (low, high)
+        self.misses: list[bool] = []
+        self._random = Random(1)
+
+    def predict_request(
+        self, worker: int, *asked: Any
+    ) -> tuple[tuple[float, ...], float, float, int]:
+        """The true predictor's, times the factor."""
+        x, mean_s, quantile_s, bucket = super().predict_request(worker, *asked)
+        factor = self._random.choice(self._factors_drawn)
+        return x, factor * mean_s, factor * quantile_s, bucket
+
+    def observe(
+        self,
+        worker: int,
+        x: tuple[float, ...],
+        mean_s: float,
+        quantile_s: float,
+        bucket: int,
+        actual_s: float,
+        client: str = "",
+    ) -> None:
+        """Counts the miss; learns as if the prediction had been right by the true predictor."""
+        true_mean_s, true_quantile_s, _ = self.predict(worker, x)
+        missed = actual_s > quantile_s
+        super().observe(worker, x, true_mean_s, true_quantile_s, bucket, actual_s, client)
+        self.misses.append(missed)
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of all prefills within what was predicted."""
+        return 1.0 - sum(self.misses) / len(self.misses) if self.misses else None
 
 
 class Uncalibrated(PrefillPredictor):

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.common.report import Report
-from bench.quartz import cost, scenes
-from bench.quartz.lab import POLICIES, Results, Task, run_all
+from bench.quartz import cost, limits, scenes
+from bench.quartz.lab import POLICIES, VARIANTS, Results, Task, run_all
 from bench.quartz.tables import other_rows, table_rows, target_rows
 from bench.quartz.workloads import MOONCAKE_FILE
 
 SEEDS: Final = 8
 """Of Mixed and Mixed Bursty; the other workloads have `FEW`."""
 FEW: Final = 4
-_MAIN: Final = tuple(name for name in POLICIES if name != "QUARTZ, endless index")
+_MAIN: Final = tuple(name for name in POLICIES if name not in {"QUARTZ, endless index", *VARIANTS})
 _SHIFTS: Final = ("FIFO-LL", "PointPred", "No Calibration", "QUARTZ")
 _PLAIN: Final = ("FIFO-LL", "Locality-aware", "cache-aware", "QUARTZ")
 _WHICH: Final[dict[str, tuple[str, ...]]] = {
@@ -57,6 +57,9 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
         rows += scenes.gateway_rows(range(SEEDS), bar("gateways", 2 * SEEDS))
         rows += scenes.heavy_rows(range(FEW), bar("heavy client", 4))
         rows += scenes.trouble_rows(range(FEW), bar("trouble", 3))
+        rows += limits.limit_rows(bar("slots and KV", limits.SCENES))
+        rows += limits.shift_rows(range(FEW), bar("wrong predictions", 2))
+        rows += limits.parameter_rows(range(FEW), bar("parameters", limits.PARAMETERS))
     rows += table_rows(results) + other_rows(results)
     return Report(name="quartz", rows=rows, detail=_detail(results, plot, data))
 

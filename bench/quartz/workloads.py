@@ -52,6 +52,11 @@ class StreamShape(msgspec.Struct, frozen=True, kw_only=True):
     heavy_rag: float = 0.45
 
 
+def fresh_segment(number: int, tokens: float) -> tuple[int, int]:
+    """A segment that no other prompt of a stream has."""
+    return 1_000_000 + number, max(8, int(tokens))
+
+
 def blocks_of(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Block hashes, ends of the segments, and tokens of a prompt."""
     hashes: list[int] = []
@@ -81,7 +86,7 @@ class _ClientStreams:
 
     def fresh(self, tokens: float) -> tuple[int, int]:
         self.numbers += 1
-        return self.numbers, max(8, int(tokens))
+        return fresh_segment(self.numbers - 1_000_000, tokens)
 
     def outputs(self, median: float) -> int:
         drawn = self.random.lognormal(np.log(median), 0.6) * self.shape.output_factor
@@ -138,7 +143,7 @@ def mixed(seed: int, shape: StreamShape, requests: int = REQUESTS) -> list[Deman
     random = np.random.default_rng([seed, 7])
     stream = _ClientStreams(shape, random)
     arrivals = [
-        (t, f"client-{random.integers(shape.clients)}") for t in _times(shape, random, requests)
+        (t, f"client-{random.integers(shape.clients)}") for t in times_of(shape, random, requests)
     ]
     if shape.heavy:
         count = int(shape.heavy * arrivals[-1][0])
@@ -152,7 +157,7 @@ def mixed(seed: int, shape: StreamShape, requests: int = REQUESTS) -> list[Deman
     ]
 
 
-def _times(shape: StreamShape, random: Random, requests: int) -> list[float]:
+def times_of(shape: StreamShape, random: Random, requests: int) -> list[float]:
     """Poisson arrivals, a part of them moved into bursts."""
     span_s = requests / shape.rate
     bursts = int(shape.bursts * span_s / 60)
@@ -171,7 +176,7 @@ def structured(
     shape = StreamShape(rate=rate)
     stream = _ClientStreams(shape, random)
     out = []
-    for now_s in _times(shape, random, requests):
+    for now_s in times_of(shape, random, requests):
         template = int(random.zipf(1.4)) % 40
         segments = ((900 + template, 3000), stream.fresh(random.lognormal(5.5, 0.7)))
         client = f"client-{random.integers(clients)}"
@@ -191,7 +196,7 @@ def agents(
     live: list[tuple[str, Segments, float]] = []
     out: list[Demand] = []
     started = 0
-    for now_s in _times(shape, random, requests):
+    for now_s in times_of(shape, random, requests):
         ready = [i for i, (_, talk, at_s) in enumerate(live) if at_s <= now_s]
         if ready and len(live) >= clients:
             i = ready[int(random.integers(len(ready)))]
@@ -222,7 +227,7 @@ def mooncake(seed: int, rate: float, data: Path | None, requests: int = REQUESTS
     else:
         rows = _like_mooncake(random, requests)
     out = []
-    for now_s, (prompt, output, ids) in zip(_times(shape, random, requests), rows, strict=True):
+    for now_s, (prompt, output, ids) in zip(times_of(shape, random, requests), rows, strict=True):
         size = MOONCAKE_BLOCK // 4
         segments: Segments = tuple((int(i), size) for i in ids[:-1])
         rest = max(1, prompt // 4 - size * len(segments))

@@ -7,7 +7,6 @@ gateway, several gateways may share the workers, and workers may stall, restart 
 Events at the same time run in this order: engines, delayed notices, troubles, ticks, arrivals.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -41,6 +40,8 @@ __all__ = [
 ]
 
 TICK_S: Final = 0.25
+SAMPLE_S: Final = 1.0
+"""From one reading of the engines' metrics to the next."""
 ATTEMPTS: Final = 5
 
 
@@ -57,7 +58,8 @@ class _SchedulingRun:
         n = len(demands)
         self.gossip = gossip
         self.notice_s = notice_s
-        self.notices: deque[tuple[float, int, str]] = deque()
+        self.notices: list[tuple[float, int, int, str]] = []  # heap by time, then as they came
+        self.noted = 0
         self.demands = demands
         self.workers = [Worker(p) for p in profiles]
         self.gateways = gateways
@@ -86,17 +88,19 @@ class _SchedulingRun:
 
     def arrive(self, index: int, now_s: float, excluded: Sequence[int] = ()) -> None:
         demand, gateway = self.demands[index], self.gateways[self.of[index]]
+        output_tokens = demand.expected_output_tokens or demand.output_tokens
         job = Job(
             owner=index,
             prompt_tokens=demand.prompt_tokens,
-            output_tokens=demand.output_tokens,
+            output_tokens=output_tokens,
             arrived_s=demand.arrival_s,
             client=demand.client,
             priority_class=demand.priority_class,
             cap_tokens=demand.cap_tokens,
-            kv_tokens=demand.prompt_tokens + demand.output_tokens,
+            kv_tokens=demand.prompt_tokens + output_tokens,
             excluded=excluded,
             slo_s=demand.told_slo_s,
+            stream=demand.stream,
         )
         if gateway.prefixes is not None and self.points[index]:
             job.match = gateway.prefixes.match(self.points[index])
@@ -145,6 +149,8 @@ class _SchedulingRun:
                 self.advance(job.worker, now_s)
             worker.engine.submit(request, worker.local_s(now_s))
             self.look_ahead(job.worker)
+            if not demand.stream:
+                self.note(now_s + job.expected_s, index, "assumed")
 
     def job_of(self, index: int) -> Job:
         job = self.jobs[index]
@@ -167,33 +173,44 @@ class _SchedulingRun:
             at_s, index = local_s + worker.behind_s, int(emission.id)
             job, gateway = self.job_of(index), self.gateways[self.of[index]]
             if emission.index == 1:
-                self.answered(index, job, gateway, emission.cached_tokens, emission.queue_s, at_s)
-                self.tell(at_s, index, "first")
+                self.answered(index, job, emission.cached_tokens, emission.queue_s, at_s)
+                if job.stream:
+                    self.correct(index, job, gateway)
+                    self.tell(at_s, index, "first")
             if emission.finished:
                 self.open -= 1
                 self.end_s[index] = at_s
+                if not job.stream:  # its usage comes with its end
+                    self.correct(index, job, gateway)
                 self.tell(at_s, index, "end")
 
     def tell(self, at_s: float, index: int, what: str) -> None:
         """Tell the gateway of a first token or an end, `notice_s` later."""
         if self.notice_s:
-            self.notices.append((at_s + self.notice_s, index, what))
+            self.note(at_s + self.notice_s, index, what)
         else:
             self.noticed(at_s, index, what)
+
+    def note(self, at_s: float, index: int, what: str) -> None:
+        """Have the gateway notice something at its time."""
+        self.noted += 1
+        heappush(self.notices, (at_s, self.noted, index, what))
 
     def noticed(self, now_s: float, index: int, what: str) -> None:
         job, gateway = self.job_of(index), self.gateways[self.of[index]]
         if what == "end":
             fleet.finish(gateway.pool, job.worker, 1, job.kv_tokens)
-            self.pending.append((gateway, gateway.scheduler.finished(job, now_s)))
+            self.pending.append((gateway, gateway.scheduler.finished(job, now_s, answered=True)))
             return
-        self.pending.append((gateway, gateway.scheduler.first_token(job, now_s)))
+        assumed = what == "assumed"
+        if job.state == "sent" or not assumed:
+            ready = gateway.scheduler.first_token(job, now_s, assumed=assumed)
+            self.pending.append((gateway, ready))
 
     def answered(
         self,
         index: int,
         job: Job,
-        gateway: SimulatedGateway,
         cached_tokens: int,
         queue_s: float,
         at_s: float,
@@ -204,9 +221,18 @@ class _SchedulingRun:
         self.cached[index] = cached_tokens
         if job.policy is not None and job.quantile_s:
             self.within[index] = at_s - job.sent_s <= job.quantile_s
+
+    def correct(self, index: int, job: Job, gateway: SimulatedGateway) -> None:
+        """Tell the prefix index what the engine found in its cache."""
         expected = self.expected[index]
         if gateway.prefixes is not None and expected is not None:
-            gateway.prefixes.correct(job.worker, expected, cached_tokens)
+            gateway.prefixes.correct(job.worker, expected, int(self.cached[index]))
+
+    def sample(self, now_s: float) -> None:
+        """Have the gateways read the engines' metrics."""
+        usage = [worker.engine.kv_usage for worker in self.workers]
+        for gateway in self.gateways:
+            gateway.kv_usage[:] = usage
 
     pending: list[tuple[SimulatedGateway, Sequence[Job]]]
 
@@ -267,7 +293,7 @@ class _SchedulingRun:
         self.pending = []
         events = events_of(troubles)
         n, at = len(self.demands), 0
-        tick_s = TICK_S
+        tick_s, sample_s = TICK_S, SAMPLE_S
         while at < n or self.open:
             while self.heap and self.due_s[self.heap[0][1]] != self.heap[0][0]:
                 heappop(self.heap)
@@ -283,13 +309,17 @@ class _SchedulingRun:
                 self.flush(now_s)
                 self.look_ahead(i)
             elif notice_s <= now_s:
-                self.noticed(*self.notices.popleft())
+                at_s, _, index, what = heappop(self.notices)
+                self.noticed(at_s, index, what)
                 self.flush(now_s)
             elif event_s <= now_s:
                 self.trouble(events.pop()[1], now_s)
                 self.flush(now_s)
             elif tick_s <= now_s:
                 tick_s += TICK_S
+                if tick_s >= sample_s:
+                    sample_s += SAMPLE_S
+                    self.sample(now_s)
                 for gateway in self.gateways:
                     self.send(gateway, gateway.scheduler.tick(now_s), now_s)
                 if self.gossip is not None:

@@ -49,6 +49,10 @@ class Demand(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     priority_class: int = 1
     told_slo_s: float = 0.0
     """The target that schedulers are told; 0 for none."""
+    stream: bool = True
+    """False: the gateway sees no first token, and learns of the cache at the end."""
+    expected_output_tokens: int = 0
+    """The gateway's estimate of the output; 0: it is `output_tokens`."""
 
 
 class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -100,6 +104,8 @@ class SimulatedGateway:
         self.prefixes = prefixes
         self.predictor = predictor
         self.prefix_gossip = PrefixGossip()
+        self.kv_usage = [0.0] * len(pool.workers)
+        """Share of each worker's KV cache in use at the last reading of its metrics."""
 
 
 class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,12 +30,13 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     gate_s: float = 0.5
     """Seconds of prefill that may be sent behind the one in progress, >= 0; one request is always
     sent. Covers an engine's step and the round trip."""
+    compared: int = 16
+    """K: most workers compared for one job, >= 2. Smaller fleets are compared in full; in larger
+    ones up to half of them are the holders of the longest prefix."""
     quantile: bool = True
     """False: scores and keys use the mean instead of the quantile (the paper's PointPred)."""
     order: Literal["size", "arrival"] = "size"
     """arrival: queues are first come, first served (the paper's routing-only ablation)."""
-    route: Literal["score", "least-loaded"] = "score"
-    """least-loaded: ignores the score (the paper's queueing-only ablation)."""
     locality: bool = True
     """False: ignores expected prefix hits (the paper's ablation)."""
 
@@ -43,6 +44,8 @@ class QuartzProfile(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         if min(self.fairness_tau_s, self.writes_tau_s) <= 0:
             raise ValueError("fairness_tau_s and writes_tau_s must be above 0")
         prices = (self.fairness_s_per_kilotoken, self.locality_price, self.request_price_s)
+        if self.compared < 2:
+            raise ValueError("compared must be at least 2")
         if min(self.aging, self.gate_s, self.patience_s, *prices) < 0:
             raise ValueError("aging, gate, patience and prices must not be negative")
 

@@ -5,8 +5,8 @@ and 4. Three rules:
 
 - Routing: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4). W-hat is
   the expected wait there (`Backlogs`), Q-hat the job's predicted prefill. psi is the price of
-  its uncached tokens (`locality_price`, `RecentWrites`) and of each request running there
-  (`request_price_s`).
+  its uncached tokens (`locality_price`, `RecentWrites`), of each request running there
+  (`request_price_s`), and of the wait for a slot where slots or KV cache are full (`Slots`).
 - Gate: a job is sent at once if no prefill is queued behind the worker's prefill in progress, or
   if everything behind it, with the job, takes at most `gate_s`. So the engine never idles
   between two prompts, and all other jobs wait here, where their order can still change.
@@ -18,8 +18,8 @@ Differences from the paper: psi includes running requests, otherwise short promp
 follow the first one's cache. W-hat falls with first tokens, and with time only by the predicted
 rest of the prefill in progress. In small fleets all workers are compared, because two at random
 lose to a plain prefix router. u includes the client's jobs waiting here. There is no fallback
-policy: when all predictions are off together, the score's terms keep their proportions. See
-docs/concepts/scheduling.md for measurements.
+policy: predictions of a third or thrice the truth cost less than the fallback to least-loaded
+would (`bench quartz`, docs/develop/benches/quartz.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,6 @@ from gateway.policy.quartz.score import (
     Features,
     KvUsage,
     Predictor,
-    hit_tokens,
     hits_of,
     seconds,
     workers_of,
@@ -43,17 +42,13 @@ from gateway.policy.quartz.worker_state import (
     MIN_WRITE_FACTOR,
     Backlogs,
     RecentWrites,
+    Slots,
     WorkerQueues,
     uncached_tokens,
 )
 from gateway.policy.scheduling.fairness import ServedShares
 from gateway.policy.scheduling.scheduler import Job, Match
-from gateway.policy.scheduling.sticky import pick_least
 
-COMPARED: Final = 16
-"""Most workers compared for one job; smaller fleets are compared in full."""
-HOLDERS: Final = 8
-"""In a larger fleet, how many of them are the holders of the longest prefix."""
 NOTHING: Final[Sequence[Job]] = ()
 
 _Seen = tuple[Features, float, float, int]
@@ -81,6 +76,7 @@ class Quartz:
         "_s_per_token",
         "_seen_alive",
         "_seen_until_s",
+        "_slots",
         "_timed",
         "_writes",
         "profile",
@@ -111,6 +107,7 @@ class Quartz:
         """Share of each worker's KV cache in use at the last tick; 0 when unknown."""
         self._timed = [False] * workers
         """Whether a first token of the worker was seen; the gate stays open before."""
+        self._slots = Slots(workers, pool.slots_per_worker)
         self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
         self._joined: set[int] = set()
         """Workers that came at run time."""
@@ -162,6 +159,7 @@ class Quartz:
         self._backlogs.joined(worker)
         self._queues.joined(worker)
         self._writes.joined(worker)
+        self._slots.joined(worker)
 
     # A job's lifecycle
 
@@ -208,6 +206,8 @@ class Quartz:
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """See Scheduler."""
+        if answered and job.state in {"sent", "answering"}:
+            self._learn_answer(job, now_s - job.sent_s)
         if job.state == "sent":
             worker = job.worker
             self._backlogs.leave(job, now_s)
@@ -220,6 +220,18 @@ class Quartz:
             job.state = "gone"
         return NOTHING
 
+    def _learn_answer(self, job: Job, took_s: float) -> None:
+        """Learn how long a slot is held; without streams, also that a prefill takes no longer."""
+        worker = job.worker
+        self._slots.learn(worker, took_s, job.active * self._backlogs.replicas)
+        if job.stream or self._timed[worker] or job.policy is None:
+            return
+        x, mean_s, quantile_s, bucket = job.policy
+        if took_s < mean_s:
+            predictor = self._predictor
+            predictor.observe(worker, x, mean_s, quantile_s, bucket, took_s, job.client)
+            self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
+
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         """See Scheduler."""
         if job.state == "waiting":
@@ -231,6 +243,7 @@ class Quartz:
         """See Scheduler."""
         if self._kv_usage is not None:
             self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
+            self._slots.read(self._kv, self._pool.active, self._backlogs)
         for worker in self._joined:  # a new one's rate also changes without its own first tokens
             self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
         self.shares.sweep(now_s)
@@ -281,7 +294,9 @@ class Quartz:
         The service of each client in kilotokens, and the pending prefill assigned to each worker
         from here in seconds.
         """
-        return {"served": self.shares.state(), "pending_s": list(self._backlogs.bound_s)}
+        held = [a + b for a, b in zip(self._pool.active, self._queues.lengths, strict=True)]
+        pending_s = list(self._backlogs.bound_s)
+        return {"served": self.shares.state(), "pending_s": pending_s, "held": held}
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
         """Adopt the latest states of the other gateways, by name.
@@ -290,15 +305,19 @@ class Quartz:
         """
         served: dict[str, Mapping[str, float]] = {}
         others_s = [0.0] * len(self._kv)
+        others_held = [0.0] * len(self._kv)
         for name, state in states.items():
             theirs, totals = state.get("pending_s"), state.get("served")
+            held = state.get("held")
             if isinstance(totals, Mapping):
                 served[name] = totals
             if isinstance(theirs, list | tuple) and len(theirs) == len(others_s):
                 others_s = [a + seconds(b) for a, b in zip(others_s, theirs, strict=True)]
+            if isinstance(held, list | tuple) and len(held) == len(others_held):
+                others_held = [a + seconds(b) for a, b in zip(others_held, held, strict=True)]
         self.shares.merge(served, now_s)
         if states:
-            self._backlogs.note_others(others_s)
+            self._backlogs.note_others(others_s, others_held)
 
     # Routing
 
@@ -309,12 +328,9 @@ class Quartz:
             return False
         if self._pool.warming and len(choice) > 1:
             choice = members.without_cold(self._pool, list(choice), now_s)
-        if self.profile.route == "score":
-            job.worker, job.hit_tokens, job.policy, job.score, job.candidates = self._best(
-                job, self._candidates(choice, job.match, now_s), now_s
-            )
-        else:
-            self._bind_least(job, choice)
+        job.worker, job.hit_tokens, job.policy, job.score, job.candidates = self._best(
+            job, self._candidates(choice, job.match, now_s), now_s
+        )
         _, job.mean_s, job.quantile_s, _ = job.policy
         self._backlogs.bind(job)
         self._writes.add(job.worker, uncached_tokens(job), now_s)
@@ -339,7 +355,7 @@ class Quartz:
         """Workers to compare, each with the hit expected there."""
         if not self.profile.locality:
             match = ()
-        if len(choice) > COMPARED:
+        if len(choice) > self.profile.compared:
             choice = self._some(choice, match)
         mask = self._choice_mask if choice is self._available else mask_of(choice)
         if match and match[0][1] & mask == mask:
@@ -349,28 +365,32 @@ class Quartz:
         return [(w, hits.get(w, 0)) for w in choice]
 
     def _some(self, choice: Sequence[int], match: Match) -> Sequence[int]:
-        """COMPARED workers of a large fleet: holders of the longest prefix, and rotating others."""
+        """Some workers of a large fleet: holders of the longest prefix, and rotating others."""
+        compared = self.profile.compared
         some: list[int] = []
         allowed = self._choice_mask if choice is self._available else mask_of(choice)
         for _, holders in match:
             if holders & allowed:
-                some = workers_of(holders & allowed, HOLDERS)
+                some = workers_of(holders & allowed, compared // 2)
                 break
         self._cursor += 1
-        count = COMPARED - len(some)
-        at = self._cursor * COMPARED % len(choice)
+        count = compared - len(some)
+        at = self._cursor * compared % len(choice)
         others = [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
         return [*some, *[w for w in others if w not in some]] if some else others
 
     def _best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> _Best:
         """The least score; predicts only where wait and psi alone could still beat it."""
         profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
-        s_per_token, active = self._s_per_token, self._pool.active
+        s_per_token, active, lengths = self._s_per_token, self._pool.active, self._queues.lengths
         price, (written, even, mean) = profile.locality_price, self._writes.levels()
         request_price_s = profile.request_price_s
         waits_s = self._backlogs.waits_s([worker for worker, _ in candidates], now_s)
+        aheads = self._slots.aheads(candidates, active, lengths, self._backlogs)
+        # While another worker has a slot free, it is wasted to wait for one.
+        turn_s = self._slots.answer_s * (price if price > 1.0 and min(aheads) <= 0.0 else 1.0)
         bases = []
-        for (worker, hit), wait_s in zip(candidates, waits_s, strict=True):
+        for (worker, hit), wait_s, ahead in zip(candidates, waits_s, aheads, strict=True):
             share = (written[worker] + even) / mean
             if share < MIN_WRITE_FACTOR:
                 share = MIN_WRITE_FACTOR
@@ -378,6 +398,8 @@ class Quartz:
                 share = MAX_WRITE_FACTOR
             psi_s = price * share * (prompt - hit) * s_per_token[worker]
             base = psi_s + wait_s + request_price_s * active[worker]
+            if ahead > 0.0:
+                base += turn_s * ahead
             bases.append((base, active[worker], worker, hit))
         if len(bases) > 1:
             bases.sort()
@@ -385,27 +407,18 @@ class Quartz:
         scores = []
         predict, by_quantile = self._predictor.predict_request, profile.quantile
         cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
+        free = self._pool.slots_per_worker - 1
         for base, _, worker, hit in bases:
             if base >= least:
                 break
-            seen = predict(worker, prompt, hit, cap, output, active[worker], 0, kv[worker], stream)
+            busy = min(active[worker], free)  # the wait for a slot is in the base
+            seen = predict(worker, prompt, hit, cap, output, busy, 0, kv[worker], stream)
             score = base + (seen[2] if by_quantile else seen[1])
             scores.append((worker, score))
             if score < least:
                 least = score
                 best, best_hit, best_seen = worker, hit, seen
         return best, best_hit, best_seen, least, scores
-
-    def _bind_least(self, job: Job, choice: Sequence[int]) -> None:
-        """Bind by the number of sent and waiting requests (the paper's ablation)."""
-        active, lengths = self._pool.active, self._queues.lengths
-        load = [a + b for a, b in zip(active, lengths, strict=True)]
-        self._cursor += 1
-        job.worker = pick_least(choice, load, self._cursor)
-        job.hit_tokens = hit_tokens(job.match, job.worker)
-        job.score = float(load[job.worker])
-        job.candidates = ((job.worker, job.score),)
-        job.policy = self._predict(job, job.worker, job.hit_tokens, 0)
 
     def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
         return self._predictor.predict_request(
@@ -467,7 +480,8 @@ class Quartz:
         job.active = self._pool.active[worker]
         job.kv_usage = self._kv[worker]
         if job.policy is not None:
-            if backlog_tokens or job.state == "waiting":
+            full = job.active >= self._pool.slots_per_worker
+            if backlog_tokens or full or job.state == "waiting":
                 # The predictor learns from a prediction made now, with the current backlog.
                 job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
                 job.quantile_s = job.policy[2]

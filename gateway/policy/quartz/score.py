@@ -56,15 +56,6 @@ class Predictor(Protocol):
         ...
 
 
-def hit_tokens(match: Match, worker: int) -> int:
-    """Longest prefix that a worker is expected to hold, in tokens."""
-    bit = 1 << worker
-    for tokens, mask in match:
-        if mask & bit:
-            return tokens
-    return 0
-
-
 def hits_of(match: Match, mask: int) -> dict[int, int]:
     """Longest expected prefix, in tokens, of each worker of the mask that has any."""
     hits: dict[int, int] = {}

@@ -120,9 +120,10 @@ class Backlogs:
 
     __slots__ = (
         "_oldest_s",
-        "_others_known",
         "_since_s",
         "bound_s",
+        "others_held",
+        "others_known",
         "others_s",
         "replicas",
         "sent",
@@ -136,6 +137,8 @@ class Backlogs:
         """Predicted prefill of the jobs bound here without a first token; >= 0."""
         self.others_s = [0.0] * workers
         """The other gateways' `bound_s`, summed, as of their last gossip."""
+        self.others_held = [0.0] * workers
+        """Likewise the sequences that they have at each worker, running or waiting for it."""
         self.sent: list[dict[Job, int]] = [{} for _ in range(workers)]
         """The bound jobs already sent, oldest first, with their uncached tokens."""
         self.sent_tokens = [0] * workers
@@ -144,7 +147,8 @@ class Backlogs:
         """Predicted prefill of the oldest job sent; 0 without one."""
         self._since_s = [0.0] * workers
         """Earliest time at which that prefill may have begun."""
-        self._others_known = False
+        self.others_known = False
+        """Whether the other gateways have told of theirs."""
 
     def joined(self, worker: int) -> None:
         """A new worker took this place; nothing is bound to it."""
@@ -153,12 +157,13 @@ class Backlogs:
             self.sent_tokens.append(0)
             for values in (self.bound_s, self.others_s, self._oldest_s, self._since_s):
                 values.append(0.0)
-        self.bound_s[worker] = self.others_s[worker] = 0.0
+            self.others_held.append(0.0)
+        self.bound_s[worker] = self.others_s[worker] = self.others_held[worker] = 0.0
 
     def waits_s(self, workers: Sequence[int], now_s: float) -> list[float]:
         """W-hat of each, >= 0: seconds until a newcomer's prefill may begin."""
         bound, others, oldest, since = self.bound_s, self.others_s, self._oldest_s, self._since_s
-        share = 1 if self._others_known else self.replicas  # before gossip, assume all have as much
+        share = 1 if self.others_known else self.replicas  # before gossip, assume all have as much
         waits_s = []
         for worker in workers:
             wait_s = bound[worker] * share + others[worker]
@@ -202,10 +207,76 @@ class Backlogs:
         self._since_s[worker] = now_s
         self.unbind(job)
 
-    def note_others(self, others_s: Sequence[float]) -> None:
-        """Store the other gateways' pending prefill by worker, in seconds."""
-        self._others_known = True
+    def note_others(self, others_s: Sequence[float], others_held: Sequence[float]) -> None:
+        """Store the other gateways' pending prefill, in seconds, and sequences, by worker."""
+        self.others_known = True
         self.others_s = list(others_s)
+        self.others_held = list(others_held)
+
+
+FIRST_ANSWER_S: Final = 10.0
+"""How long a sequence is taken to hold its slot before the first one has ended."""
+ANSWERS_KEPT: Final = 50
+KV_FULL: Final = 0.8
+"""Share of a KV cache beyond which sequences that grow preempt one another."""
+
+
+class Slots:
+    """How many sequences each worker can run, and how long one of them holds its slot.
+
+    The limit is the configured one, or less where the KV cache holds fewer of those running.
+    """
+
+    __slots__ = ("_answers", "_slots", "answer_s", "limits")
+
+    def __init__(self, workers: int, slots: int) -> None:
+        self._slots = float(slots)
+        self._answers = 0
+        self.answer_s = FIRST_ANSWER_S
+        """Mean time from start to end of an answer."""
+        self.limits = [self._slots] * workers
+
+    def joined(self, worker: int) -> None:
+        """A new worker took this place: its KV cache is empty."""
+        if worker == len(self.limits):
+            self.limits.append(self._slots)
+        self.limits[worker] = self._slots
+
+    def read(self, kv: Sequence[float], active: Sequence[int], backlogs: Backlogs) -> None:
+        """Take over the share of each KV cache in use; 0 when unknown."""
+        share = 1 if backlogs.others_known else backlogs.replicas
+        for worker, usage in enumerate(kv):
+            fit = self._slots
+            if usage:
+                running = active[worker] * share + backlogs.others_held[worker]
+                fit = KV_FULL * running / usage
+            self.limits[worker] = min(self._slots, max(1.0, fit))
+
+    def learn(self, worker: int, took_s: float, others: int) -> None:
+        """An answer ended `took_s` after it was sent behind `others` on its worker."""
+        limit = self.limits[worker]
+        if others >= limit:  # it waited for its slot first
+            took_s *= limit / (others + 1)
+        self._answers += 1
+        self.answer_s += (took_s - self.answer_s) / min(self._answers, ANSWERS_KEPT)
+
+    def aheads(
+        self,
+        candidates: Sequence[tuple[int, int]],
+        active: Sequence[int],
+        queued: Sequence[int],
+        backlogs: Backlogs,
+    ) -> list[float]:
+        """Of each: how many answers must end before one more can start, over those running.
+
+        Times `answer_s`, it is the wait for a slot; 0 or less where one is free.
+        """
+        limits, others = self.limits, backlogs.others_held
+        share = 1 if backlogs.others_known else backlogs.replicas
+        return [
+            ((active[w] + queued[w]) * share + others[w] + 1 - limits[w]) / limits[w]
+            for w, _ in candidates
+        ]
 
 
 EVEN_TOKENS: Final = 1024

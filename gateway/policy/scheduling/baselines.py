@@ -136,9 +136,8 @@ class Sticky(Immediate):
         active = pool.active
         self._cursor += 1
         match: Match = job.match
-        worker = pick_sticky(
-            match, choice, active, self._cursor, mean=pool.total_active / len(choice)
-        )
+        mean, slots = pool.total_active / len(choice), pool.slots_per_worker
+        worker = pick_sticky(match, choice, active, self._cursor, mean=mean, slots=slots)
         job.score = float(active[worker])
         job.candidates = ((worker, job.score),)
         return worker

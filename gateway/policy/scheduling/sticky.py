@@ -1,12 +1,14 @@
 """Prefix affinity with bounded load: the longest cached prefix, unless its worker is crowded.
 
-A worker is crowded when its load is above `CROWDED` times the mean plus `SLACK`. Without such a
-bound, affinity keeps sending requests to the worker that already has most. With more than
+A worker is crowded when its load is above `CROWDED` times the mean plus `SLACK`, or when its slots
+are full and another's are not. Without such a bound, affinity keeps sending requests to the
+worker that already has most. With more than
 `COMPARED` workers, each choice examines a rotating part of them, so that its cost is bounded.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Final
 
 from gateway.policy.scheduling.scheduler import Match
@@ -27,11 +29,12 @@ def pick_sticky(
     cursor: int,
     *,
     mean: float | None = None,
+    slots: float = inf,
 ) -> int:
     """The uncrowded worker with the longest cached prefix, else the least loaded.
 
     `choice` ascends; `load` is in requests, by worker; ties rotate with the cursor. `mean` is
-    the mean load of `choice`; computed when not given.
+    the mean load of `choice`; computed when not given. `slots`: what one worker runs at a time.
     """
     if match:
         if mean is None:
@@ -42,7 +45,11 @@ def pick_sticky(
             known = choice if few else _holders(mask, choice, cursor)
             holders = [w for w in known if mask >> w & 1 and load[w] <= bound]
             if holders:
-                return min(holders, key=load.__getitem__)
+                holder = min(holders, key=load.__getitem__)
+                if load[holder] >= slots:
+                    least = pick_least(choice, load, cursor)
+                    return holder if load[least] >= slots else least
+                return holder
     return pick_least(choice, load, cursor)
 
 
