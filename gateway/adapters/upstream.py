@@ -59,6 +59,8 @@ _MAX_LINES = 64
 """Cached paths per worker."""
 _TLS_LOOK_S = 2.0
 """Between two looks at TLS files, which happen when a connection is opened."""
+_METADATA = ("169.254.", "::ffff:169.254.", "fe80:", "fd00:ec2::254")
+"""Where a cloud's metadata service tells secrets; a name may lead there."""
 _FRAMES = (b"content-length", b"transfer-encoding")
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors for which the engine is not to blame: this machine has no file descriptor,
@@ -639,7 +641,7 @@ async def _connect(
         async with asyncio.timeout(connect_s):
             context = upstream.tls_context(key)
             name = key[3].server_name if context is not None else None
-            await loop.create_connection(
+            transport, _ = await loop.create_connection(
                 lambda: connection, key[1], key[2], ssl=context, server_hostname=name
             )
     except TimeoutError as error:
@@ -649,6 +651,10 @@ async def _connect(
     except OSError as error:
         kind: FailureKind = "local" if error.errno in _LOCAL else "connect"
         raise UpstreamFailure(kind, error.strerror or type(error).__name__) from error
+    peer = transport.get_extra_info("peername") or ("",)
+    if str(peer[0]).startswith(_METADATA) and key[1] != peer[0]:
+        connection.close()
+        raise UpstreamFailure("connect", "its name leads to a cloud's metadata service")
     return connection
 
 

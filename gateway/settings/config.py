@@ -4,8 +4,18 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    Tag,
+    model_validator,
+)
 
 from gateway.settings.fleet.model import ModelConfig, SplitAliasConfig
 from gateway.settings.fleet.model_parts import TimeoutsConfig
@@ -34,6 +44,7 @@ from gateway.settings.types import (
     Section,
     Share,
     Text,
+    reject,
     typed,
 )
 
@@ -86,6 +97,8 @@ class StateConfig(Section):
     """memory:// is lost when the process ends; sqlite:///PATH survives restarts of one gateway.
     Replicas share redis://HOST:PORT/DB (rediss:// with TLS),
     redis+cluster://HOST:PORT,HOST:PORT and redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."""
+    password: Annotated[SecretStr, Field(max_length=4096)] | None = None
+    """Redis's password, as it is; instead of one in the URL, where signs are written as %XX."""
     fail_mode: Literal["local_share", "closed"] = "local_share"
     """While shared state is unreachable: local_share enforces this process's share of each limit,
     closed answers 503."""
@@ -94,6 +107,22 @@ class StateConfig(Section):
     def shared(self) -> bool:
         """Whether replicas share the state, which is then on Redis."""
         return is_redis(self.url)
+
+    @model_validator(mode="after")
+    def _one_password(self) -> "StateConfig":
+        user = self.url.partition("://")[2].rpartition("@")[0]
+        if self.password and ":" in user:
+            reject("a password beside the URL's", "keep one of them")
+        return self
+
+    @property
+    def address(self) -> str:
+        """The URL with its password."""
+        if not (self.password and self.shared):
+            return self.url
+        scheme, _, rest = self.url.partition("://")
+        user, _, place = rest.rpartition("@")
+        return f"{scheme}://{user}:{quote(self.password.get_secret_value(), safe='')}@{place}"
 
     @property
     def shown(self) -> str:

@@ -126,7 +126,7 @@ class Gateway:
         self.bill = FleetBill((m.name, pool) for m in self.models for pool in m.fleet.pools)
         self._clock = clock
         self.learning = EstimatorSync(
-            open_state(config.state.url),
+            open_state(config.state.address),
             {estimator_key(m): m.estimator for m in self.models},
             clock=clock,
         )

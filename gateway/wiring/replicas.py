@@ -151,7 +151,7 @@ class Replicas:
         module = importlib.import_module("gateway.adapters.store.redis.board")
         replica = secrets.token_hex(8)
         board: RedisBoard = module.RedisBoard(
-            config.state.url,
+            config.state.address,
             [model.name for model in self._models],
             replica=replica,
             address=Address(url, self._calls.token),

@@ -59,7 +59,7 @@ def make_tenants(
 
     `observer` hears of the limits of keys, those of the file at once.
     """
-    directory = open_directory(config.state.url, TenantEntry, "tenants")
+    directory = open_directory(config.state.address, TenantEntry, "tenants")
     sync = TenantSync(directory, keyring, tenant_file(config), clock=clock, observer=observer)
     registry = TenantKeyRegistry(
         sync,

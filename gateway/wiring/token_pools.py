@@ -80,7 +80,7 @@ class AdmissionRuntime:
         `decide_anew` calls `prepare` and `use` with the configuration in force.
         """
         self._file = File(entries(config), config.modified_unix_s)
-        self._url = config.state.url
+        self._url = config.state.address
         kept = config.administered and backend_of(self._url) != "memory"
         self._guarded = bool(self._file.entries) or kept
         self._metrics = metrics

@@ -1141,6 +1141,17 @@ async def test_an_https_worker_is_served_and_its_connection_used_again(
         assert engine.connections == 1
 
 
+async def test_a_name_that_leads_to_a_metadata_service_is_sent_nothing(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "_METADATA", ("127.",))
+    async with Engine(always_ok, always_ok) as engine:
+        named = engine.worker(host="localhost")
+        failure = await fails(upstream.open(named, call()))
+        assert (failure.kind, "metadata" in str(failure)) == ("connect", True)
+        await read_all(await upstream.open(engine.worker(), call()))  # stated as an address
+
+
 async def test_a_certificate_of_an_unknown_authority_is_refused(
     upstream: Upstream, certificate: Path
 ) -> None:

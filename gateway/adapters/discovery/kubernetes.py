@@ -32,6 +32,9 @@ RETRY_PAUSE_S: Final = 1.0
 """Before a watch is begun again or objects are listed anew: a proxy may end each watch at once."""
 PAGE: Final = 50
 """Objects in one page of a list: each is read between two turns of the requests."""
+PAGE_PAUSE_S: Final = 0.01
+MAX_PAGES: Final = 1000
+"""A page may have few objects where selectors leave most out."""
 TOGETHER_S: Final = 0.1
 """Changes that come within this time make one set, since each set is looked through as a whole."""
 MAX_OBJECTS: Final = 10_000
@@ -90,7 +93,7 @@ class KubernetesApi:
         objects: dict[str, Object] = {}
         asked = {**params, "limit": str(PAGE)}
         try:
-            while True:
+            for _ in range(MAX_PAGES):
                 found = await self._page(path, asked)
                 for item in found.get("items") or ():
                     _apply(objects, "ADDED", item)
@@ -98,9 +101,10 @@ class KubernetesApi:
                 if not metadata.get("continue"):
                     return objects, str(metadata["resourceVersion"])
                 asked["continue"] = str(metadata["continue"])
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAGE_PAUSE_S)
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _failure(path, error) from error
+        raise DiscoveryFailure(f"{path} has more than {MAX_PAGES} pages")
 
     async def _page(self, path: str, asked: Mapping[str, str]) -> Object:
         body = bytearray()

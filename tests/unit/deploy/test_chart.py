@@ -25,7 +25,7 @@ API = json.loads((ROOT / "tests/kubernetes.schema.json").read_text(encoding="utf
 KEYS = {
     f"SLUICE_{name}": f"sha256:{number:064x}"
     for number, name in enumerate(("GUARANTEED_KEY_HASH", "ELASTIC_KEY_HASH", "SPOT_KEY_HASH"))
-} | {"SLUICE_ADMIN_KEY": "sk-admin"}
+} | {"SLUICE_ADMIN_KEY": "sk-admin", "REDIS_PASSWORD": "p/a:s@s"}
 POOL = {"max_model_len": 1024, "max_num_seqs": 8, "workers": "http://w:8000"}
 MODEL = {"name": "m", "pools": {"a": POOL}}
 RECIPES = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import jsonschema_rs
 import pytest
@@ -673,6 +674,19 @@ def test_state_urls_are_taken_and_shown_without_a_password(url: str) -> None:
     assert state.url == url
     assert SECRET not in state.shown
     assert state.shown.startswith(url.partition("//")[0])
+
+
+def test_a_password_of_its_own_may_have_any_signs() -> None:
+    password = "p/a:s@s#%40?"
+    for url, user in (("redis://h:1/0", None), ("redis://me@h:1/0", "me")):
+        state = read(BASE + f"state: {{url: '{url}', password: '{password}'}}\n").state
+        parts = urlsplit(state.address)
+        assert unquote(parts.password or "") == password
+        assert (parts.username or None, parts.hostname, parts.port) == (user, "h", 1)
+        assert password not in repr(state)
+    assert read(BASE + "state: {url: 'memory://', password: ''}\n").state.address == "memory://"
+    (found,) = problems(BASE + "state: {url: 'redis://:x@h', password: p}\n")
+    assert "keep one of them" in found
 
 
 def test_each_kind_of_redis_has_a_way_of_its_own() -> None:

@@ -311,6 +311,18 @@ async def test_a_long_list_comes_in_pages(server: KubeServer, tmp_path: Path) ->
     await api.close()
 
 
+async def test_a_list_without_an_end_is_given_up(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "MAX_PAGES", 2)
+    for number in range(2 * kubernetes.PAGE + 1):
+        await server.put(PATH, pod(f"p{number}", "10.0.0.1", port=1))
+    api = api_of(server, tmp_path)
+    with pytest.raises(DiscoveryFailure, match="more than 2 pages"):
+        await anext(api.follow(PATH))
+    await api.close()
+
+
 async def test_a_list_whose_next_page_is_gone_is_begun_again(
     server: KubeServer, tmp_path: Path
 ) -> None:
