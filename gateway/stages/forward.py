@@ -3,14 +3,13 @@
 Rules:
 - No byte reaches the client before the engine's first body byte, so everything that fails
   until then can be tried elsewhere (`Fault`). An answer in JSON is read whole first, for the same
-  reason. Everything else is relayed as it comes.
+  reason, up to HELD_BYTES. Everything else is relayed as it comes, no faster than it is read.
 - Once a stream has started, a failure is an in-band error event, never a faked stop; in a body
   that has no events, the connection is cut.
 - What an engine does after the end of its stream is no failure: the answer is whole.
 - The response is always aborted or read to its end: an engine does not generate for nobody.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -18,14 +17,7 @@ import msgspec
 from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.pools.retry import Fault
-from gateway.policy.response.answers import (
-    DECODED_BYTES,
-    SEARCHED_BYTES,
-    Answer,
-    read_answer,
-    response_id,
-    search_answer,
-)
+from gateway.policy.response.answers import Answer, read_answer, response_id
 from gateway.policy.response.dialects import (
     begins_events,
     begins_whole,
@@ -52,14 +44,15 @@ from gateway.records.attempt import Outcome, Usage, WorkerAddress
 from gateway.records.endpoint import RESPONSES, Dialect, Endpoint
 from gateway.records.request import BodyFacts
 
-MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""An answer that is not a stream is held until it is whole; beyond this it is a fault."""
+HELD_BYTES = 256 * 1024
+"""Of an answer that is not a stream, before any of it is sent."""
 
 
 class Relay:
     """One attempt: `run` it, or ask `cut_short` what it came to when the client left."""
 
     __slots__ = (
+        "_answered",
         "_clock",
         "_endpoint",
         "_facts",
@@ -104,6 +97,8 @@ class Relay:
         self._timer = timer
         self._meter: StreamMeter | None = None
         self._response_id: str | None = None
+        self._answered: Outcome | None = None
+        """What a whole answer comes to that is being sent."""
         self.sent = False
         """The request reached an engine (or may have)."""
 
@@ -136,6 +131,8 @@ class Relay:
 
     def cut_short(self) -> Outcome:
         """What was served when the client left: the tokens emitted so far."""
+        if self._answered is not None:  # all were
+            return msgspec.structs.replace(self._answered, label="disconnected", status=499)
         meter = self._meter
         usage = _metered(meter) if meter is not None and meter.events else None
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
@@ -311,16 +308,21 @@ class Relay:
         call: UpstreamCall,
         first: bytes = b"",
     ) -> Outcome | Fault:
-        """An answer that is sent when all of it is there; `first` was read of it already."""
+        """An answer that is sent when all of it is there, unless it is too large to hold.
+
+        `first` was read of it already.
+        """
         body = None if first else response.take_whole()
         if body is None:
             try:
-                body = await _read_all(response, first)
+                body, ended = await _read_some(response, first)
             except UpstreamFailure as failure:
                 return Fault(kind=failure.kind, message=str(failure))
+            if response.status == 200 and not ended:
+                return await self._large(response, kind, lines, body)
         status, answer = response.status, Answer()
         if status == 200:
-            answer = await read_whole(body)
+            answer = read_answer(body)
             if answer.is_error:
                 status = in_band_status(body)
         if status >= 400:
@@ -333,14 +335,29 @@ class Relay:
         self.first_s = self._last_s = self._clock()
         self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
+        if status < 400:
+            self._answered = outcome = self._whole_outcome(answer)
+        else:
+            outcome = Outcome(label="error", status=status, ttft_s=self._ttft_s())
         if status >= 400 and not has_error_shape(body, anthropic=anthropic):
             message = engine_message(body) or f"The engine refused with status {status}."
             await self._reply.refuse(EngineRefusal(status, message), lines)
         else:
             await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, lines), body)
         self._timer.end("forward")
-        if status >= 400:
-            return Outcome(label="error", status=status, ttft_s=self._ttft_s())
+        return outcome
+
+    async def _large(
+        self, response: UpstreamResponse, kind: bytes, lines: Lines, first: bytes
+    ) -> Outcome:
+        """An answer that is too large to hold; `first` is its beginning."""
+        self._meter = meter = BodyMeter(self._endpoint)
+        meter.feed(first)
+        if self._endpoint is RESPONSES:
+            self._response_id = response_id(first)
+        return await self._relay(response, kind, lines, meter, first)
+
+    def _whole_outcome(self, answer: Answer) -> Outcome:
         usage = answer.usage
         if usage is None and self._endpoint.generates:
             tokens = by_bytes(answer.generated_bytes)
@@ -348,7 +365,7 @@ class Relay:
         completed = answer.finish_reason != "failed"
         return Outcome(
             label="ok" if completed else "upstream_error",
-            status=status,
+            status=200,
             usage=usage,
             finish_reason=answer.finish_reason,
             completed=completed,
@@ -392,30 +409,15 @@ def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes, other: bytes 
     return other
 
 
-async def _read_all(response: UpstreamResponse, first: bytes) -> bytes:
+async def _read_some(response: UpstreamResponse, first: bytes) -> tuple[bytes, bool]:
+    """What fits into HELD_BYTES, or a little more, and whether that is all."""
     first = first or await response.read()
     chunks = [first]
     size = len(first)
-    while data := await response.read() if chunks[-1] else b"":
-        chunks.append(data)
-        size += len(data)
-        if size > MAX_ANSWER_BYTES:
-            raise UpstreamFailure("protocol", "the answer is too large", head_received=True)
-    return first if len(chunks) == 1 else b"".join(chunks)
-
-
-async def read_whole(body: bytes) -> Answer:
-    """Read a whole answer; others get their turn while it is a large one."""
-    if len(body) <= DECODED_BYTES:
-        return read_answer(body)
-    found = Answer()
-    for start in range(len(body) - SEARCHED_BYTES, -SEARCHED_BYTES, -SEARCHED_BYTES):
-        step = search_answer(body, start)
-        found = step._replace(finish_reason=found.finish_reason or step.finish_reason)
-        if found.usage is not None:
-            break
-        await asyncio.sleep(0)
-    return found
+    while size <= HELD_BYTES and chunks[-1]:
+        chunks.append(await response.read())
+        size += len(chunks[-1])
+    return first if len(chunks) == 1 else b"".join(chunks), not chunks[-1]
 
 
 def _unreadable(response: UpstreamResponse) -> Fault | None:

@@ -2,7 +2,7 @@
 
 - Only the members that count are decoded; all others are skipped, which takes 2 to 5 ms per MiB on
   the event loop. So JSON over DECODED_BYTES is searched for them instead, at about 1 ms per MiB,
-  and an answer in steps of SEARCHED_BYTES between which others get their turn.
+  and an answer that is too large to hold piece by piece, as it passes.
 - JSON that the standard does not allow (NaN, -Infinity) is read like the rest: engines write it.
 """
 
@@ -18,8 +18,6 @@ from gateway.records.attempt import Usage
 
 DECODED_BYTES: Final = 1024 * 1024
 """Larger JSON is not decoded."""
-SEARCHED_BYTES: Final = 8 * 1024 * 1024
-"""Of a larger answer, this many bytes are searched in one step."""
 _MAX_MEMBER_BYTES: Final = 4096
 _MAX_TRIES: Final = 32
 """Members named like the wanted one, without its value, that a search passes over."""
@@ -140,7 +138,7 @@ def read_answer(body: bytes) -> Answer:
 def _read_odd(body: bytes) -> Answer:
     said = _decoded(body)
     if said is None:
-        return search_answer(body, 0)
+        return search_answer(body)
     finish = _text(said.stop_reason)
     if said.choices:
         finish = _text(said.choices[0].finish_reason)
@@ -153,17 +151,16 @@ def _read_odd(body: bytes) -> Answer:
     return Answer(usage, finish, _text(said.id), size or len(body), is_error)
 
 
-def search_answer(body: bytes, start: int) -> Answer:
-    """What is found of an answer, too large or odd to decode, from `start` on, in one step.
+def search_answer(part: bytes) -> Answer:
+    """What is found of an answer that is too large or odd to decode, or of a part of it.
 
     Quotes inside a JSON string are escaped, so names never match generated text.
     """
-    start, end = max(0, start), start + SEARCHED_BYTES
     return Answer(
-        _search_usage(body, start, end),
-        _search_finish(body, start, end),
-        response_id(body[:_MAX_MEMBER_BYTES]),
-        len(body),
+        _search_usage(part),
+        _search_finish(part),
+        response_id(part[:_MAX_MEMBER_BYTES]),
+        len(part),
     )
 
 
@@ -172,9 +169,9 @@ def search_event(event: bytes, name: str) -> EventData:
     if not name:
         found = _FIRST_TYPE.match(event) or _LAST_TYPE.search(event, len(event) - 128)
         name = "" if found is None else found[1].decode("ascii")
-    finish = _search_finish(event, 0, len(event))
+    finish = _search_finish(event)
     ends = ((0, finish),) if finish else _ends_of(name)
-    return EventData(name, _search_usage(event, 0, len(event)), ends)
+    return EventData(name, _search_usage(event), ends)
 
 
 def read_event(data: bytes) -> EventData:
@@ -244,24 +241,22 @@ def _inner(raw: Raw) -> _Inner:
         return _Inner()
 
 
-def _search_usage(body: bytes, start: int, end: int) -> Usage | None:
-    for value in _search(body, b'"usage"', _OBJECT, start, end):
+def _search_usage(body: bytes) -> Usage | None:
+    for value in _search(body, b'"usage"', _OBJECT):
         if isinstance(value, dict) and (usage := usage_of(value)) is not None:
             return usage
     return None
 
 
-def _search_finish(body: bytes, start: int, end: int) -> str | None:
-    return next((str(v) for v in _search(body, b'"finish_reason"', _WORD, start, end)), None)
+def _search_finish(body: bytes) -> str | None:
+    return next((str(v) for v in _search(body, b'"finish_reason"', _WORD)), None)
 
 
-def _search(
-    body: bytes, name: bytes, value: re.Pattern[bytes], start: int, end: int
-) -> Iterator[Any]:
-    """The values of members of this name that begin between `start` and `end`, the last first."""
-    at = end
+def _search(body: bytes, name: bytes, value: re.Pattern[bytes]) -> Iterator[Any]:
+    """The values of members of this name, the last first."""
+    at = len(body)
     for _ in range(_MAX_TRIES):
-        at = body.rfind(name, start, at + len(name) - 1)
+        at = body.rfind(name, 0, at + len(name) - 1)
         if at < 0:
             break
         behind = at + len(name)

@@ -21,7 +21,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.policy.response.answers import DECODED_BYTES, EventData, read_event, search_event
+from gateway.policy.response.answers import (
+    DECODED_BYTES,
+    EventData,
+    read_event,
+    search_answer,
+    search_event,
+)
 from gateway.policy.response.dialects import begins_error, by_bytes, later_usage, stream_shape
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
@@ -33,7 +39,8 @@ MAX_EVENT_BYTES = 8 * 1024 * 1024
 
 _MAX_LINES: Final = 64
 """An event with more lines of data is not decoded."""
-_TAIL_BYTES: Final = 4096
+_TAIL_BYTES: Final = 8192
+"""Kept of a body's pieces, so that usage is found where they are cut."""
 _BOM: Final = b"\xef\xbb\xbf"
 _ENDINGS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
@@ -223,10 +230,10 @@ class StreamMeter:
 class BodyMeter(StreamMeter):
     """State of one relayed body that has no events, such as audio: all of it passes at once.
 
-    Lines, where there are several, count as events (NDJSON); usage is looked for at the end.
+    Lines, where there are several, count as events (NDJSON). Usage is found wherever it stands.
     """
 
-    __slots__ = ("_bytes", "_lines", "_tail")
+    __slots__ = ("_bytes", "_lines", "_tail", "_usage")
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, strip_usage=False)
@@ -234,13 +241,18 @@ class BodyMeter(StreamMeter):
         self._bytes = 0
         self._lines = 0
         self._tail = b""
+        self._usage: Usage | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Take the engine's bytes; returns them."""
         self.events += 1
         self._bytes += len(data)
         self._lines += data.count(b"\n")
-        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        seen = self._tail + data if self._tail else data
+        found = search_answer(seen)
+        self._usage = found.usage or self._usage
+        self.finish_reason = found.finish_reason or self.finish_reason
+        self._tail = seen[-_TAIL_BYTES:]
         return data
 
     @property
@@ -257,7 +269,7 @@ class BodyMeter(StreamMeter):
 
     def usage(self) -> Usage | None:
         """See StreamMeter."""
-        return search_event(self._tail, "").usage
+        return self._usage
 
 
 def _events(whole: bytes) -> Sequence[bytes]:

@@ -10,7 +10,7 @@ same loop iteration. Writes therefore check the transport: a closed uvloop trans
 
 import asyncio
 import http
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.errors import Refusal
 from gateway.policy.request.header_lines import lines_of
@@ -20,6 +20,8 @@ from gateway.web.http.body_bytes import Share
 from gateway.web.problems import error_body, error_event, error_headers
 
 _LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+
+_SLICE_BYTES: Final = 64 * 1024
 
 
 def status_line(status: int) -> bytes:
@@ -147,9 +149,17 @@ class DirectReply:
         self._end(self._head + b"0\r\n\r\n")
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        """See ClientReply."""
+        """See ClientReply. Most of a large answer is taken by the client when this ends."""
         self.started = True
-        self._end(self._whole(status, lines, body))
+        data = self._whole(status, lines, body)
+        if len(data) > _SLICE_BYTES:
+            view = memoryview(data)
+            while len(view) > _SLICE_BYTES and not self._transport.is_closing():
+                self._transport.write(view[:_SLICE_BYTES])
+                view = view[_SLICE_BYTES:]
+                await self._flow.drain()
+            data = bytes(view)
+        self._end(data)
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""

@@ -45,6 +45,7 @@ from gateway.records.lease import Ask, Lease
 from gateway.records.request import OPEN, Incoming, Principal
 from gateway.records.trace import Trace
 from gateway.stages.authenticate import Keyring
+from gateway.stages.forward import HELD_BYTES
 from tests.builders import (
     LONG,
     OVERFLOWS,
@@ -647,6 +648,74 @@ async def test_an_engines_own_400_is_relayed_and_not_charged() -> None:
     assert bench.record.outcome == "error"
     assert bench.ledger.settlements[0][1].usage is None
     assert len(bench.upstream.calls) == 1
+
+
+# -- answers that are too large to hold
+
+PADDING = b'"logprobs":[' + b"-1.5," * (HELD_BYTES // 4) + b"0]"
+USED = b'"usage":{"prompt_tokens":11,"completion_tokens":7}'
+STOPPED = b'"choices":[{"finish_reason":"stop"}]'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{%b,%b,%b}" % (STOPPED, USED, PADDING),
+        b"{%b,%b,%b}" % (PADDING, STOPPED, USED),
+        b"{%b,%b,%b,%b}" % (PADDING, STOPPED, USED, PADDING),
+    ],
+    ids=["usage first", "usage last", "usage between"],
+)
+@pytest.mark.parametrize("size", [60_000, HELD_BYTES + 37])
+async def test_a_large_answer_passes_as_it_comes_and_is_charged_what_it_says(
+    body: bytes, size: int
+) -> None:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    bench = Bench(whole(200, *pieces))
+    seen: list[int] = []
+    bench.upstream.on_read = lambda: seen.append(len(bench.reply.body))
+    await bench.serve()
+    assert (bench.reply.body, bench.reply.finished) == (body, True)
+    assert seen[-1] >= len(body) - 2 * size, "nothing waits for the end"
+    assert (bench.record.outcome, bench.record.finish_reason) == ("ok", "stop")
+    assert bench.ledger.settlements[0][1].usage == Usage(prompt_tokens=11, completion_tokens=7)
+
+
+async def test_a_large_answer_breaks_off_where_its_engine_does() -> None:
+    bench = Bench(whole(200, b"{" + PADDING, PADDING, broken()), OK)
+    await bench.serve()
+    assert len(bench.upstream.calls) == 1
+    assert bench.reply.broken_off is not None
+    assert (bench.record.outcome, bench.record.status) == ("upstream_error", 502)
+
+
+async def test_who_leaves_before_the_end_of_a_large_answer_is_charged_what_came() -> None:
+    bench = Bench(whole(200, b"{" + PADDING, PADDING, HANG))
+    await bench.cancel_when_hanging()
+    used = bench.ledger.settlements[0][1].usage
+    assert used is not None
+    assert used.completion_tokens > HELD_BYTES // 4
+
+
+async def test_who_leaves_while_a_whole_answer_is_sent_is_charged_for_it() -> None:
+    async def leaves() -> None:
+        raise asyncio.CancelledError
+
+    bench = Bench(OK)
+    with pytest.raises(asyncio.CancelledError):
+        await bench.serve(None, FakeReply(leaves))
+    await asyncio.sleep(0)
+    assert bench.record.outcome == "disconnected"
+    assert bench.ledger.settlements[0][1].usage == Usage(
+        prompt_tokens=10, completion_tokens=3, cached_reported=True
+    )
+
+
+async def test_no_more_is_read_of_a_large_error_than_is_held() -> None:
+    bench = Bench(whole(400, *[b"x" * HELD_BYTES] * 4))
+    await bench.serve()
+    assert (bench.reply.status, len(bench.reply.body)) == (400, 0)
+    assert bench.upstream.responses[0].aborted
 
 
 # -- retries

@@ -49,6 +49,41 @@ class _Connection(asyncio.Protocol):
         return
 
 
+class _Slow:
+    """A client that takes what is written only when it is asked to."""
+
+    def __init__(self) -> None:
+        self.flow = self
+        self.transport = self
+        self.write_paused = True
+        self.unread = self.most = self.answers = 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.unread += len(data)
+        self.most = max(self.most, self.unread)
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+        self.unread = 0
+
+    def finished(self) -> None:
+        self.answers += 1
+
+
+async def test_a_large_answer_is_written_as_the_client_takes_it() -> None:
+    client = _Slow()
+    reply = DirectReply(CHAT, client)  # type: ignore[arg-type]
+    sending = asyncio.ensure_future(reply.send(200, b"", bytes(300_000)))
+    await asyncio.sleep(0)
+    assert not sending.done(), "its lease lasts as long"
+    await sending
+    assert client.answers == 1
+    assert client.most <= 65_536
+
+
 async def _streamed(reply: DirectReply) -> None:
     await reply.start(200, b"content-type: text/event-stream\r\n")
     await reply.write(b"data: {}\n\n")
