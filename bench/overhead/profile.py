@@ -109,7 +109,7 @@ def profile_rows(body: bytes) -> list[Row]:
                 evicted=False,
                 settled_unix_s=1.0,
             ),
-            compression=decision_record.compression_section(prompt),
+            compression=decision_record.compression_section(served, prompt),
             scheduling=decision_record.scheduling_section(
                 served=served, binding=binding, job=None, first_s=None
             ),

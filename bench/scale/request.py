@@ -71,7 +71,7 @@ def record_of(
             evicted=False,
             settled_unix_s=now_s,
         ),
-        compression=decision_record.compression_section(request.prompt),
+        compression=decision_record.compression_section(served, request.prompt),
         scheduling=decision_record.scheduling_section(
             served=served, binding=request.binding, job=request.job, first_s=None
         ),

@@ -227,7 +227,7 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
         ),
         admission=_admission(settled),
         compression=decision_record.compression_section(
-            None if sending is None else sending.prompt
+            progress.served, None if sending is None else sending.prompt
         ),
         scheduling=decision_record.scheduling_section(
             served=progress.served,

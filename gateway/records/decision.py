@@ -1,6 +1,6 @@
 """Lines of the request log."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.records.attempt import Attempt
 from gateway.records.record import Record
@@ -86,6 +86,11 @@ class AdmissionSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens charged to the entitlement, weighted by the profile; None for a full refund."""
 
 
+_CUT_UNSENT: Final = frozenset({"observed", "other_pool"})
+_NOT_LOOKED_AT: Final = frozenset({None, "not_busy", "spilled"})
+"""Reasons of load, which say nothing of p_c; None: not in the compression window."""
+
+
 class CompressionSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Result of compressing the prompt to fit a smaller pool."""
 
@@ -94,6 +99,19 @@ class CompressionSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Why a prompt in the compression window was sent unchanged."""
     kept_share: float | None = None
     """Share of the text's bytes that compression kept."""
+    when: str | None = None
+    """The model's `compression.when`, the rule by which it was cut or not."""
+
+    @property
+    def cut(self) -> bool | None:
+        """Whether the prompt was cut, or would have been; None if its content was not looked at."""
+        if self.kept_share is not None or self.not_compressed in _CUT_UNSENT:
+            return True
+        return None if self.not_compressed in _NOT_LOOKED_AT else False
+
+    def sent_tokens(self, tokens: int) -> int:
+        """Prompt tokens as the client sent them; `tokens`: as an engine got them."""
+        return round(tokens / (self.kept_share or 1))
 
 
 class SchedulingSection(Record, frozen=True, kw_only=True, omit_defaults=True):

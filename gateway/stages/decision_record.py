@@ -198,14 +198,16 @@ def _charge(served: ModelRuntime, charged: Usage) -> int:
     )
 
 
-def compression_section(prompt: Prompt | None) -> CompressionSection:
+def compression_section(served: ModelRuntime | None, prompt: Prompt | None) -> CompressionSection:
     """What became of a prompt that compression could have made fit."""
     if prompt is None or (prompt.only_pool is None and not prompt.not_compressed):
         return NO_COMPRESSION
+    compression = None if served is None else served.compression
     return CompressionSection(
         compressed=prompt.compressed,
         not_compressed=prompt.not_compressed or None,
         kept_share=None if prompt.only_pool is None else prompt.kept_share,
+        when=None if compression is None else compression.rules.when,
     )
 
 

@@ -178,6 +178,8 @@ def count(
     metrics.requests.add(model, pool, record.outcome)
     if served is not None and served.watch is not None:
         served.watch.settled(record, served.routing)
+    if served is not None and served.compression is not None:
+        served.compression.watch.settled(record.compression)
     _count_admission(metrics, record, lease)
     _count_compression(metrics, record)
     _count_times(metrics, record.timing, model, pool)

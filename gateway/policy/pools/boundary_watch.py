@@ -89,8 +89,7 @@ class BoundaryWatch:
             self.overruns[pool] += 1
             self._note(pool, tenant)
         if self.drift is not None and prompt:
-            # A compressed prompt counts with its original length.
-            self.drift.add(round(prompt / (record.compression.kept_share or 1)) + answer)
+            self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
     def wrong(self, pool: int) -> dict[str, int]:
         """Rescues and overruns by tenant since the last call."""

@@ -7,6 +7,8 @@ whose task needs its whole text says nothing of depths; it costs time all the sa
 from math import ceil
 from typing import Final
 
+from gateway.records.decision import CompressionSection
+
 BINS: Final = 20
 """Depths are counted by steps of STEP, from 1 to 3."""
 STEP: Final = 0.1
@@ -29,7 +31,7 @@ _TINY: Final = 1e-9
 class CompressionWatch:
     """Totals since the start; whoever reads them takes differences."""
 
-    __slots__ = ("compressed", "fitted", "seconds", "success", "tried", "tried_at")
+    __slots__ = ("compressed", "fitted", "judged", "seconds", "success", "tried", "tried_at")
 
     def __init__(self) -> None:
         self.tried = 0
@@ -37,25 +39,34 @@ class CompressionWatch:
         self.compressed = 0
         self.seconds = 0.0
         """What they waited for it, together."""
+        self.judged = 0
+        """Prompts in the compression window, those refused before the compressor as well."""
         self.success: float | None = None
-        """Share of the latest prompts that were compressed, p_c; None before the first."""
+        """Share of the latest of these that were compressed, p_c; None before the first."""
         self.tried_at = [0] * BINS
         """Compressed ones and those refused for their depth, by depth."""
         self.fitted = [0] * BINS
         """Compressed ones, by depth."""
 
     def noted(self, reason: str, depth: float, seconds: float) -> None:
-        """Count one result; `reason` is "" for a compressed prompt."""
+        """Count one result of the compressor; `reason` is "" for a compressed prompt."""
         done = not reason
         self.tried += 1
         self.compressed += done
         self.seconds += seconds
-        known = 0.0 if self.success is None else self.success
-        self.success = known + (float(done) - known) / min(self.tried, MEMORY)
         if done or reason in BY_DEPTH:
             at = bin_of(depth)
             self.tried_at[at] += 1
             self.fitted[at] += done
+
+    def settled(self, section: CompressionSection) -> None:
+        """Count a settled request in p_c, if its prompt was in the window and looked at."""
+        cut = section.cut
+        if cut is None:
+            return
+        self.judged += 1
+        known = 0.0 if self.success is None else self.success
+        self.success = known + (float(cut) - known) / min(self.judged, MEMORY)
 
 
 def bin_of(depth: float) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from gateway.web.control.peers import Peers
 
 KEPT: Final = 2000
@@ -29,11 +30,6 @@ class _Plan(msgspec.Struct):
 
 class _Admission(msgspec.Struct):
     spilled: bool = False
-
-
-class _Compression(msgspec.Struct):
-    compressed: str = "none"
-    kept_share: float | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -65,7 +61,7 @@ class Brief(msgspec.Struct):
     estimate: _Estimate = msgspec.field(default_factory=_Estimate)
     plan: _Plan = msgspec.field(default_factory=_Plan)
     admission: _Admission = msgspec.field(default_factory=_Admission)
-    compression: _Compression = msgspec.field(default_factory=_Compression)
+    compression: CompressionSection = NO_COMPRESSION
     usage: _Usage = msgspec.field(default_factory=_Usage)
     timing: _Timing = msgspec.field(default_factory=_Timing)
 
@@ -74,8 +70,8 @@ class Brief(msgspec.Struct):
         """Prompt plus answer as served; a compressed prompt counts with its original length."""
         if self.usage.prompt_tokens is None or self.outcome != "ok":
             return None
-        prompt = self.usage.prompt_tokens / (self.compression.kept_share or 1)
-        return round(prompt) + (self.usage.completion_tokens or 0)
+        sent = self.compression.sent_tokens(self.usage.prompt_tokens)
+        return sent + (self.usage.completion_tokens or 0)
 
     def matches(self, text: str) -> bool:
         """Whether a name or code of the request contains `text`, which is in lower case."""

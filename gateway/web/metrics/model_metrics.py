@@ -69,7 +69,7 @@ def boundaries(models: Sequence[ModelRuntime]) -> Iterator[Family]:
     )
     yield gauge(
         "sluice_compression_success_ratio",
-        "Of the latest prompts given to the compressor, those that fitted (p_c).",
+        "Of the latest prompts in the compression window, those that were cut (p_c).",
         ("model",),
         [
             ((name,), compression.watch.success)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.model_runtime import ModelCompression, ModelRuntime
+from gateway.policy.pools.routing_table import CompressionRules
 from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.decision import (
@@ -132,7 +133,7 @@ def test_sections_that_a_request_did_not_reach_are_left_out_of_its_line() -> Non
         estimate=estimate_section(None),
         plan=plan_section(served=None, planned=None, plan=None),
         admission=AdmissionSection(lease_id="l"),
-        compression=compression_section(None),
+        compression=compression_section(None, None),
         scheduling=scheduling_section(served=None, binding=None, job=None, first_s=None),
         attempts=(),
         usage=usage_section(None),
@@ -220,17 +221,22 @@ def test_a_lease_without_limits_has_no_figures_of_a_pool() -> None:
     ("prompt", "expected"),
     [
         (Prompt(body=b""), CompressionSection()),
-        (Prompt(body=b"", not_compressed="tools"), CompressionSection(not_compressed="tools")),
+        (
+            Prompt(body=b"", not_compressed="tools"),
+            CompressionSection(not_compressed="tools", when="any"),
+        ),
         (
             Prompt(body=b"", compressed="9->4", only_pool=0, kept_share=0.5),
-            CompressionSection(compressed="9->4", kept_share=0.5),
+            CompressionSection(compressed="9->4", kept_share=0.5, when="any"),
         ),
     ],
 )
 def test_compression_is_told_where_it_was_asked_for(
     prompt: Prompt, expected: CompressionSection
 ) -> None:
-    assert compression_section(prompt) == expected
+    compression = ModelCompression(rules=CompressionRules(when="any"))
+    served = replace(served_model(), compression=compression)
+    assert compression_section(served, prompt) == expected
 
 
 def test_a_worker_that_no_scheduler_chose_has_a_score_only() -> None:

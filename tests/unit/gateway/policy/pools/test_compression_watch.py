@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.policy.pools.compression_watch import BINS, MEMORY, CompressionWatch, bin_of
+from gateway.records.decision import CompressionSection
 
 
 @pytest.mark.parametrize(
@@ -10,14 +11,20 @@ def test_depths_are_counted_by_the_step_that_ends_with_them(depth: float, at: in
     assert bin_of(depth) == at
 
 
-def test_success_is_the_share_of_the_latest_results() -> None:
+CUT = CompressionSection(compressed="9->4", kept_share=0.5)
+
+
+def test_success_is_the_share_of_all_prompts_in_the_window_that_somebody_looked_at() -> None:
     watch = CompressionWatch()
+    for reason in (None, "not_busy", "spilled"):
+        watch.settled(CompressionSection(not_compressed=reason))
     assert watch.success is None
-    for reason in ("", "", "not_retrieval", "cut_too_deep"):
-        watch.noted(reason, 1.2, 0.01)
+    for reason in ("tools", "category", "not_retrieval", "observed", "other_pool"):
+        watch.settled(CompressionSection(not_compressed=reason))
+    watch.settled(CUT)
     assert watch.success == pytest.approx(0.5)
     for _ in range(20 * MEMORY):
-        watch.noted("", 1.2, 0.01)
+        watch.settled(CUT)
     assert watch.success == pytest.approx(1.0, abs=0.01)
 
 

@@ -9,6 +9,7 @@ from gateway.policy.model_runtime import ModelCompression
 from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.policy.pools.routing_table import CompressionRules
 from gateway.ports import AccountView, PoolView
+from gateway.records.decision import CompressionSection
 from gateway.web.metrics.exposition import text_of
 from gateway.web.metrics.page import MetricsPage, PoolSnapshot, StoreCounts
 from tests.builders import served_model
@@ -95,8 +96,8 @@ def test_gamma_and_the_success_of_compression_are_shown() -> None:
     before = text_of(shown.collect()).decode().splitlines()
     assert 'sluice_gamma{model="m"} 1.4' in before
     assert not any(line.startswith("sluice_compression_success_ratio{") for line in before)
-    for reason in ("", "", "no_question", ""):
-        compression.watch.noted(reason, 1.2, 0.002)
+    for reason in ("observed", "observed", "tools", "observed"):
+        compression.watch.settled(CompressionSection(not_compressed=reason))
     compression.move_gamma(1.3)
     after = text_of(shown.collect()).decode().splitlines()
     assert 'sluice_gamma{model="m"} 1.3' in after
