@@ -68,7 +68,7 @@ def _pool(
         node,
         question.window,
         question.goals.rate_per_s,
-        question.compressible,
+        question.p_c,
         long=long,
     )
     at = np.full(times, prepared.boundaries.index(b_short) * len(prepared.gammas))

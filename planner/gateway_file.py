@@ -1,44 +1,60 @@
 """Write the chosen fleet as the gateway's configuration, sluice.yaml.
 
-All that the gateway can do is on: QUARTZ, compression where gamma is above 1, boundaries that are
-observed, token pools with the entitlements given, else one for everybody. Keys come from the
-environment.
+Into a file that is given, the fleet goes as a change of one model: its pools, boundary and
+compression. Names, aliases, tenants, keys and all else stay as they are written there. Without
+one, all that the gateway can do is on: QUARTZ, boundaries that are observed, a token pool with one
+entitlement for everybody. Keys come from the environment.
+
+What is planned is what is enabled: compression cuts where gamma is above 1, under the rule
+(`when`) that p_c holds for and however full the larger pool is, and nowhere else.
 
 Nodes without a URL get placeholders under `.invalid`, which never resolves. In mode paged a
 short pool's window is twice its boundary (at most the whole window): with KV allocated by block,
 a wider window costs nothing, and an answer longer than estimated can finish in its pool.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import yaml
+
 from gateway.policy.entitlements.terms import GIB
 from gateway.policy.estimate.length_drift import bucket_edges, plan_points
+from planner.errors import PlanError
 from planner.records import PlanResult, PoolPlan
 from planner.workload.workload import Workload
 
-_POINTS_A_LINE: Final = 6
+_NEW: Final = """\
+version: 1
+server: {host: 0.0.0.0, admin_key: "${SLUICE_ADMIN_KEY}"}
+request_log: {path: sluice-requests.jsonl}
+"""
 
 
 def gateway_file(
     plan: PlanResult,
     workers: Mapping[str, Sequence[str]] | None = None,
-    entitlements: Sequence[Mapping[str, Any]] = (),
+    base: str = "",
+    model: str = "",
 ) -> str:
     """YAML that `sluice check` accepts; `workers` maps pools to URLs.
 
-    `entitlements` are sections of a sluice.yaml, plain values; they get the planned model.
+    `base` is a sluice.yaml to change, "" for none; `model` the one of it that was planned. Without
+    `models` it is a file of entitlements, and the rest is as if there were no file.
     """
-    lines = [*_lines(plan, workers or {}), "entitlements:"]
-    if entitlements:
-        model = plan.chosen.pools[0].node.model
-        # JSON is YAML, too; a dollar sign would be read as a variable.
-        texts = (json.dumps({**given, "model": model}) for given in entitlements)
-        lines += [f"  - {text.replace('$', '$$')}" for text in texts]
-    else:
-        lines += _everybody(plan)
-    return "\n".join([*lines, ""])
+    root = _mapping(yaml.compose(base)) if base else _mapping(None)
+    _complete(root, plan, model, everybody=not base)
+    models = _items(root, "models")
+    named = [m for m in models if _text(m, "name") == _name(plan, model)]
+    if not named and len(models) > 1:
+        raise PlanError(f"no model is called {_name(plan, model)}", "write its name in the file")
+    written = (named or models)[0]
+    urls = _workers(plan, _mapping(_get(written, "pools")), workers or {})
+    _set_model(written, plan, urls)
+    _sum_baselines(root, _text(written, "name"))
+    return "\n".join(
+        [*_header(plan, urls, own=not base), yaml.serialize(root, allow_unicode=True, width=100)]
+    )
 
 
 def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str]]:
@@ -60,81 +76,207 @@ def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str
     return found
 
 
-def _lines(plan: PlanResult, workers: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _name(plan: PlanResult, model: str) -> str:
+    return model or plan.question.workload.model or plan.chosen.pools[0].node.model
+
+
+def _complete(root: yaml.MappingNode, plan: PlanResult, model: str, *, everybody: bool) -> None:
+    """Add what a file must have: all of it where none was given."""
+    for key, value in _pairs(_mapping(yaml.compose(_NEW))):
+        if _get(root, key) is None and (key == "version" or _get(root, "models") is None):
+            _set(root, key, value)
+    if _get(root, "models") is None:
+        named = {"name": _escaped(_name(plan, model)), "scheduling": {"policy": "quartz"}}
+        _set(root, "models", _node([named]))
+    if everybody:
+        _set(root, "entitlements", _node([_everybody(plan, model)]))
+
+
+def _set_model(
+    model: yaml.MappingNode, plan: PlanResult, urls: Mapping[str, Sequence[yaml.Node]]
+) -> None:
     question, fleet = plan.question, plan.chosen
     node = fleet.pools[0].node
+    if node.kv_bytes_per_token:
+        _set(model, "kv_bytes_per_token", _node(node.kv_bytes_per_token))
+    _set(model, "boundary", _boundary(_get(model, "boundary"), plan))
+    compression = _mapping(_get(model, "compression"))
+    if len(fleet.pools) > 1 and fleet.gamma > 1:
+        when = {"when": question.compress_when, "only_when_busy": False}
+        _update(compression, {"enabled": True, **when, "max_cut": question.max_cut})
+    elif compression.value:
+        _update(compression, {"enabled": False})
+    if compression.value:
+        _set(model, "compression", compression)
+    before, pools = _mapping(_get(model, "pools")), _mapping(None)
+    for pool in fleet.pools:
+        written = _mapping(_get(before, pool.name))
+        _update(written, _pool(pool, plan, _ranks(urls[pool.name])))
+        _set(written, "workers", yaml.SequenceNode(_SEQ, list(urls[pool.name])))
+        _set(pools, pool.name, written)
+    _set(model, "pools", pools)
+
+
+def _boundary(written: yaml.Node | None, plan: PlanResult) -> yaml.MappingNode:
+    fleet, found = plan.chosen, _mapping(written)
+    one = len(fleet.pools) < 2
+    for gone in ("b_short", "b_short_min", "gamma", "planned", *(("auto", "mode") * one)):
+        _drop(found, gone)
+    if not one:
+        b_short = list(fleet.boundaries) if len(fleet.boundaries) > 1 else fleet.boundaries[0]
+        _update(found, {"b_short": b_short, "gamma": max(fleet.gamma, 1.0)})
+        if written is None:
+            _update(found, {"auto": True, "mode": "observe"})  # enforce lets boundaries move
+    _set(found, "planned", _node(_planned(plan.question.workload), flow=True))
+    return found
+
+
+def _pool(pool: PoolPlan, plan: PlanResult, ranks: int) -> dict[str, Any]:
+    """The figures of a pool; slots and KV cache are those of one rank."""
+    window = pool.window_tokens
+    if pool.boundary_tokens is not None and plan.question.mode == "paged":
+        window = min(2 * window, plan.question.window)
+    slots = max(1, pool.slots_per_node // ranks)
+    found: dict[str, Any] = {"max_model_len": window, "max_num_seqs": slots}
+    if pool.node.kv_bytes_per_token:
+        kv_bytes = pool.node.kv_tokens * pool.node.kv_bytes_per_token
+        found["kv_cache_gib"] = round(kv_bytes / GIB / ranks, 1)
+    return found
+
+
+def _ranks(workers: Sequence[yaml.Node]) -> int:
+    found = (_text(_mapping(worker), "ranks") for worker in workers)
+    return max((int(text) for text in found if text.isdecimal()), default=1)
+
+
+def _workers(
+    plan: PlanResult, before: yaml.MappingNode, given: Mapping[str, Sequence[str]]
+) -> dict[str, list[yaml.Node]]:
+    """Workers by pool: those given, else those that the file lists for it or for pools that go."""
+    pools = plan.chosen.pools
+    found = {
+        pool.name: [_node(_escaped(url)) for url in given.get(pool.name, ())] for pool in pools
+    }
+    spare: list[yaml.Node] = []
+    for name, pool in _pairs(before):
+        workers = _get(_mapping(pool), "workers")
+        listed: list[yaml.Node] = [] if workers is None else [workers]
+        if isinstance(workers, yaml.SequenceNode):
+            listed = workers.value
+        if name not in found:
+            spare += [] if any(given.values()) else listed
+        elif not found[name]:
+            found[name] += listed
+    for planned in pools:
+        room = max(0, planned.nodes - len(found[planned.name]))
+        found[planned.name] += spare[:room]
+        del spare[:room]
+    found[pools[-1].name] += spare
+    for planned in pools:
+        found[planned.name] = found[planned.name] or [
+            _node(f"http://{planned.name}-{i + 1}.invalid:8000") for i in range(planned.nodes)
+        ]
+    return found
+
+
+def _header(
+    plan: PlanResult, urls: Mapping[str, Sequence[yaml.Node]], *, own: bool
+) -> Iterator[str]:
+    question = plan.question
     goals = question.goals
     yield "# Written by `sluice plan`; check it with `sluice check`, run it with `sluice serve`."
     yield (
         f"# {question.workload.name}, {goals.rate_per_s:g} requests/s, P99 TTFT "
         f"{1000 * goals.ttft_s:g} ms, mode {question.mode}."
     )
-    yield "# Set SLUICE_ADMIN_KEY, and SLUICE_KEY_HASH to what `sluice hash-key` prints for a key."
-    yield "version: 1"
-    yield 'server: {host: 0.0.0.0, admin_key: "${SLUICE_ADMIN_KEY}"}'
-    yield "request_log: {path: sluice-requests.jsonl}"
-    yield "models:"
-    yield f"  - name: {_quoted(node.model)}"
-    if node.kv_bytes_per_token:
-        yield f"    kv_bytes_per_token: {node.kv_bytes_per_token}"
-    yield "    boundary:"
-    if len(fleet.pools) > 1:
-        listed = ", ".join(map(str, fleet.boundaries))
-        b_short = f"[{listed}]" if len(fleet.boundaries) > 1 else listed
-        yield f"      b_short: {b_short}"
-        yield f"      gamma: {max(fleet.gamma, 1.0):g}"
-        yield "      auto: true"
-        yield "      mode: observe # enforce lets boundaries move"
-    yield from _planned_lines(question.workload)
-    if len(fleet.pools) > 1 and fleet.gamma > 1:
-        yield f"    compression: {{enabled: true, max_cut: {question.max_cut:g}}}"
-    yield "    scheduling: {policy: quartz}"
-    yield "    pools:"
-    for pool in fleet.pools:
-        yield from _pool_lines(pool, plan, workers.get(pool.name, ()))
+    for pool in plan.chosen.pools:
+        count = len(urls[pool.name])
+        listed = "" if count == pool.nodes else f"; {count} listed"
+        needs = f"{pool.nodes} nodes of {pool.node.gpus} x {pool.node.gpu}"
+        yield f"# Pool {pool.name}: {needs}{listed}."
+    if own:
+        yield "# Set SLUICE_ADMIN_KEY, and SLUICE_KEY_HASH to what `sluice hash-key` prints."
 
 
-def _everybody(plan: PlanResult) -> Iterator[str]:
+def _everybody(plan: PlanResult, model: str) -> dict[str, Any]:
     """One tenant with the whole fleet: a start for the tenants that share it."""
-    slots = sum(pool.nodes * pool.slots_per_node for pool in plan.chosen.pools)
-    yield "  - name: everybody"
-    yield "    tenant: everybody"
-    yield f"    model: {_quoted(plan.chosen.pools[0].node.model)}"
-    yield "    service_class: elastic"
-    yield f"    concurrency: {slots}"
-    yield "    mode: observe # refusals are counted, not made; enforce once tenants share the fleet"
-    yield '    api_keys: ["${SLUICE_KEY_HASH}"]'
+    return {
+        "name": "everybody",
+        "tenant": "everybody",
+        "model": _escaped(_name(plan, model)),
+        "service_class": "elastic",
+        "concurrency": sum(pool.nodes * pool.slots_per_node for pool in plan.chosen.pools),
+        "mode": "observe",  # refusals are counted, not made, until tenants share the fleet
+        "api_keys": ["${SLUICE_KEY_HASH}"],
+    }
 
 
-def _planned_lines(workload: Workload) -> Iterator[str]:
+def _planned(workload: Workload) -> list[list[float]]:
     """Planned length distribution, at the same edges that the gateway counts live lengths by."""
     points = plan_points([(edge, workload.share(edge)) for edge in bucket_edges()])
-    yield "      planned: # lengths, for sluice_length_drift"
-    for start in range(0, len(points), _POINTS_A_LINE):
-        row = points[start : start + _POINTS_A_LINE]
-        last = "" if start + _POINTS_A_LINE >= len(points) else ","
-        listed = ", ".join(f"[{tokens}, {min(share, 1.0):.4f}]" for tokens, share in row)
-        yield f"        {'[' if not start else ' '}{listed}{last or ']'}"
+    return [[tokens, round(min(share, 1.0), 4)] for tokens, share in points]
 
 
-def _pool_lines(pool: PoolPlan, plan: PlanResult, urls: Sequence[str]) -> Iterator[str]:
-    window = pool.window_tokens
-    if pool.boundary_tokens is not None and plan.question.mode == "paged":
-        window = min(2 * window, plan.question.window)
-    needs = f"{pool.nodes} nodes of {pool.node.gpus} x {pool.node.gpu}"
-    short = f"; {len(urls)} given" if urls and len(urls) != pool.nodes else ""
-    yield f"      {pool.name}: # {needs}{short}"
-    yield f"        max_model_len: {window}"
-    yield f"        max_num_seqs: {pool.slots_per_node}"
-    if pool.node.kv_bytes_per_token:
-        kv_bytes = pool.node.kv_tokens * pool.node.kv_bytes_per_token
-        yield f"        kv_cache_gib: {kv_bytes / GIB:.1f}"
-    yield "        workers:"
-    listed = urls or [f"http://{pool.name}-{i + 1}.invalid:8000" for i in range(pool.nodes)]
-    for url in listed:
-        yield f"          - {_quoted(url)}"
+def _sum_baselines(root: yaml.MappingNode, model: str) -> None:
+    """A baseline by pool becomes one number: the gateway splits it over the planned pools."""
+    for entitlement in _items(root, "entitlements"):
+        given = _get(entitlement, "concurrency")
+        if isinstance(given, yaml.MappingNode) and _text(entitlement, "model") == model:
+            counts = [str(count.value) for _, count in _pairs(given)]
+            _set(entitlement, "concurrency", _node(sum(map(int, filter(str.isdecimal, counts)))))
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{escaped}"'
+# -- a file as nodes: what is not changed keeps its spelling, references to the environment included
+
+_MAP, _SEQ = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
+
+
+def _node(value: object, *, flow: bool = False) -> yaml.Node:
+    return yaml.representer.SafeRepresenter(default_flow_style=flow).represent_data(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("${", "$${")
+
+
+def _mapping(node: yaml.Node | None) -> yaml.MappingNode:
+    """A mapping to change: an anchor may hold the same one elsewhere; empty for anything else."""
+    given = node.value if isinstance(node, yaml.MappingNode) else []
+    return yaml.MappingNode(_MAP, list(given), flow_style=False)
+
+
+def _pairs(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+    return ((key.value, value) for key, value in node.value)
+
+
+def _get(node: yaml.MappingNode, key: str) -> yaml.Node | None:
+    return next((value for name, value in _pairs(node) if name == key), None)
+
+
+def _items(node: yaml.MappingNode, key: str) -> list[yaml.MappingNode]:
+    found = _get(node, key)
+    listed = found.value if isinstance(found, yaml.SequenceNode) else []
+    return [item for item in listed if isinstance(item, yaml.MappingNode)]
+
+
+def _text(node: yaml.MappingNode, key: str) -> str:
+    found = _get(node, key)
+    return str(found.value) if isinstance(found, yaml.ScalarNode) else ""
+
+
+def _drop(node: yaml.MappingNode, key: str) -> None:
+    node.value = [pair for pair in node.value if pair[0].value != key]
+
+
+def _set(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:
+    place = [i for i, (name, _) in enumerate(node.value) if name.value == key]
+    if place:
+        node.value[place[0]] = (node.value[place[0]][0], value)
+    else:
+        node.value.append((_node(key), value))
+    node.flow_style = False
+
+
+def _update(node: yaml.MappingNode, given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        _set(node, key, _node(value))

@@ -39,7 +39,7 @@ def make_plan(question: Question) -> PlanResult:
     if question.mode == "paper":
         one_slots = paper_one(question, _ONE_SLOTS)
         two, compressed, grid = paper_pairs(
-            question, boundaries, _gammas(question), (_TWO, _COMPRESSED)
+            question, boundaries, question.searched_gammas, (_TWO, _COMPRESSED)
         )
     else:
         one_slots = _one_pool(question, tables, _slots_mode(question.mode), _ONE_SLOTS)
@@ -76,7 +76,7 @@ def make_plan(question: Question) -> PlanResult:
         asked=asked_against_used(question, looked_at),
         grid=tuple(tuple(map(float, row)) for row in grid),
         grid_boundaries=boundaries,
-        grid_gammas=_gammas(question),
+        grid_gammas=question.searched_gammas,
     )
     return msgspec.structs.replace(plan, notes=notes_of(plan))
 
@@ -96,10 +96,6 @@ def _with_reserved_rate(question: Question) -> Question:
     return msgspec.structs.replace(question, goals=raised)
 
 
-def _gammas(question: Question) -> tuple[float, ...]:
-    return question.gammas if question.gamma is None else (question.gamma,)
-
-
 class _Tables(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix sums for each chunk size; a search reads these instead of requests."""
 
@@ -116,7 +112,7 @@ def _tables(question: Question, boundaries: Sequence[int]) -> _Tables:
     short = (question.short_node,) if question.short_node else question.nodes
     long = (question.long_node,) if question.long_node else question.nodes
     # gamma = 1 is always included: two pools without compression are a possible answer.
-    gammas = tuple(sorted({1.0, *_gammas(question)}))
+    gammas = tuple(sorted({1.0, *question.searched_gammas}))
     sums = {
         chunk: prepare(
             question.workload,
@@ -161,7 +157,7 @@ def _pairs_of_pools(
             short=(tables.of(short), short),
             long=(tables.of(long), long),
             window_tokens=question.window,
-            compressible=question.compressible,
+            compressible=question.p_c,
         )
         plain, squeezed = _best_cells(grid)
         two = min(two, from_grid(_TWO, grid, plain, question, (short, long)), key=_weight)
@@ -169,7 +165,7 @@ def _pairs_of_pools(
             found = from_grid(_COMPRESSED, grid, squeezed, question, (short, long))
             compressed = min(compressed, found, key=_weight)
         costs = grid.cost if costs is None else np.minimum(costs, grid.cost)
-    kept = [i for i, gamma in enumerate(grid.prepared.gammas) if gamma in _gammas(question)]
+    kept = [i for i, gamma in enumerate(grid.prepared.gammas) if gamma in question.searched_gammas]
     return two, compressed, [] if costs is None else costs[:, kept].tolist()
 
 
@@ -263,7 +259,7 @@ def _theorem_2(
         short=(tables.of(short.node), short.node),
         long=(tables.of(long.node), long.node),
         window_tokens=question.window,
-        compressible=question.compressible,
+        compressible=question.p_c,
     )
     row = grid.prepared.boundaries.index(boundary)
     plain = from_grid(_TWO, grid, (row, 0), question, (short.node, long.node))

@@ -42,8 +42,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     gamma: float | None = None
     """Fixed gamma; searched if None."""
     gammas: tuple[float, ...] = GAMMAS
-    compressible: float = 1.0
-    """p_c: share of requests in the compression window whose content may be compressed."""
+    compressible: float | None = None
+    """p_c: share of requests in the compression window that can be compressed; None: not known,
+    so none is planned to be."""
+    compressible_said: str = ""
+    """Where p_c is from."""
+    compress_when: str = "any"
+    """The `compression.when` under which it holds."""
     max_cut: float = 1.0
     """The largest share of a prompt that compression may remove."""
     most_pools: int = 3
@@ -51,6 +56,29 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Plan beyond the prompts that a node was measured on, with an interval."""
     reserved: Reserved | None = None
     """The floor under the fleet; None without tenants."""
+
+    @property
+    def p_c(self) -> float:
+        """p_c as it is planned with: 0 where it is not known."""
+        return self.compressible or 0.0
+
+    @property
+    def searched_gammas(self) -> tuple[float, ...]:
+        """The gammas to choose from; 1, no compression, where p_c is not known."""
+        if self.gamma is not None:
+            return (self.gamma,)
+        return self.gammas if self.compressible else (1.0,)
+
+    def compressed_share(self, fleet: "FleetPlan") -> float:
+        """p_c over all requests in a fleet's compression window, whatever they hold."""
+        workload = self.workload
+        if workload.squeezable is None or workload.pairs is None or fleet.gamma <= 1:
+            return self.p_c
+        boundary, totals = fleet.boundaries[0], workload.pairs.totals
+        inside = (totals > boundary) & (totals <= fleet.gamma * boundary)
+        mass = float(workload.pairs.weights[inside].sum())
+        cut = float(workload.pairs.weights[inside] @ workload.squeezable[inside])
+        return self.p_c * cut / mass if mass else 0.0
 
     @property
     def window(self) -> int:
@@ -200,4 +228,15 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     """$ per hour at every boundary and gamma; infinite if the goals cannot be met."""
     grid_boundaries: tuple[int, ...] = ()
     grid_gammas: tuple[float, ...] = ()
+    """The gammas that were tried; 1 alone where no compression is planned."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def alternatives(self) -> tuple[FleetPlan, ...]:
+        """Every fleet that was tried, the chosen one included."""
+        fleets = [self.one_by_slots, self.one_paged]
+        if self.grid:  # without it, no pair of pools was tried
+            fleets.append(self.two)
+            fleets += [self.compressed] if max(self.grid_gammas) > 1 else []
+        fleets += self.splits
+        return tuple(fleets if self.chosen in fleets else [*fleets, self.chosen])

@@ -1,15 +1,19 @@
 """Summarise a plan in sentences, for readers of a single page."""
 
 import math
+from typing import Final
 
 from planner.goals import Goals
 from planner.limits.extrapolation import notes_on_range
 from planner.records import FleetPlan, PlanResult
 
+_NO_RATE: Final = 1e-6
+"""Requests per second that are none but for rounding."""
+
 
 def notes_of(plan: PlanResult) -> tuple[str, ...]:
     """The plan's conclusions, its limits and its assumptions."""
-    notes = [_answer(plan)]
+    notes = [_answer(plan), _lengths(plan), _compression(plan)]
     notes += _limits(plan)
     notes += _shape(plan)
     if plan.question.mode != "paged":
@@ -60,15 +64,39 @@ def _answer(plan: PlanResult) -> str:
             return f"one pool of {chosen.nodes} nodes; {why}"
         shape = plan.shape
         kind = f" (archetype {shape.archetype})" if shape is not None else ""
+        either = ", compressed or not," if plan.compressed.feasible else ""
         return (
-            f"one pool of {chosen.nodes} nodes: the best split of these lengths{kind}, compressed "
-            f"or not, takes {cheapest.nodes}, so pools would buy no nodes here"
+            f"one pool of {chosen.nodes} nodes: the best split of these lengths{kind}{either} "
+            f"takes {cheapest.nodes}, so pools would buy no nodes here"
         )
     saved = ""
     if plan.savings is not None:
         side = "below" if plan.savings >= 0 else "above"
         saved = f", {100 * abs(plan.savings):.1f} % {side} {plan.baseline}"
     return f"{chosen.label}: {fleet_line(chosen)} nodes{saved}"
+
+
+def _lengths(plan: PlanResult) -> str:
+    """The lengths that were planned with, and where they are from."""
+    workload = plan.question.workload
+    prompt, answer = workload.mean_lengths()
+    return (
+        f"lengths: {workload.source or workload.name}; {prompt:,.0f} tokens of prompt and "
+        f"{answer:,.0f} of answer on average"
+    )
+
+
+def _compression(plan: PlanResult) -> str:
+    """The p_c that was planned with, and where it is from."""
+    question = plan.question
+    if question.compressible is None:
+        return (
+            "no compression is planned: p_c, the share of prompts above a boundary that can be "
+            "cut, is not known; give --pc, or the log of a gateway that compresses"
+        )
+    share = question.compressed_share(plan.chosen)
+    used = f"p_c {share:.2f}" if plan.chosen.gamma > 1 else "none is worth it"
+    return f"compression: {used} ({question.compressible_said or 'p_c as given'})"
 
 
 def _easier(plan: PlanResult) -> str:
@@ -87,19 +115,24 @@ def _easier(plan: PlanResult) -> str:
 
 
 def _limits(plan: PlanResult) -> list[str]:
-    """Alternatives that the SLO rules out, and pools sized by the SLO rather than by slots."""
-    out = []
-    for fleet in (plan.one_paged, plan.two, plan.compressed):
-        if not fleet.feasible and (plan.grid or fleet is plan.one_paged):
-            out.append(f"{fleet.label}: no number of nodes meets the goals{_easier(plan)}")
-            break
-    enough = 0.5 * plan.question.goals.utilisation
-    out += [
-        f"pool {pool.name} uses {100 * pool.utilisation:.0f} % of its slots: latency or KV "
-        "bandwidth sizes it, not slots"
-        for pool in plan.chosen.pools
-        if pool.utilisation < enough and pool.serving_nodes > 2
-    ]
+    """Why alternatives are not feasible, and pools not full."""
+    lost = [fleet.label for fleet in plan.alternatives if not fleet.feasible]
+    out = [f"{'; '.join(lost)}: no number of nodes meets the goals{_easier(plan)}"] if lost else []
+    goals = plan.question.goals
+    for pool in plan.chosen.pools:
+        if pool.rate_per_s < _NO_RATE:
+            out.append(
+                f"pool {pool.name} gets no requests as planned: its {pool.nodes} nodes are for "
+                "prompts that compression turns out not to cut"
+            )
+        elif pool.utilisation < 0.5 * goals.utilisation:
+            least = pool.serving_nodes <= goals.least_nodes
+            why = (
+                f"it has the fewest nodes that a pool may have, {goals.least_nodes}"
+                if least
+                else "latency or KV bandwidth sizes it, not slots"
+            )
+            out.append(f"pool {pool.name} uses {100 * pool.utilisation:.0f} % of its slots: {why}")
     return out
 
 

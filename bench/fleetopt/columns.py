@@ -94,7 +94,8 @@ def _columns(
         one, cells = fleet_sizes(sums, mode, compressible)
         rows.append(_row(f"{mode}, {name}: homogeneous", one, wanted[0], _NOTES[mode]))
         for gamma, cell, target in zip(GAMMAS, cells, wanted[1:], strict=True):
-            rows.append(_row(f"{mode}, {name}: two pools, gamma {gamma:g}", cell, target, ""))
+            stated = f"p_c {compressible:g}" if gamma > 1 else ""
+            rows.append(_row(f"{mode}, {name}: two pools, gamma {gamma:g}", cell, target, stated))
     return rows
 
 
@@ -151,7 +152,7 @@ def _planned(workload: Workload, name: str, b_short: int, compressible: float) -
                     metric=f"plan, {mode}, {name}: P99 TTFT {1000 * slo_s:g} ms",
                     measured=f"{one.nodes or 'none'}; {plan.two.nodes or 'none'}; "
                     f"{best.nodes or 'none'}",
-                    note="one pool; two; compressed, at "
+                    note=f"one pool; two; compressed with p_c {compressible:g}, at "
                     f"B {best.boundaries[0] if best.boundaries else 0}, gamma {best.gamma:g}",
                 )
             )

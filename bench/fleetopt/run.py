@@ -13,6 +13,7 @@ from typing import Any, Final
 from bench.common.report import Report, Row
 from bench.fleetopt.boundary import boundary_rows
 from bench.fleetopt.columns import columns, pairs_columns
+from bench.fleetopt.replanned import replanned_rows
 from bench.fleetopt.simulated import NAMES, paged_rows, speed, verdict_rows
 from bench.fleetopt.timing import timing
 from planner.paper import samples
@@ -91,7 +92,7 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
 
 def simulated() -> list[Row]:
     """All that the simulator says; the speed first, while nothing else runs."""
-    return [speed(), *verdict_rows(), *paged_rows(), *boundary_rows()]
+    return [speed(), *verdict_rows(), *paged_rows(), *boundary_rows(), *replanned_rows()]
 
 
 def azure_pairs(data: Path | None) -> Workload | None:
@@ -185,8 +186,9 @@ def _table_3() -> list[Row]:
             cell = _cell(shipped, gamma)
             assert cell is not None
             at = f"{name}, gamma {gamma:g}"
+            stated = f"p_c {shipped.compressible:g}" if gamma > 1 else ""
             rows += [
-                _same(f"{at}: nodes", f"{cell.short.nodes} + {cell.long.nodes}", nodes),
+                _same(f"{at}: nodes", f"{cell.short.nodes} + {cell.long.nodes}", nodes, stated),
                 _printed(f"{at}: K$/year", _cost(cell.nodes), cost, 0),
                 _printed(f"{at}: savings, %", 100 * (1 - cell.nodes / one), percent, 1),
             ]
@@ -222,7 +224,7 @@ def _table_6() -> list[Row]:
         rows += [
             _same(f"{name}: homogeneous", _one(shipped, rate), one),
             _same(f"{name}: pool routing", plain.nodes, routed),
-            _same(f"{name}: FleetOpt", found.nodes, best),
+            _same(f"{name}: FleetOpt", found.nodes, best, f"p_c {shipped.compressible:g}"),
             _same(f"{name}: gamma", f"{found.gamma:g}", f"{gamma:g}"),
         ]
     return rows

@@ -29,10 +29,16 @@ def checked_boundaries(question: Question) -> tuple[int, ...]:
             "more than one boundary with mode paper or with gamma above 1",
             "give one boundary: the paper, and compression, are about two pools",
         )
-    if not 0 <= question.compressible <= 1:
-        raise PlanError(f"p_c is {question.compressible:g}", "give a share from 0 to 1")
+    if not 0 <= question.p_c <= 1:
+        raise PlanError(f"p_c is {question.p_c:g}", "give a share from 0 to 1")
     if question.gamma is not None and question.gamma < 1:
         raise PlanError(f"gamma is {question.gamma:g}", "give 1 (no compression) or more")
+    if (question.gamma or 1) > 1 and question.compressible is None:
+        raise PlanError(
+            f"gamma {question.gamma:g} compresses, and p_c, the share of prompts that can be, is "
+            "not known",
+            "give --pc, the log of a gateway that compresses, or --gamma 1",
+        )
     for b_short in question.b_short:
         if not 0 < workload.share(b_short) < 1:
             raise PlanError(

@@ -40,7 +40,7 @@ def paper_pairs(
             cdf,
             b_short=b_short,
             gamma=gamma,
-            compressible=question.compressible,
+            compressible=question.p_c,
             window=question.window,
             profile=node,
             rate=question.goals.rate_per_s,

@@ -3,6 +3,7 @@
 A fleet in shortage serves less than it is asked for. Demand is what was served and what was
 refused for load (429, 503, a full queue), gave way, failed at an engine or left before its end.
 A client that is refused asks again: attempts of one body within their retry-after are one demand.
+A prompt that the gateway cut counts as the client sent it: the next fleet gets it uncut.
 
 Refused requests have no usage. Their lengths are the gateway's estimates, corrected by what its
 estimates of served requests turned out to be.
@@ -15,12 +16,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
 
 RETRY_SLACK_S: Final = 10.0
 """Clients come back later than they were told: they round up, back off (8 s) and connect."""
 _LOAD: Final = frozenset({429, 503})
+_COMPRESSION: Final = ("kept_share", "not_compressed", "when")
 _UNSERVED: Final = frozenset({"evicted", "upstream_error", "disconnected"})
 """Outcomes of requests that wanted capacity and did not get it, or not to their end."""
 
@@ -36,6 +39,9 @@ class Demanded(NamedTuple):
     category: str
     entitlement: str
     text_bytes: float
+    model: str
+    cut: float
+    """1 or 0: its prompt was cut, or could not be; NaN where it was not in a window."""
     served: bool
 
     @property
@@ -58,6 +64,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     """Records that are no demand: bad requests, and those without lengths."""
     tells_retries: bool
+    when: str
+    """The `compression.when` of the gateway."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -91,11 +99,14 @@ def read_demand(
     """Read every record; raises PlanError for one that is damaged, or of no known format."""
     found = fields
     attempts: list[_Attempt] = []
+    whens: set[str | None] = set()
     left_out = 0
     for number, record in enumerate(records, 1):
         if found is None:
             found = recognised(record, name)
-        attempt = _attempt(record, found, name, number)
+        compression = _compression(record, name, number) if found.outcome else NO_COMPRESSION
+        whens.add(compression.when)
+        attempt = _attempt(record, found, compression, name, number)
         if attempt is None:
             left_out += 1
         else:
@@ -115,7 +126,19 @@ def read_demand(
         retries=retries,
         left_out=left_out,
         tells_retries=any(attempt.key for attempt in attempts),
+        when=next(filter(None, sorted(map(str, whens - {None}))), "asked"),
     )
+
+
+def _compression(record: Mapping[str, Any], name: str, number: int) -> CompressionSection:
+    """What the gateway's log says of compression; lengths and p_c are read with it."""
+    given = {field: record.get(f"compression.{field}") for field in _COMPRESSION}
+    try:
+        return msgspec.convert(given, CompressionSection)
+    except msgspec.ValidationError as error:
+        raise PlanError(
+            f"{name}, record {number}: compression: {error}", "remove or mend the line"
+        ) from None
 
 
 def _joined(attempts: Sequence[_Attempt]) -> tuple[list[Demanded], int]:
@@ -138,7 +161,11 @@ def _joined(attempts: Sequence[_Attempt]) -> tuple[list[Demanded], int]:
 
 
 def _attempt(
-    record: Mapping[str, Any], fields: FieldMap, name: str, number: int
+    record: Mapping[str, Any],
+    fields: FieldMap,
+    compression: CompressionSection,
+    name: str,
+    number: int,
 ) -> _Attempt | None:
     """Read one record; None if it is no demand."""
     outcome = "ok" if fields.outcome is None else record.get(fields.outcome)
@@ -147,13 +174,15 @@ def _attempt(
         return None
     request = Demanded(
         time_s=_time_s(record, fields),
-        prompt=_length(record, fields.prompt, name, number),
+        prompt=_sent(compression, _length(record, fields.prompt, name, number)),
         answer=_length(record, fields.answer, name, number),
         asked=_optional(record, fields.asked),
-        cached=_optional(record, fields.cached),
+        cached=_sent(compression, _optional(record, fields.cached)),  # the same share of it
         category=str((record.get(fields.category) if fields.category else None) or ""),
         entitlement=str((record.get("entitlement") if fields.outcome else None) or ""),
         text_bytes=_optional(record, "request.text_bytes" if fields.outcome else None),
+        model=str((record.get("model") if fields.outcome else None) or ""),
+        cut=nan if compression.cut is None else float(compression.cut),
         served=served,
     )
     if served and not request.measured:
@@ -161,13 +190,17 @@ def _attempt(
     if not served:
         # A stream that broke tells less than the answer; the estimate tells what was wanted.
         request = request._replace(
-            prompt=_optional(record, "estimate.input_tokens"),
+            prompt=_sent(compression, _optional(record, "estimate.input_tokens")),
             answer=_optional(record, "estimate.output_tokens"),
         )
     digest, size = record.get("request.body_digest"), record.get("request.body_bytes")
     key = (request.entitlement, int(digest), int(size or 0)) if digest is not None else None
     retry_s = _optional(record, "retry_after_s")
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
+
+
+def _sent(compression: CompressionSection, tokens: float) -> float:
+    return float(compression.sent_tokens(int(tokens))) if isfinite(tokens) else nan
 
 
 def _wanted_capacity(outcome: str, status: object) -> bool:

@@ -3,7 +3,8 @@
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from math import isfinite
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -13,17 +14,26 @@ from planner.readers.demand import Demand, Demanded, read_demand
 from planner.readers.fields import FieldMap, readable
 from planner.workload.distribution import cdf_from_json
 from planner.workload.rate import rate_of
-from planner.workload.workload import Workload, from_cdf, from_lengths
+from planner.workload.workload import Compressible, Workload, from_cdf, from_lengths
+
+_EDGE: Final = 0.01
 
 
-def read_workload(text: str, *, name: str, fields: FieldMap | None = None) -> Workload:
-    """Read a distribution (JSON) or a trace (CSV, JSON lines, a JSON list of objects)."""
+def read_workload(
+    text: str, *, name: str, fields: FieldMap | None = None, model: str = ""
+) -> Workload:
+    """Read a distribution (JSON) or a trace (CSV, JSON lines, a JSON list of objects).
+
+    Of a log that has requests of `model` among others, only these are read.
+    """
     stripped = _stripped(text, name)
     if stripped[0] in "[{":
         document = _whole_json(stripped)
         if document is not None and not _is_records(document):
             return from_cdf(cdf_from_json(document), name=name)
-    return workload_of(read_demand(records_of(text, name), name, fields), name)
+    records = list(records_of(text, name))
+    own = [record for record in records if model and record.get("model") == model]
+    return workload_of(read_demand(own or records, name, fields), name)
 
 
 def records_of(text: str, name: str) -> Iterator[Mapping[str, Any]]:
@@ -49,21 +59,25 @@ def workload_of(demand: Demand, name: str) -> Workload:
     timed = len(times) > 1 and times[-1] > times[0]
     categories = tuple(r.category for r in measured) if demand.fields.category else None
     entitlements = tuple(r.entitlement for r in measured)
+    models = sorted({r.model for r in demand.requests if r.model})
+    several = (f"requests of {len(models)} models are planned as one: {', '.join(models)}",)
     found = from_lengths(
         prompts,
         answers,
         name=name,
-        source=demand.source,
+        source=demand.source + (", prompts as clients sent them" if demand.fields.outcome else ""),
         asked=asked if np.isfinite(asked).any() else None,
         cached_share=None if demand.fields.cached is None else _cached_share(measured),
         rate_per_s=rate_of(times).per_s if timed else None,
         categories=categories,
-        notes=demand.notes,
+        notes=demand.notes if len(models) < 2 else (*several, *demand.notes),
     )
     return msgspec.structs.replace(
         found,
         times_s=times if timed else None,
         entitlements=entitlements if any(entitlements) else None,
+        compressible=_compressible(demand, measured),
+        model=models[0] if len(models) == 1 else "",
     )
 
 
@@ -100,6 +114,28 @@ def _json_lines(text: str, name: str) -> Iterator[Mapping[str, Any]]:
             # The gateway's log also has lines about token pools; they are not requests.
             if not {"schema", "event", "unix_s"} <= record.keys():
                 yield record
+
+
+def _compressible(demand: Demand, requests: Sequence[Demanded]) -> Compressible | None:
+    """p_c over all prompts in the gateway's window, whoever refused them; None without any.
+
+    It is known for lengths of that window alone. Nearly all of them give its ends: a gateway takes
+    single requests for longer or shorter than they turn out.
+    """
+    looked_at = [request for request in requests if isfinite(request.cut)]
+    if not looked_at:
+        return None
+    cut = sum(request.cut for request in looked_at)
+    totals = np.array([request.prompt + request.answer for request in requests])
+    low, high = np.quantile([r.prompt + r.answer for r in looked_at], (_EDGE, 1 - _EDGE))
+    share = cut / len(looked_at)
+    return Compressible(
+        share=share,
+        said=f"{cut:.0f} of {len(looked_at)} prompts in the log's compression window, "
+        f"{low:.0f} to {high:.0f} tokens with the answer, were cut; no others are taken to be",
+        when=demand.when,
+        by_request=np.where((totals >= low) & (totals <= high), share, 0.0),
+    )
 
 
 def _cached_share(requests: Sequence[Demanded]) -> float:

@@ -35,6 +35,18 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompts + self.answers
 
 
+class Compressible(msgspec.Struct, frozen=True, kw_only=True):
+    """p_c: the share of prompts in a compression window that can be cut."""
+
+    share: float
+    said: str
+    """Where it is from, in words."""
+    when: str = "any"
+    """The `compression.when` under which it holds."""
+    by_request: Floats | None = None
+    """p_c of each request of `pairs`, where it was observed for some lengths only."""
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Exactly one of `cdf` and `pairs` is given; the other fields are optional knowledge."""
 
@@ -55,6 +67,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Share of prompt tokens that engines found in their prefix cache."""
     preempted_share: float | None = None
     """Preemptions per request."""
+    compressible: Compressible | None = None
+    """p_c as the source observed it."""
+    model: str = ""
+    """The only model of its requests; "" if not known."""
     rate_per_s: float | None = None
     """Observed rate, over busy time."""
     times_s: Floats | None = None

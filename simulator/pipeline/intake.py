@@ -94,6 +94,8 @@ class Intake:
         self._bytes: list[int] = requests.text_bytes.tolist()
         self._asked: list[int] = requests.asked_tokens.tolist()
         self._categories = requests.categories
+        self.uncut: list[int] = []
+        """Requests in the compression window that could not be cut."""
 
     def enter(self, index: int, now_s: float) -> Flight | str:
         """The request with its lease, or the reason for which it is refused."""
@@ -211,6 +213,7 @@ class Intake:
             flight.prompt_tokens = max(1, round(flight.prompt_tokens * kept))
             flight.held = self._leases.resize(flight.index, flight.estimate.cost_tokens, now_s)
             return ""
+        self.uncut.append(flight.index)
         moved = self._leases.move(flight.index, planned.pool, now_s, force=False)
         if isinstance(moved, str):
             self._leases.settle(flight.index, None, now_s)

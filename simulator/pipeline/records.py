@@ -65,6 +65,8 @@ class PipelineOutcome(msgspec.Struct, frozen=True, kw_only=True):
     entitlement: Ints
     reasons: Sequence[str]
     """Why a request was not served to its end; "" for those that were."""
+    uncut: Sequence[int]
+    """Requests in the compression window that could not be cut."""
     covered: float | None
     """Share of prefills within their predicted quantile; None without predictions."""
 

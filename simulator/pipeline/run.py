@@ -126,5 +126,6 @@ class _Run:
             fleet=self.serving.columns.outcome(self.serving.engines.preemptions),
             entitlement=self.requests.entitlement,
             reasons=self.serving.columns.reasons,
+            uncut=self.intake.uncut,
             covered=min(covered) if covered else None,
         )

@@ -36,7 +36,11 @@ TpotOption = Annotated[float | None, typer.Option("--slo-tpot-ms", help="P99 tim
 ModeOption = Annotated[Mode, typer.Option(help="paged: provision with this one.")]
 ModelOption = Annotated[str, typer.Option(help="The model's name in the catalogue.")]
 PcOption = Annotated[
-    str, typer.Option(help="Share of the band that may be compressed; or prose=1,code=0.")
+    str | None,
+    typer.Option(
+        help="Share of the prompts above a boundary that can be cut; or prose=1,code=0. "
+        "[default: as the log has it; else nothing is cut]"
+    ),
 ]
 WindowOption = Annotated[
     int | None, typer.Option("--max-model-len", help="Longest request served, tokens.")
@@ -70,7 +74,7 @@ def plan(
         str, typer.Option(help="auto, tokens, or a list with commas for more pools.")
     ] = "auto",
     gamma: GammaOption = "auto",
-    pc: PcOption = "1",
+    pc: PcOption = None,
     max_cut: Annotated[float, typer.Option(help="Largest share of a prompt to cut.")] = 0.5,
     gpu: Annotated[
         list[str] | None, typer.Option(help="Repeat it: each pool takes the cheapest.")
@@ -99,10 +103,12 @@ def plan(
     ] = None,
     entitlements: Annotated[
         Path | None,
-        typer.Option("--entitlements", "-c", help="Plan for a sluice.yaml's entitlements."),
+        typer.Option(
+            "--entitlements", "-c", help="Plan for a sluice.yaml's entitlements; -o changes it."
+        ),
     ] = None,
     serves: Annotated[
-        str | None, typer.Option(help="Their model, where the file has several.")
+        str | None, typer.Option(help="The model, where the file or the log has several.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Simulate the fleet: does it hold? Exit 1 if not.")
@@ -134,7 +140,12 @@ def plan(
             profile=profile,
         )
         question = make_question(
-            load_workload(workload, fields=fields, input_share=input_share),
+            load_workload(
+                workload,
+                fields=fields,
+                input_share=input_share,
+                model=serves if tenants is None else tenants.model,
+            ),
             kinds,
             rate=rate,
             rate_quantile=rate_quantile,
@@ -169,8 +180,12 @@ def plan(
         from planner.gateway_file import assign_workers, gateway_file
 
         workers = assign_workers(found, worker or ())
-        sections = () if tenants is None else tenants.sections
-        output.write_text(gateway_file(found, workers, sections), encoding="utf-8")
+        base, name = ("", serves or "") if tenants is None else (tenants.text, tenants.model)
+        try:
+            text = gateway_file(found, workers, base, name)
+        except PlanError as error:
+            refuse(error, as_json=as_json)
+        output.write_text(text, encoding="utf-8")
         console.print(f"wrote {output}")
     if plot is not None:
         _draw(found, checked, plot, console)
@@ -214,7 +229,8 @@ def _verify(
         try:
             checked = verify(
                 found,
-                () if tenants is None else tenants.sections,
+                base="" if tenants is None else tenants.text,
+                model="" if tenants is None else tenants.model,
                 most_requests=requests,
                 progress=progress,
             )

@@ -20,7 +20,7 @@ from planner.search import Mode
 from planner.workload.library import SHIPPED
 from planner.workload.rate import Rate, given, rate_of
 from planner.workload.synthetic import synthetic
-from planner.workload.workload import Workload, by_category
+from planner.workload.workload import Compressible, Workload, by_category
 
 _TIMEOUT_S = 10.0
 _PROM_RANGE = "7d"
@@ -61,9 +61,16 @@ class Kinds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_workload(
-    source: str, *, fields: str | None = None, input_share: float | None = None
+    source: str,
+    *,
+    fields: str | None = None,
+    input_share: float | None = None,
+    model: str | None = None,
 ) -> Workload:
-    """Load a workload from a name, a file or URLs; PlanError says what to change."""
+    """Load a workload from a name, a file or URLs; PlanError says what to change.
+
+    `model`: the one to read of a log that has several.
+    """
     mapped: FieldMap | None = parse_field_map(fields) if fields else None
     kind, _, rest = source.partition(":")
     if source in SHIPPED:
@@ -81,7 +88,7 @@ def load_workload(
         except (OSError, UnicodeDecodeError) as error:
             known = ", ".join(SHIPPED)
             raise PlanError(f"{source}: {error}", f"give a file, or one of {known}") from None
-        workload = read_workload(text, name=Path(source).name, fields=mapped)
+        workload = read_workload(text, name=Path(source).name, fields=mapped, model=model or "")
     if input_share is None or workload.cdf is None:
         return workload
     if not 0 < input_share < 1:
@@ -99,7 +106,7 @@ def make_question(
     slo_tpot_ms: float | None,
     b_short: str = "auto",
     gamma: str = "auto",
-    pc: str = "1",
+    pc: str | None = None,
     max_cut: float = 0.5,
     window_tokens: int | None = None,
     most_pools: int = 3,
@@ -111,9 +118,15 @@ def make_question(
 ) -> Question:
     """Build the question from the command line; PlanError says what to change."""
     taken = _rate(workload, rate, rate_quantile)
-    compressible, by_kind = _compressible(pc)
-    if by_kind:
-        workload = by_category(workload, by_kind)
+    compressible = workload.compressible
+    if pc is not None:
+        share, by_kind = _compressible(pc)
+        compressible = Compressible(share=share, said=f"--pc {pc}")
+        if by_kind:
+            workload = by_category(workload, by_kind)
+    elif compressible is not None and mode not in {"paper", "exact"}:
+        workload = msgspec.structs.replace(workload, squeezable=compressible.by_request)
+        compressible = msgspec.structs.replace(compressible, share=1.0)
     return Question(
         workload=workload,
         goals=Goals(
@@ -131,7 +144,9 @@ def make_question(
         window_tokens=window_tokens,
         b_short=_boundaries(b_short),
         gamma=_gamma(gamma),
-        compressible=compressible,
+        compressible=None if compressible is None else compressible.share,
+        compressible_said="" if compressible is None else compressible.said,
+        compress_when="any" if compressible is None else compressible.when,
         # The papers cut as much as is needed.
         max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
         most_pools=most_pools,

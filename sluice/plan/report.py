@@ -26,7 +26,8 @@ def plan_json(
         "rate_said": question.goals.rate_said,
         "b_short": (boundaries[0] if len(boundaries) == 1 else list(boundaries) or None),
         "gamma": chosen.gamma if boundaries else None,
-        "pc": question.compressible,
+        "pc": None if question.compressible is None else question.compressed_share(plan.chosen),
+        "pc_said": question.compressible_said or None,
         "homogeneous": {
             "nodes": plan.one_by_slots.nodes or None,
             "nodes_paged": plan.one_paged.nodes or None,
@@ -44,7 +45,7 @@ def plan_json(
         if checked is None or checked.verdict_word == "undecided"
         else checked.holds,
         "verification": verification_json(checked) if checked else None,
-        "alternatives": [_fleet(fleet) for fleet in _alternatives(plan)],
+        "alternatives": [_fleet(fleet) for fleet in plan.alternatives],
         "closed_form": {
             "savings": plan.closed_form_savings,
             "b_short": plan.closed_form_boundary,
@@ -83,18 +84,10 @@ def show_plan(plan: PlanResult, elapsed_ms: float, console: Console) -> None:
         console.print(f"[dim]-[/] {escape(note)}")
 
 
-def _alternatives(plan: PlanResult) -> list[FleetPlan]:
-    fleets = [plan.one_by_slots, plan.one_paged]
-    # Without a grid, no pair of pools was tried.
-    fleets += [plan.two, plan.compressed] if plan.grid else []
-    fleets += plan.splits
-    return fleets if plan.chosen in fleets else [*fleets, plan.chosen]
-
-
 def _alternatives_table(plan: PlanResult) -> Table:
     table = _table(("fleet", "boundary", "gamma", "nodes", "total", "GPUs", "K$/year", "saves"))
     base = plan.one_by_slots if plan.baseline == plan.one_by_slots.label else plan.one_paged
-    for fleet in _alternatives(plan):
+    for fleet in plan.alternatives:
         mark = "[green]>[/] " if fleet == plan.chosen else "  "
         saved = ""
         if fleet.feasible and base.feasible and fleet not in (base, plan.one_by_slots):
@@ -167,9 +160,18 @@ def _asked_lines(asked: AskedLimits) -> Iterator[str]:
     )
     yield (
         f"  short share {100 * asked.short_share_asked:.1f} % by what is asked, "
-        f"{100 * asked.short_share_used:.1f} % by what is used; nodes "
-        f"{asked.nodes_asked or 'not feasible'} and {asked.nodes_used or 'not feasible'}"
+        f"{100 * asked.short_share_used:.1f} % by what is used; {_asked_nodes(asked)}"
     )
+
+
+def _asked_nodes(asked: AskedLimits) -> str:
+    by_asked, by_used = asked.nodes_asked, asked.nodes_used
+    if by_asked and by_used:
+        return f"nodes {by_asked} and {by_used}"
+    if not by_asked and not by_used:
+        return "without compression no number of nodes meets the goals at this boundary"
+    known, other = ("what is asked", "used") if by_asked else ("what is used", "asked")
+    return f"{by_asked or by_used} nodes by {known}; by what is {other}, no number meets the goals"
 
 
 def _pool(pool: PoolPlan) -> dict[str, Any]:

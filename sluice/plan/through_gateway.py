@@ -1,23 +1,30 @@
 """A planned fleet behind the gateway that `-o` configures, in virtual time."""
 
-from collections.abc import Mapping, Sequence
+import os
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from gateway.settings import Config, parse
+from gateway.settings import parse
 from planner.gateway_file import gateway_file
 from planner.records import PlanResult
 from simulator.experiments.verdict_records import ArrivalProgress
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.outcome import FleetOutcome
 from simulator.fleet.traffic import Ints, traffic
+from simulator.pipeline.records import Gateway
 from simulator.pipeline.run import run_pipeline
 from simulator.pipeline.tenants import TenantSummary, tenants
 from sluice.simulated.fleet import Counting, engine_of, lengths_of
-from sluice.simulated.gateway import gateway_of, policies_of, tenant_traffic, tenants_of
+from sluice.simulated.gateway import (
+    gateway_of,
+    model_named,
+    policies_of,
+    tenant_traffic,
+    tenants_of,
+)
 
 GATEWAY: Final = "gateway"
 MIN_REQUESTS: Final = 20_000
@@ -45,8 +52,9 @@ class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def through_gateway(
     plan: PlanResult,
-    sections: Sequence[Mapping[str, Any]],
     counting: Counting,
+    base: str = "",
+    model: str = "",
     *,
     most_requests: int,
     seed: int = 0,
@@ -54,23 +62,7 @@ def through_gateway(
 ) -> GatewayRun:
     """Serve the workload by the configuration that `-o` writes: its policies, from estimates."""
     question = plan.question
-    config = planned_config(plan, sections)
-    node = plan.chosen.pools[0].node
-    gateway = msgspec.structs.replace(
-        gateway_of(
-            config,
-            config.models[0],
-            node,
-            counting=counting,
-            compressible=question.compressible,
-        ),
-        profiles=tuple(
-            engine_of(planned.node, pool.max_model_len, counting, max_num_seqs=pool.max_num_seqs)
-            for planned, pool in zip(
-                plan.chosen.pools, config.models[0].pools.values(), strict=True
-            )
-        ),
-    )
+    gateway = planned_gateway(plan, counting, base, model)
     random = np.random.default_rng(seed)
     count = min(most_requests, max(MIN_REQUESTS, ceil(_SERVICES * _running(plan))))
     arrivals = poisson(question.goals.rate_per_s, count, random)
@@ -109,13 +101,30 @@ _KEYS: Final = {"SLUICE_ADMIN_KEY": "not-served", "SLUICE_KEY_HASH": f"sha256:{'
 """The variables of a planned file; a simulation asks for no key."""
 
 
-def planned_config(plan: PlanResult, sections: Sequence[Mapping[str, Any]]) -> Config:
-    """The configuration of the serving nodes; spares replace nodes that are away."""
+def planned_gateway(
+    plan: PlanResult, counting: Counting, base: str = "", model: str = ""
+) -> Gateway:
+    """The gateway that `-o` configures, before the serving nodes and with the plan's p_c.
+
+    Spares replace nodes that are away.
+    """
+    pools = plan.chosen.pools
     urls = {
         pool.name: [f"http://{pool.name}-{i}.invalid:8000" for i in range(pool.serving_nodes)]
-        for pool in plan.chosen.pools
+        for pool in pools
     }
-    return parse(gateway_file(plan, urls, sections), "the planned file", _KEYS)
+    text = gateway_file(plan, urls, base, model)
+    config = parse(text, "the planned file", {**os.environ, **_KEYS})
+    served = model_named(config, model or None, "the planned file")
+    compressible = plan.question.compressed_share(plan.chosen)
+    engines = tuple(
+        engine_of(planned.node, pool.max_model_len, counting, max_num_seqs=pool.max_num_seqs)
+        for planned, pool in zip(pools, served.pools.values(), strict=True)
+    )
+    return msgspec.structs.replace(
+        gateway_of(config, served, pools[0].node, counting=counting, compressible=compressible),
+        profiles=engines,
+    )
 
 
 def _running(plan: PlanResult) -> float:

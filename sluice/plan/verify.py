@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from math import ceil
 from typing import Any, Final
 
@@ -73,16 +73,17 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 def verify(
     plan: PlanResult,
-    sections: Sequence[Mapping[str, Any]] = (),
     *,
+    base: str = "",
+    model: str = "",
     most_requests: int = MAX_REQUESTS,
     seed: int = 0,
     progress: ArrivalProgress | None = None,
 ) -> Verification:
     """Simulate the chosen fleet's serving nodes, pool by pool, under Poisson arrivals.
 
-    Then the whole fleet is run behind the gateway that `-o` configures, with the entitlements of
-    `sections`. Engines allocate KV as the plan's mode counts it. `most_requests` limits the
+    Then the whole fleet is run behind the gateway that `-o` configures: `model` of the file `base`,
+    where one is given. Engines allocate KV as the plan's mode counts it. `most_requests` limits the
     requests drawn for each run. Raises PlanError if the plan has no fleet.
     """
     question = plan.question
@@ -90,7 +91,7 @@ def verify(
     spec = fleet_of_plan(
         plan.chosen,
         counting=counting,
-        compressible=question.compressible,
+        compressible=question.compressed_share(plan.chosen),
         max_cut=question.max_cut,
     )
     started_s = time.perf_counter()
@@ -107,7 +108,13 @@ def verify(
     gateway = None
     if question.mode == "paged":
         gateway = through_gateway(
-            plan, sections, counting, most_requests=most_requests, seed=seed, progress=progress
+            plan,
+            counting,
+            base,
+            model,
+            most_requests=most_requests,
+            seed=seed,
+            progress=progress,
         )
     return Verification(
         planned=plan.chosen.pools,

@@ -38,7 +38,7 @@ def whatif(
     mode: ModeOption = "paged",
     b_short: Annotated[str, typer.Option(help="auto, or tokens.")] = "auto",
     gamma: GammaOption = "auto",
-    pc: PcOption = "1",
+    pc: PcOption = None,
     model: ModelOption = "llama-3-70b",
     max_model_len: WindowOption = None,
     input_share: InputShareOption = None,

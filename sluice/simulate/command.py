@@ -47,7 +47,9 @@ def simulate(
     gamma: Annotated[
         float, typer.Option(help="Totals up to this x boundary are compressed; 1: none.")
     ] = 1.0,
-    pc: Annotated[float, typer.Option(help="Share of those that can be.")] = 1.0,
+    pc: Annotated[
+        float | None, typer.Option(help="Share of those that can be. [default: as the log has it]")
+    ] = None,
     spill_queue: Annotated[
         int | None, typer.Option(min=0, help="Spill beyond slots + this. [default: never]")
     ] = None,
@@ -99,7 +101,7 @@ def simulate(
     need_libraries()
     from planner.errors import PlanError
     from sluice.plan.question import Kinds, load_workload, refuse
-    from sluice.simulate.scenario import Scenario, prepare
+    from sluice.simulate.scenario import Scenario, p_c_of, prepare
     from sluice.simulated.gateway import model_named
 
     # First of all: errors in the file are reported with their lines.
@@ -109,17 +111,18 @@ def simulate(
         kinds = Kinds(
             gpus=(gpu,), model=model, gpus_per_node=gpus_per_node, dtype=dtype, profile=profile
         )
+        lengths = load_workload(workload, fields=fields, input_share=input_share, model=serves)
         scenario = Scenario(
             source=workload,
             fields=fields,
-            workload=load_workload(workload, fields=fields, input_share=input_share),
+            workload=lengths,
             node=kinds.nodes()[0],
             config=loaded,
             served=served,
             fleet=fleet,
             b_short=b_short,
             gamma=gamma,
-            pc=pc,
+            pc=p_c_of(lengths, pc, gamma),
             spill_queue=spill_queue,
             counting=counting,
             dispatch=dispatch,

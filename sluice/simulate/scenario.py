@@ -67,6 +67,23 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """What the tenants' shares of the traffic come from."""
 
 
+def p_c_of(workload: Workload, given: float | None, gamma: float) -> float:
+    """The share of prompts in the compression window that are cut: 0 where it is not known.
+
+    Raises PlanError if a gamma asks for it.
+    """
+    if given is not None:
+        return given
+    if workload.compressible is None and gamma <= 1:
+        return 0.0
+    if workload.compressible is None:
+        raise PlanError(
+            "p_c, the share of prompts above a boundary that can be cut, is not known",
+            "give --pc, or the log of a gateway that compresses",
+        )
+    return workload.compressible.share
+
+
 def prepare(asked: Scenario) -> Ready:
     """Draw the traffic and build the fleet; PlanError says what to change."""
     spec = _fleet(asked)

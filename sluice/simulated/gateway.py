@@ -72,9 +72,10 @@ def policies_of(gateway: Gateway) -> tuple[str, ...]:
         for pool, scheduler in zip(served.fleet.pools, schedulers, strict=True)
     )
     admission = "by token pool" if gateway.terms is not None else "open"
-    compression = (
-        "off" if served.compression is None else f"gamma {served.compression.rules.gamma:g}"
-    )
+    compression = "off"
+    if served.compression is not None:
+        gamma = served.compression.rules.gamma
+        compression = f"gamma {gamma:g}, p_c {gateway.compressible:.2g}"
     return (f"scheduling: {pools}", f"admission: {admission}", f"compression: {compression}")
 
 

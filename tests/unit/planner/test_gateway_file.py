@@ -26,11 +26,12 @@ def config_of(plan: PlanResult, *workers: str) -> Config:
 
 
 def test_two_pools() -> None:
-    plan = plan_of(b_short=(4096,), gamma=1.5, max_cut=0.5)
+    plan = plan_of(b_short=(4096,), gamma=1.5, max_cut=0.5, compressible=1.0)
     model = config_of(plan).models[0]
     assert model.boundary.b_short == (4096,)
     assert model.boundary.gamma == 1.5
-    assert model.compression.enabled
+    assert (model.compression.enabled, model.compression.when) == (True, "any")
+    assert not model.compression.only_when_busy
     assert model.kv_bytes_per_token == 327_680
     for pool in plan.chosen.pools:
         assert len(model.pools[pool.name].workers) == pool.nodes
@@ -40,7 +41,7 @@ def test_two_pools() -> None:
 
 
 def test_everything_is_on_and_nothing_is_to_be_noted() -> None:
-    plan = plan_of(b_short=(4096,), gamma=1.5)
+    plan = plan_of(b_short=(4096,), gamma=1.5, compressible=1.0)
     config = config_of(plan)
     (model,) = config.models
     assert model.policies() == ("quartz", "quartz")
@@ -73,7 +74,7 @@ def test_one_pool_and_three() -> None:
     assert three.boundaries == (1024, 4096)
 
 
-@pytest.mark.parametrize("quote", ['http://a:1/"x', "http://b:1/$x"])
+@pytest.mark.parametrize("quote", ["http://a:1/'x", "http://b:1/$x"])
 def test_workers_are_dealt_out_and_quoted(quote: str) -> None:
     plan = plan_of(b_short=(4096,), gamma=1.0)
     short = plan.chosen.pools[0].nodes
@@ -84,7 +85,8 @@ def test_workers_are_dealt_out_and_quoted(quote: str) -> None:
     model = config_of(plan, "long=http://10.1.0.1:8000", *bare).models[0]
     assert [worker.url for worker in model.pools["long"].workers] == dealt["long"]
     assert model.pools["short"].workers[0].url == bare[0]
-    assert quote not in gateway_file(plan, {"short": [quote]})
+    quoted = parse(gateway_file(plan, {"short": [quote]}), "plan.yaml", KEYS).models[0]
+    assert [worker.url for worker in quoted.pools["short"].workers] == [quote]
 
 
 def test_the_planned_lengths_come_with_it() -> None:

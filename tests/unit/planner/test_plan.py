@@ -77,11 +77,35 @@ def test_what_compression_may_fail_on_keeps_a_long_pool() -> None:
             mode="corrected",
             b_short=(1000,),
             gamma=2.0,
+            compressible=1.0,
         )
     )
     assert [pool.name for pool in plan.chosen.pools] == ["short", "long"]
     assert plan.chosen.pools[1].nodes == 2
     assert plan.chosen.pools[1].rate_per_s == pytest.approx(0.0, abs=1e-9)
+    assert any("pool long gets no requests as planned" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("name", ["azure", "agent-heavy"])
+def test_nothing_is_compressed_where_nobody_knows_what_can_be(name: str) -> None:
+    shipped = SHIPPED[name]
+    question = Question(
+        workload=shipped.workload, goals=Goals(rate_per_s=100.0, ttft_s=5.0), mode="corrected"
+    )
+    plan = make_plan(question)
+    assert plan.chosen.gamma == 1
+    assert plan.compressed not in plan.alternatives
+    assert any("no compression is planned: p_c" in note for note in plan.notes)
+    known = make_plan(msgspec.structs.replace(question, compressible=1.0))
+    assert known.chosen.gamma > 1
+    assert known.chosen.nodes < plan.chosen.nodes
+
+
+def test_every_fleet_that_cannot_be_is_explained() -> None:
+    plan = plan_of("agent-heavy", mode="paged", rate=100.0, ttft_s=0.1)
+    (why,) = (note for note in plan.notes if "no number of nodes meets the goals" in note)
+    for fleet in plan.alternatives:
+        assert fleet.feasible or fleet.label in why
 
 
 def test_the_published_model_may_leave_no_long_pool_and_says_so() -> None:
@@ -186,6 +210,7 @@ def test_code_is_not_compressed() -> None:
             mode="corrected",
             b_short=(1024,),
             gamma=2.0,
+            compressible=1.0,
         )
         return make_plan(question).chosen.pools[1].rate_per_s
 

@@ -35,6 +35,47 @@ def read(*records: Any) -> Workload:
     return read_workload(text, name="requests.jsonl")
 
 
+def test_a_prompt_that_the_gateway_cut_counts_as_the_client_sent_it() -> None:
+    # A fifth of the prompts had 5,000 tokens; engines saw .7 of them.
+    found = read(
+        *(served(f"s{i}", i) for i in range(8)),
+        served("cut", 8.0, prompt_tokens=3500, cached_tokens=350, kept_share=0.7),
+        decision(
+            "left",
+            time_unix_s=9.0,
+            outcome="disconnected",
+            status=499,
+            input_tokens=3500,
+            output_tokens=10,
+            kept_share=0.7,
+        ),
+    )
+    assert found.pairs is not None
+    assert found.pairs.prompts.tolist() == [100] * 8 + [5000, 5000]
+    assert found.share(4096) == pytest.approx(0.8)
+    assert found.cached_share == pytest.approx(500 / 5800)
+
+
+def test_p_c_is_the_share_of_all_prompts_in_the_window_whoever_refused_them() -> None:
+    whole: dict[str, Any] = {"prompt_tokens": 5000, "when": "header"}
+    found = read(
+        served("short", 0.0),
+        *(served(f"cut{i}", 1.0, prompt_tokens=3500, kept_share=0.7) for i in range(2)),
+        served("tools", 2.0, not_compressed="tools", **whole),
+        served("depth", 2.0, not_compressed="cut_too_deep", **whole),
+        served("idle", 3.0, not_compressed="not_busy", **whole),
+        served("long", 4.0, prompt_tokens=30_000),
+    )
+    assert found.compressible is not None
+    assert found.compressible.share == pytest.approx(0.5)
+    assert found.compressible.when == "header"
+    assert "2 of 4 prompts" in found.compressible.said
+    # It holds for lengths that were looked at: the short and the long one were not.
+    assert found.compressible.by_request is not None
+    assert found.compressible.by_request.tolist() == [0, 0.5, 0.5, 0.5, 0.5, 0.5, 0]
+    assert read(served("short", 0.0)).compressible is None
+
+
 def test_a_log_in_shortage_plans_what_was_asked_for_not_what_was_served() -> None:
     # Two requests a second are offered for 100 s; a fleet that is too small serves every other.
     records = [

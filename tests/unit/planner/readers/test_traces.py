@@ -87,7 +87,7 @@ def test_the_gateway_s_own_log() -> None:
     ]
     text = b"\n".join(msgspec.json.encode(record) for record in records).decode()
     found = read_workload(text, name="requests.jsonl")
-    assert found.source == "gateway log"
+    assert found.source == "gateway log, prompts as clients sent them"
     assert lengths(found) == ([100, 300], [20, 40])
     assert found.categories == ("code", "prose")
     assert found.asked is not None

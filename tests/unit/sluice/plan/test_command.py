@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import respx
 import typer
@@ -20,6 +21,7 @@ from sluice.hash_key import hashed_key
 from sluice.plan.command import plan
 from sluice.plan.question import load_workload
 from sluice.plan.whatif import whatif
+from tests.builders import decision
 
 KEYS = {
     *("mode", "workload", "rate_per_s", "b_short", "gamma", "pc", "homogeneous", "pools"),
@@ -49,7 +51,7 @@ def plan_json(*args: str) -> dict[str, Any]:
 def test_the_published_fleet_for_machines() -> None:
     found = plan_json(
         "--workload", "lmsys", "--rate", "1000", "--mode", "paper", "--b-short", "1536",
-        "--gamma", "2",
+        "--gamma", "2", "--pc", "1",
     )  # fmt: skip
     assert found.keys() >= KEYS
     assert found["homogeneous"]["nodes"] == 139
@@ -175,6 +177,7 @@ def test_no_fleet_exits_1() -> None:
         (("--rate", "10", "--slo-tpot-ms", "5"), "below 1 empty iteration"),
         (("--rate", "10", "--gamma", "0.9"), "gamma is 0.9"),
         (("--rate", "10", "--gamma", "x"), "--gamma x"),
+        (("--rate", "10", "--gamma", "1.5"), "p_c, the share of prompts that can be, is not known"),
         (("--rate", "10", "--b-short", "x"), "--b-short x"),
         (("--rate", "10", "--gpu", "V100"), "unknown GPU V100"),
         (("--rate", "10", "--model", "m"), "unknown model m"),
@@ -312,9 +315,85 @@ def test_reserved_baselines_are_a_floor_under_the_fleet(
     written = load(output)
     assert [e.name for e in written.entitlements] == ["gold", "team", "spot"]
     assert written.entitlements[0].concurrency == 2000
-    fewer = output.read_text(encoding="utf-8").replace('"concurrency": 2000', '"concurrency": 9000')
+    fewer = output.read_text(encoding="utf-8").replace("concurrency: 2000", "concurrency: 9000")
     with pytest.raises(ConfigError):
         parse(fewer, "fewer.yaml", {"SLUICE_ADMIN_KEY": "a"})
+
+
+WHOLE = """\
+version: 1
+server: {admin_key: "${OWN_ADMIN_KEY}"}
+models:
+  - name: demo-model
+    aliases: [gpt-4o-mini]
+    boundary: {b_short: 2048, b_short_min: 1024, mode: observe}
+    compression: {enabled: true, when: header, mark: false}
+    pools:
+      little: {max_model_len: 4096, max_num_seqs: 8, workers: ["http://10.0.0.1:8000"]}
+      long: {max_model_len: 65536, max_num_seqs: 8, workers: ["http://10.0.0.2:8000"]}
+  - {name: other, pools: {p: {max_model_len: 9, max_num_seqs: 1, workers: ["http://o:1"]}}}
+tenants: [{name: acme, keys: [{name: first, sha256: "${ACME_KEY_HASH}"}]}]
+entitlements:
+  - {name: e, tenant: acme, model: demo-model, concurrency: {little: 2, long: 1}}
+"""
+
+
+def log_with_a_window(tmp_path: Path) -> Path:
+    """20 requests/s of which a third are a little longer than a boundary at 4,096; most are cut."""
+    records = []
+    for i in range(3000):
+        given: dict[str, Any] = {"prompt_tokens": 800}
+        if i % 3 == 0:
+            given = {"prompt_tokens": 3500, "kept_share": 0.7, "when": "header"}
+        if i % 30 == 0:
+            given = {"prompt_tokens": 5000, "not_compressed": "tools", "when": "header"}
+        record = decision(
+            str(i), time_unix_s=i / 20, model="demo-model", completion_tokens=20, **given
+        )
+        records.append(msgspec.json.encode(record).decode())
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(records), encoding="utf-8")
+    return path
+
+
+def test_a_plan_changes_the_file_it_is_given_and_enables_what_it_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_ADMIN_KEY", "sk-own")
+    monkeypatch.setenv("ACME_KEY_HASH", hashed_key("sk-acme"))
+    file, output = tmp_path / "sluice.yaml", tmp_path / "planned.yaml"
+    file.write_text(WHOLE, encoding="utf-8")
+    log = log_with_a_window(tmp_path)
+    found = plan_json(
+        "--workload", str(log), "--rate", "300", "--slo-ttft-ms", "5000", "--b-short", "4096",
+        "--gamma", "1.5", "-c", str(file), "-o", str(output),
+    )  # fmt: skip
+    assert found["pc"] == pytest.approx(0.9)
+    assert "900 of 1000 prompts" in found["pc_said"]
+    text = output.read_text(encoding="utf-8")
+    assert "${OWN_ADMIN_KEY}" in text
+    assert "${ACME_KEY_HASH}" in text
+    config = load(output)
+    model, other = config.models
+    assert (model.name, model.aliases, other.name) == ("demo-model", ("gpt-4o-mini",), "other")
+    assert (model.boundary.b_short, model.boundary.gamma) == ((4096,), 1.5)
+    assert (model.compression.enabled, model.compression.only_when_busy) == (True, False)
+    assert (model.compression.when, model.compression.mark) == ("header", False)
+    urls = {name: [str(w.url) for w in pool.workers] for name, pool in model.pools.items()}
+    assert urls == {"short": ["http://10.0.0.1:8000"], "long": ["http://10.0.0.2:8000"]}
+    assert (config.entitlements[0].tenant, config.entitlements[0].concurrency) == ("acme", 3)
+    assert [key.name for key in config.tenants[0].keys] == ["first"]
+
+
+def test_without_a_file_the_model_has_the_log_s_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "sk-admin")
+    monkeypatch.setenv("SLUICE_KEY_HASH", hashed_key("sk-everybody"))
+    output = tmp_path / "planned.yaml"
+    args = ("--workload", str(log_with_a_window(tmp_path)), "--slo-ttft-ms", "5000")
+    plan_json(*args, "-o", str(output))
+    assert load(output).models[0].name == load(output).entitlements[0].model == "demo-model"
 
 
 def test_a_reserved_token_rate_is_planned_for_even_when_nobody_asks(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def planned(*, gamma: float = 1.0, **more: Any) -> PlanResult:
             mode="corrected",
             b_short=(4096,),
             gamma=gamma,
+            compressible=1.0,
             **more,
         )
     )
@@ -128,7 +129,17 @@ def test_yes_for_people_and_for_machines(tmp_path: Path) -> None:
 
 def test_no_is_exit_code_1() -> None:
     # As published, nothing is left for what stays long; here that is all of the band.
-    args = ("--mode", "paper", "--gamma", "2", "--verify", "--verify-requests", "20000")
+    args = (
+        "--mode",
+        "paper",
+        "--gamma",
+        "2",
+        "--pc",
+        "1",
+        "--verify",
+        "--verify-requests",
+        "20000",
+    )
     shown = run(*args)
     assert shown.exit_code == 1, shown.output
     assert "verified: no" in shown.stdout
@@ -161,8 +172,13 @@ def test_paged_engines_are_simulated_for_the_paged_mode() -> None:
         verify(none, most_requests=3000)
 
 
-GOLD = {"name": "gold", "tenant": "a", "service_class": "guaranteed", "concurrency": 400}
-SPOT = {"name": "spot", "tenant": "b", "service_class": "spot"}
+def tenants(slo: str = "") -> str:
+    gold = f"service_class: guaranteed, concurrency: 400{slo}"
+    return f"""\
+entitlements:
+  - {{name: gold, tenant: a, model: m, {gold}}}
+  - {{name: spot, tenant: b, model: m, service_class: spot}}
+"""
 
 
 @functools.cache
@@ -173,7 +189,7 @@ def paged() -> PlanResult:
 
 
 def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
-    checked = verify(paged(), (GOLD, SPOT), most_requests=10_000)
+    checked = verify(paged(), base=tenants(), model="m", most_requests=10_000)
     gateway = checked.gateway
     assert gateway is not None
     assert gateway.policies == (
@@ -194,8 +210,8 @@ def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
 
 def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
     found = paged()
-    tight = {**GOLD, "slo_target_ms": 30}
-    checked = verify(found, (tight, SPOT), most_requests=10_000)
+    tight = tenants(", slo_target_ms: 30")
+    checked = verify(found, base=tight, model="m", most_requests=10_000)
     assert checked.verdict.holds
     assert not checked.holds
     gateway = checked.gateway
