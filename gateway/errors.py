@@ -66,10 +66,14 @@ class BadRequest(Refusal):
 class ContextLengthExceeded(BadRequest):
     """400: the prompt and its output limit exceed even the largest context window."""
 
-    def __init__(self, message: str, *, param: str = "messages") -> None:
+    def __init__(
+        self, message: str, *, prompt_tokens: int, window_tokens: int, param: str = "messages"
+    ) -> None:
         super().__init__(
             message, reason="context_length_exceeded", code="context_length_exceeded", param=param
         )
+        self.prompt_tokens = prompt_tokens
+        self.window_tokens = window_tokens
 
 
 class Unauthorized(Refusal):

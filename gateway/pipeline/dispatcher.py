@@ -273,7 +273,7 @@ class Dispatcher:
         pool = served.fleet.pools[binding.pool]
         worker = served.fleet.workers[binding.pool][binding.worker]
         call = _call(incoming, attempts, admitted, binding)
-        attempts.relay = relay = self._relay(incoming, reply, admitted, attempts.timer)
+        attempts.relay = relay = self._relay(incoming, reply, admitted, binding, attempts.timer)
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
@@ -326,7 +326,12 @@ class Dispatcher:
         return answer
 
     def _relay(
-        self, incoming: Incoming, reply: ClientReply, admitted: Admitted, timer: StageTimer
+        self,
+        incoming: Incoming,
+        reply: ClientReply,
+        admitted: Admitted,
+        binding: Binding,
+        timer: StageTimer,
     ) -> stage_forward.Relay:
         served, facts = admitted.served, admitted.facts
         return stage_forward.Relay(
@@ -336,6 +341,7 @@ class Dispatcher:
             self._clock,
             started_s=incoming.received_s,
             strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
+            window_tokens=served.routing.pools[binding.pool].window_tokens,
             timer=timer,
         )
 
@@ -474,6 +480,8 @@ class Dispatcher:
         if fault.kind == "overflow":  # the engine's own count: the request is too long
             refusal = ContextLengthExceeded(
                 engine_message(fault.body),
+                prompt_tokens=fault.prompt_tokens,
+                window_tokens=fault.window_tokens,
                 param=stage_plan.overflow_param(incoming.endpoint),
             )
         else:

@@ -30,12 +30,11 @@ from gateway.policy.response.overflow import (
     DROPPED,
     engine_message,
     has_error_shape,
+    in_band_error,
     in_band_status,
     is_busy,
     is_not_served,
-    max_prompt_tokens,
-    overflow_window,
-    overflow_window_of_event,
+    overflow_of,
     refuses_priority,
 )
 from gateway.policy.response.sse import BodyMeter, StreamMeter, choices_of
@@ -63,6 +62,7 @@ class Relay:
         "_started_s",
         "_strip_usage",
         "_timer",
+        "_window_tokens",
         "first_s",
         "on_first",
         "priority_refused",
@@ -78,9 +78,13 @@ class Relay:
         *,
         started_s: float,
         strip_usage: bool,
+        window_tokens: int,
         timer: StageTimer = UNTIMED,
     ) -> None:
-        """`facts`: what the client asked for; `started_s`: when its request came in, for TTFT."""
+        """`facts`: what the client asked for; `started_s`: when its request came in, for TTFT.
+
+        `window_tokens`: of the worker's pool as configured.
+        """
         self._endpoint = endpoint
         self._facts = facts
         self._reply = reply
@@ -94,6 +98,7 @@ class Relay:
         """Told when a stream's first token came."""
         self._last_s: float | None = None
         self._strip_usage = strip_usage
+        self._window_tokens = window_tokens
         self._timer = timer
         self._meter: StreamMeter | None = None
         self._response_id: str | None = None
@@ -212,7 +217,7 @@ class Relay:
             await self._reply.write(closing)
         await self._reply.finish()
         outcome = self._outcome(meter, completed=meter.whole and meter.finish_reason != "failed")
-        if meter.failed_in_band and in_band_status(first) < 500:
+        if meter.failed_in_band and in_band_status(in_band_error(first)) < 500:
             return msgspec.structs.replace(outcome, label="error")
         return outcome
 
@@ -273,12 +278,12 @@ class Relay:
             if self._clock() > until_s:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
-            most = max_prompt_tokens(self._facts, call.size)
-            if overflow_window_of_event(ready, most, self._facts.cap_tokens):
-                return _overflow(400, b"application/json", ready)
-        if meter.failed_in_band and (status := in_band_status(ready)) >= 500:
-            message = f"its stream began with error {status}"
-            return Fault(kind="server_error", message=message, status=status, body=ready)
+            error = in_band_error(ready)
+            if (fault := self._overflow(400, error, call)) is not None:
+                return fault
+            if (status := in_band_status(error)) >= 500:
+                message = f"its stream began with error {status}"
+                return Fault(kind="server_error", message=message, status=status, body=error)
         return ready  # with an error of the client's own, if any: that is the engine's answer
 
     async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
@@ -324,13 +329,12 @@ class Relay:
         if status == 200:
             answer = read_answer(body)
             if answer.is_error:
-                status = in_band_status(body)
+                status = in_band_status(in_band_error(body))
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
-            most = max_prompt_tokens(self._facts, call.size)
-            if overflow_window(status, body, most, self._facts.cap_tokens):
-                return _overflow(status, kind, body)
-            if (fault := _fault_of(status, kind, body, response.headers)) is not None:
+            fault = self._overflow(status, body, call)
+            fault = fault or _fault_of(status, kind, body, response.headers)
+            if fault is not None:
                 return fault
         self.first_s = self._last_s = self._clock()
         self._timer.begin()
@@ -371,6 +375,20 @@ class Relay:
             completed=completed,
             ttft_s=self._ttft_s(),
             response_id=answer.id if self._endpoint is RESPONSES else None,
+        )
+
+    def _overflow(self, status: int, body: bytes, call: UpstreamCall) -> Fault | None:
+        """The fault of a refusal because of the context's length; None of another refusal."""
+        found = overflow_of(status, body, self._facts, call.size, self._window_tokens)
+        if found is None:
+            return None
+        return Fault(
+            kind="overflow",
+            message="context overflow",
+            status=status,
+            body=body,
+            prompt_tokens=found.prompt_tokens,
+            window_tokens=found.window_tokens,
         )
 
     # -- figures
@@ -432,16 +450,6 @@ def _unreadable(response: UpstreamResponse) -> Fault | None:
         name = encoding[:32].decode("latin-1")
         return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")
     return None
-
-
-def _overflow(status: int, kind: bytes, body: bytes) -> Fault:
-    return Fault(
-        kind="overflow",
-        message="context overflow",
-        status=status,
-        content_type=kind,
-        body=body,
-    )
 
 
 def _fault_of(

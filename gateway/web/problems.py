@@ -5,14 +5,14 @@ OpenAI: {"error": {"message", "type", "param", "code"}}. Anthropic: {"type": "er
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from fastapi import Response
 
-from gateway.errors import Refusal
-from gateway.records.endpoint import Dialect
+from gateway.errors import ContextLengthExceeded, Refusal
+from gateway.records.endpoint import MESSAGES, ROUTES, Dialect
 
 JSON = (b"content-type", b"application/json")
 
@@ -23,16 +23,33 @@ _ANTHROPIC_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
 
 
+def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
+    """The dialect of a client by what it asks for: Anthropic's name their version everywhere."""
+    endpoint = ROUTES.get(path)
+    anthropic = "anthropic-version" in headers or path.startswith(MESSAGES.path)
+    if anthropic or (endpoint is not None and endpoint.dialect is Dialect.ANTHROPIC):
+        return Dialect.ANTHROPIC
+    return Dialect.OPENAI
+
+
 def error_object(refusal: Refusal, dialect: Dialect = Dialect.OPENAI) -> dict[str, object]:
     """The error as a JSON object."""
     if dialect is Dialect.ANTHROPIC:
-        kind = _ANTHROPIC_TYPES.get(refusal.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+        kind = _ANTHROPIC_TYPES.get(refusal.status, "invalid_request_error")
+        message = refusal.message
+        if isinstance(refusal, ContextLengthExceeded):  # clients branch on these words
+            message = (
+                f"prompt is too long: {refusal.prompt_tokens} tokens > "
+                f"{refusal.window_tokens} maximum"
+            )
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {
         "error": {
             "message": refusal.message,

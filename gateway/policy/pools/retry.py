@@ -45,6 +45,9 @@ class Fault(Record, frozen=True, kw_only=True):
     """The engine's own error body, relayed when no other attempt is left."""
     retry_after_s: float | None = None
     """When a busy engine wants to be asked again; None if it does not say."""
+    prompt_tokens: int = 0
+    """Of an overflow, as is `window_tokens`."""
+    window_tokens: int = 0
 
 
 Step = Literal["retry", "rescue", "give_up"]

@@ -96,6 +96,8 @@ def _refuse_impossible(estimate: LengthEstimate, window_tokens: int, param: str)
         f"This model's maximum context length is {window_tokens} tokens. However, you requested "
         f"at least {needed} tokens ({asked}). Please reduce the length of the prompt or of the "
         "completion.",
+        prompt_tokens=max(estimate.input_tokens_lowest, window_tokens + 1),
+        window_tokens=window_tokens,
         param=param,
     )
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.records.attempt import Usage
-from gateway.records.endpoint import Dialect, Endpoint
+from gateway.records.endpoint import Endpoint
 
 BYTES_PER_TOKEN: Final = 4
 """Of an answer in a shape that is not known, or without usage."""
@@ -140,7 +140,7 @@ def begins_whole(endpoint: Endpoint, first: bytes) -> bool:
 
 
 def usage_of(usage: dict[str, Any]) -> Usage | None:
-    """What a usage object of any endpoint says; None if it counts no tokens.
+    """What a usage object of any endpoint says; None if it counts no tokens (or zero of all).
 
     Counts that are not non-negative integers are read as absent.
     """
@@ -157,7 +157,7 @@ def usage_of(usage: dict[str, Any]) -> Usage | None:
             prompt = total
         elif completion is None and prompt is not None:
             completion = max(0, total - prompt)
-    if prompt is None and completion is None:
+    if not prompt and not completion:
         return None
     return engine_usage(prompt, completion, cached)
 
@@ -216,16 +216,3 @@ def _count(holder: dict[str, Any], *names: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return None
-
-
-# -- overflow
-
-
-def overflow_message(dialect: Dialect, message: str, prompt_tokens: int, window: int) -> str:
-    """The message of a context overflow in the words that the dialect's clients look for.
-
-    OpenAI's look for `message`, which is as engines word it, and for the error's code.
-    """
-    if dialect is Dialect.ANTHROPIC:
-        return f"prompt is too long: {prompt_tokens} tokens > {window} maximum"
-    return message

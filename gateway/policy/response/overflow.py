@@ -1,47 +1,50 @@
 """Read an engine's refusals: context overflow (rescue it), busy (try elsewhere), error message.
 
-The wordings are those of vLLM's versions and of SGLang, as listed in docs/concepts/pipeline.md.
-An overflow is a 400 about the context length; busy is a 503 from a live engine with a full queue.
+An overflow is a 400, 413 or 422 (or a first event) that has an engine's code for it, or whose
+message is about length: it begins with what is too long (prompt, input, tokens, context ...), says
+that a bound is exceeded, and the bound is a context window by name, or a number that can be the
+window of this pool. No sentence is known by heart: engines reword them with every version.
 
-Engines echo what clients send, so a wording counts only at the beginning of the engine's own
-message, and only if its numbers can be true of the request.
+Engines echo what clients send. So quoted text does not count, nor what follows a colon, and the
+numbers must be possible for the request. Busy is a 503 from a live engine with a full queue.
 """
 
 import contextlib
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 from gateway.records.request import BodyFacts
 
-_OVERFLOWS: Final = (
-    # vLLM; SGLang's begins with "Requested"
-    re.compile(
-        r"(?:Requested token count exceeds the|This) model's maximum context length "
-        r"(?:is|of) (?P<window>\d{1,9}) tokens"
-    ),
-    re.compile(
-        r"You passed \d+ input tokens and requested \d+ output tokens\. However, the model's "
-        r"context length is only (?P<window>\d{1,9}) tokens"
-    ),
-    re.compile(r"The \w+ prompt \(length \d+\) is longer than the maximum model length of "
-        r"(?P<window>\d{1,9})"),
-    # SGLang
-    re.compile(
-        r"The input \(\d+ tokens\) is longer than the model's context length "
-        r"\((?P<window>\d{1,9}) tokens\)"
-    ),
-    # both
-    re.compile(
-        r"[`']?max_(?:completion_)?tokens.{0,40}(?:too large|cannot be greater than max_model_len)"
-        r".{0,60}?(?:maximum context length is |at most |max_model_len\D{0,3})"
-        r"(?P<window>\d{1,9})"
-    ),
-)  # fmt: skip
+_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_QUOTED: Final = re.compile(r"""(?<!\w)(['"])(?!\w{1,40}\1).*""", re.DOTALL)
+_SUBJECT: Final = re.compile(
+    r"\W*(?:\w+ ){0,4}?(?:prompt|inputs?|context|tokens?|request(?:ed)?|messages|model's"
+    r"|max_\w*tokens|you passed)\b",
+    re.IGNORECASE,
+)
+_EXCEEDS: Final = re.compile(
+    r"exceed|too (?:long|large)|(?:longer|greater|larger|more) than|at most|maximum|is only"
+    r"|must (?:be|have) (?:<|less)|[<>]",
+    re.IGNORECASE,
+)
+_LENGTH: Final = re.compile(r"\btokens?\b|\blength\b", re.IGNORECASE)
+_WINDOW: Final = re.compile(
+    r"(?:context[ _](?:length|window|size|limit)|max(?:imum)?[ _]model[ _]len(?:gth)?"
+    r"|max(?:imum)?[ _]seq(?:uence)?[ _]len(?:gth)?)(?:\D{0,60}?(\d{1,9}))?",
+    re.IGNORECASE,
+)
+_NOT_PROMPT: Final = re.compile(
+    r"\b(?:images?|videos?|audio|vocab\w*|bytes|seconds|batch|\w*logprobs?|array|string)\b",
+    re.IGNORECASE,
+)
+"""Of these engines bound a number or size, too."""
+_NUMBER: Final = re.compile(r"(?<![\w.])\d{1,9}\b(?!\.\d)")
 _PROMPT: Final = re.compile(
     r"(\d{1,9}) (?:in the messages|in the prompt|input tokens|tokens from the input)"
-    r"|input \((\d{1,9}) tokens\)|prompt \(length (\d{1,9})\)"
+    r"|(?:input|prompt)(?: length)?(?: of| \(|[ =:]){1,2}(?:length )?(\d{1,9})",
+    re.IGNORECASE,
 )
 DROPPED: Final = b"x-llm-d-request-dropped-reason"
 """Header of an llm-d router's 429 or 503: its flow control refused or evicted the request, or no
@@ -71,51 +74,66 @@ def max_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
     return body_bytes * _MAX_TOKENS_A_BYTE + _ROOM_TOKENS
 
 
-def overflow_window(status: int, body: bytes, most_prompt: int, cap_tokens: int | None) -> int:
-    """The window of an engine that refused because prompt + output exceed it; 0 for no overflow.
+class Overflow(NamedTuple):
+    """An engine refused, because prompt + output exceed its window."""
 
-    `most_prompt` is the upper bound of the prompt's tokens, `cap_tokens` the client's output limit.
+    prompt_tokens: int
+    """As the engine counts it, or more than fits."""
+    window_tokens: int
+
+
+def overflow_of(
+    status: int, body: bytes, facts: BodyFacts, size: int, window: int
+) -> Overflow | None:
+    """The overflow that an engine's refusal says; None if it is about something else.
+
+    `size`: bytes of the request; `window`: of the pool as configured.
     """
     if status not in (400, 413, 422) or len(body) > _MAX_ERROR_BYTES:
+        return None
+    cap, most = facts.cap_tokens or 0, max_prompt_tokens(facts, size)
+    message = _QUOTED.sub("", engine_message(body))
+    bound = window if error_code(body) in _CODES else _bound(message, window)
+    if not 0 < bound <= most + cap:
+        return None
+    told = _PROMPT.search(message)
+    prompt = int(told[1] or told[2]) if told and "characters" not in message else None
+    fits = facts.cap_tokens is not None and (most if prompt is None else prompt) + cap < bound
+    if fits or (prompt or 0) > most:
+        return None
+    return Overflow(max(prompt or 0, bound + 1 - cap), bound)
+
+
+def _bound(message: str, window: int) -> int:
+    """The window that a message says was exceeded; 0 if it is about something else."""
+    if not (_SUBJECT.match(message) and _EXCEEDS.search(message)):
         return 0
-    return _window_in(engine_message(body), most_prompt, cap_tokens)
+    named = _WINDOW.search(message)
+    if named and named[1]:
+        return int(named[1])
+    # A bound without its name may be a little below the window: of the engine's KV cache, say.
+    numbers = [int(number) for number in _NUMBER.findall(message)]
+    near = max((n for n in numbers if window // 2 < n <= window), default=0)
+    if named:
+        return near or window
+    counts = len(numbers) > 1 and _LENGTH.search(message) and not _NOT_PROMPT.search(message)
+    return near if counts else 0
 
 
-def overflow_window_of_event(first_bytes: bytes, most_prompt: int, cap_tokens: int | None) -> int:
-    """`overflow_window` for a 200 stream that begins with an in-band error."""
-    if len(first_bytes) > _MAX_ERROR_BYTES:
-        return 0
-    for line in first_bytes.splitlines():
-        if line.startswith(b"data:") and b'"error"' in line:
-            return _window_in(engine_message(line), most_prompt, cap_tokens)
-    return 0
+def in_band_error(said: bytes) -> bytes:
+    """The error in a body or events that came with status 200, as a body; b"" if there is none."""
+    lines = said.splitlines() if said.startswith((b"data:", b"event:", b":")) else (said,)
+    found = (line.removeprefix(b"data:") for line in lines if b'"error"' in line)
+    return next((line for line in found if len(line) <= _MAX_ERROR_BYTES), b"")
 
 
-def _window_in(message: str, most_prompt: int, cap_tokens: int | None) -> int:
-    for wording in _OVERFLOWS:
-        if found := wording.match(message):
-            window = int(found["window"])
-            reported = _PROMPT.search(message)
-            prompt = int(reported[1] or reported[2] or reported[3]) if reported else most_prompt
-            fits = cap_tokens is not None and prompt + cap_tokens < window
-            possible = prompt <= most_prompt and window <= most_prompt + (cap_tokens or 0)
-            return window if possible and not fits else 0
-    return 0
-
-
-def in_band_status(said: bytes) -> int:
-    """The HTTP status in the `code` of an error that came with status 200; 500 if there is none.
-
-    `said` is a body or events.
-    """
-    for line in said.splitlines():
-        if len(line) > _MAX_ERROR_BYTES:
-            continue
-        with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-            decoded = orjson.loads(line.removeprefix(b"data:"))
-            code = decoded.get("error", decoded).get("code")
-            if isinstance(code, int) and 400 <= code < 600:
-                return code
+def in_band_status(error: bytes) -> int:
+    """The HTTP status in the `code` of an error that came with status 200; 500 if there is none."""
+    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+        decoded = orjson.loads(error)
+        code = decoded.get("error", decoded).get("code")
+        if isinstance(code, int) and 400 <= code < 600:
+            return code
     return 500
 
 
@@ -147,7 +165,7 @@ def engine_message(body: bytes) -> str:
     """The message in an engine's error body of any shape, cut to a limit; "" if there is none."""
     if len(body) > _MAX_ERROR_BYTES:
         return ""
-    body = body.removeprefix(b"data:").strip()
+    body = body.strip()
     try:
         decoded = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
@@ -157,6 +175,15 @@ def engine_message(body: bytes) -> str:
         if isinstance(error, dict):
             error = error.get("message") or error.get("detail") or ""
         return str(error)[:_MAX_MESSAGE]
+    return ""
+
+
+def error_code(body: bytes) -> str:
+    """The code or type of an engine's error that clients branch on; "" if it has none."""
+    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+        decoded = orjson.loads(body)
+        error = decoded.get("error", decoded)
+        return str(error.get("code") if error.get("code") in _CODES else error.get("type"))
     return ""
 
 

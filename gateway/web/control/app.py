@@ -21,16 +21,21 @@ from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unau
 from gateway.policy.fleet import fleet, members
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.head import read_head
-from gateway.records.endpoint import MESSAGES, Dialect
+from gateway.records.endpoint import Dialect
 from gateway.records.request import Principal
 from gateway.web.control.admin import admin_router
-from gateway.web.control.fleet_view import adapter_cards, adapters_ready, model_card
+from gateway.web.control.fleet_view import (
+    adapter_cards,
+    adapters_ready,
+    anthropic_models,
+    model_card,
+)
 from gateway.web.control.management_port import managed
 from gateway.web.control.surface import Control
 from gateway.web.http.data_plane import too_large
 from gateway.web.http.wrong_keys import WrongKeys
 from gateway.web.metrics.exposition import write
-from gateway.web.problems import error_body, error_headers, json_response
+from gateway.web.problems import dialect_of, error_body, error_headers, json_response
 
 REPLICAS: Final = "/internal/replicas/"
 MAX_ASKED_BYTES: Final = 65_536
@@ -130,6 +135,8 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         usable = _usable(control, principal)
         cards = [model_card(control, name, model) for name, model in usable.items()]
         cards += adapter_cards(control, principal)
+        if dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC:
+            return json_response(anthropic_models(cards))
         return json_response({"object": "list", "data": cards})
 
     @app.get("/v1/models/{name:path}")
@@ -137,17 +144,18 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         """One model."""
         principal = await control.authenticate(read_head(request.scope["headers"]))
         found = _usable(control, principal).get(name)
-        if found is None:
-            for card in adapter_cards(control, principal):
-                if card["id"] == name:
-                    return json_response(card)
+        cards = [] if found is None else [model_card(control, name, found)]
+        cards += [card for card in adapter_cards(control, principal) if card["id"] == name]
+        if not cards:
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",
                 code="model_not_found",
                 param="model",
             )
-        return json_response(model_card(control, name, found))
+        if dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC:
+            return json_response(anthropic_models(cards)["data"][0])
+        return json_response(cards[0])
 
 
 def _replica_routes(app: FastAPI, control: Control) -> None:
@@ -222,8 +230,7 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
         if refusal.status == 401 and request.client is not None:
             await asyncio.sleep(wrong_keys.delay_s(request.client.host))
         headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
-        anthropic = request.url.path.startswith(MESSAGES.path)
-        body = error_body(refusal, Dialect.ANTHROPIC if anthropic else Dialect.OPENAI)
+        body = error_body(refusal, dialect_of(request.url.path, request.headers))
         return Response(body, status_code=refusal.status, headers=headers)
 
     @app.exception_handler(ClientDisconnect)

@@ -1,6 +1,7 @@
 """Models, their LoRA adapters, pools and workers, as clients, operators and the dashboard see."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -76,6 +77,22 @@ def model_card(control: Control, name: str, model: str) -> dict[str, Any]:
         "root": model,
         "max_model_len": served.routing.pools[-1].window_tokens,
     }
+
+
+def anthropic_models(cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The entries of /v1/models as Anthropic's clients read them: all of them on one page."""
+    found = [
+        {
+            "type": "model",
+            "id": card["id"],
+            "display_name": card["id"],
+            "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
+            "max_input_tokens": card["max_model_len"],
+        }
+        for card in cards
+    ]
+    ids = [model["id"] for model in found] or [None]
+    return {"data": found, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 def adapter_cards(control: Control, principal: Principal) -> Iterator[dict[str, Any]]:

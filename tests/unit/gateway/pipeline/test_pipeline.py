@@ -1351,6 +1351,37 @@ async def test_an_overflow_of_the_largest_window_is_the_clients_400() -> None:
     assert refusal.message == OVERFLOWS[0]
 
 
+@pytest.mark.parametrize("breaks", [broken("reset"), broken("timeout"), chunk("late")])
+async def test_after_its_end_nothing_makes_a_stream_broken(breaks: Any) -> None:
+    bench = Bench(stream(chunk("a"), DONE, breaks))
+    await bench.serve(streaming())
+    assert (bench.reply.body, bench.reply.finished) == (chunk("a") + DONE, True)
+    assert (bench.record.outcome, bench.served.fleet.pools[SHORT].failures[0]) == ("ok", 0)
+
+
+@pytest.mark.parametrize("code", [502, "internal"])
+async def test_an_error_with_status_200_is_tried_elsewhere(code: object) -> None:
+    said = orjson.dumps({"error": {"message": "ResourceExhausted", "code": code}})
+    bench = Bench(whole(200, said), OK)
+    await bench.serve(incoming(chat_body()))
+    assert bench.upstream.called == ["short-0", "short-1"]
+    assert bench.reply.status == 200
+
+
+async def test_a_clients_error_with_status_200_gets_its_own_status() -> None:
+    bench = Bench(whole(200, error_answer("no such tool", code=422)))
+    await bench.serve(incoming(chat_body()))
+    assert (bench.reply.status, bench.record.outcome) == (422, "error")
+
+
+async def test_a_whole_answer_without_usage_is_charged_by_its_bytes() -> None:
+    choice = {"message": {"content": "x" * 400}, "finish_reason": "stop"}
+    bench = Bench(whole(200, orjson.dumps({"id": "c", "choices": [choice]})))
+    await bench.serve(incoming(chat_body()))
+    assert bench.record.usage.source == "counted"
+    assert 100 <= (bench.record.usage.completion_tokens or 0) <= 110
+
+
 # -- broken streams
 
 

@@ -43,13 +43,18 @@ def test_what_is_not_known_is_null_not_absent() -> None:
     ("refusal", "status", "openai", "anthropic"),
     [
         (BadRequest("x", reason="r"), 400, "invalid_request_error", "invalid_request_error"),
-        (ContextLengthExceeded("x"), 400, "invalid_request_error", "invalid_request_error"),
+        (
+            ContextLengthExceeded("x", prompt_tokens=9, window_tokens=8),
+            400,
+            "invalid_request_error",
+            "invalid_request_error",
+        ),
         (Unauthorized("x", reason="r"), 401, "invalid_request_error", "authentication_error"),
         (Forbidden("x", reason="r"), 403, "permission_denied", "permission_error"),
         (NotFound("x", reason="r"), 404, "invalid_request_error", "not_found_error"),
-        (MethodNotAllowed("x", reason="r"), 405, "invalid_request_error", "api_error"),
+        (MethodNotAllowed("x", reason="r"), 405, "invalid_request_error", "invalid_request_error"),
         (TooLarge("x"), 413, "invalid_request_error", "request_too_large"),
-        (UnsupportedMedia("x", reason="r"), 415, "invalid_request_error", "api_error"),
+        (UnsupportedMedia("x", reason="r"), 415, "invalid_request_error", "invalid_request_error"),
         (RateLimited("x", reason="r"), 429, "requests", "rate_limit_error"),
         (UpstreamBroken("x", reason="r"), 502, "server_error", "api_error"),
         (Unavailable("x", reason="r"), 503, "server_error", "overloaded_error"),
@@ -60,15 +65,18 @@ def test_each_status_has_its_type_in_both_dialects(
     refusal: Refusal, status: int, openai: str, anthropic: str
 ) -> None:
     assert refusal.status == status
+    words = "prompt is too long: 9 tokens > 8 maximum" if "context" in refusal.reason else ""
     assert orjson.loads(error_body(refusal))["error"]["type"] == openai
     assert orjson.loads(error_body(refusal, Dialect.ANTHROPIC)) == {
         "type": "error",
-        "error": {"type": anthropic, "message": "x"},
+        "error": {"type": anthropic, "message": words or "x"},
     }
 
 
 def test_a_context_overflow_has_the_code_clients_look_for() -> None:
-    error = orjson.loads(error_body(ContextLengthExceeded("x")))["error"]
+    error = orjson.loads(error_body(ContextLengthExceeded("x", prompt_tokens=9, window_tokens=8)))[
+        "error"
+    ]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 

@@ -60,6 +60,24 @@ async def test_no_key_opens_before_what_administrators_share_was_read(
         assert (said == "the state store was not read: entitlements, tenants") == waits
 
 
+async def test_clients_of_anthropic_list_models_and_read_errors_in_its_shape() -> None:
+    gateway = Gateway(parse(FILE, "sluice.yaml", {}), port=9100)
+    app: Any = gateway.data_plane
+    own = {"anthropic-version": "2023-06-01"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://gateway:9100"
+    ) as client:
+        page = (await client.get("/v1/models", headers=own)).json()
+        first = page["data"][0]
+        assert (first["type"], first["id"], first["display_name"]) == ("model", "m", "m")
+        assert first["created_at"].endswith("+00:00")
+        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "m", "m")
+        assert (await client.get("/v1/models/m", headers=own)).json() == first
+        error = (await client.get("/v1/models/n", headers=own)).json()
+        assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+        assert (await client.get("/v1/models")).json()["data"][0]["object"] == "model"
+
+
 async def test_gateways_that_start_without_redis_share_limits_by_the_configured_number() -> None:
     managed = "entitlements: [{name: a, tenant: t, model: m, max_concurrency: 8}]\n"
     gateway = Gateway(parse(FILE + ADMIN + REDIS + managed, "sluice.yaml", {}), port=9100)

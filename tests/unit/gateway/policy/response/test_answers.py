@@ -12,7 +12,12 @@ from gateway.policy.response.answers import (
     response_id,
     search_answer,
 )
-from gateway.policy.response.overflow import engine_message, has_error_shape, in_band_status
+from gateway.policy.response.overflow import (
+    engine_message,
+    has_error_shape,
+    in_band_error,
+    in_band_status,
+)
 from gateway.policy.response.sse import BodyMeter
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
@@ -86,9 +91,9 @@ def test_no_error_of_an_engine_holds_the_event_loop_for_long() -> None:
     data = b"data: " + body + b"\n\n"
     assert quickest_s(lambda: engine_message(body)) < 0.05
     assert quickest_s(lambda: has_error_shape(body, anthropic=False)) < 0.05
-    assert quickest_s(lambda: in_band_status(data)) < 0.05
+    assert quickest_s(lambda: in_band_error(data)) < 0.05
     assert (engine_message(body), has_error_shape(body, anthropic=False)) == ("", False)
-    assert in_band_status(data + event({"error": {"code": 404}})) == 404
+    assert in_band_status(in_band_error(data + event({"error": {"code": 404}}))) == 404
 
 
 def test_a_response_is_known_by_its_id() -> None:
