@@ -649,13 +649,24 @@ async def _connect(
     except UnicodeError as error:  # IDNA refuses the host
         raise UpstreamFailure("connect", f"not a host's name: {error}") from error
     except OSError as error:
-        kind: FailureKind = "local" if error.errno in _LOCAL else "connect"
+        # Without a descriptor some resolvers say that there is no such name.
+        exhausted = isinstance(error, socket.gaierror) and not _may_open()
+        kind: FailureKind = "local" if exhausted or error.errno in _LOCAL else "connect"
         raise UpstreamFailure(kind, error.strerror or type(error).__name__) from error
     peer = transport.get_extra_info("peername") or ("",)
     if str(peer[0]).startswith(_METADATA) and key[1] != peer[0]:
         connection.close()
         raise UpstreamFailure("connect", "its name leads to a cloud's metadata service")
     return connection
+
+
+def _may_open() -> bool:
+    """Whether this process has a file descriptor left."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 Connect = Callable[

@@ -34,6 +34,7 @@ version: 1
 server: {{host: 127.0.0.1, port: {port}, admin_key: "{ADMIN_KEY}", open_dashboard: true}}
 state: {{url: "memory://"}}
 health: {{interval_s: 0.5, timeout_s: 5}} # an engine is back soon; a busy laptop is no fault
+compressor: {{time_limit_ms: 2000}} # it may be slow, too
 request_log: {{path: "{folder / "requests.jsonl"}"}}
 models:
   - name: {MODEL}

@@ -55,6 +55,7 @@ def fleet() -> Iterator[Fleet]:
                 {"name": "acme", "display_name": "Acme", "keys": KEYS},
                 *({"name": f"quiet-{i:03}"} for i in range(60)),
             ],
+            "compressor": {"time_limit_ms": 60_000},
         },
         server={"viewer_key": VIEWER_KEY},
     ) as fleet:

@@ -49,6 +49,10 @@ def rag(tokens: int = 9_500, *, max_tokens: int = 500, fact_at: float = 0.5) -> 
     }
 
 
+UNHURRIED = {"compressor": {"time_limit_ms": 60_000}}
+"""No prompt is given up because the machine is busy."""
+
+
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     # Without a scheduler no pool is preferred because it holds the prefix.
@@ -56,7 +60,7 @@ def fleet() -> Iterator[Fleet]:
         "compression": {"enabled": True, "only_when_busy": False},
         "scheduling": {"policy": "least-loaded"},
     }
-    with Fleet(short=1, long=1, model=model) as started:
+    with Fleet(short=1, long=1, model=model, config=UNHURRIED) as started:
         yield started
 
 
@@ -134,7 +138,7 @@ def test_a_stream_is_compressed_too(fleet: Fleet) -> None:
 
 def test_observe_mode_leaves_the_body_alone() -> None:
     model = {"compression": {"enabled": True, "only_when_busy": False}, "mode": "observe"}
-    with Fleet(short=1, long=1, model=model) as fleet:
+    with Fleet(short=1, long=1, model=model, config=UNHURRIED) as fleet:
         answer = post(fleet, rag())
         assert answer.headers["x-sluice-compressed"] == "none"
         assert received(fleet, answer.headers["x-sluice-pool"]) == rag()

@@ -63,7 +63,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         long=1,
         # The engine's window is what the gateway takes it for; only their counts differ.
         model={"compression": {"enabled": True, "tokenizer": str(path), "max_cut": 0.9, **ANY}},
-        config={"entitlements": [reader]},
+        config={"entitlements": [reader], "compressor": {"time_limit_ms": 60_000}},
         mock=("--speed", "10"),
     ) as started:
         yield started
