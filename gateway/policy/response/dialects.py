@@ -3,14 +3,6 @@
 The relay, settlement and errors read this table; none of them knows an endpoint by name. Shapes
 that it does not know are relayed as they come and counted by their bytes.
 
-| Endpoint | a choice ends | nothing follows | before the first token |
-|---|---|---|---|
-| chat, completions | `choices[].finish_reason` | `[DONE]` | - |
-| messages | `message_delta` with `delta.stop_reason` | `message_stop` | `message_start`, `ping` |
-| responses | `response.completed`, `.incomplete`, `.failed` | the same | `response.created`, ... |
-| audio | `transcript.text.done`, `speech.audio.done` | the same, `[DONE]` | - |
-| others | the end of the body | `[DONE]` | - |
-
 Usage is known by its fields' names, not by its endpoint:
 
 | Fields | prompt tokens |

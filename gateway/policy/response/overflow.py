@@ -9,9 +9,8 @@ Engines echo what clients send. So quoted text does not count, nor what follows 
 numbers must be possible for the request. Busy is a 503 from a live engine with a full queue.
 """
 
-import contextlib
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -93,7 +92,9 @@ def overflow_of(
         return None
     cap, most = facts.cap_tokens or 0, max_prompt_tokens(facts, size)
     message = _QUOTED.sub("", engine_message(body))
-    bound = window if error_code(body) in _CODES else _bound(message, window)
+    error = _error(body) or {}
+    coded = str(error.get("code")) in _CODES or str(error.get("type")) in _CODES
+    bound = window if coded else _bound(message, window)
     if not 0 < bound <= most + cap:
         return None
     told = _PROMPT.search(message)
@@ -129,12 +130,8 @@ def in_band_error(said: bytes) -> bytes:
 
 def in_band_status(error: bytes) -> int:
     """The HTTP status in the `code` of an error that came with status 200; 500 if there is none."""
-    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
-        decoded = orjson.loads(error)
-        code = decoded.get("error", decoded).get("code")
-        if isinstance(code, int) and 400 <= code < 600:
-            return code
-    return 500
+    code = (_error(error) or {}).get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 def is_busy(status: int, body: bytes, dropped: bytes = b"") -> bool:
@@ -165,26 +162,20 @@ def engine_message(body: bytes) -> str:
     """The message in an engine's error body of any shape, cut to a limit; "" if there is none."""
     if len(body) > _MAX_ERROR_BYTES:
         return ""
-    body = body.strip()
+    error = _error(body)
+    if error is None:
+        return body.strip()[:_MAX_MESSAGE].decode("utf-8", "replace")
+    return str(error.get("message") or error.get("detail") or "")[:_MAX_MESSAGE]
+
+
+def _error(body: bytes) -> dict[str, Any] | None:
+    """The error in a body of any shape; None if it is no JSON."""
     try:
-        decoded = orjson.loads(body) if body else None
-    except orjson.JSONDecodeError:
-        return body[:_MAX_MESSAGE].decode("utf-8", "replace")
-    if isinstance(decoded, dict):
-        error = decoded.get("error", decoded)
-        if isinstance(error, dict):
-            error = error.get("message") or error.get("detail") or ""
-        return str(error)[:_MAX_MESSAGE]
-    return ""
-
-
-def error_code(body: bytes) -> str:
-    """The code or type of an engine's error that clients branch on; "" if it has none."""
-    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
         decoded = orjson.loads(body)
-        error = decoded.get("error", decoded)
-        return str(error.get("code") if error.get("code") in _CODES else error.get("type"))
-    return ""
+    except orjson.JSONDecodeError:
+        return None
+    error = decoded.get("error", decoded) if isinstance(decoded, dict) else {}
+    return error if isinstance(error, dict) else {"message": error}
 
 
 def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
