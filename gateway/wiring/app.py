@@ -160,6 +160,7 @@ class Gateway:
     def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
         """Build the prober, the boundary mover and the reader of engine metrics."""
         self.rotation_log = RotationLog()
+        self._told_state_up = True
         self.prober = Prober(
             self.models,
             interval_s=config.health.interval_s,
@@ -321,6 +322,7 @@ class Gateway:
             view=self.store.view,
             managed=self.pools.manages,
             replicas=self._replicas,
+            store_up=self._state_up,
         )
 
     def _answer(self, peers: Peers) -> None:
@@ -416,8 +418,23 @@ class Gateway:
                 self._bill_fleet()
                 self.pipeline.tick(self.served.retiring)
                 self.rotation_log.look(self.served.models, self._clock())
+                self._tell_state()
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("scheduler tick failed")
+
+    def _tell_state(self) -> None:
+        """Log once that the state store went or returned; its parts log their own causes."""
+        up = self._state_up()
+        if up == self._told_state_up:
+            return
+        self._told_state_up = up
+        if up:
+            _log.warning("the state store is back")
+        else:
+            _log.error(
+                "the state store is away: limits are kept as state.fail_mode says, and changes of "
+                "keys and entitlements do not arrive; have it answer, the gateway returns by itself"
+            )
 
     def _bill_fleet(self) -> None:
         """Count what the workers cost since the last call."""

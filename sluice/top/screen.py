@@ -19,6 +19,8 @@ _STYLES: Final = {
 _FIXED_LINES: Final = 8
 """Lines of a screen that are no rows of entitlements, workers or decisions, without the pools."""
 
+_WRONG_LINES: Final = 3
+
 _POOLS: Final = (
     *("pool", "model", "ready", "slots", "KV", "queue", "boundary", "want", "coverage"),
 )
@@ -44,12 +46,15 @@ def screen(
     """All parts; `height` lines at most, or every row where it is None."""
     shared = figures["shared"]
     pools = shared["pools"]
-    most = None if height is None else max(3, height - _FIXED_LINES - len(pools))
+    wrong = shared["wrong"][: None if height is None else _WRONG_LINES]
+    lines = _FIXED_LINES + len(pools) + len(wrong)
+    most = None if height is None else max(3, height - lines)
     workers, entitlements = figures["workers"], figures["entitlements"]
     few: dict[str, int | None] = {"workers": None, "entitlements": None, "decisions": None}
     if most is not None:
         few = _shares(most, len(workers["rows"]), len(entitlements["rows"]))
     parts: list[RenderableType] = [_head(shared, note)]
+    parts += [_wrong(one) for one in wrong]
     parts.append(_pools(pools, width))
     parts += _part(
         "entitlements",
@@ -89,6 +94,11 @@ def _head(shared: Row, note: str) -> Text:
     text.append(f"{note}  " if note else "", style="yellow")
     text.append("  ".join(parts))
     return text
+
+
+def _wrong(one: Row) -> Text:
+    style = "bold red" if one["level"] == "bad" else "yellow"
+    return Text(one["text"], style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _part(name: str, table: Table, page: Row) -> list[RenderableType]:

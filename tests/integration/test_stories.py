@@ -14,7 +14,7 @@ from bench.common.fleet import MODEL, Fleet
 from bench.common.redis_server import RedisServer
 from gateway.records.decision import DecisionRecord
 from gateway.records.story import story_of
-from tests.integration.test_token_pools import CHAT, entitlement, fleet_of, post
+from tests.integration.test_token_pools import CHAT, entitlement, fleet_of, post, wait_until
 
 SLOTS = 4
 
@@ -138,7 +138,13 @@ def test_engines_that_failed_are_told_with_what_became_of_each_try(fleet: Fleet)
     assert "served it" not in story
 
 
-def test_a_store_that_is_away_is_told() -> None:
+def complaints(fleet: Fleet) -> str:
+    """What the page and `sluice top` show as wrong."""
+    found = fleet.admin("/dashboard/snapshot").json()["shared"]["wrong"]
+    return " ".join(one["text"] for one in found)
+
+
+def test_a_store_that_is_away_is_told_to_all_who_look(capfd: pytest.CaptureFixture[str]) -> None:
     with (
         RedisServer() as redis,
         fleet_of(
@@ -150,3 +156,9 @@ def test_a_store_that_is_away_is_told() -> None:
         redis.kill()
         told = assert_told_as_it_was(fleet, refused(fleet, "one"), "state_unavailable")
         assert "with 503: the state store was away" in told
+        wait_until(lambda: "The state store is away" in complaints(fleet))
+        redis.start()
+        wait_until(lambda: complaints(fleet) == "")
+    logged = capfd.readouterr().err
+    assert logged.count("ERROR sluice: the state store is away: ") == 1
+    assert logged.count("the state store is back") == 1

@@ -89,10 +89,10 @@ class GuardedDirectory(Generic[Entry]):
             self._breaker.failed(self._clock(), self._chance())
             if not self._away:
                 self._away = True
-                _log.warning("the directory of %s is away: %s", self._of, reason)
+                _log.info("the directory of %s is away: %s", self._of, reason)
             raise StateFailure(reason) from error
         self._breaker.succeeded()
         if self._away:
             self._away = False
-            _log.warning("the directory of %s is back", self._of)
+            _log.info("the directory of %s is back", self._of)
         return found

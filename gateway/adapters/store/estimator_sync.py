@@ -128,7 +128,7 @@ class EstimatorSync:
         self._breaker.succeeded()
         if self._away:
             self._away = False
-            _log.warning("the state store is back")
+            _log.info("the state store is back")
         for name, subject in subjects.items():
             subject.missing = name in received.missing
             if records[name] is not None and not subject.missing:
@@ -142,7 +142,7 @@ class EstimatorSync:
         self._breaker.failed(self._clock(), self._chance())
         if not self._breaker.closed and not self._away:
             self._away = True
-            _log.warning("the state store is away, learning goes on in this process: %s", reason)
+            _log.info("the state store is away, learning goes on in this process: %s", reason)
 
     async def _run(self) -> None:
         while True:

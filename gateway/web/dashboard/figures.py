@@ -15,13 +15,16 @@ _FIRST_EDGE: Final = 64
 _MAX_BUCKETS: Final = 48
 
 
-def times(briefs: Iterable[Brief], now_unix_s: float) -> dict[str, Any]:
-    """Percentiles of the last minute, of answers and of the gateway's own work."""
+def recent(briefs: Iterable[Brief], now_unix_s: float) -> list[Brief]:
+    """Those of the last minute."""
+    return [brief for brief in briefs if now_unix_s - brief.time_unix_s <= WINDOW_S]
+
+
+def times(briefs: Iterable[Brief]) -> dict[str, Any]:
+    """Percentiles of answers and of the gateway's own work."""
     ttft: list[float] = []
     overhead: list[float] = []
     for brief in briefs:
-        if now_unix_s - brief.time_unix_s > WINDOW_S:
-            continue
         if brief.timing.ttft_s is not None and brief.outcome == "ok":
             ttft.append(brief.timing.ttft_s)
         if brief.timing.overhead_ms is not None:

@@ -6,6 +6,7 @@ same view share the cut as well. Nothing runs while nobody looks.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -28,6 +29,7 @@ from gateway.web.dashboard.recent import RecentDecisions, row
 from gateway.web.dashboard.tenant_rows import tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
+from gateway.web.dashboard.wrong import wrong_now
 
 PERIOD_S: Final = 1.0
 MAX_CUTS: Final = 64
@@ -48,6 +50,8 @@ class Sources(Record, frozen=True, kw_only=True):
     """`TokenPools.view`; called for managed models only."""
     managed: Callable[[str], bool]
     replicas: Callable[[], int]
+    store_up: Callable[[], bool]
+    """Whether all shared and persistent state is reachable."""
 
 
 class _Snapshot:
@@ -122,18 +126,25 @@ class Snapshots:
             described.append(describe_fleet(served, counted, now_s))
         await add_load(control.peers, described)
         briefs = self._recent.briefs
+        last = figures.recent(briefs, self._wall_clock())
         entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
         models = list(zip(present, described, strict=True))
+        pools = list(chain.from_iterable(pool_rows(*each) for each in models))
+        by_pool = defaultdict(list)
+        for brief in last:
+            by_pool[brief.model, brief.pool].append(brief)
+        for pool in pools:
+            pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
+        workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
+        traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
         shared = {
             "time": self._wall_clock(),
             "version": control.version,
             "replicas": self._from.replicas(),
             "draining": control.draining(),
-            "traffic": {
-                **self._rates.at(now_s, totals),
-                **figures.times(briefs, self._wall_clock()),
-            },
-            "pools": list(chain.from_iterable(pool_rows(*each) for each in models)),
+            "wrong": wrong_now(pools, workers, last, store_up=self._from.store_up()),
+            "traffic": traffic,
+            "pools": pools,
             "models": [
                 {
                     "model": served.name,
@@ -146,7 +157,6 @@ class Snapshots:
             "refused": _by_reason(totals.admission.items()),
             "more_entitlements": len(entitlements) > MAX_ROWS,
         }
-        workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
         known = {each.terms.name: each for each in entitlements}
         tenants = partial(tenants_page, control.tenants, known)
         return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)

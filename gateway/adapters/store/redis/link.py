@@ -191,7 +191,7 @@ class RedisLink:
             self._on_up()
             if self._away:
                 self._away = False
-                _log.warning("Redis is back")
+                _log.info("Redis is back")
 
     async def _round_trip(self) -> None:
         try:
@@ -248,7 +248,7 @@ class RedisLink:
         self._fail_calls(RedisAway(_reason(error)))
         if not self._away and (isinstance(error, ModelLost) or not self._breaker.closed):
             self._away = True
-            _log.warning("Redis is away: %s", _reason(error))
+            _log.info("Redis is away: %s", _reason(error))
 
     def _fail_calls(self, error: RedisAway) -> None:
         kept = [op for op in self._queue if op.lasting]

@@ -31,7 +31,38 @@ function drawTraffic(traffic) {
   }
 }
 
-const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+let wrongShown = "";
+function drawWrong(wrong, worst) {
+  byId("wrong").className = `card verdict ${worst}-edge`;
+  const told = JSON.stringify(wrong);
+  if (told === wrongShown) return; // a screen reader hears of changes only
+  wrongShown = told;
+  const lines = wrong.length ? wrong : [{ level: "good", text: "Nothing: every worker serves, the store answers, no budget is spent." }];
+  byId("wrong-list").replaceChildren(...lines.map((one) => el("li", { class: one.level }, one.text)));
+}
+
+const TERMS = {
+  Queue: "Requests that wait in the gateway for a worker of this pool; in brackets by class: protected / elastic / backfill.",
+  TTFT: "Time to first token of this pool's answers in the last minute: median, and 99th percentile.",
+  Boundary: "Requests of up to so many tokens, prompt and answer, belong to this pool.",
+  Window: "The longest sequence that its engines take.",
+  "Desired replicas": "Workers that the present demand would need.",
+  "Predictor coverage": "Share of first tokens that came within the predicted upper bound; 95 % is meant.",
+  "KV cache reserved": "KV cache that requests in flight may need at most, of what the engines have.",
+  Slots: "Sequences in flight, of those that the ready workers run at once.",
+  Debt: "What an entitlement was refused of its baseline; it raises the priority of elastic work, and falls as it is served.",
+  Priority: "The weight by which admission decides who gets the next slot; the higher goes first.",
+  "SLO met": "Share of its streams whose first token came within `slo_target_ms`.",
+  "Bucket used": "Share of its token bucket that is spent; at 100 % requests wait for the rate.",
+  "Baseline / limit": "Sequences set aside for it, and the most it may have in flight.",
+  Refused: "Requests refused since the start, by reason.",
+  Speed: "How fast this engine prefills compared with its pool.",
+  "Prefix hits": "Share of prompt tokens that the engine found in its cache.",
+  Estimate: "Tokens, prompt and answer, that the gateway expected.",
+};
+const term = (name) => (TERMS[name] ? el("abbr", { title: TERMS[name] }, name) : name);
+
+const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, term(name)), el("dd", {}, value)]));
 
 function poolCard(pool) {
   const ready = pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad";
@@ -39,6 +70,7 @@ function poolCard(pool) {
   const kv = pool.kv_capacity_bytes ? pool.kv_bytes / pool.kv_capacity_bytes : null;
   const rows = [
     ["Queue", pool.queue_by_class ? `${count(pool.queue)} (${pool.queue_by_class.join(" / ")})` : count(pool.queue)],
+    ["TTFT", pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE],
     ["Boundary", pool.boundary == null ? "none, takes the rest" : `${count(pool.boundary)} tokens`],
     ["Window", `${count(pool.window)} tokens`],
     ["Desired replicas", count(pool.desired)],
@@ -47,9 +79,9 @@ function poolCard(pool) {
   return el("article", { class: "card" },
     el("div", { class: "line" }, el("h3", {}, `${pool.pool} `, el("span", { class: "muted" }, pool.model)),
       el("span", { class: ready }, `${pool.ready} of ${pool.workers} ready`)),
-    el("div", { class: "line" }, el("span", {}, "Slots"), el("span", {}, `${count(pool.inflight)} of ${count(pool.slots)}`)),
+    el("div", { class: "line" }, el("span", {}, term("Slots")), el("span", {}, `${count(pool.inflight)} of ${count(pool.slots)}`)),
     meter(slots, "Slots in use"),
-    el("div", { class: "line" }, el("span", {}, "KV cache reserved"), el("span", {}, kv == null ? NONE : `${bytes(pool.kv_bytes)} of ${bytes(pool.kv_capacity_bytes)}`)),
+    el("div", { class: "line" }, el("span", {}, term("KV cache reserved")), el("span", {}, kv == null ? NONE : `${bytes(pool.kv_bytes)} of ${bytes(pool.kv_capacity_bytes)}`)),
     kv == null ? null : meter(kv, "KV cache reserved"),
     facts(rows));
 }

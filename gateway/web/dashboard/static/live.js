@@ -116,7 +116,10 @@ function draw({ shared, workers: w, entitlements: e, tenants: t, decisions: d })
   byId("forget").hidden = !sessionStorage.getItem(KEY);
   const replicas = shared.replicas > 1 ? `, ${shared.replicas} replicas` : "";
   setText(byId("about"), `${shared.version}${replicas}, ${count(shared.traffic.requests_total)} requests${shared.draining ? ", draining" : ""}`);
-  setStatus(`live ${clock(shared.time)}`, "live");
+  const worst = shared.wrong.length === 0 ? "good" : shared.wrong.some((one) => one.level === "bad") ? "bad" : "warn";
+  const verdict = { good: "nothing wrong", warn: "look below", bad: "needs you" }[worst];
+  setStatus(`${verdict}, ${clock(shared.time)}`, { good: "live", warn: "warn", bad: "off" }[worst]);
+  drawWrong(shared.wrong, worst);
   drawTraffic(shared.traffic);
   byId("pool-cards").replaceChildren(...shared.pools.map(poolCard));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));

@@ -19,7 +19,7 @@ class Table {
       this.tools.append(this.back, this.next);
       this.turn = (by) => setView(`${name}_page`, this.page + by);
     }
-    const heads = columns.map(([text, kind]) => el("th", { scope: "col", class: kind }, text));
+    const heads = columns.map(([text, kind]) => el("th", { scope: "col", class: kind }, term(text)));
     const table = el("table", {}, el("thead", {}, el("tr", {}, heads)), this.body);
     this.area = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, table);
     byId(place).append(this.tools, this.area);

@@ -29,6 +29,9 @@ DECISION: dict[str, Any] = {
 }  # fmt: skip
 
 
+WRONG = [{"level": "bad", "text": "The state store is away: have it answer again."}]
+
+
 def figures(rows: int) -> dict[str, Any]:
     def page(row: dict[str, Any]) -> dict[str, Any]:
         return {"rows": [row] * rows, "found": rows, "total": 2 * rows}
@@ -38,7 +41,7 @@ def figures(rows: int) -> dict[str, Any]:
         "ttft_p50_s": 0.0066, "ttft_p99_s": 0.55, "overhead_p50_s": 0.000277,
     }  # fmt: skip
     return {
-        "shared": {"pools": [POOL, {**POOL, "pool": "long"}], "traffic": traffic},
+        "shared": {"pools": [POOL, {**POOL, "pool": "long"}], "traffic": traffic, "wrong": WRONG},
         "workers": page(WORKER),
         "entitlements": page(TENANT),
         "decisions": [DECISION] * rows,
@@ -74,6 +77,11 @@ def test_a_pipe_gets_every_row_and_column() -> None:
     assert "97%       12  concurrency" in text
     assert "compressed 12043->8110" in text
     assert "entitlements (50 of 100)" in text
+
+
+def test_what_is_wrong_stands_above_all_tables() -> None:
+    lines = drawn(3, 80, 24)
+    assert lines[1].startswith("The state store is away")
 
 
 def test_what_is_filtered_or_paused_is_said_first() -> None:

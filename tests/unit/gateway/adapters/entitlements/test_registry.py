@@ -332,6 +332,7 @@ async def test_with_the_directory_away_changes_are_refused_and_nothing_changes(
 async def test_the_directory_s_absence_is_logged_once_and_its_return(
     rig: EntitlementRig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "sluice")
     rig.directory.fail_with = StateFailure("no route")
     for _ in range(20):
         await rig.sync.poll()

@@ -114,7 +114,7 @@ async def test_two_share_what_one_learned(shared: FakeShared) -> None:
 async def test_away_it_goes_on_learning_and_is_told_once(
     shared: FakeShared, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "sluice.state")
+    caplog.set_level(logging.INFO, "sluice.state")
     node, other = Node(shared), Node(shared, "other")
     await node.learning.exchange()
     node.state.fail_with = AWAY

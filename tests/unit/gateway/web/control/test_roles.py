@@ -149,6 +149,7 @@ def test_every_admin_route_of_the_gateway_is_in_the_table_and_no_other() -> None
         view=services,
         managed=lambda _: False,
         replicas=lambda: 1,
+        store_up=lambda: True,
     )
     usage = usage_router(services, KEYS, None)
     app = control_app(control, dashboard_router(sources), usage)

@@ -36,7 +36,7 @@ def test_percentiles_are_of_the_answers_of_the_last_minute() -> None:
     briefs = [brief(timing={"ttft_s": i / 100, "overhead_ms": float(i)}) for i in range(1, 101)]
     briefs.append(brief(time_unix_s=1.0, timing={"ttft_s": 99.0}))
     briefs.append(brief(outcome="refused", timing={"ttft_s": 99.0}))
-    found = figures.times(briefs, 110.0)
+    found = figures.times(figures.recent(briefs, 110.0))
     assert found == {
         "ttft_p50_s": 0.51,
         "ttft_p99_s": 1.0,
@@ -47,7 +47,7 @@ def test_percentiles_are_of_the_answers_of_the_last_minute() -> None:
 
 
 def test_of_nothing_there_are_no_percentiles() -> None:
-    assert figures.times([], 0.0)["ttft_p99_s"] is None
+    assert figures.times([])["ttft_p99_s"] is None
 
 
 def test_lengths_are_counted_by_pool_around_the_boundary() -> None:
