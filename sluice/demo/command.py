@@ -90,7 +90,11 @@ def _tell(
     pace: float,
 ) -> None:
     """Play the acts until the time is over, the last one has ended, or Ctrl-C."""
-    with display(f"Sluice demo, mock engines  {fleet.url}  Ctrl-C ends it", names) as show:
+    title = (
+        f"Sluice demo  page {fleet.url}/dashboard  Ctrl-C ends it\n"
+        f"base_url {fleet.url}/v1  keys {' '.join(KEYS.values())}"
+    )
+    with display(title, names) as show:
         telling = partial(tell, unmanaged=fleet.unmanaged, engines=fleet, pace=pace, once=once)
         teller = Teller(partial(telling, fleet.url, show, names))
         teller.start()
@@ -138,6 +142,7 @@ def _welcome(console: Console, fleet: DemoFleet) -> None:
     url = fleet.url
     console.print()
     console.print("A real gateway before 3 mock engines: answers are timed, not computed.")
+    console.print(f"[bold]page[/]  {url}/dashboard   (needs no key here)")
     console.print(f"[bold]OpenAI base_url[/]  {url}/v1   model [bold]{MODEL}[/]")
     for service_class, key in KEYS.items():
         console.print(f"[bold]key[/]  {key}   ({service_class})")

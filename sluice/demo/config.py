@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 MODEL: Final = "demo-model"
-LONG_MODEL: Final = "demo-long"
 """Name under which the unmanaged gateway serves the long engine."""
 SHORT_WINDOW, LONG_WINDOW = 8192, 65536
 SHORT_SLOTS: Final = 32
@@ -19,9 +18,8 @@ KEYS: Final = {
     "guaranteed": "sk-demo-guaranteed",
     "elastic": "sk-demo-elastic",
     "spot": "sk-demo-spot",
-    "batch": "sk-demo-batch",
 }
-"""By tenant; `batch` is a spot tenant on trial."""
+"""By tenant."""
 ADMIN_KEY: Final = "sk-demo-admin"
 
 
@@ -69,20 +67,17 @@ def _entitlements() -> Iterator[str]:
         "elastic": "tokens_per_second: 20000, kv_cache_gib: 320, "
         "concurrency: 16, max_concurrency: 64",
         "spot": "max_concurrency: 48",
-        # On trial: its refusals are counted, not made, so its documents wait in line for ranks.
-        "batch": "max_concurrency: 16, mode: observe",
     }
     for name, key in KEYS.items():
         digest = sha256(key.encode()).hexdigest()
-        service_class = "spot" if name == "batch" else name
         yield (
             f"  - {{name: demo-{name}, tenant: demo-{name}, model: {MODEL}, "
-            f"service_class: {service_class},\n     {limits[name]},\n     "
+            f"service_class: {name},\n     {limits[name]},\n     "
             f'api_keys: ["sha256:{digest}"]}}'
         )
 
 
-def unmanaged(port: int, short: Sequence[str], long: str) -> str:
+def unmanaged(port: int, short: Sequence[str]) -> str:
     """A plain relay before the same engines: no tenants, no estimate, each worker in turn."""
     return f"""\
 # Written by `sluice demo`, for comparison: the same engines, nothing managed.
@@ -96,11 +91,4 @@ models:
         max_model_len: {SHORT_WINDOW}
         max_num_seqs: {SHORT_SLOTS}
         workers: [{", ".join(f'"{url}"' for url in short)}]
-  - name: {LONG_MODEL}
-    scheduling: {{policy: round-robin}}
-    pools:
-      ranks:
-        max_model_len: {LONG_WINDOW}
-        max_num_seqs: {SLOTS_PER_RANK}
-        workers: [{{url: "{long}", ranks: {RANKS}, model: {MODEL}}}]
 """

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from math import ceil
 from typing import Final, Self, TextIO
@@ -204,7 +204,8 @@ class Shown:
         """As much as fits the terminal."""
         with self._lock:
             results = self._results_table()
-            room = self._console.size.height - 4 - self._height_of_results()
+            room = self._console.size.height - 4 - self._height_of(self._title.split("\n")[1:])
+            room -= self._height_of(self._results.values())
             lines = list(self._lines)[-max(3, room) :]
             head = Text.assemble((f"{self._name}  ", "bold cyan"), (self._caption, "bold"))
             return Group(Text(self._title, style="dim"), head, _table(lines, room), results)
@@ -219,9 +220,9 @@ class Shown:
             found.add_row(Text(name, style=style), text or ("..." if now else ""))
         return found
 
-    def _height_of_results(self) -> int:
+    def _height_of(self, texts: Iterable[str]) -> int:
         width = max(20, self._console.size.width - _NAME_WIDTH - 4)
-        return sum(max(1, ceil(len(text) / width)) for text in self._results.values())
+        return sum(max(1, ceil(len(text) / width)) for text in texts)
 
 
 def _table(lines: list[Line], room: int) -> Table:

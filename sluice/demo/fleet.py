@@ -31,7 +31,7 @@ class DemoFleet:
         self.config = folder / "sluice.yaml"
         self.config.write_text(managed(port or own, self.short, self.long, folder), "utf-8")
         self._plain_config = folder / "unmanaged.yaml"
-        self._plain_config.write_text(unmanaged(plain, self.short, self.long), "utf-8")
+        self._plain_config.write_text(unmanaged(plain, self.short), "utf-8")
         self.log = folder / "processes.log"
         """Standard error of all."""
         self._children = children

@@ -31,10 +31,6 @@ class Engines(Protocol):
     def short(self) -> Sequence[str]:
         """URLs of the short pool's engines."""
 
-    @property
-    def long(self) -> str:
-        """URL of the engine with ranks."""
-
     def kill(self, url: str) -> None:
         """End an engine at once, as a crash does."""
 

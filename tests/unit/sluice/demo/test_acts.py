@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sluice.demo import prompts
-from sluice.demo.acts import calm, engine, flood, ranks, retrieval
+from sluice.demo.acts import calm, engine, flood, retrieval
 from sluice.demo.client import Answer
 from sluice.demo.stage import counted, high_ms, median_ms
 from sluice.demo.story import ACTS
@@ -92,36 +92,8 @@ def test_engine_tells_failures_and_the_return() -> None:
     assert engine.said("http://h:1", [served()], 0, None).endswith("it is not back yet.")
 
 
-def test_ranks_tells_both_ways() -> None:
-    answers = [served(worker=f"h:1#{rank}") for rank in (0, 0, 1, 3)]
-    levelled = ranks.Levels(answers=answers, fullest=1.1, tokens_per_s=900.0)
-    in_turn = ranks.Levels(answers=answers, fullest=1.3, tokens_per_s=800.0)
-    assert ranks.said(levelled, in_turn) == (
-        "4 of 4 answered, 0 failed, 2/1/1 by rank; 900 answer tokens/s; the fullest rank held "
-        "1.10 x the mean. Ranks in turn: 800 tokens/s, 1.30 x."
-    )
-    unseen = ranks.Levels(answers=answers, fullest=None, tokens_per_s=900.0)
-    assert ranks.said(unseen, None).endswith("900 answer tokens/s.")
-
-
-def page(*loads: tuple[int, float]) -> str:
-    lines = []
-    for rank, (running, used) in enumerate(loads):
-        labels = f'{{engine="{rank}",model_name="m"}}'
-        lines.append(f"vllm:num_requests_running{labels} {running}")
-        lines.append(f"vllm:kv_cache_usage_perc{labels} {used}")
-    return "\n".join(lines)
-
-
-def test_the_imbalance_is_that_of_busy_ranks() -> None:
-    assert ranks.imbalance(page((1, 0.3), (2, 0.1))) == pytest.approx(1.5)
-    assert ranks.imbalance(page((1, 0.2), (1, 0.2))) == pytest.approx(1.0)
-    assert ranks.imbalance(page((1, 0.3), (0, 0.1))) is None
-    assert ranks.imbalance("") is None
-
-
 def test_captions_fit_a_line_of_a_narrow_terminal() -> None:
-    assert list(ACTS) == ["calm", "flood", "retrieval", "engine", "ranks"]
+    assert list(ACTS) == ["calm", "flood", "retrieval", "engine"]
     for act in ACTS.values():
         assert len(f"{act.name}  {act.caption}") <= 79
 

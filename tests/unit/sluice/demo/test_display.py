@@ -60,7 +60,8 @@ def screen(show: Shown, console: Console) -> list[str]:
 
 def test_the_table_fits_a_terminal_of_80_columns_and_24_lines() -> None:
     console = Console(width=80, height=24, file=io.StringIO(), force_terminal=False)
-    show = Shown(console, "Sluice demo", ("calm", "flood"))
+    title = "Sluice demo  page http://127.0.0.1:8080/dashboard\nkeys sk-demo-a"
+    show = Shown(console, title, ("calm", "flood"))
     show.result("calm", "46 of 46 answered. " * 9)
     show.act("flood", "A flood.")
     for number in range(100):
@@ -69,7 +70,9 @@ def test_the_table_fits_a_terminal_of_80_columns_and_24_lines() -> None:
     lines = screen(show, console)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert lines[1].startswith("flood  A flood.")
+    assert lines[0].endswith("/dashboard"), "the page's address stays, and so do the keys"
+    assert lines[1].startswith("keys sk-demo-a")
+    assert lines[2].startswith("flood  A flood.")
     shown = "\n".join(lines)
     assert "429 concurrency" in shown
     assert " 100 short 9001" in shown, "the last request is seen"
