@@ -387,8 +387,8 @@ class Quartz:
         request_price_s = profile.request_price_s
         waits_s = self._backlogs.waits_s([worker for worker, _ in candidates], now_s)
         aheads = self._slots.aheads(candidates, active, lengths, self._backlogs)
-        # While another worker has a slot free, it is wasted to wait for one.
-        turn_s = self._slots.answer_s * (price if price > 1.0 and min(aheads) <= 0.0 else 1.0)
+        slots, free = self._pool.slots_per_worker, min(aheads) <= 0.0
+        turn_s = self._slots.answer_s * (max(1.0, price) if free else 1.0)
         bases = []
         for (worker, hit), wait_s, ahead in zip(candidates, waits_s, aheads, strict=True):
             share = (written[worker] + even) / mean
@@ -399,6 +399,8 @@ class Quartz:
             psi_s = price * share * (prompt - hit) * s_per_token[worker]
             base = psi_s + wait_s + request_price_s * active[worker]
             if ahead > 0.0:
+                if free and active[worker] + lengths[worker] >= slots:
+                    continue  # no prefix is worth a wait for a slot while another is free
                 base += turn_s * ahead
             bases.append((base, active[worker], worker, hit))
         if len(bases) > 1:
@@ -407,11 +409,10 @@ class Quartz:
         scores = []
         predict, by_quantile = self._predictor.predict_request, profile.quantile
         cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
-        free = self._pool.slots_per_worker - 1
         for base, _, worker, hit in bases:
             if base >= least:
                 break
-            busy = min(active[worker], free)  # the wait for a slot is in the base
+            busy = min(active[worker], slots - 1)  # the wait for a slot is in the base
             seen = predict(worker, prompt, hit, cap, output, busy, 0, kv[worker], stream)
             score = base + (seen[2] if by_quantile else seen[1])
             scores.append((worker, score))
