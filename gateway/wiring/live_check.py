@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation
+from gateway.adapters.store.backends import backend_of, open_directory
 from gateway.adapters.upstream import HttpUpstream
+from gateway.errors import StateFailure
 from gateway.metrics import Metrics
 from gateway.policy.fleet import members
 from gateway.policy.model_runtime import ModelRuntime, adapted_aliases
+from gateway.ports import EntitlementEntry
 from gateway.records.record import Record
 from gateway.settings import Config
 from gateway.wiring.discovery import Discovery
@@ -64,11 +67,32 @@ async def look(config: Config) -> list[LiveFinding]:
             )
         )
         found = (one for served in models for one in (*_workers(served), *_aliases(served)))
-        return [*_sources(discovery), *found]
+        return [*await _store(config), *_sources(discovery), *found]
     finally:
         await discovery.close()
         await prober.close()
         await upstream.close()
+
+
+async def _store(config: Config) -> list[LiveFinding]:
+    """The state store, where it is another host's; reads and changes nothing of it."""
+    url = config.state.address
+    if backend_of(url) != "redis":
+        return []
+    directory = open_directory(url, EntitlementEntry, "entitlements")
+    problem = ""
+    try:
+        await directory.changes(0, "")
+    except StateFailure as error:
+        problem = str(error)
+    finally:
+        await directory.close()
+    fix = "start it, or correct state.url and its password" if problem else ""
+    return [
+        LiveFinding(
+            model="", pool="state", worker="store", ready=not problem, problem=problem, fix=fix
+        )
+    ]
 
 
 def _sources(discovery: Discovery) -> Iterator[LiveFinding]:

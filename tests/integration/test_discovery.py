@@ -127,7 +127,9 @@ async def test_a_live_check_names_what_is_wrong_with_its_fix(tmp_path: Path) -> 
             f"http://127.0.0.1:{dead}",
         ]
         path = tmp_path / "sluice.yaml"
-        path.write_text(yaml.safe_dump({"version": 1, "models": [{"name": "m", "pools": pools}]}))
+        state = {"url": f"redis://:secret@127.0.0.1:{dead}/0"}
+        models = [{"name": "m", "pools": pools}]
+        path.write_text(yaml.safe_dump({"version": 1, "state": state, "models": models}))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sluice", "check", "--live", "--json", "-c", str(path)),
             stdout=asyncio.subprocess.PIPE,
@@ -136,6 +138,9 @@ async def test_a_live_check_names_what_is_wrong_with_its_fix(tmp_path: Path) -> 
     assert process.returncode == 1
     answer = json.loads(out)
     found = {each["worker"]: each for each in answer["workers"]}
+    assert not found["store"]["ready"]
+    assert found["store"]["fix"].startswith("start it, or correct state.url")
+    assert b"secret" not in out
     (note,) = answer["remarks"]
     assert note.startswith(f"http://{engines.address(2)}:{engines.port}/v1 is read as")
     assert note.endswith("remove /v1")
