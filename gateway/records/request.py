@@ -146,6 +146,8 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     cap_field: str | None = None
     sequences_per_prompt: int = 1
     """max(n, best_of)."""
+    choices_per_prompt: int = 1
+    """n; best_of adds none to the answer."""
     steering_fields: tuple[str, ...] = ()
     """Top-level fields that control the engine and must be removed."""
     previous_response_id: str | None = None

@@ -37,7 +37,7 @@ from gateway.policy.response.overflow import (
     overflow_of,
     refuses_priority,
 )
-from gateway.policy.response.sse import BodyMeter, StreamMeter, choices_of
+from gateway.policy.response.sse import BodyMeter, StreamMeter
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import Outcome, Usage, WorkerAddress
 from gateway.records.endpoint import RESPONSES, Dialect, Endpoint
@@ -174,7 +174,9 @@ class Relay:
     ) -> Outcome | Fault:
         """A stream of events; `first` was read of it already."""
         self._meter = meter = StreamMeter(
-            self._endpoint, strip_usage=self._strip_usage, choices=choices_of(self._facts)
+            self._endpoint,
+            strip_usage=self._strip_usage,
+            choices=self._facts.choices_per_prompt * self._facts.measure.prompts,
         )
         ready = await self._first_events(response, meter, call, first)
         if isinstance(ready, Fault):

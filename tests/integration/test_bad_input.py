@@ -58,7 +58,7 @@ CASES: dict[str, tuple[bytes, int, str | None, str | None]] = {
     "max_tokens is a string": (chat(max_tokens="many"), 400, None, "max_tokens"),
     "max_tokens is a float": (chat(max_tokens=1.5), 400, None, "max_tokens"),
     "n is zero": (chat(n=0), 400, None, "n"),
-    "stream is a string": (chat(stream="yes"), 400, None, "stream"),
+    "stream is a string": (chat(stream="maybe"), 400, None, "stream"),
     "stream_options is a list": (chat(stream=True, stream_options=[]), 400, None, None),
     "too long for every window": (
         chat(messages=[{"role": "user", "content": "word " * 500_000}]),

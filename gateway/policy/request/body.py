@@ -55,7 +55,7 @@ def read_body(
     """
     if endpoint.multipart:
         return read_form(raw, content_types)
-    decode, count, known = READERS[endpoint.name]
+    decode, decode_lax, count, known = READERS[endpoint.name]
     if not raw:
         raise BadRequest("The request body is empty.", reason="empty_body")
     try:
@@ -72,7 +72,7 @@ def read_body(
             if limit_us is not None and of_any_us(raw) > limit_us:
                 raise TakesLong from None
             plain, nested = known_only(endpoint.name, named)
-            body = decode(plain)
+            body = decode_lax(plain)
             unknown += nested
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise undecodable(error) from None
@@ -138,6 +138,7 @@ def _generating_facts(
         sequences_per_prompt=(
             1 if body.n is None and body.best_of is None else _choices(body.n, body.best_of)
         ),
+        choices_per_prompt=body.n or 1,
         steering_fields=steering,
         previous_response_id=body.previous_response_id,
         members=named,
@@ -253,6 +254,12 @@ def _responses(body: schema.ResponsesBody, tally: Tally) -> Measure:
 
 def _completions(body: schema.CompletionsBody, tally: Tally) -> Measure:
     suffix = body.suffix or ""
+    if len(body.prompt_embeds) > len(b"null"):
+        tally.add_json(body.prompt_embeds, "prompt_embeds")
+        if not body.prompt:
+            return _single(tally)
+    if body.prompt is None:
+        raise missing("prompt")
     return _prompts(body.prompt, "prompt", tally, suffix)
 
 
@@ -369,12 +376,16 @@ _Decode = Callable[[bytes], Any]
 _Count = Callable[[Any, Tally], Measure]
 
 
-def _reader(body_type: type[schema.Body], count: _Count) -> tuple[_Decode, _Count, frozenset[str]]:
+_Reader = tuple[_Decode, _Decode, _Count, frozenset[str]]
+
+
+def _reader(body_type: type[schema.Body], count: _Count) -> _Reader:
     known = NOT_TEXT.union(body_type.__struct_fields__)
-    return msgspec.json.Decoder(body_type).decode, count, known
+    lax = msgspec.json.Decoder(body_type, strict=False).decode
+    return msgspec.json.Decoder(body_type).decode, lax, count, known
 
 
-READERS: dict[str, tuple[_Decode, _Count, frozenset[str]]] = {
+READERS: dict[str, _Reader] = {
     "chat": _reader(schema.ChatBody, _chat),
     "completions": _reader(schema.CompletionsBody, _completions),
     "embeddings": _reader(schema.EmbeddingsBody, _embeddings),
@@ -386,4 +397,4 @@ READERS: dict[str, tuple[_Decode, _Count, frozenset[str]]] = {
     "score": _reader(schema.ScoreBody, _score),
     "speech": _reader(schema.EmbeddingsBody, _embeddings),
 }
-"""Endpoint name -> (decode, count, top-level members that are known)."""
+"""Endpoint name -> (decode, decode laxly, count, top-level members that are known)."""

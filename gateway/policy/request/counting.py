@@ -6,7 +6,8 @@ Rules:
   data URLs never count. Unknown members count, too (`gateway.policy.request.members`).
 - Unknown roles count as text, and so do ids longer than _ID_CHARS.
 - Bytes are UTF-8 lengths of decoded text; a `\u` escape counts as the character it spells.
-- Unknown content parts are refused, because they could carry any number of tokens.
+- Parts of unknown kinds count by the bytes of their JSON.
+- Opaque data (base64) is no text: it counts as `gateway.policy.request.members` says.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,10 +17,15 @@ from msgspec import Raw
 from msgspec.structs import astuple
 
 from gateway.policy.request.media import image_tokens
-from gateway.policy.request.members import compact, utf8_length
+from gateway.policy.request.members import compact, utf8_length, without_data
 from gateway.policy.request.refusals import invalid, missing
 from gateway.policy.request.schema import (
     ABSENT,
+    CALL_KINDS,
+    IMAGE_KINDS,
+    MEDIA_KINDS,
+    RESULT_KINDS,
+    TEXT_KINDS,
     Content,
     ContentPart,
     Function,
@@ -33,23 +39,11 @@ from gateway.policy.request.schema import (
 MEDIA_TOKENS = 768
 """Default cost, in tokens, of a media part whose size cannot be read cheaply."""
 
-_TEXT = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
-_IMAGE = frozenset({"image_url", "input_image", "image"})
-_MEDIA = frozenset(
-    {
-        *("input_audio", "audio_url", "audio", "video_url", "input_video", "video"),
-        *("image_embeds", "image_pil", "audio_embeds", "file", "input_file", "document"),
-        *("container_upload",),
-    }
-)
-_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
 _ROLES = frozenset({"user", "system", "developer", "tool", "assistant", "function"})
 _ID_CHARS = 64
 """A longer id counts as text."""
 _REFERRED = frozenset({"base64", "url", "file"})
 _decode_source = msgspec.json.Decoder(Source).decode
-_OPAQUE = frozenset({"redacted_thinking", "tool_reference"})
-"""Kinds of parts whose members all count as unknown ones."""
 _MEMBERS = ContentPart.__struct_fields__
 # Members that the counting of a kind of part handles; `_add_rest` counts the others.
 _OF_TEXT = frozenset({"text"})
@@ -65,7 +59,7 @@ _OF_CALL = frozenset({"name", "input"})
 _OF_RESULT = frozenset({"content", "title"})
 _OF_REFUSAL = frozenset({"refusal"})
 _OF_THINKING = frozenset({"thinking", "signature"})
-_OF_OPAQUE: frozenset[str] = frozenset()
+_ALL = frozenset(_MEMBERS)
 
 
 class Tally:
@@ -161,9 +155,13 @@ class Tally:
         if type(content) is str:
             self.texts.append(content)
         elif isinstance(content, dict):
-            self.texts.append(msgspec.json.encode(content).decode())
+            self.add_json(Raw(msgspec.json.encode(content)), where)
         elif isinstance(content, list):
             self._add_parts(content, where)
+
+    def add_json(self, raw: Raw, where: str) -> None:
+        """JSON that an engine may render as text, but for the data in it."""
+        self.texts.append(without_data(compact(raw, where)))
 
     def _add_item(self, item: Item, where: str) -> None:
         self._add_content(item.content, f"{where}.content")
@@ -174,7 +172,7 @@ class Tally:
         for name in (item.type, item.role, item.status, item.id, item.call_id):
             self._add_id(name)
         if len(item.encrypted_content) > _ID_CHARS:
-            self.texts.append(compact(item.encrypted_content, f"{where}.encrypted_content"))
+            self.add_json(item.encrypted_content, f"{where}.encrypted_content")
 
     def _add_function(self, function: Function) -> None:
         if function.name:
@@ -209,7 +207,7 @@ class Tally:
                 self._add_id(call.type)
         for raw in (message.annotations, message.audio):
             if raw is not ABSENT and len(raw) > _ID_CHARS:
-                texts.append(compact(raw, f"messages[{index}]"))
+                self.add_json(raw, f"messages[{index}]")
 
     def _add_id(self, name: str | None) -> None:
         if name is not None and len(name) > _ID_CHARS:
@@ -229,10 +227,10 @@ class Tally:
                 continue
             kind = part.type
             if kind is None:
-                kind = "text" if part.text is not None else "image_url"
-                if kind == "image_url" and part.image_url is ABSENT:
-                    raise missing(f"{where}[{index}].type")
-            if kind in _TEXT:
+                kind = "text" if part.text is not None else ""
+                if part.image_url is not ABSENT and not kind:
+                    kind = "image_url"
+            if kind in TEXT_KINDS:
                 if part.text is None:
                     raise missing(f"{where}[{index}].text")
                 texts.append(part.text)
@@ -244,23 +242,23 @@ class Tally:
 
     def _add_other(self, kind: str, part: ContentPart, where: str) -> frozenset[str]:
         """Count a part of another kind than text; returns the members that are done with."""
-        if kind in _IMAGE:
+        if kind in IMAGE_KINDS:
             source = part.source if part.image_url is ABSENT else part.image_url
             self._add_media(image_tokens(source, self._media_cost))
             return _OF_IMAGE
-        if kind in _MEDIA:
+        if kind in MEDIA_KINDS:
             self._add_media(self._media_cost)
             self.texts.extend(text for text in (part.title, part.context) if text)
             # An inline text document is prompt text.
             if part.source is not ABSENT and not _is_referred(part.source):
-                self.texts.append(compact(part.source, f"{where}.source"))
+                self.add_json(part.source, f"{where}.source")
             return _OF_MEDIA
-        if kind in _CALLS:
+        if kind in CALL_KINDS:
             self.texts.append(part.name or "")
             if part.input is not ABSENT:
                 self.texts.append(compact(part.input, f"{where}.input"))
             return _OF_CALL
-        if kind.endswith("tool_result") or kind == "search_result":
+        if kind in RESULT_KINDS:
             self._add_content(part.content, f"{where}.content")
             if part.title:
                 self.texts.append(part.title)
@@ -271,9 +269,8 @@ class Tally:
         if kind == "thinking":
             self.texts.append(part.thinking or "")
             return _OF_THINKING
-        if kind not in _OPAQUE:
-            raise invalid(f"{where}.type", f"'{kind[:64]}' is not a known content type.")
-        return _OF_OPAQUE
+        self.add_json(Raw(msgspec.json.encode(part)), where)
+        return _ALL
 
     def _add_rest(self, part: ContentPart, used: frozenset[str], where: str) -> None:
         """Add a part's members outside `used` that are too long to be an id or a setting."""
@@ -282,7 +279,7 @@ class Tally:
                 continue
             if isinstance(value, Raw):
                 if len(value) > _ID_CHARS:
-                    self.texts.append(compact(value, f"{where}.{name}"))
+                    self.add_json(value, f"{where}.{name}")
             elif name == "content":
                 self._add_content(value, f"{where}.content")
             else:

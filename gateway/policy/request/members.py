@@ -18,6 +18,8 @@ Classes: known members, and those that are counted by their bytes:
 - An engine's chat template may render any other member of a body or of a message. Known members
   are those that `gateway.policy.request.counting` counts and those that never enter a prompt:
   sampling parameters, the answer's format, metadata. Every other member counts by its bytes.
+  So does every member of a part or an item of an unknown kind.
+- Opaque data in those is no text: an image in base64 costs less than its bytes.
 """
 
 import re
@@ -31,6 +33,7 @@ from msgspec import Raw
 from gateway.errors import BadRequest
 from gateway.policy.request import schema
 from gateway.policy.request.engine_fields import STEERING_FIELDS
+from gateway.policy.request.lax import relaxed
 from gateway.policy.request.refusals import undecodable
 
 MAX_MEMBERS: Final = 1_000
@@ -126,6 +129,15 @@ def _too_long() -> BadRequest:
         reason="too_complex",
     )
 
+
+_DATA_CHARS: Final = 3_072
+"""What data counts at least, unless it is shorter: about as much as an image of 768 tokens."""
+_DATA_CHARS_PER_CHAR: Final = 1_024
+"""Embeddings of one token, the smallest there are, take 4,096 characters of base64."""
+_DATA: Final = re.compile(
+    r'"(?:data:[^",]{0,256},)?[A-Za-z0-9+/_=\\-]{%d,}"' % _DATA_CHARS  # noqa: UP031
+)
+_OTHER_KIND: Final[Mapping[str, None]] = {"type": None}
 
 Pieces = list[bytes | memoryview]
 """Consecutive pieces of a body."""
@@ -245,6 +257,15 @@ def compact(raw: Raw, param: str) -> str:
         raise undecodable(error, param) from None
 
 
+def without_data(text: str) -> str:
+    """JSON text whose opaque data is cut to as many characters as text of its cost has."""
+    return text if len(text) < _DATA_CHARS else _DATA.sub(_cut, text)
+
+
+def _cut(data: re.Match[str]) -> str:
+    return data[0][: max(_DATA_CHARS, len(data[0]) // _DATA_CHARS_PER_CHAR)]
+
+
 NOT_TEXT: Final = STEERING_FIELDS | {
     *("model", "stream", "stream_options", "n", "best_of", "seed", "stop", "stop_sequences"),
     *("stop_token_ids", "user", "metadata", "temperature", "top_p", "top_k", "min_p", "top_a"),
@@ -270,7 +291,9 @@ NOT_TEXT: Final = STEERING_FIELDS | {
 """Top-level members that no engine puts into a prompt."""
 
 Known = Mapping[str, "Known | None"]
-"""Known members of an object -> known members of their own objects, if those are checked."""
+"""Known members of an object -> known members of their own objects, if those are checked.
+
+Those of `type` are the kinds of objects whose members are known."""
 
 
 def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
@@ -279,8 +302,13 @@ def _fields(of: type[msgspec.Struct], **inner: Known) -> Known:
 
 _FUNCTION: Final = _fields(schema.Function)
 # Parts nest three deep at most: a text in a search result in a tool's result.
+_KINDS: Final = dict.fromkeys(schema.PART_KINDS)
 _PART: Final = _fields(
-    schema.ContentPart, content=_fields(schema.ContentPart, content=_fields(schema.ContentPart))
+    schema.ContentPart,
+    type=_KINDS,
+    content=_fields(
+        schema.ContentPart, type=_KINDS, content=_fields(schema.ContentPart, type=_KINDS)
+    ),
 )
 _MESSAGE: Final = _fields(
     schema.Message,
@@ -288,7 +316,8 @@ _MESSAGE: Final = _fields(
     tool_calls=_fields(schema.ToolCall, function=_FUNCTION),
     function_call=_FUNCTION,
 )
-_ITEM: Final = _fields(schema.Item, content=_PART, output=_PART, summary=_PART)
+_ITEM_KINDS: Final = dict.fromkeys(schema.ITEM_KINDS)
+_ITEM: Final = _fields(schema.Item, type=_ITEM_KINDS, content=_PART, output=_PART, summary=_PART)
 _DOCUMENT: Final = _fields(schema.RerankDocument, content=_PART)
 _IN_LISTS: Final = frozenset({"content", "output", "summary"})
 """Members that hold parts only as a list; a bare object there counts as a whole."""
@@ -319,7 +348,7 @@ def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, i
 
     `members` are the body's top-level members. A value of an unexpected shape stays as it is.
     """
-    kept = dict(members)
+    kept = relaxed(members)
     total = 0
     for name, known in _WITHIN.get(endpoint_name, {}).items():
         if name in kept:
@@ -348,7 +377,11 @@ def _split_object(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
     total = 0
     kept = {}
     changed = False
-    for name, value in _members(raw).items():
+    members = _members(raw)
+    kind = members.get("type", schema.ABSENT)
+    if (kinds := known.get("type")) and bytes(memoryview(kind)[:1]) == b'"':
+        known = known if msgspec.json.decode(kind) in kinds else _OTHER_KIND
+    for name, value in members.items():
         if name not in known:
             total += _bytes_of(name, value, f"{where}.{name[:64]}")
             changed = True
@@ -367,4 +400,4 @@ def _bytes_of(name: str, value: Raw, where: str) -> int:
     # The length check comes first because it is cheap, and most members are flags.
     if len(value) < 6 and bytes(value) in _NOTHING:
         return size
-    return size + utf8_length(compact(value, where))
+    return size + utf8_length(without_data(compact(value, where)))

@@ -4,7 +4,8 @@ Rules:
 - A struct names only fields that are counted, routed on or refused, and fields known to hold no
   text. For any other field in a message, item, call, part or document, msgspec raises an error,
   and `gateway.policy.request.members` counts it. msgspec skips other fields of a body in C.
-- A named field of a wrong type is an error; msgspec names its path.
+- A named field of a wrong type is an error; msgspec names its path. Numbers and flags may come
+  in the other forms that engines take (`gateway.policy.request.lax`).
 - `Raw` marks values that are measured or relayed without being decoded (tools, images).
 """
 
@@ -17,8 +18,30 @@ ABSENT = Raw(b"")
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
+TEXT_KINDS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
+MEDIA_KINDS = frozenset(
+    {
+        *("input_audio", "audio_url", "audio", "video_url", "input_video", "video"),
+        *("image_embeds", "image_pil", "audio_embeds", "file", "input_file", "document"),
+        *("container_upload",),
+    }
+)
+CALL_KINDS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+RESULT_KINDS = frozenset({"tool_result", "mcp_tool_result", "search_result"})
+PART_KINDS = TEXT_KINDS | IMAGE_KINDS | MEDIA_KINDS | CALL_KINDS | RESULT_KINDS
+PART_KINDS |= {"refusal", "thinking"}
+"""Kinds of content parts whose members are read; a part of any other kind counts as a whole."""
+ITEM_KINDS = frozenset(
+    {
+        *("message", "reasoning", "function_call", "function_call_output"),
+        *("custom_tool_call", "custom_tool_call_output"),
+    }
+)
+"""The same for items."""
 
-class ContentPart(Struct, gc=False, forbid_unknown_fields=True):
+
+class ContentPart(Struct, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """A content part of any dialect; `type` says which other fields matter."""
 
     type: str | None = None
@@ -160,9 +183,10 @@ class ChatBody(Generating, kw_only=True, gc=False):
 
 
 class CompletionsBody(Generating, kw_only=True, gc=False):
-    """/v1/completions."""
+    """/v1/completions: one of `prompt` and `prompt_embeds`, or both."""
 
-    prompt: Prompt
+    prompt: Prompt | None = None
+    prompt_embeds: Raw = ABSENT
     max_tokens: int | None = None
     suffix: str | None = None
 

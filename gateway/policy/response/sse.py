@@ -31,7 +31,6 @@ from gateway.policy.response.answers import (
 from gateway.policy.response.dialects import begins_error, by_bytes, later_usage, stream_shape
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
-from gateway.records.request import BodyFacts
 
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
@@ -319,12 +318,3 @@ def _read(event: bytes, name: str) -> EventData:
         return read_event(event[5:end])
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     return read_event(b"\n".join(lines))
-
-
-def choices_of(facts: BodyFacts) -> int:
-    """How many choices a stream will have: `n` for each prompt; `best_of` adds none."""
-    n = 1
-    if facts.sequences_per_prompt > 1 and "n" in facts.members:
-        raw = bytes(facts.members["n"])
-        n = int(raw) if raw.isdigit() else 1
-    return n * facts.measure.prompts

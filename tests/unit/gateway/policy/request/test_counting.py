@@ -261,6 +261,71 @@ def test_parts_in_parts_without_end_are_read_quickly() -> None:
     assert time.process_time() - began_s < 0.05
 
 
+DATA = "QUJD" * 50_000
+UNKNOWN = [
+    {"type": "hologram", "text": {"value": TEXT}, "content": [1, {"type": 2}]},
+    {"type": "web_search_tool_result", "content": {"error_code": TEXT}},
+    {"type": "web_search_tool_result", "content": [{"type": "web_search_result", "url": TEXT}]},
+    {"type": "tool_addition", "tool": {"name": TEXT}},
+    {"type": "tool_reference", "name": [TEXT]},
+    {"source": TEXT, "name": "x"},
+    {"type": "future", "picture": DATA, "name": {"said": TEXT}},
+    {"type": "image", "mimeType": "image/png", "data": DATA, "alt": TEXT},
+    {"type": "future", "picture": f"data:image/png;base64,{DATA}", "said": TEXT},
+    {"inlineData": {"mimeType": "image/png", "data": DATA}, "said": TEXT},
+    {"type": "document", "source": {"type": "future", "data": DATA, "said": TEXT}},
+]
+
+
+@pytest.mark.parametrize("part", UNKNOWN, ids=lambda part: str(part)[:60])
+def test_parts_of_unknown_shapes_count_as_text_but_for_their_data(part: dict[str, Any]) -> None:
+    within = {"type": "tool_result", "tool_use_id": "t", "content": [part]}
+    for found in (
+        measure(CHAT, messages=messages([part])),
+        measure(MESSAGES, messages=messages([within])),
+        measure(MESSAGES, messages=messages("x"), system=[part]),
+        measure(RESPONSES, input=messages([part])),
+    ):
+        data = 3_072 if DATA in str(part) else 0
+        assert len(TEXT) + data < found.text_bytes < len(TEXT) + data + 150
+        assert found.messages
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "tool_search_call", "arguments": {"query": TEXT}},
+        {"type": "shell_call_output", "output": [{"stdout": TEXT, "outcome": {"code": 0}}]},
+        {"type": "computer_call_output", "output": {"image_url": DATA, "said": TEXT}},
+        {"type": "image_generation_call", "result": DATA, "status": {"said": TEXT}},
+    ],
+    ids=lambda item: str(item)[:60],
+)
+def test_items_of_unknown_shapes_count_as_text_but_for_their_data(item: dict[str, Any]) -> None:
+    found = measure(RESPONSES, input=[item])
+    data = 3_072 if DATA in str(item) else 0
+    assert len(TEXT) + data < found.text_bytes < len(TEXT) + data + 150
+
+
+def test_embeddings_count_by_tokens_and_not_as_text() -> None:
+    """At most one token for 4,096 characters of base64."""
+    megabytes = "QUJD" * 1_000_000
+    for embeddings in (megabytes, [megabytes]):
+        found = measure(COMPLETIONS, prompt_embeds=embeddings)
+        assert 4_000_000 // 1_024 <= found.text_bytes < 4_000_000 // 1_024 + 10
+    assert measure(COMPLETIONS, prompt="abc", prompt_embeds=None).text_bytes == 3
+    with pytest.raises(BadRequest) as caught:
+        measure(COMPLETIONS, prompt_embeds=None)
+    assert caught.value.param == "prompt"
+
+
+def test_long_words_in_known_texts_are_text() -> None:
+    assert measure(CHAT, messages=messages(DATA)).text_bytes == len(DATA)
+    assert measure(CHAT, messages=messages([{"type": "text", "text": DATA}])).text_bytes == len(
+        DATA
+    )
+
+
 def test_an_encoded_document_is_no_text() -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": "QUJD" * 10_000}
     found = measure(MESSAGES, messages=messages([{"type": "document", "source": source}]))
