@@ -17,11 +17,14 @@ class Endpoint:
 
     `generates` is false if no output tokens are counted. `computes` is false if the model does not
     read the prompt either; the request is then charged no tokens. `multipart` is true if the body
-    is a form with a file.
+    is a form with a file. `body` names the endpoint that has bodies of the same shape; "" for none.
+    Engines are asked at `path`; clients may also use the paths in `also`.
     """
 
     name: str
     path: str
+    also: tuple[str, ...] = ()
+    body: str = ""
     dialect: Dialect = Dialect.OPENAI
     generates: bool = True
     computes: bool = True
@@ -41,9 +44,13 @@ COUNT_TOKENS = Endpoint(
     computes=False,
 )
 TOKENIZE = Endpoint(name="tokenize", path="/tokenize", generates=False, computes=False)
-RERANK = Endpoint(name="rerank", path="/v1/rerank", generates=False)
+DETOKENIZE = Endpoint(name="detokenize", path="/detokenize", generates=False, computes=False)
+RERANK = Endpoint(name="rerank", path="/v1/rerank", also=("/v2/rerank",), generates=False)
 SCORE = Endpoint(name="score", path="/v1/score", generates=False)
-SPEECH = Endpoint(name="speech", path="/v1/audio/speech", generates=False)
+COHERE_EMBED = Endpoint(name="cohere_embed", path="/v2/embed", generates=False)
+CLASSIFY = Endpoint(name="classify", path="/classify", body="embeddings", generates=False)
+POOLING = Endpoint(name="pooling", path="/pooling", body="embeddings", generates=False)
+SPEECH = Endpoint(name="speech", path="/v1/audio/speech", body="embeddings", generates=False)
 TRANSCRIPTIONS = Endpoint(
     name="transcriptions", path="/v1/audio/transcriptions", generates=False, multipart=True
 )
@@ -54,10 +61,12 @@ ENDPOINTS: dict[str, Endpoint] = {
     e.path: e
     for e in (
         *(CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE),
-        *(RERANK, SCORE, SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
+        *(DETOKENIZE, RERANK, SCORE, COHERE_EMBED, CLASSIFY, POOLING),
+        *(SPEECH, TRANSCRIPTIONS, TRANSLATIONS),
     )
 }
+_BARE = {p.removeprefix("/v1"): e for e in ENDPOINTS.values() for p in (e.path, *e.also)}
 ROUTES: dict[str, Endpoint] = {
-    path: e for e in ENDPOINTS.values() for path in (e.path.removeprefix("/v1"), e.path)
+    path: e for bare, e in _BARE.items() for path in (bare, f"/v1{bare}")
 }
-"""Endpoints by every accepted path; some clients use a base URL without /v1."""
+"""Endpoints by every accepted path; base URLs of clients end in /v1 or not."""

@@ -216,3 +216,33 @@ def test_an_idle_connection_lives_as_long_as_the_setting_says(fleet: Fleet, path
     asked = head(b"content-length: %d" % len(sent)) + sent if path == CHAT else b""
     assert b" 200 OK\r\n" in raw(fleet, asked or b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert 0.5 < time.monotonic() - began_s < 20.0  # it is 75 s without the setting
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/v2/rerank"])
+def test_rerank_is_served_at_every_path_that_clients_use(fleet: Fleet, path: str) -> None:
+    said = {"model": MODEL, "query": "a", "documents": ["b", "a"], "top_n": 1}
+    answer = ask(fleet, "POST", path, json=said)
+    assert answer.status_code == 200, answer.text
+    assert [result["index"] for result in answer.json()["results"]] in ([0], [1])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"], "score_threshold": 0.7}),
+        ("/score", {"queries": "a", "documents": ["b"]}),
+        ("/classify", {"input": ["a", "b"]}),
+        ("/v1/classify", {"input": "a"}),
+        ("/pooling", {"input": "a", "task": "token_classify"}),
+        ("/v2/embed", {"texts": ["a"], "input_type": "search_query"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/v1/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+    ],
+)
+def test_endpoints_of_pooling_models_and_tokenizers_reach_an_engine(
+    fleet: Fleet, path: str, said: dict[str, Any]
+) -> None:
+    answer = ask(fleet, "POST", path, json={"model": MODEL, **said})
+    # The mock has no pooling model and says so.
+    assert answer.status_code == 200 or "x-sluice-worker" in answer.headers, answer.text

@@ -55,7 +55,8 @@ def read_body(
     """
     if endpoint.multipart:
         return read_form(raw, content_types)
-    decode, decode_lax, count, known = READERS[endpoint.name]
+    shape = endpoint.body or endpoint.name
+    decode, decode_lax, count, known = READERS[shape]
     if not raw:
         raise BadRequest("The request body is empty.", reason="empty_body")
     try:
@@ -71,7 +72,7 @@ def read_body(
         except msgspec.ValidationError:
             if limit_us is not None and of_any_us(raw) > limit_us:
                 raise TakesLong from None
-            plain, nested = known_only(endpoint.name, named)
+            plain, nested = known_only(shape, named)
             body = decode_lax(plain)
             unknown += nested
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -264,10 +265,14 @@ def _completions(body: schema.CompletionsBody, tally: Tally) -> Measure:
 
 
 def _embeddings(body: schema.EmbeddingsBody, tally: Tally) -> Measure:
+    has_data = len(body.data) > len(b"null")
+    if (body.input is not None) + (body.messages is not None) + has_data > 1:
+        raise invalid("input", "send one of 'input', 'messages' and 'data'.")
     if body.messages is not None:
-        if body.input is not None:
-            raise invalid("input", "send one of 'input' and 'messages'.")
         tally.add_messages(body.messages)
+        return _single(tally)
+    if has_data:
+        tally.add_json(body.data, "data")
         return _single(tally)
     if body.input is None:
         raise missing("input")
@@ -284,6 +289,21 @@ def _tokenize(body: schema.TokenizeBody, tally: Tally) -> Measure:
     if body.prompt is None:
         raise missing("prompt")
     return _prompts(body.prompt, "prompt", tally)
+
+
+def _detokenize(body: schema.DetokenizeBody, tally: Tally) -> Measure:
+    return _prompts(body.tokens, "tokens", tally)
+
+
+def _cohere_embed(body: schema.CohereEmbedBody, tally: Tally) -> Measure:
+    sizes = tally.add_side(body.texts, "texts") + tally.add_side(body.inputs, "inputs")
+    for image in body.images or ():
+        tally.add_image(image)
+        sizes.append(0)
+    if not sizes:
+        raise missing("texts")
+    _check_batch("texts", len(sizes))
+    return _batch(sum(sizes), max(sizes), len(sizes), tally)
 
 
 def _prompts(prompt: schema.Prompt, param: str, tally: Tally, suffix: str = "") -> Measure:
@@ -395,6 +415,7 @@ READERS: dict[str, _Reader] = {
     "tokenize": _reader(schema.TokenizeBody, _tokenize),
     "rerank": _reader(schema.RerankBody, _rerank),
     "score": _reader(schema.ScoreBody, _score),
-    "speech": _reader(schema.EmbeddingsBody, _embeddings),
+    "detokenize": _reader(schema.DetokenizeBody, _detokenize),
+    "cohere_embed": _reader(schema.CohereEmbedBody, _cohere_embed),
 }
 """Endpoint name -> (decode, decode laxly, count, top-level members that are known)."""

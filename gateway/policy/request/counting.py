@@ -244,7 +244,7 @@ class Tally:
         """Count a part of another kind than text; returns the members that are done with."""
         if kind in IMAGE_KINDS:
             source = part.source if part.image_url is ABSENT else part.image_url
-            self._add_media(image_tokens(source, self._media_cost))
+            self.add_image(source)
             return _OF_IMAGE
         if kind in MEDIA_KINDS:
             self._add_media(self._media_cost)
@@ -284,6 +284,10 @@ class Tally:
                 self._add_content(value, f"{where}.content")
             else:
                 self._add_id(value)
+
+    def add_image(self, source: Raw) -> None:
+        """Add an image by its URL, which may hold it, or by an object with that or the data."""
+        self._add_media(image_tokens(source, self._media_cost))
 
     def _add_media(self, tokens: int) -> None:
         self.media_parts += 1

@@ -287,6 +287,7 @@ NOT_TEXT: Final = STEERING_FIELDS | {
     *("mm_processor_kwargs", "encoding_format"),
     *("dimensions", "input_type", "normalize", "activation", "use_activation", "top_n"),
     *("return_documents", "max_tokens_per_doc", "voice", "speed", "language"),
+    *("embedding_types", "output_dimension", "truncate", "task"),
 }
 """Top-level members that no engine puts into a prompt."""
 
@@ -326,9 +327,10 @@ _WITHIN: Final[Mapping[str, Mapping[str, Known]]] = {
     "responses": {"input": _ITEM, "instructions": _ITEM},
     "messages": {"messages": _MESSAGE, "system": _PART},
     "count_tokens": {"messages": _MESSAGE, "system": _PART},
+    "cohere_embed": {"inputs": _DOCUMENT},
     "rerank": {"query": _DOCUMENT, "documents": _DOCUMENT},
     "score": dict.fromkeys(_OF_SCORE, _DOCUMENT),
-    **{name: {"messages": _MESSAGE} for name in ("chat", "embeddings", "tokenize", "speech")},
+    **{name: {"messages": _MESSAGE} for name in ("chat", "embeddings", "tokenize")},
 }
 _NOTHING: Final = frozenset({b"null", b"true", b"false", b"[]", b"{}", b'""'})
 _NAME_CHARS: Final = 64
@@ -343,14 +345,15 @@ def unknown_bytes(members: Mapping[str, Raw], known: Collection[str]) -> int:
     return sum(_bytes_of(name, members[name], name) for name in names) if names else 0
 
 
-def known_only(endpoint_name: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
+def known_only(shape: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
     """Strip a body's unknown members at every level; returns the body and the bytes stripped.
 
-    `members` are the body's top-level members. A value of an unexpected shape stays as it is.
+    `shape` is the name of an endpoint with such bodies, `members` are the top-level ones. A value
+    of an unexpected shape stays as it is.
     """
     kept = relaxed(members)
     total = 0
-    for name, known in _WITHIN.get(endpoint_name, {}).items():
+    for name, known in _WITHIN.get(shape, {}).items():
         if name in kept:
             kept[name], size = _split(kept[name], known, name)
             total += size

@@ -211,10 +211,19 @@ class MessagesBody(Generating, kw_only=True, gc=False):
 
 
 class EmbeddingsBody(Body, kw_only=True, gc=False):
-    """/v1/embeddings: one of `input` and `messages`."""
+    """/v1/embeddings, /classify, /pooling: one of `input`, `messages`, and plugins' `data`."""
 
     input: Prompt | None = None
     messages: list[Message] | None = None
+    data: Raw = ABSENT
+
+
+class CohereEmbedBody(Body, kw_only=True, gc=False):
+    """/v2/embed: at least one of these."""
+
+    texts: list[str | RerankDocument] | None = None
+    images: list[Raw] | None = None
+    inputs: list[str | RerankDocument] | None = None
 
 
 class TokenizeBody(Body, kw_only=True, gc=False):
@@ -223,6 +232,12 @@ class TokenizeBody(Body, kw_only=True, gc=False):
     prompt: str | None = None
     messages: list[Message] | None = None
     tools: Raw = ABSENT
+
+
+class DetokenizeBody(Body, kw_only=True, gc=False):
+    """/detokenize."""
+
+    tokens: Prompt
 
 
 class RerankBody(Body, kw_only=True, gc=False):

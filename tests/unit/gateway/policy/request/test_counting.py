@@ -13,10 +13,14 @@ from gateway.policy.request.body import read_body
 from gateway.policy.request.media import dimensions
 from gateway.records.endpoint import (
     CHAT,
+    CLASSIFY,
+    COHERE_EMBED,
     COMPLETIONS,
     COUNT_TOKENS,
+    DETOKENIZE,
     EMBEDDINGS,
     MESSAGES,
+    POOLING,
     RERANK,
     RESPONSES,
     SCORE,
@@ -317,6 +321,25 @@ def test_embeddings_count_by_tokens_and_not_as_text() -> None:
     with pytest.raises(BadRequest) as caught:
         measure(COMPLETIONS, prompt_embeds=None)
     assert caught.value.param == "prompt"
+
+
+def test_bodies_of_pooling_models_count_by_prompt() -> None:
+    pictured = {"content": [{"type": "text", "text": "cde"}, IMAGE]}
+    for endpoint, fields, sizes in (
+        (CLASSIFY, {"input": ["a", "bcd"], "softmax": True}, (4, 3, 2)),
+        (CLASSIFY, {"messages": messages("abc")}, (3, 3, 1)),
+        (POOLING, {"input": "abc", "task": "token_classify"}, (3, 3, 1)),
+        (POOLING, {"data": {"tile": DATA}, "softmax": False}, (3_072 + 9, 3_072 + 9, 1)),
+        (COHERE_EMBED, {"texts": ["ab", "c"], "truncate": "END"}, (3, 2, 2)),
+        (COHERE_EMBED, {"inputs": [pictured, pictured]}, (6, 3, 2)),
+        (COHERE_EMBED, {"images": [f"data:image/png;base64,{png(75, 750)}"]}, (0, 0, 1)),
+    ):
+        found = measure(endpoint, **fields)
+        assert (found.text_bytes, found.longest_text_bytes, found.prompts) == sizes, fields
+    assert measure(COHERE_EMBED, images=[png(750, 750)]).media_tokens == 768
+    assert measure(DETOKENIZE, tokens=[1, 2, 3]).exact_tokens == 3
+    with pytest.raises(BadRequest, match="texts"):
+        measure(COHERE_EMBED, texts=None)
 
 
 def test_long_words_in_known_texts_are_text() -> None:
