@@ -73,7 +73,7 @@ class _PlainDetails(msgspec.Struct):
 
 
 class _PlainUsage(msgspec.Struct):
-    prompt_tokens: _Count
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1)]
     completion_tokens: _Count
     prompt_tokens_details: _PlainDetails | None = None
 

@@ -97,7 +97,9 @@ def test_usage_of_rerank_is_read_as_engines_and_as_cohere_have_it() -> None:
     assert not RERANK.generates
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"input_tokens": 0, "output_tokens": 0}])
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"input_tokens": 0, "output_tokens": 0}, usage_object(0, 0)]
+)
 def test_a_whole_answer_without_usage_is_no_free_output(usage: object) -> None:
     content = "x" * 400
     choice = {"message": {"content": content}, "finish_reason": "stop"}
