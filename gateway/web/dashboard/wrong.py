@@ -33,7 +33,7 @@ def wrong_now(
             text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
             found.append(_item("bad", text))
     for row in out[:_WORKERS]:
-        why = row["why"] or "requests failed there; it is tried again by itself"
+        why = row["why"] or "it failed or asked for a pause; it is tried again by itself"
         text = f"Worker {row['worker']} of {row['model']}/{row['pool']} is {row['state']}: {why}."
         found.append(_item("warn", text))
     if len(out) > _WORKERS:

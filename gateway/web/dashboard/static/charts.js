@@ -37,7 +37,7 @@ function drawWrong(wrong, worst) {
   const told = JSON.stringify(wrong);
   if (told === wrongShown) return; // a screen reader hears of changes only
   wrongShown = told;
-  const lines = wrong.length ? wrong : [{ level: "good", text: "Nothing: every worker serves, the store answers, no budget is spent." }];
+  const lines = wrong.length ? wrong : [{ level: "good", text: "Nothing: no worker is down, the store answers, and of the last minute's requests that are kept here none failed or met a spent budget." }];
   byId("wrong-list").replaceChildren(...lines.map((one) => el("li", { class: one.level }, one.text)));
 }
 
