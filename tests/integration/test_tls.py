@@ -172,6 +172,35 @@ def test_silent_and_slow_handshakes_end_in_time_and_keep_nobody_out(
         assert failures(fleet, "timeout") >= 1
 
 
+def test_a_flood_of_handshakes_from_one_address_leaves_others_their_turn(
+    fleet: Fleet, files: Files
+) -> None:
+    """Hellos that nobody answers, more at a time than may wait: another address is served."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    hello = trusting(files).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        hello.do_handshake()
+    sent = outgoing.read()
+    before = failures(fleet, "crowded")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * tls_listener.MAX_HANDSHAKES):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", fleet.port)))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(sent)
+        transport = httpx.HTTPTransport(verify=trusting(files), local_address="127.0.0.9")
+        with httpx.Client(transport=transport, timeout=8) as client:
+            early = stack.enter_context(socket.socket())
+            early.bind(("127.0.0.8", 0))
+            early.connect(("127.0.0.1", fleet.port))
+            for _ in range(tls_listener.MAX_HANDSHAKES):
+                stack.enter_context(socket.create_connection(("127.0.0.1", fleet.port)))
+            assert client.post(https(fleet) + CHAT, json=body()).status_code == 200
+        early.setblocking(False)
+        with pytest.raises(BlockingIOError):  # open still: its address has only this one
+            early.recv(1)
+    assert failures(fleet, "crowded") > before
+
+
 def test_noise_instead_of_a_handshake_is_closed(fleet: Fleet) -> None:
     before = failures(fleet, "failed")
     with socket.create_connection(("127.0.0.1", fleet.port), timeout=5) as sock:

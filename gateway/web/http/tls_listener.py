@@ -1,8 +1,9 @@
 """Accepts TLS connections: looks at the first byte, then lets the event loop do the handshake.
 
 - A connection has HANDSHAKE_S from its start to the end of its handshake. At most MAX_HANDSHAKES
-  are under way; beyond, the one that has taken longest is closed, so slow ones cannot keep fast
-  ones out.
+  are under way; beyond, the longest-waiting ones of the address that has most are closed.
+- A handshake costs as much as serving a request, and needs no key. So one begins every
+  BEGIN_EVERY_S at most, and addresses take turns: one address that floods costs others a turn each.
 - A client that speaks plain HTTP gets an answer that says so.
 - Each handshake uses the certificate of its moment.
 """
@@ -10,6 +11,7 @@
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -19,6 +21,8 @@ from gateway.metrics import Counter
 from gateway.web.http.certificates import Certificates
 from gateway.web.http.client_connection import RareLog
 from gateway.web.http.direct_reply import status_line
+from gateway.web.http.giving_way import giving_way
+from gateway.web.http.wrong_keys import network
 from gateway.web.problems import error_body
 
 HANDSHAKE_S: Final = 10.0
@@ -27,6 +31,8 @@ SHUTDOWN_S: Final = 5.0
 """For a client to confirm the end of a connection; meanwhile what it sends is ignored."""
 MAX_HANDSHAKES: Final = 512
 """Connections before and in their handshake."""
+BEGIN_EVERY_S: Final = 0.003
+"""Between the beginnings of two handshakes; one takes about a millisecond of the event loop."""
 ACCEPTS: Final = 64
 """Connections accepted before other work gets its turn."""
 PAUSE_S: Final = 0.5
@@ -54,8 +60,12 @@ class TlsListener:
         self._certificates = certificates
         self._failures = failures
         self._loop = asyncio.get_running_loop()
-        self._pending: dict[socket.socket, asyncio.Task[None]] = {}
-        """Oldest first."""
+        self._pending: dict[socket.socket, tuple[str, asyncio.Task[None]]] = {}
+        """Address and task of connections before the end of their handshake; oldest first."""
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}
+        """By address, connections whose handshake may begin; the next address first."""
+        self._begun = False
+        """Whether a handshake began less than BEGIN_EVERY_S ago."""
         self._open = True
         for sock in self.sockets:
             sock.listen(backlog)
@@ -72,7 +82,7 @@ class TlsListener:
     async def wait_closed(self) -> None:
         """Wait for the end of handshakes under way."""
         if self._pending:
-            await asyncio.wait(list(self._pending.values()))
+            await asyncio.wait([task for _, task in self._pending.values()])
 
     def _listen(self, sock: socket.socket) -> None:
         if self._open:
@@ -81,7 +91,7 @@ class TlsListener:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS):
             try:
-                sock, _ = listener.accept()
+                sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError, InterruptedError):  # none waits, or it left
                 return
             except OSError:  # no open file is left: do not ask again at once
@@ -90,18 +100,45 @@ class TlsListener:
                 return
             sock.setblocking(False)  # noqa: FBT003
             if len(self._pending) >= MAX_HANDSHAKES:
-                self._failures.add("crowded")
-                self._pending.pop(next(iter(self._pending))).cancel()
-            task = self._loop.create_task(self._begin(sock))
-            self._pending[sock] = task
+                self._make_room()
+            address = network(peer[0]) if isinstance(peer, tuple) else ""
+            self._pending[sock] = address, self._loop.create_task(self._begin(sock, address))
 
-    async def _begin(self, sock: socket.socket) -> None:
+    def _make_room(self) -> None:
+        waiting = ((address, 0.0, sock) for sock, (address, _) in reversed(self._pending.items()))
+        for sock in giving_way(waiting, MAX_HANDSHAKES // 64):
+            self._failures.add("crowded")
+            self._pending.pop(sock)[1].cancel()
+
+    async def _turn(self, address: str) -> None:
+        """Wait until a handshake with this address may begin."""
+        mine = self._loop.create_future()
+        self._turns.setdefault(address, deque()).append(mine)
+        if not self._begun:
+            self._next_turn()
+        await mine
+
+    def _next_turn(self) -> None:
+        self._begun = False
+        while self._turns and not self._begun:
+            address, waiting = next(iter(self._turns.items()))
+            del self._turns[address]
+            mine = waiting.popleft()
+            if waiting:
+                self._turns[address] = waiting  # behind the others
+            if not mine.done():  # its connection may have ended
+                mine.set_result(None)
+                self._begun = True
+                self._loop.call_later(BEGIN_EVERY_S, self._next_turn)
+
+    async def _begin(self, sock: socket.socket, address: str) -> None:
         """Make a connection of a socket, or close it."""
         why = "timeout"
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 first = await self._first_byte(sock)
                 if first == _HANDSHAKE:
+                    await self._turn(address)
                     why = "failed"
                     await self._loop.connect_accepted_socket(
                         self._protocol,
