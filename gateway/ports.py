@@ -234,8 +234,12 @@ class PoolView(Record, frozen=True, kw_only=True):
     service_s: float
     desired_replicas: int
     """0 where the configuration sets no bounds."""
-    denied: int = 0
-    """Requests refused in the last tick because the pool was full, as far as remembered."""
+    refused_sequences: int = 0
+    """Of requests refused for want of capacity, all since the start; the same of the next two."""
+    refused_kv_bytes: int = 0
+    refused_tokens: int = 0
+    served_tokens: int = 0
+    """Tokens of settled requests since the start."""
 
 
 class TokenPools(Protocol):

@@ -57,6 +57,8 @@ class Lab:
         self.live: dict[str, AdmittedJob] = {}
         self.refused: list[RefusedJob] = []
         self.samples: list[PoolMoment] = []
+        self.most_kv_at_entry = 0
+        """Most KV bytes reserved right after a request entered."""
         self._mean_slo_ms = mean_slo_ms
         self._owes_all = owes_all
         self._every_token = every_token
@@ -203,6 +205,8 @@ class Lab:
         full = token_pool.pools[0].inflight + 1 > token_pool.terms.slots[0]
         found = admission.admit(token_pool, request, self.unix_s, observe=False)
         if isinstance(found, Grant):
+            kv_reserved = token_pool.pools[0].kv_bytes
+            self.most_kv_at_entry = max(self.most_kv_at_entry, kv_reserved)
             return None
         reason: str = found.reason
         if reason == "priority":

@@ -4,6 +4,12 @@ Reserving the requested lengths fills the cache with unused room and leaves most
 Reserving L_in + min(cap, q_out), with q_out the shipped estimator's .95 quantile, lets the slots
 be used. A stream that exceeds its reserve has it extended by 256 tokens once a second, as in the
 gateway, and admission sees that. Rows state how far reserves and use exceed the capacity.
+
+Targets are what admission can promise: it lets a request in beyond the capacity only if it outranks
+somebody, and then up to an eighth beyond. (Here the tenant outranks itself, as its bursts go up and
+down.) Extensions come on top of that and are never refused, because the streams run already: how
+far they go depends on how much longer the answers are than was learned, and is shown without a
+target. That the engine's use stays within its cache is the engine's doing: it preempts.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,6 +51,8 @@ class Use(msgspec.Struct, kw_only=True):
     reserved: float
     used: float
     most_reserved: float
+    most_at_entry: float
+    """Right after a request entered."""
     most_used: float
     extended: int
     preemptions: int
@@ -133,6 +141,7 @@ def experiment(seed: int, *, learn: bool, grows: bool = False, length_s: float =
         reserved=mean(reserved),
         used=mean(s.kv_used for s in warm),
         most_reserved=max(reserved),
+        most_at_entry=lab.most_kv_at_entry / KV_BYTES,
         most_used=max(s.kv_used for s in warm),
         extended=clients.extended,
         preemptions=lab.engines[0].preemptions_total,
@@ -150,7 +159,6 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
             found.append(experiment(seed, learn=learn, grows=grows))
             step()
     name = "KV, reserve of L_in + min(cap, q_out)"
-    most = max(u.most_reserved for u in ours)
     return [
         Row(
             metric=f"KV, reserve of the cap: slots in use of {SLOTS}",
@@ -169,23 +177,29 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
             metric=f"{name}: answers, times those with the cap",
             measured=sum(u.answers for u in ours) / sum(u.answers for u in cap),
         ),
-        at_most(
-            f"{name}: most reserved, share of KV",
-            most,
-            1.125,
-            f"extended {sum(u.extended for u in ours)} times by {EXTENSION_TOKENS} tokens",
-        ),
+        *_reserved(name, ours),
         at_most(
             f"{name}: most used, share of KV",
             max(u.most_used for u in ours),
             1.0,
             f"engine preemptions: {sum(u.preemptions for u in ours)}",
         ),
+        *_reserved("KV, answers suddenly three times as long", grown),
+    ]
+
+
+def _reserved(name: str, found: list[Use]) -> list[Row]:
+    return [
         at_most(
-            "KV, answers suddenly three times as long: most reserved, share of KV",
-            max(u.most_reserved for u in grown),
+            f"{name}: most reserved when a request entered, share of KV",
+            max(u.most_at_entry for u in found),
             1.125,
-            f"{mean(u.slots for u in grown):.1f} slots in use; "
-            f"engine preemptions: {sum(u.preemptions for u in grown)}",
+            f"{mean(u.slots for u in found):.1f} slots in use",
+        ),
+        Row(
+            metric=f"{name}: most reserved, share of KV",
+            measured=max(u.most_reserved for u in found),
+            note=f"extended {sum(u.extended for u in found)} times by {EXTENSION_TOKENS} tokens; "
+            f"engine preemptions: {sum(u.preemptions for u in found)}",
         ),
     ]

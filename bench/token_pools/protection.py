@@ -109,7 +109,13 @@ def _lab(system: str, seed: int) -> Lab:
         )
     sold = sum(_SLOTS_OF.values()) if system == "limits that fit" else SLOTS
     limits = [
-        Entitlement(name=name, model="m", tokens_per_s=TOKENS_PER_S * slots / sold, limit=slots * 4)
+        Entitlement(
+            name=name,
+            model="m",
+            tokens_per_s=TOKENS_PER_S * slots / sold,
+            tokens_per_s_limit=TOKENS_PER_S * slots / sold,
+            limit=slots * 4,
+        )
         for name, slots in _SLOTS_OF.items()
     ]
     # No pool behind them: slots without end, and nothing to borrow.

@@ -50,7 +50,14 @@ def burst(times: float, seed: int, *, promises: bool) -> float:
     draw = Random(f"retries/{times}/{seed}")
     token_pool = TokenPool(Terms(slots=(1 << 20,)))
     account = token_pool.define(
-        Entitlement(name="e", model="m", tokens_per_s=_RATE, limit=_FITS // 2, created=1)
+        Entitlement(
+            name="e",
+            model="m",
+            tokens_per_s=_RATE,
+            tokens_per_s_limit=_RATE,
+            limit=_FITS // 2,
+            created=1,
+        )
     )
     count = round(times * _FITS)
     waiting = [(0.0, n, 0) for n in range(count)]

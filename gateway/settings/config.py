@@ -228,14 +228,15 @@ class EntitlementConfig(Section):
     slo_target_ms: Amount | None = None
     """Time to first token that the tenant expects, in milliseconds."""
     tokens_per_second: Amount | None = None
-    """Baseline of input and output tokens per second. Absent: no limit, or, if the pools state
-    `tokens_per_second`, the rate that other entitlements leave."""
+    """Baseline of input and output tokens per second. Absent: what other entitlements leave."""
     max_tokens_per_second: Amount | None = None
-    """Limit including borrowed tokens; at least the baseline. dedicated, elastic and spot only."""
+    """Limit with what others leave unused; at least the baseline. dedicated, elastic and spot
+    only. Default: no limit."""
     kv_cache_gib: Gib | None = None
     """Baseline of the KV cache of requests in flight, in GiB."""
     max_kv_cache_gib: Gib | None = None
-    """Limit of that KV cache, in GiB; at least the baseline, which is the default."""
+    """Limit of that KV cache, in GiB; at least the baseline. Default: the pools' KV cache. For
+    guaranteed it is the baseline."""
     concurrency: Concurrency | None = None
     """Baseline of sequences in flight: one number, or one per pool."""
     max_concurrency: Count | None = None

@@ -76,6 +76,3 @@ def _about_entitlement(
         none = [name for name, part in zip(model.pools, baseline, strict=True) if not part]
         if none:
             yield f"no baseline in {', '.join(none)}, so what belongs there is refused"
-    rates = [pool.tokens_per_second for pool in model.pools.values()]
-    if entitlement.max_tokens_per_second is not None and None in rates:
-        yield "max_tokens_per_second has no effect: the pools state no tokens_per_second to borrow"

@@ -238,10 +238,12 @@ class Tenancy:
         made = Row(name=name, tenant=tenant.name, model=literal(model), service_class="elastic")
         limits = limits_of(row)
         if "tpm_limit" in limits:
-            made["tokens_per_second"] = round(limits["tpm_limit"] / 60, 3)
+            rate = round(limits["tpm_limit"] / 60, 3)
+            made["tokens_per_second"] = made["max_tokens_per_second"] = rate
             self._report.approximated(
                 (*path, "tpm_limit"),
-                "tokens_per_second, a sixtieth, for each model by itself; a burst of 10 s",
+                "tokens_per_second, a sixtieth, and no more, for each model by itself; "
+                "a burst of 10 s",
             )
         if "max_parallel_requests" in limits and not key:
             made["max_concurrency"] = limits["max_parallel_requests"]

@@ -32,7 +32,7 @@ TICK_EVERY_S = 0.25
 """As the keeper does."""
 STEPS = [-3600.0, -31.0, -1.0, 1.0, 31.0, 3600.0]
 TERMS = Terms(slots=(SLOTS, SLOTS), largest_tokens=1000, headroom=0)
-TENANT = entitled("e", tokens_per_s=RATE, limit=SLOTS)
+TENANT = entitled("e", tokens_per_s=RATE, tokens_per_s_limit=RATE, limit=SLOTS)
 
 
 class Embedded:

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 TERMS = Terms(slots=(6, 5), largest_tokens=300, mean_slo_ms=1000.0, headroom=0)
 ENTITLEMENTS = (
     entitled("g", "guaranteed", baseline=(2, 1), limit=3, tokens_per_s=20.0, created=1),
-    entitled("r", baseline=(1, 0), limit=3, tokens_per_s=30.0, created=2),
+    entitled("r", baseline=(1, 0), limit=3, tokens_per_s=30.0, tokens_per_s_limit=30.0, created=2),
     entitled("e", limit=4, created=3),
     entitled("p", "preemptible", limit=5, created=4),
 )

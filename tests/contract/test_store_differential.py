@@ -25,7 +25,12 @@ from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argume
 from gateway.policy.admission import admission, debt, eviction, own_limits
 from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
 from gateway.policy.budgets.limit_book import Wanted
-from gateway.policy.entitlements.entitlement import CLASSES, PROFILES, Entitlement
+from gateway.policy.entitlements.entitlement import (
+    BURST_WEIGHT,
+    CLASSES,
+    PROFILES,
+    Entitlement,
+)
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.limit import Holding, Limit, Spent
@@ -108,6 +113,7 @@ class Pair:
                 self.met.add("kv for the pool")
         else:
             self.met.add(f"funded: {expected.funded}")
+            self.met |= {"burst"} if expected.weight == BURST_WEIGHT else set()
             self.met |= {w for w in ("spilled", "protected") if getattr(expected, w)}
             self.met |= {"warned" for use in expected.uses if use.crossed}
             demoted = expected.spilled and expected.pool == request.pool
@@ -208,8 +214,10 @@ class Pair:
                 "idle_dedicated",
                 "unreserved",
                 "service_s",
-                "denied",
-                "denied_last",
+                "refused_sequences",
+                "refused_kv_bytes",
+                "refused_tokens",
+                "served_tokens",
             ):
                 assert getattr(other, field) == getattr(pool, field), field
             for field in ("denials", "denials_last"):
@@ -426,7 +434,7 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     wanted = {f"denied: {reason}" for reason in get_args(DenialReason)}
     wanted |= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
     wanted |= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
-    wanted |= {"warned", "demoted"}
+    wanted |= {"warned", "demoted", "burst"}
     with redis_process.client() as client:
         for seed in range(300):
             pick = random.Random(seed).choice

@@ -62,6 +62,7 @@ def tenant(
         service_class=service_class,
         baseline=baseline,
         tokens_per_s=tokens_per_s,
+        tokens_per_s_limit=tokens_per_s,
     )
 
 

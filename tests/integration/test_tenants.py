@@ -142,6 +142,7 @@ def test_a_dead_model_is_answered_by_its_fallback() -> None:
 
 def test_a_tenants_own_limit_is_answered_with_its_own_refusal() -> None:
     limited = {"name": "chat", "tenant": "acme", "model": MODEL, "tokens_per_second": 1.0}
+    limited["max_tokens_per_second"] = 1.0
     code = {"name": "code", "tenant": "acme", "model": CODER}
     fleet = two_models([{"name": "web"}], {"entitlements": [limited, code]}, fallbacks=[CODER])
     with fleet:

@@ -97,7 +97,9 @@ def test_the_official_client_waits_as_told_and_completes() -> None:
 
 def test_a_refusal_says_what_who_and_how_long() -> None:
     with fleet_of(
-        entitlement("a", tokens_per_second=1.0), short_window=128, mock=("--speed", "50")
+        entitlement("a", tokens_per_second=1.0, max_tokens_per_second=1.0),
+        short_window=128,
+        mock=("--speed", "50"),
     ) as fleet:
         answers = [post(fleet, "a", 60) for _ in range(4)]
         refused = answers[-1]
@@ -250,7 +252,7 @@ def test_a_lost_pool_leaves_the_reserve_in_another_and_spot_makes_way_for_the_re
 def test_buckets_and_ledgers_survive_a_restart_in_sqlite(tmp_path: Path) -> None:
     file = tmp_path / "sluice.db"
     config = {"state": {"url": f"sqlite:///{file}"}}
-    spent = entitlement("a", tokens_per_second=0.001)
+    spent = entitlement("a", tokens_per_second=0.001, max_tokens_per_second=0.001)
     with fleet_of(spent, config=config, short_window=128, mock=("--speed", "50")) as fleet:
         statuses = [post(fleet, "a", 60).status_code for _ in range(4)]
         assert statuses[0] == 200

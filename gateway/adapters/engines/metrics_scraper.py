@@ -16,6 +16,7 @@ from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.pages import MAX_PAGE_BYTES, NOT_HAD, EnginePages
 from gateway.policy.fleet.engine_metrics import ALIASES, missing, read_adapters, read_page
 from gateway.policy.fleet.engine_telemetry import STALE_S, EngineSample, TelemetryView, join, record
+from gateway.policy.fleet.fleet import heard
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
@@ -145,6 +146,7 @@ class EngineMetrics:
             if running is not None:
                 served.adapters.running(pool, rank, running.names, running.most)
             self._warn(served, address, missing(sample))
+            heard(served.fleet.pools[pool], rank, (sample.running or 0) + (sample.waiting or 0))
             if record(view, rank, sample, self._clock()):
                 _log.info("worker %s restarted: its prefix cache is taken to be empty", address.id)
                 if self._on_restart is not None:
@@ -159,6 +161,8 @@ class EngineMetrics:
             if await self.read(served, pool, worker):
                 pause_s = self.interval_s
             else:
+                for rank in served.fleet.pools[pool].siblings[worker]:
+                    heard(served.fleet.pools[pool], rank, 0)
                 pause_s = min(2 * pause_s, max(_MAX_PAUSE_S, self.interval_s))
             await asyncio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
 

@@ -114,11 +114,17 @@ class PublishedModel:
             if not e.reserves or e.suspended:
                 continue
             if not 0 < e.expires_unix_s <= now_unix_s:
-                if any(held := _bound_baseline(e, most)):
-                    reserving[e.name] = msgspec.structs.replace(e, baseline=held)
+                held = _bound_baseline(e, most)
+                if part := sum(held) / max(1, sum(e.baseline)):
+                    reserving[e.name] = msgspec.structs.replace(
+                        e,
+                        baseline=held,
+                        kv_bytes=int(e.kv_bytes * part),
+                        tokens_per_s=e.tokens_per_s * part,
+                    )
             elif e.service_class == "dedicated":
                 await self._store.define(msgspec.structs.replace(e, baseline=()))
-        self._replicas.entitled(most.reserved, reserving)
+        self._replicas.entitled(reserving)
 
     async def _publish(self, found: Capacity, state: EntitlementState) -> None:
         ever = max(self._ever_bound_until, state.newest_bound)

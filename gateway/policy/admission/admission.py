@@ -29,7 +29,12 @@ from gateway.policy.admission.decision import (
 from gateway.policy.admission.placement import min_weight, overshoot
 from gateway.policy.admission.retry_after import MAX_S, tenant_of, wait_too
 from gateway.policy.budgets.limit_book import Weighed
-from gateway.policy.entitlements.entitlement import RESERVING, SPILLED_WEIGHT
+from gateway.policy.entitlements.entitlement import (
+    BURST_WEIGHT,
+    RESERVING,
+    SPILLED_WEIGHT,
+    kv_limit,
+)
 from gateway.policy.token_pool.buckets import (
     BUCKET_S,
     average,
@@ -103,7 +108,7 @@ def admit(
                 return found
             would_deny, funded = found.reason, "none"
         else:
-            place, funded = found
+            place, funded, w = found
             pool, contended = place.pool, place.contended
             spilled = place.spilled or request.demoted
     lease = LeaseRecord(
@@ -161,8 +166,8 @@ def transfer(
 
 def _decide(
     token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, now_s: float
-) -> Denial | tuple[Placement, str]:
-    """Checks 1-8: a denial, or the place and which bucket pays."""
+) -> Denial | tuple[Placement, str, float]:
+    """Checks 1-8: a denial, or the place, which bucket pays, and the weight."""
     denial = (
         limits.not_in_force(account.terms, now_s)
         or limits.misfit(token_pool, account, request)
@@ -176,9 +181,13 @@ def _decide(
     denial = limits.over_kv(token_pool, account, request, now_s)
     if denial is not None:
         return denial
+    bursts = limits.bursts(token_pool, account, request, funded)
+    w = min(w, BURST_WEIGHT) if bursts else w
     found = placement.place(token_pool, account, request, w)
+    if bursts and (found.denied or placement.sought(token_pool, account, found.pool)):
+        return limits.over_rate(token_pool, account, request, now_s)
     if not found.denied:
-        return found, funded
+        return found, funded, w
     if placement.within_reserve(account, request):  # the pool lacks the reserve
         return limits.unbound(token_pool, account.terms)
     return placement.pool_denial(token_pool, account, request, w, found, now_s)
@@ -218,13 +227,16 @@ def _refused(
     denial: Denial,
     now_s: float,
 ) -> None:
-    """Record the wait promised to this request, so that the next refusal is told a longer one."""
+    """Record demand, and the wait promised, so that the next refusal is told a longer one."""
+    state = token_pool.pools[request.pool]
+    if limits.lacks_capacity(account, request, denial, now_s):
+        state.refused_sequences += request.sequences
+        state.refused_kv_bytes += request.kv_bytes
+        state.refused_tokens += request.estimate_tokens
     if denial.of_pool:
-        state = token_pool.pools[request.pool]
         tenant = tenant_of(account)
         state.denials_last.forget(tenant)
         state.denials.note(tenant, w, RETAINED_DENIALS)
-        state.denied += 1
         slots = token_pool.terms.slots[request.pool]
         wait_too(account, request.sequences, slots, state.service_s, now_s)
         if placement.could_outrank(token_pool, request):  # otherwise debt could not help it in
@@ -235,13 +247,12 @@ def _refused(
             token_pool.active.add(request.entitlement)
     elif denial.reason == "tokens":
         # Retry-After is at most MAX_S, so no more than that was promised.
-        rate = account.terms.tokens_per_s or token_pool.surplus_per_s
+        rate = limits.refill_per_s(token_pool, account.terms)
         kept = max(0.0, account.promised - rate * max(0.0, now_s - account.promised_s))
         account.promised = min(kept + request.estimate_tokens, MAX_S * rate)
         account.promised_s = now_s
     elif denial.reason in ("concurrency", "kv"):
-        service_s = token_pool.pools[request.pool].service_s
-        wait_too(account, request.sequences, account.total, service_s, now_s)
+        wait_too(account, request.sequences, account.total, state.service_s, now_s)
 
 
 def _granted(
@@ -310,7 +321,7 @@ def fast_admit(
             baseline = terms.baseline
             if pool >= len(baseline) or account.inflight[pool] >= baseline[pool]:
                 return False
-    limit = terms.kv_bytes_limit or terms.kv_bytes
+    limit = kv_limit(terms)
     if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(token_pool, request):
         return False
     depth, floor = most * account.mean_cost, account.floor_tokens

@@ -15,9 +15,9 @@ from gateway.records.record import Record
 ASSESS_SLICE = 1_000
 """Entitlements that `assess_capacity` examines between two yields."""
 TARGET_USE = 0.85
-"""Share of the slots in use that the desired replicas aim for."""
+"""Share of the capacity in use that the desired replicas aim for."""
 RAISE_USE = 0.95
-"""Share of the slots in use beyond which more replicas are desired; the band up to it holds
+"""Share of the capacity in use beyond which more replicas are desired; the band up to it holds
 fluctuations, which would change the desired replicas to and fro."""
 MEAN_S = 30.0
 """Seconds over which demand is averaged: single moments are up to twice the mean."""
@@ -93,8 +93,6 @@ class EntitlementState(Record, frozen=True, kw_only=True):
     """Reserving entitlements in force that do not fit in at least one of their pools."""
     mean_slo_ms: float
     """Mean over entitlements that state an SLO, without unbound ones; 0 when none does."""
-    reserved: tuple[int, ...]
-    """Sequences that bound entitlements reserve."""
     next_expiry_unix_s: float
     """When the next entitlement expires, which makes this outdated; infinity for never."""
 
@@ -187,7 +185,6 @@ def assess_capacity(
         newest_bound=newest_bound,
         unbound=unbound,
         mean_slo_ms=slo_ms / slo_count if slo_count else 0.0,
-        reserved=tuple(reserves.sequences),
         next_expiry_unix_s=next_expiry_s,
     )
 
@@ -195,26 +192,39 @@ def assess_capacity(
 def desired_replicas(
     demand_sequences: float, slots_per_worker: int, replicas: tuple[int, int]
 ) -> int:
-    """Workers needed for a demand at TARGET_USE, within `replicas` (fewest, most)."""
+    """Workers needed for a demand at TARGET_USE, within `replicas` (fewest, most).
+
+    The demand is in sequences, whichever resource binds (`Demand.binding_sequences`).
+    """
     wanted = ceil(demand_sequences / TARGET_USE / max(1, slots_per_worker))
     return min(max(wanted, replicas[0]), replicas[1])
 
 
-def demand_sequences(
-    reserved: int, unreserved: int, denied: int, service_s: float, elapsed_s: float
-) -> float:
-    """A pool's demand in sequences: reserved, admitted beyond the reserves, and denied.
+class Demand(Record, frozen=True, kw_only=True):
+    """What a pool is asked for of the three resources that a worker adds."""
 
-    Little's law gives denied demand: denials per second times the mean service time.
-    """
-    return reserved + unreserved + denied / max(1e-3, elapsed_s) * service_s
+    sequences: float
+    kv_bytes: float = 0.0
+    tokens_per_s: float = 0.0
+
+    def binding_sequences(self, share: WorkerShare, worker_kv_bytes: float) -> float:
+        """The slots of as many workers as the resource needs that runs out first.
+
+        `worker_kv_bytes` 0 and a share without a token rate: that resource is not enforced.
+        """
+        workers = self.sequences / max(1, share.slots)
+        if worker_kv_bytes > 0:
+            workers = max(workers, self.kv_bytes / worker_kv_bytes)
+        if share.tokens_per_s > 0:
+            workers = max(workers, self.tokens_per_s / share.tokens_per_s)
+        return workers * max(1, share.slots)
 
 
 class ReplicaGoal:
     """Desired replicas of one pool: raised with the mean demand, lowered after a cooldown of less.
 
-    They rise when the mean takes more than RAISE_USE of their slots, or when it needs two more of
-    them. They fall to what the highest mean within the cooldown needs.
+    They rise when the mean takes more than RAISE_USE of their capacity, or when it needs two more
+    of them. They fall to what the highest mean within the cooldown needs.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,6 @@ def close(token_pool: TokenPool, elapsed_s: float, now_s: float) -> None:
     token_pool.priority_denials = 0
     for pool in token_pool.pools:
         pool.denials_last, pool.denials = pool.denials, RecentDenials()
-        pool.denied_last, pool.denied = pool.denied, 0
     token_pool.ticked_s = now_s
 
 

@@ -2,7 +2,8 @@
 
 A request larger than a whole limit is a 400. A limit of requests or sequences is a 429 worth
 waiting for. So is a budget of which running requests reserve the rest; one that is used up is a 429
-of type `insufficient_quota`, which official clients do not repeat.
+of type `insufficient_quota`, which official clients do not repeat; clients with loops of their own
+read in Retry-After when the budget resets.
 """
 
 from datetime import UTC, datetime
@@ -60,6 +61,7 @@ def _used_up(denial: Denial, limit: Limit) -> QuotaExceeded:
         f"{shown(limit, denial.requested)}. resets_at: {resets}.",
         reason="budget",
         code="insufficient_quota",
+        retry_after_s=float(ceil(max(1.0, denial.wait_s))),
         should_retry=False,
     )
 

@@ -4,15 +4,16 @@ Token-pools paper, section 4.3. Only the buckets' refill with time changes state
 """
 
 from gateway.policy.admission.decision import AdmissionRequest, Denial, DenialReason, Unit
-from gateway.policy.admission.placement import overshoot
+from gateway.policy.admission.placement import overshoot, within_reserve
 from gateway.policy.admission.retry_after import concurrency_wait_s, kv_wait_s, tokens_wait_s
-from gateway.policy.entitlements.entitlement import BORROWING, Entitlement
+from gateway.policy.entitlements.entitlement import BORROWING, Entitlement, kv_limit
 from gateway.policy.token_pool.buckets import (
     BUCKET_S,
     depth_tokens,
     max_sequences,
     may_borrow,
     own_level,
+    recently_borrowed,
     surplus_depth,
     surplus_level,
 )
@@ -51,9 +52,9 @@ def misfit(token_pool: TokenPool, account: Account, request: AdmissionRequest) -
         depth = surplus_depth(token_pool)
     if 0 < depth < request.estimate_tokens:
         return _never("tokens", depth, request.estimate_tokens)
-    kv_limit = terms.kv_bytes_limit or terms.kv_bytes
-    if 0 < kv_limit < request.kv_bytes:
-        return _never("bytes of KV cache", kv_limit, request.kv_bytes)
+    most_kv = kv_limit(terms)
+    if 0 < most_kv < request.kv_bytes:
+        return _never("bytes of KV cache", most_kv, request.kv_bytes)
     if request.sequences == 1 and request.kv_bytes <= token_pool.terms.kv_of(request.pool):
         return None
     return _too_large_for_pools(token_pool, request)
@@ -103,31 +104,50 @@ def over_concurrency(
 
 
 def funded_by(token_pool: TokenPool, account: Account, tokens: int, now_s: float) -> str:
-    """Check 5: the bucket that pays, own, surplus or none (no rate is set); "" for a denial."""
-    terms = account.terms
+    """Check 5: what pays, own, surplus or none (no rate is set); "" for a denial.
+
+    Where pools state no rate, the surplus is what slots and KV have free: `placement` decides.
+    """
+    terms, stated = account.terms, token_pool.terms.tokens_per_s > 0
+    borrows = terms.service_class in BORROWING
     if terms.tokens_per_s > 0:
         level = own_level(account, depth_tokens(token_pool, account), now_s)
         if level >= tokens:
             return "own"
-        # A bucket in debt pays first: borrowing would be a way around the debt.
-        if level < 0 or terms.service_class not in BORROWING or token_pool.terms.tokens_per_s <= 0:
+        # A bucket in debt pays first: borrowing from the others' would be a way around the debt.
+        if not borrows or (stated and level < 0):
             return ""
-    elif terms.service_class not in BORROWING or token_pool.terms.tokens_per_s <= 0:
+    elif not borrows or not (stated or terms.tokens_per_s_limit > 0):
         return "none"
-    if surplus_level(token_pool, now_s) >= tokens and may_borrow(terms, account, tokens, now_s):
-        return "surplus"
-    return ""
+    if stated and surplus_level(token_pool, now_s) < tokens:
+        return ""
+    return "surplus" if may_borrow(account, tokens, now_s) else ""
+
+
+def bursts(token_pool: TokenPool, account: Account, request: AdmissionRequest, funded: str) -> bool:
+    """Whether a request is beyond its entitlement's rate, with only free slots and KV to pay."""
+    beyond = funded == "surplus" and account.terms.tokens_per_s > 0
+    stated = token_pool.terms.tokens_per_s > 0
+    return beyond and not stated and not within_reserve(account, request)
+
+
+def refill_per_s(token_pool: TokenPool, terms: Entitlement) -> float:
+    """Tokens/s by which waiting brings a request nearer that no bucket pays for."""
+    return terms.tokens_per_s or token_pool.surplus_per_s or terms.tokens_per_s_limit
 
 
 def over_rate(
     token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
 ) -> Denial:
     """The denial when no bucket pays."""
-    terms = account.terms
+    terms, rate = account.terms, refill_per_s(token_pool, account.terms)
     if terms.tokens_per_s > 0:
-        rate, level, limit = terms.tokens_per_s, account.level, depth_tokens(token_pool, account)
+        level, limit = account.level, depth_tokens(token_pool, account)
+    elif token_pool.terms.tokens_per_s > 0:
+        level, limit = token_pool.surplus, surplus_depth(token_pool)
     else:
-        rate, level, limit = token_pool.surplus_per_s, token_pool.surplus, surplus_depth(token_pool)
+        limit = max(BUCKET_S * rate, float(request.estimate_tokens))
+        level = limit - recently_borrowed(account, now_s)
     return Denial(
         reason="tokens",
         wait_s=tokens_wait_s(account, request.estimate_tokens, level, rate, now_s),
@@ -142,7 +162,7 @@ def over_kv(
     token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
 ) -> Denial | None:
     """Check 6: chi_e over all pools."""
-    limit = account.terms.kv_bytes_limit or account.terms.kv_bytes
+    limit = kv_limit(account.terms)
     if not limit:
         return None
     short = account.kv_bytes + request.kv_bytes - limit
@@ -157,3 +177,16 @@ def over_kv(
         requested=request.kv_bytes,
         unit="bytes of KV cache",
     )
+
+
+def lacks_capacity(
+    account: Account, request: AdmissionRequest, denial: Denial, now_s: float
+) -> bool:
+    """Whether more workers would have let a request in, so that it counts as demand for them."""
+    terms = account.terms
+    if denial.reason == "tokens":
+        borrows = terms.service_class in BORROWING
+        return borrows and may_borrow(account, request.estimate_tokens, now_s)
+    if denial.reason == "concurrency":
+        return not terms.limit and terms.service_class != "guaranteed"  # then C is its limit
+    return denial.of_pool

@@ -13,8 +13,8 @@ request within a reserve is never refused while an eligible pool serves a lower 
 from math import inf
 
 from gateway.policy.admission.decision import AdmissionRequest, Denial, Placement
-from gateway.policy.admission.retry_after import before, priority_wait_s
-from gateway.policy.entitlements.entitlement import BACKFILL, RESERVING
+from gateway.policy.admission.retry_after import before, priority_wait_s, tenant_of
+from gateway.policy.entitlements.entitlement import BACKFILL, BURST_WEIGHT, RESERVING
 from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 
@@ -80,6 +80,16 @@ def within_reserve(account: Account, request: AdmissionRequest) -> bool:
         return False
     baseline = account.terms.baseline_of(request.pool)
     return account.own(request.pool) + request.sequences <= baseline
+
+
+def sought(token_pool: TokenPool, account: Account, pool: int) -> bool:
+    """Whether a pool lately refused another tenant that comes before bursts beyond a rate."""
+    state, tenant = token_pool.pools[pool], tenant_of(account)
+    return (
+        state.denials.others_above(tenant, BURST_WEIGHT)
+        + state.denials_last.others_above(tenant, BURST_WEIGHT)
+        > 0
+    )
 
 
 def _makes_way(

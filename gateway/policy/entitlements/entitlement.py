@@ -19,7 +19,7 @@ CLASSES: tuple[ServiceClass, ...] = ("dedicated", "guaranteed", "elastic", "spot
 RESERVING = frozenset({"dedicated", "guaranteed"})
 """Classes whose baseline is set aside for them."""
 BORROWING = frozenset({"dedicated", "elastic", "spot"})
-"""Classes that may spend the pool's unused token rate."""
+"""Classes that may use more than their token rate while others leave it unused."""
 BACKFILL = frozenset({"spot", "preemptible"})
 """Classes that use only leftover capacity."""
 
@@ -41,11 +41,14 @@ OVERDUE_WEIGHT = _WEIGHT_RANGE["elastic"][1]
 """Weight of an overdue entitlement: the maximum of elastic."""
 SPILLED_WEIGHT = 1.0
 """Largest weight of spilled work in its alternate pool: that of spot."""
+BURST_WEIGHT = _WEIGHT_RANGE["elastic"][0]
+"""Largest weight of work beyond its entitlement's token rate, where pools state none: it is above
+backfill and below everything within a rate."""
 _MIN_DEBT_FACTOR = 0.05
 
 
 class AdmissionProfile(Record, frozen=True, kw_only=True):
-    """Coefficients of eq. 1 and 2. `paper`: as published; `default`: debt may turn to credit."""
+    """Coefficients of eq. 1 and 2. `paper`: as published; `default`: see its fields' defaults."""
 
     name: str
     slo_share: float = 2.0
@@ -59,6 +62,7 @@ class AdmissionProfile(Record, frozen=True, kw_only=True):
     burst_keep: float = 0.7
     """gamma_b."""
     least_debt: float = -0.2
+    """Most credit; eq. 2 has no bound."""
     tick_s: float = 5.0
     overdue_debt: float = 0.9
     """An elastic entitlement with more debt than this and nothing in flight goes first in its
@@ -71,8 +75,7 @@ PROFILES = {
     "default": AdmissionProfile(name="default"),
     "paper": AdmissionProfile(
         name="paper",
-        burst_share=0.0,
-        least_debt=0.0,
+        least_debt=-1e9,
         overdue_debt=1.0,
         cached_input_charge=1.0,
     ),
@@ -95,11 +98,11 @@ class Entitlement(Record, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     """lambda_e, input and output tokens."""
     tokens_per_s_limit: float = 0.0
-    """Rate with borrowing; 0: only the surplus limits it. For borrowing classes only."""
+    """Rate with borrowing; 0: what others leave. For borrowing classes only."""
     kv_bytes: int = 0
     """chi_e, the baseline of KV cache."""
     kv_bytes_limit: int = 0
-    """KV cache with borrowing, at least `kv_bytes`; 0: `kv_bytes` is the limit, if set."""
+    """KV cache with borrowing, at least `kv_bytes`; 0: the capacity. Guaranteed: the baseline."""
     expires_unix_s: float = 0.0
     suspended: bool = False
     observe: bool = False
@@ -119,6 +122,12 @@ class Entitlement(Record, frozen=True, kw_only=True):
     def baseline_of(self, pool: int) -> int:
         """Baseline sequences in a pool."""
         return self.baseline[pool] if pool < len(self.baseline) else 0
+
+
+def kv_limit(terms: Entitlement) -> int:
+    """chi_e at most; a guaranteed entitlement never goes above its baseline. 0: the capacity."""
+    baseline = terms.kv_bytes if terms.service_class == "guaranteed" else 0
+    return terms.kv_bytes_limit or baseline
 
 
 def weight(

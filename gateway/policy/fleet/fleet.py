@@ -36,6 +36,7 @@ class PoolState:
         "draining",
         "ejected_until_s",
         "ejections",
+        "elsewhere",
         "engines",
         "failures",
         "inflight",
@@ -57,6 +58,7 @@ class PoolState:
         "sound_until_s",
         "tokens",
         "total_active",
+        "total_elsewhere",
         "total_tokens",
         "unfit",
         "up",
@@ -107,6 +109,10 @@ class PoolState:
         """Where its workers have a price by the hour."""
         self.active = [0] * n
         """Unfinished sequences at each worker."""
+        self.elsewhere = [0] * n
+        """Sequences that other gateways have at each worker; see `heard`."""
+        self.total_elsewhere = 0
+        """Sum of `elsewhere`."""
         self.tokens = [0] * n
         """Reserved KV tokens (L_cost) of those sequences."""
         self.total_active = 0
@@ -221,8 +227,16 @@ def ready_slots(pool: PoolState, now_s: float) -> int:
 
 
 def overloaded(pool: PoolState, spill_queue: int, now_s: float) -> bool:
-    """In-flight >= ready slots + spill_queue; for models whose entitlements set no limits."""
-    return pool.inflight >= ready_slots(pool, now_s) + spill_queue
+    """In-flight, of all gateways, >= ready slots + spill_queue; for models without limits."""
+    inflight = pool.inflight + pool.total_elsewhere
+    return inflight >= ready_slots(pool, now_s) + spill_queue
+
+
+def heard(pool: PoolState, worker: int, sequences: float) -> None:
+    """Note how many sequences a worker's engine says it runs and queues, from any gateway."""
+    others = max(0, int(sequences) - pool.active[worker])
+    pool.total_elsewhere += others - pool.elsewhere[worker]
+    pool.elsewhere[worker] = others
 
 
 def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:

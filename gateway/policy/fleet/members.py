@@ -95,6 +95,7 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.leaving[rank] = True
         pool.vacated_s[rank] = now_s
         pool.ejected_until_s[rank] = 0.0
+        fleet.heard(pool, rank, 0)
         pool.remarks.pop(rank, None)
         pool.unfit.discard(rank)
     pool.engines.remove(ranks)
@@ -162,7 +163,7 @@ def _append(pool: PoolState) -> None:
     pool.siblings.append(())
     for flags in (pool.up, pool.refused, pool.draining, pool.present, pool.leaving):
         flags.append(False)
-    for numbers in (pool.active, pool.tokens, pool.misses, pool.ejections):
+    for numbers in (pool.active, pool.tokens, pool.elsewhere, pool.misses, pool.ejections):
         numbers.append(0)
     for figures in (pool.failures, pool.doubted_until_s, pool.ejected_until_s, pool.vacated_s):
         figures.append(0.0)

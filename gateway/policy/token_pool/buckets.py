@@ -1,14 +1,16 @@
 """Token buckets of entitlements, the shared surplus bucket, and each entitlement's ledger.
 
 An entitlement's bucket refills at lambda_e up to its depth; the surplus bucket refills at the
-token rate that the pool leaves unused (token-pools paper, section 4.3). When requests use more
+token rate that the pool leaves unused (token-pools paper, section 4.3). Where pools state no rate
+there is no such bucket, and the surplus is what slots and KV have free: a pool's rate is its slots
+times the rate of a busy slot, so it is used up exactly when the slots are. When requests use more
 than they reserved, a level goes below zero without bound, and the bucket admits again only after
 the debt is paid in full. So in any period a bucket pays out at most its rate, its depth and the
 tokens in flight. The ledger counts whole tokens: debited - refunded = used exactly, once nothing
 is in flight.
 """
 
-from gateway.policy.entitlements.entitlement import OVERDUE_WEIGHT, Entitlement, weight
+from gateway.policy.entitlements.entitlement import OVERDUE_WEIGHT, weight
 from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 BUCKET_S = 10.0
@@ -90,15 +92,22 @@ def surplus_level(token_pool: TokenPool, now_s: float) -> float:
     return token_pool.surplus
 
 
-def may_borrow(terms: Entitlement, account: Account, tokens: int, now_s: float) -> bool:
+def may_borrow(account: Account, tokens: int, now_s: float) -> bool:
     """Whether borrowing these tokens stays within the entitlement's `tokens_per_s_limit`."""
+    terms = account.terms
     if terms.tokens_per_s_limit <= 0:
         return True
     rate = terms.tokens_per_s_limit - terms.tokens_per_s
     if rate <= 0:
         return False
-    recent = max(0.0, account.borrowed - rate * max(0.0, now_s - account.borrowed_s))
+    recent = recently_borrowed(account, now_s)
     return recent <= 0 or recent + tokens <= BUCKET_S * rate
+
+
+def recently_borrowed(account: Account, now_s: float) -> float:
+    """Tokens borrowed and not yet drained at `tokens_per_s_limit` - lambda_e."""
+    rate = max(0.0, account.terms.tokens_per_s_limit - account.terms.tokens_per_s)
+    return max(0.0, account.borrowed - rate * max(0.0, now_s - account.borrowed_s))
 
 
 def pay(token_pool: TokenPool, account: Account, funded: str, tokens: int, now_s: float) -> None:
@@ -108,13 +117,11 @@ def pay(token_pool: TokenPool, account: Account, funded: str, tokens: int, now_s
         level = own_level(account, depth, now_s) - tokens
         account.level = min(level, depth)
     elif funded == "surplus":
-        depth = surplus_depth(token_pool)
-        level = surplus_level(token_pool, now_s) - tokens
-        token_pool.surplus = min(level, depth)
+        if token_pool.terms.tokens_per_s > 0:
+            level = surplus_level(token_pool, now_s) - tokens
+            token_pool.surplus = min(level, surplus_depth(token_pool))
         if account.terms.tokens_per_s_limit > 0:
-            rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
-            drained = max(0.0, rate) * max(0.0, now_s - account.borrowed_s)
-            account.borrowed = max(0.0, max(0.0, account.borrowed - drained) + tokens)
+            account.borrowed = max(0.0, recently_borrowed(account, now_s) + tokens)
             account.borrowed_s = now_s
 
 
@@ -131,9 +138,10 @@ def correct(
     account.used += used
 
 
-def serve(token_pool: TokenPool, account: Account, funded: str, tokens: int) -> None:
-    """Count settled tokens for the tick."""
+def serve(token_pool: TokenPool, account: Account, pool: int, funded: str, tokens: int) -> None:
+    """Count settled tokens for the tick, and as the pool's."""
     account.served += tokens
+    token_pool.pools[pool].served_tokens += tokens
     if funded != "surplus":
         token_pool.own_served += tokens
     token_pool.active.add(account.terms.name)

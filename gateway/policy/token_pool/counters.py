@@ -341,12 +341,14 @@ class PoolCounters:
     __slots__ = (
         "denials",
         "denials_last",
-        "denied",
-        "denied_last",
         "evictable",
         "idle_dedicated",
         "inflight",
         "kv_bytes",
+        "refused_kv_bytes",
+        "refused_sequences",
+        "refused_tokens",
+        "served_tokens",
         "service_s",
         "unreserved",
         "weights",
@@ -366,6 +368,9 @@ class PoolCounters:
         self.denials = RecentDenials()
         """Tenants refused in this tick; `denials_last` has those of the last tick only."""
         self.denials_last = RecentDenials()
-        self.denied = 0
-        """Number of requests refused in this tick; `denied_last` in the last tick."""
-        self.denied_last = 0
+        self.refused_sequences = 0
+        """Of requests that more workers would have let in, since the start."""
+        self.refused_kv_bytes = 0
+        self.refused_tokens = 0
+        self.served_tokens = 0
+        """Settled tokens of its leases, since the start."""

@@ -117,7 +117,7 @@ def settle(
         account.mean_cost += MEAN_GAIN * (cost - account.mean_cost)
     else:
         account.mean_cost = cost
-    serve(token_pool, account, lease.funded, used)
+    serve(token_pool, account, lease.pool, lease.funded, used)
     return True
 
 
@@ -186,7 +186,7 @@ def lapse(token_pool: TokenPool, lease_id: str, now_s: float) -> bool:
     average(account, now_s)
     token_pool.release(account, lease)
     account.used += lease.estimate_tokens
-    serve(token_pool, account, lease.funded, lease.estimate_tokens)
+    serve(token_pool, account, lease.pool, lease.funded, lease.estimate_tokens)
     if lease.held:
         token_pool.limits.lapse(lease.held)
     token_pool.tombstones[lease.id] = (

@@ -48,7 +48,7 @@ class PoolConfig(Section):
     """URLs, or mappings for workers that need a key, a served name or a CA. A URL such as
     dns://host:port or k8s://service/NAME.NAMESPACE:port finds engines at run time."""
     tokens_per_second: Amount | None = None
-    """Input and output tokens per second of one worker; absent: no limit and no surplus."""
+    """Input and output tokens per second of one worker; absent: as many as its slots make."""
     kv_cache_gib: Gib | None = None
     """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
     tls: EngineTlsConfig | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement, kv_limit
 from gateway.ports import AccountView
 from gateway.web.dashboard.view import EntitlementOrder, View, page_of
 
@@ -62,7 +62,7 @@ def _row(counted: CountedEntitlement) -> dict[str, Any]:
         "bucket": None if account is None or not terms.tokens_per_s else account.level_tokens,
         "bucket_depth": None if account is None else account.depth_tokens,
         "kv_bytes": None if account is None else account.kv_bytes,
-        "kv_limit": terms.kv_bytes_limit or terms.kv_bytes or None,
+        "kv_limit": kv_limit(terms) or None,
         "used_tokens": None if account is None else account.used,
         "debt": None if account is None else account.debt,
         "burst": None if account is None else account.burst,

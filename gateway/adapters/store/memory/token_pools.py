@@ -94,20 +94,7 @@ class MemoryPools:
 
     async def pools(self, model: str) -> list[PoolView]:
         """See TokenPools."""
-        token_pool = self.token_pools[model]
-        return [
-            PoolView(
-                slots=token_pool.terms.slots[index],
-                inflight=pool.inflight,
-                kv_capacity_bytes=token_pool.terms.kv_of(index),
-                kv_bytes=pool.kv_bytes,
-                idle_dedicated=pool.idle_dedicated,
-                service_s=pool.service_s,
-                desired_replicas=0,
-                denied=pool.denied_last,
-            )
-            for index, pool in enumerate(token_pool.pools)
-        ]
+        return pool_views(self.token_pools[model])
 
     # -- Upkeep
 
@@ -146,6 +133,26 @@ class MemoryPools:
 
 def _no_events(model: str, event: str, unix_s: float, detail: object) -> None:
     """The default event sink: does nothing."""
+
+
+def pool_views(token_pool: TokenPool) -> list[PoolView]:
+    """The counters of a model's pools."""
+    return [
+        PoolView(
+            slots=token_pool.terms.slots[index],
+            inflight=pool.inflight,
+            kv_capacity_bytes=token_pool.terms.kv_of(index),
+            kv_bytes=pool.kv_bytes,
+            idle_dedicated=pool.idle_dedicated,
+            service_s=pool.service_s,
+            desired_replicas=0,
+            refused_sequences=pool.refused_sequences,
+            refused_kv_bytes=pool.refused_kv_bytes,
+            refused_tokens=pool.refused_tokens,
+            served_tokens=pool.served_tokens,
+        )
+        for index, pool in enumerate(token_pool.pools)
+    ]
 
 
 def account_view(token_pool: TokenPool, account: Account, now_s: float) -> AccountView:

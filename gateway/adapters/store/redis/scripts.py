@@ -58,7 +58,7 @@ RECORDS: Final = {
     ),
     "pool": (
         *("inflight", "kv_bytes", "idle_dedicated", "unreserved", "service_s"),
-        *("denied", "denied_last"),
+        *("refused_sequences", "refused_kv_bytes", "refused_tokens", "served_tokens"),
     ),
     "account": (
         *("inflight", "spilled", "total", "kv_bytes", "level", "level_s", "borrowed"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.adapters.store.memory.leases import account_view
-from gateway.adapters.store.memory.token_pools import SteadyClock
+from gateway.adapters.store.memory.token_pools import SteadyClock, pool_views
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.fallback import LocalFallback
 from gateway.adapters.store.redis.known_limits import KnownLimits
@@ -106,20 +106,7 @@ class RedisPools:
 
     async def pools(self) -> list[PoolView]:
         """See TokenPools."""
-        seen = await self._seen(())
-        return [
-            PoolView(
-                slots=seen.terms.slots[index],
-                inflight=pool.inflight,
-                kv_capacity_bytes=seen.terms.kv_of(index),
-                kv_bytes=pool.kv_bytes,
-                idle_dedicated=pool.idle_dedicated,
-                service_s=pool.service_s,
-                desired_replicas=0,
-                denied=pool.denied_last,
-            )
-            for index, pool in enumerate(seen.pools)
-        ]
+        return pool_views(await self._seen(()))
 
     # -- Upkeep
 

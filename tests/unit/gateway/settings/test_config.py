@@ -759,14 +759,6 @@ def test_a_model_that_nobody_is_limited_on_is_remarked() -> None:
             "concurrency: 1",
             "entitlement e: no baseline in long, so what belongs there is refused",
         ),
-        (
-            "guaranteed\n    concurrency: 2",
-            "elastic\n    max_tokens_per_second: 5",
-            (
-                "entitlement e: max_tokens_per_second has no effect: the pools state no "
-                "tokens_per_second to borrow"
-            ),
-        ),
     ],
 )
 def test_terms_that_may_surprise_are_remarked(old: str, new: str, words: str) -> None:

@@ -28,8 +28,7 @@ local function comes_in(account, request)
       return false
     end
   end
-  local limit = entitlement.kv_bytes_limit
-  if limit == 0 then limit = entitlement.kv_bytes end
+  local limit = kv_limit(entitlement)
   if 0 < limit and limit < account.kv_bytes + request.kv_bytes then return false end
   local pool, capacity = book.pools[p + 1], kv_of(p)
   if pool.idle_dedicated ~= 0 or pool.inflight >= slots_of(p) - terms.headroom
@@ -83,7 +82,9 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
     if request.demoted then w = min(w, SPILLED_WEIGHT) end
   end
   if not denial and (request.demoted or not comes_in(account, request)) then
-    denial, place, funded = checks().decide(account, request, w)
+    local weight
+    denial, place, funded, weight = checks().decide(account, request, w)
+    w = weight or w
   end
   local would_deny = ''
   if denial then

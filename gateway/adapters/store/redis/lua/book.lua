@@ -50,6 +50,7 @@ local BAND_LOW =
 local BAND_HIGH =
   {dedicated = 1000, guaranteed = 1000, elastic = 500, spot = 1, preemptible = 0.1}
 local RESERVING = {dedicated = true, guaranteed = true}
+local BURST_WEIGHT = BAND_LOW.elastic
 local BORROWING = {dedicated = true, elastic = true, spot = true}
 local BACKFILL = {spot = true, preemptible = true}
 
@@ -97,6 +98,8 @@ local function load_book()
   terms.profile = READ_profile(terms.profile)
   for i, kept in ipairs(book.pools) do
     book.pools[i] = READ_pool(kept)
+    local pool = book.pools[i] -- one of a version before this has no such fields
+    pool.refused_tokens, pool.served_tokens = pool.refused_tokens or 0, pool.served_tokens or 0
   end
   if #KEYS < 13 + 4 * #book.pools then
     return redis.error_reply('POOLS ' .. #book.pools)
@@ -322,6 +325,19 @@ local function surplus_level()
   return book.surplus
 end
 
+-- Tokens borrowed and not yet drained at the limit's part above lambda_e.
+local function recently_borrowed(account)
+  local rate = max(0, account.terms.tokens_per_s_limit - account.terms.tokens_per_s)
+  return max(0, account.borrowed - rate * max(0, now_s - account.borrowed_s))
+end
+
+-- chi_e at most; 0 for the capacity.
+local function kv_limit(entitlement)
+  local limit = entitlement.kv_bytes_limit
+  if limit == 0 and entitlement.service_class == 'guaranteed' then return entitlement.kv_bytes end
+  return limit
+end
+
 -- Takes tokens from the bucket that funds a lease (negative: gives back, up to its depth).
 local function pay(account, funded, tokens)
   if funded == 'own' then
@@ -329,13 +345,12 @@ local function pay(account, funded, tokens)
     local level = own_level(account, depth) - tokens
     account.level = min(level, depth)
   elseif funded == 'surplus' then
-    local depth = surplus_depth()
-    local level = surplus_level() - tokens
-    book.surplus = min(level, depth)
+    if terms.tokens_per_s > 0 then
+      local level = surplus_level() - tokens
+      book.surplus = min(level, surplus_depth())
+    end
     if account.terms.tokens_per_s_limit > 0 then
-      local rate = account.terms.tokens_per_s_limit - account.terms.tokens_per_s
-      local drained = max(0, rate) * max(0, now_s - account.borrowed_s)
-      account.borrowed = max(0, max(0, account.borrowed - drained) + tokens)
+      account.borrowed = max(0, recently_borrowed(account) + tokens)
       account.borrowed_s = now_s
     end
   end
@@ -352,8 +367,9 @@ local function correct(account, funded, estimate, used)
   account.used = account.used + used
 end
 
-local function serve(account, funded, tokens)
+local function serve(account, p, funded, tokens)
   account.served = account.served + tokens
+  book.pools[p + 1].served_tokens = book.pools[p + 1].served_tokens + tokens
   if funded ~= 'surplus' then book.own_served = book.own_served + tokens end
   call('SADD', ACTIVE, account.name)
 end
@@ -398,7 +414,7 @@ local function reap(most)
     average(account)
     finish(account, lease, id)
     account.used = account.used + lease.estimate_tokens
-    serve(account, lease.funded, lease.estimate_tokens)
+    serve(account, lease.pool, lease.funded, lease.estimate_tokens)
     if lease.held then limits().more().lapse(lease.held) end
     bury(id, {lease.entitlement, lease.estimate_tokens, lease.funded, lease.held})
   end

@@ -9,7 +9,7 @@
 local function new_pool()
   return {
     inflight = 0, kv_bytes = 0, idle_dedicated = 0, unreserved = 0, service_s = FIRST_SERVICE_S,
-    denied = 0, denied_last = 0,
+    refused_sequences = 0, refused_kv_bytes = 0, refused_tokens = 0, served_tokens = 0,
   }
 end
 

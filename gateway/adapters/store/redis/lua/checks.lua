@@ -62,10 +62,9 @@ local function misfit(account, request)
   if depth > 0 and depth < request.estimate_tokens then
     return never('tokens', depth, request.estimate_tokens)
   end
-  local kv_limit = entitlement.kv_bytes_limit
-  if kv_limit == 0 then kv_limit = entitlement.kv_bytes end
-  if kv_limit > 0 and kv_limit < request.kv_bytes then
-    return never('bytes of KV cache', kv_limit, request.kv_bytes)
+  local most_kv = kv_limit(entitlement)
+  if most_kv > 0 and most_kv < request.kv_bytes then
+    return never('bytes of KV cache', most_kv, request.kv_bytes)
   end
   if request.sequences == 1 and request.kv_bytes <= kv_of(request.pool) then return nil end
   return too_large_for_pools(request)
@@ -76,31 +75,46 @@ local function may_borrow(account, tokens)
   if entitlement.tokens_per_s_limit <= 0 then return true end
   local rate = entitlement.tokens_per_s_limit - entitlement.tokens_per_s
   if rate <= 0 then return false end
-  local recent = max(0, account.borrowed - rate * max(0, now_s - account.borrowed_s))
+  local recent = recently_borrowed(account)
   return recent <= 0 or recent + tokens <= BUCKET_S * rate
 end
 
--- Check 5: the bucket that pays: own, surplus or none (no rate is set); nil if neither can.
+-- Check 5: what pays: own, surplus or none (no rate is set); nil if neither can. Where pools state
+-- no rate, the surplus is what slots and KV have free.
 local function funded_by(account, tokens)
   local entitlement = account.terms
-  local borrows = BORROWING[entitlement.service_class] and terms.tokens_per_s > 0
+  local borrows, stated = BORROWING[entitlement.service_class], terms.tokens_per_s > 0
   if entitlement.tokens_per_s > 0 then
     local level = own_level(account, depth_tokens(account))
     if level >= tokens then return 'own' end
-    if level < 0 or not borrows then return nil end
-  elseif not borrows then
+    if not borrows or (stated and level < 0) then return nil end
+  elseif not borrows or not (stated or entitlement.tokens_per_s_limit > 0) then
     return 'none'
   end
-  if surplus_level() >= tokens and may_borrow(account, tokens) then return 'surplus' end
-  return nil
+  if stated and surplus_level() < tokens then return nil end
+  return may_borrow(account, tokens) and 'surplus' or nil
+end
+
+-- Whether a request is beyond its entitlement's rate, with only free slots and KV to pay.
+local function bursts(account, request, funded)
+  local beyond = funded == 'surplus' and account.terms.tokens_per_s > 0
+  return beyond and terms.tokens_per_s <= 0 and not within_reserve(account, request)
+end
+
+local function refill_per_s(entitlement)
+  if entitlement.tokens_per_s > 0 then return entitlement.tokens_per_s end
+  return book.surplus_per_s > 0 and book.surplus_per_s or entitlement.tokens_per_s_limit
 end
 
 local function over_rate(account, request)
-  local rate, level, limit = account.terms.tokens_per_s, account.level, nil
-  if rate > 0 then
+  local rate, level, limit = refill_per_s(account.terms), account.level, nil
+  if account.terms.tokens_per_s > 0 then
     limit = depth_tokens(account)
+  elseif terms.tokens_per_s > 0 then
+    level, limit = book.surplus, surplus_depth()
   else
-    rate, level, limit = book.surplus_per_s, book.surplus, surplus_depth()
+    limit = max(BUCKET_S * rate, request.estimate_tokens)
+    level = limit - recently_borrowed(account)
   end
   local wait_s = MOST_S
   if rate > 0 then
@@ -112,8 +126,7 @@ end
 
 -- Check 6: chi_e over all pools.
 local function over_kv(account, request)
-  local limit = account.terms.kv_bytes_limit
-  if limit == 0 then limit = account.terms.kv_bytes end
+  local limit = kv_limit(account.terms)
   local held = account.kv_bytes
   local short = held + request.kv_bytes - limit
   if limit == 0 or short <= 0 then return nil end
@@ -124,7 +137,7 @@ local function over_kv(account, request)
   return {'kv', wait_s, limit, held, request.kv_bytes, 'bytes of KV cache', false}
 end
 
--- Checks 1-8: the denial if any, the place, and the bucket that pays.
+-- Checks 1-8: the denial if any, the place, the bucket that pays, and the weight.
 local function decide(account, request, w)
   local denial = not_in_force(account.terms) or misfit(account, request)
     or over_concurrency(account, request)
@@ -133,22 +146,41 @@ local function decide(account, request, w)
   if not funded then return over_rate(account, request) end
   denial = over_kv(account, request)
   if denial then return denial end
+  local bursting = bursts(account, request, funded)
+  if bursting then w = min(w, BURST_WEIGHT) end
   local place = find_place(account, request, w)
-  if not place.denied then return nil, place, funded end
+  if bursting and (place.denied or sought(account, place.pool)) then
+    return over_rate(account, request)
+  end
+  if not place.denied then return nil, place, funded, w end
   if within_reserve(account, request) then return unbound(account.terms) end
   return pool_denial(account, request, w, place)
 end
 
--- Records this refusal's promised wait, so that the next one gets a longer wait.
+-- Whether more workers would have let a request in, so that it counts as demand for them.
+local function lacks_capacity(account, request, denial)
+  local entitlement, reason = account.terms, denial[1]
+  if reason == 'tokens' then
+    return BORROWING[entitlement.service_class] and may_borrow(account, request.estimate_tokens)
+  elseif reason == 'concurrency' then
+    return entitlement.limit == 0 and entitlement.service_class ~= 'guaranteed'
+  end
+  return denial[7]
+end
+
+-- Records demand, and this refusal's promised wait, so that the next one gets a longer wait.
 local function refused(account, request, w, denial)
-  local reason, of_pool = denial[1], denial[7]
+  local reason, of_pool, pool = denial[1], denial[7], book.pools[request.pool + 1]
+  if lacks_capacity(account, request, denial) then
+    pool.refused_sequences = pool.refused_sequences + request.sequences
+    pool.refused_kv_bytes = pool.refused_kv_bytes + request.kv_bytes
+    pool.refused_tokens = pool.refused_tokens + request.estimate_tokens
+  end
   if of_pool then
     local denials, tenant = denials_of(request.pool), tenant_of(account)
     call('ZREM', denials_last_of(request.pool), tenant)
     call('ZREM', denials, tenant)
     if call('ZCARD', denials) < DENIALS_KEPT then call('ZADD', denials, w, tenant) end
-    local pool = book.pools[request.pool + 1]
-    pool.denied = pool.denied + 1
     wait_too(account, request.sequences, slots_of(request.pool), pool.service_s)
     if could_outrank(request) then -- otherwise debt could not help
       account.denied = account.denied + 1
@@ -159,13 +191,12 @@ local function refused(account, request, w, denial)
     end
   elseif reason == 'tokens' then
     -- Waits are capped at MOST_S, so promises are, too.
-    local rate = account.terms.tokens_per_s
-    if rate == 0 then rate = book.surplus_per_s end
+    local rate = refill_per_s(account.terms)
     local kept = max(0, account.promised - rate * max(0, now_s - account.promised_s))
     account.promised = min(kept + request.estimate_tokens, MOST_S * rate)
     account.promised_s = now_s
   elseif reason == 'concurrency' or reason == 'kv' then
-    wait_too(account, request.sequences, account.total, book.pools[request.pool + 1].service_s)
+    wait_too(account, request.sequences, account.total, pool.service_s)
   end
 end
 

@@ -138,6 +138,13 @@ local function others_above(key, tenant, w)
   return own and tonumber(own) >= w and count - 1 or count
 end
 
+-- Whether a pool lately refused another tenant that comes before bursts beyond a rate.
+local function sought(account, p)
+  local tenant = tenant_of(account)
+  local found = others_above(denials_of(p), tenant, BURST_WEIGHT)
+  return found + others_above(denials_last_of(p), tenant, BURST_WEIGHT) > 0
+end
+
 -- Sequences ahead in the queue: the entitlement's own waiters, and each other tenant once.
 local function before(account, p, w)
   local own = still_waiting(account, slots_of(p), book.pools[p + 1].service_s)

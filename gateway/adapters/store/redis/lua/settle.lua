@@ -49,7 +49,7 @@ local function settle(id, charge, timely, spent)
   else
     account.mean_cost = cost
   end
-  serve(account, lease.funded, used)
+  serve(account, lease.pool, lease.funded, used)
   return 1
 end
 

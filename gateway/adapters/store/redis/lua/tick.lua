@@ -93,8 +93,6 @@ local function close(elapsed_s)
     else
       call('DEL', denials_last_of(p))
     end
-    local pool = book.pools[p + 1]
-    pool.denied_last, pool.denied = pool.denied, 0
   end
   book.ticked_s = now_s
 end

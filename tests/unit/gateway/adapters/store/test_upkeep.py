@@ -9,6 +9,8 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.upkeep import STEP_S, ModelSpec, StoreUpkeep
+from gateway.errors import Refusal
+from gateway.policy.admission import admission
 from gateway.policy.admission.capacity import ASSESS_SLICE, WorkerShare
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.fleet import fleet
@@ -53,7 +55,12 @@ class Recording(Around):
 class UpkeepRig:
     """A fleet of two and one workers, its store and its keeper; one clock for all."""
 
-    def __init__(self, *entitlements: Entitlement, base: Terms | None = None) -> None:
+    def __init__(
+        self,
+        *entitlements: Entitlement,
+        base: Terms | None = None,
+        shares: tuple[WorkerShare, ...] = SHARES,
+    ) -> None:
         self.clock = FakeClock(NOW_S)
         self.served = served_model(workers=(2, 1), slots=4)
         base = base or Terms(slots=(8, 2), largest_tokens=100, tokens_per_s=25.0)
@@ -66,7 +73,7 @@ class UpkeepRig:
         self.spec = ModelSpec(
             base=base,
             pools=self.served.fleet.pools,
-            shares=SHARES,
+            shares=shares,
             entitlements=lambda: self.entitlements,
             kv_bytes=lambda _pool, _worker: self.engine_kv,
         )
@@ -83,7 +90,9 @@ class UpkeepRig:
     def terms(self) -> Terms:
         return self.book.terms
 
-    async def admit(self, lease_id: str, entitlement: str, pool: int = 0) -> None:
+    async def admit(
+        self, lease_id: str, entitlement: str, pool: int = 0, tokens: int = 10, kv_bytes: int = 0
+    ) -> None:
         await self.store.admit(
             Ask(
                 lease_id=lease_id,
@@ -91,7 +100,8 @@ class UpkeepRig:
                 entitlement=entitlement,
                 pool=pool,
                 alternates=(),
-                cost_tokens=10,
+                cost_tokens=tokens,
+                kv_bytes=kv_bytes,
                 sequences=1,
             )
         )
@@ -244,13 +254,45 @@ async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
 async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> None:
     kept = UpkeepRig(SPOT)
     await kept.step()
-    kept.book.pools[0].denied = 10
+    kept.book.pools[0].refused_sequences = 10
     await kept.step(5.0)
     assert kept.keeper.desired_replicas("m", 0) == 3  # two a second for five seconds
     await kept.step(290.0)
     assert kept.keeper.desired_replicas("m", 0) == 3
     await kept.step(20.0)
     assert kept.keeper.desired_replicas("m", 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("terms", "asked"),
+    [
+        (SPOT, {"tokens": 1, "kv_bytes": 100}),  # KV is full at 24 of 128 slots
+        (SPOT, {"tokens": 40, "kv_bytes": 1}),  # of 320 tokens/s there are 200
+        (entitled("spot", tokens_per_s=100.0), {"tokens": 40, "kv_bytes": 1}),
+    ],
+)
+async def test_replicas_follow_the_resource_that_is_short(
+    terms: Entitlement, asked: dict[str, int]
+) -> None:
+    """Requests of 5 s for two minutes, of which two engines with free slots refuse a part."""
+    share = WorkerShare(slots=64, kv_bytes=1200, tokens_per_s=100.0, replicas=(1, 9))
+    short = UpkeepRig(terms, shares=(share, SHARES[1]))
+    running: list[str] = []
+    refused = 0
+    for number in range(960):
+        if number >= 40 and f"{number - 40}" in running:
+            running.remove(f"{number - 40}")
+            admission.settle(short.book, f"{number - 40}", asked["tokens"], short.clock())
+        try:
+            await short.admit(f"{number}", "spot", **asked)
+        except Refusal:
+            refused += 1
+        else:
+            running.append(f"{number}")
+        assert len(running) <= 41
+        await short.step(0.125)
+    assert refused > 96
+    assert short.keeper.desired_replicas("m", 0) > 2
 
 
 async def test_a_pending_entitlement_within_the_most_replicas_starts_scaling() -> None:

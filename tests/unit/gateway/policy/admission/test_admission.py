@@ -39,7 +39,7 @@ def test_a_denial_takes_nothing() -> None:
     ],
 )
 def test_checks_come_in_their_order(asked: dict[str, Any], reason: str) -> None:
-    tight = entitled(tokens_per_s=100.0, limit=2, kv_bytes=10)
+    tight = entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0, limit=2, kv_bytes_limit=10)
     token_pool = pool(tight, entitled("g", "guaranteed", baseline=4))
     granted(token_pool, "a", estimate_tokens=500, kv_bytes=5)
     for number in range(3):
@@ -74,7 +74,7 @@ def test_observing_notes_a_denial_and_lets_it_in(whose: str) -> None:
 
 def test_observing_says_as_often_as_enforcing_would_that_the_bucket_is_empty() -> None:
     """What would have been refused would not have been paid for either."""
-    token_pool = pool(entitled(tokens_per_s=100.0))
+    token_pool = pool(entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0))
     said = []
     for second in range(20):
         now_s = NOW_S + second
@@ -121,7 +121,7 @@ def test_a_transfer_that_is_denied_is_no_refusal_to_remember() -> None:
     assert (
         token_pool.priority_denials,
         token_pool.accounts["e"].denied,
-        token_pool.pools[1].denied,
+        token_pool.pools[1].refused_sequences,
     ) == (0, 0, 0)
 
 

@@ -36,7 +36,7 @@ def books(draw: st.DrawFn) -> tuple[TokenPool, TokenPool, AdmissionRequest, floa
         "limit": draw(few),
         "tokens_per_s": draw(st.sampled_from([20.0, 10.0, 20.0, 0.0])),
         "kv_bytes": draw(kv),
-        "kv_bytes_limit": 0,
+        "kv_bytes_limit": draw(kv),
         "created": draw(st.integers(0, 2)),
         "suspended": draw(st.sampled_from([False] * 9 + [True])),
         "expires_unix_s": draw(st.sampled_from([0.0, 0.0, NOW_S, NOW_S + 5])),
@@ -92,7 +92,7 @@ def test_all_checks_say_the_same_and_leave_the_same(
     decided = admission._decide(checked, account, request, w, now_s)
     if ready(token_pool, request, now_s):
         event("comes in")
-        assert decided == (Placement(request.pool), "own")
+        assert decided == (Placement(request.pool), "own", w)
     else:  # then the checks are asked, and find all as it was
         event("asked")
         assert admission._decide(token_pool, token_pool.accounts["e"], request, w, now_s) == decided
@@ -127,7 +127,7 @@ def test_an_entitlement_with_a_rate_in_a_pool_with_room_comes_in(
         ({"service_class": "guaranteed", "created": 9}, {}),
         ({"service_class": "guaranteed", "baseline": (0, 9)}, {}),
         ({"service_class": "guaranteed", "baseline": ()}, {}),
-        ({"kv_bytes": 50}, {"kv_bytes": 51}),
+        ({"kv_bytes_limit": 50}, {"kv_bytes": 51}),
         ({}, {"kv_bytes": 1001}),
         ({}, {"sequences": 2}),
         ({}, {"estimate_tokens": 101}),

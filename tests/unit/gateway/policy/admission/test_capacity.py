@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from gateway.policy.admission.capacity import (
     ASSESS_SLICE,
     Capacity,
+    Demand,
     EntitlementState,
     ReplicaGoal,
     WorkerShare,
     assess_capacity,
     capacity_of,
-    demand_sequences,
     desired_replicas,
     max_capacity,
 )
@@ -53,7 +53,6 @@ def reserving(count: int, baseline: tuple[int, ...] = (2,), **terms: Any) -> lis
 def test_all_are_bound_while_all_fit() -> None:
     state = surveyed(reserving(4), (8,))
     assert (state.bound_until, state.unbound, state.newest_bound) == ((UNLIMITED,), 0, 4)
-    assert state.reserved == (8,)
 
 
 def test_the_newest_give_way_and_come_back() -> None:
@@ -63,7 +62,6 @@ def test_the_newest_give_way_and_come_back() -> None:
         assert state.bound_until == (bound_until,)
         assert state.newest_bound == min(bound_until, 4)
         assert state.unbound == 4 - min(bound_until, 4)
-        assert state.reserved == (2 * min(bound_until, 4),)
 
 
 def test_a_newer_small_one_does_not_pass_an_older_large_one() -> None:
@@ -89,7 +87,7 @@ def test_kv_and_token_rate_bind_as_slots_do(
 def test_each_pool_binds_by_itself() -> None:
     state = surveyed(reserving(4, (1, 2)), (99, 5))
     assert state.bound_until == (UNLIMITED, 2)
-    assert (state.reserved, state.unbound, state.newest_bound) == ((4, 4), 2, 2)
+    assert (state.unbound, state.newest_bound) == (2, 2)
 
 
 def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
@@ -119,7 +117,7 @@ def test_suspended_and_expired_ones_keep_nothing() -> None:
     over = entitled("y", "guaranteed", baseline=8, created=2, expires_unix_s=NOW_S)
     last = entitled("z", "guaranteed", baseline=8, created=3, expires_unix_s=NOW_S + 5)
     state = surveyed([gone, over, last], (8,))
-    assert (state.bound_until, state.reserved) == ((UNLIMITED,), (8,))
+    assert state.bound_until == (UNLIMITED,)
     assert state.next_expiry_unix_s == NOW_S + 5
     assert surveyed([gone, over], (8,)).next_expiry_unix_s == inf
 
@@ -146,10 +144,10 @@ def test_what_is_reserved_always_fits(baselines: list[int], slots: int) -> None:
     ]
     state = surveyed(entitlements, (slots,))
     bound = [e for e in entitlements if e.created <= state.bound_until[0]]
-    assert state.reserved == (sum(e.baseline_of(0) for e in bound),)
-    assert state.reserved[0] <= slots
+    reserved = sum(e.baseline_of(0) for e in bound)
+    assert reserved <= slots
     if len(bound) < len(entitlements):
-        assert state.reserved[0] + entitlements[len(bound)].baseline_of(0) > slots
+        assert reserved + entitlements[len(bound)].baseline_of(0) > slots
 
 
 def test_a_long_list_is_surveyed_in_slices() -> None:
@@ -182,10 +180,21 @@ def test_the_most_capacity_is_that_of_the_most_replicas() -> None:
     assert (found.slots, found.kv_bytes, found.tokens_per_s) == ((32, 4), (400, 0), 50.0)
 
 
-def test_demand_is_reserved_admitted_and_denied() -> None:
-    assert demand_sequences(8, 3, 0, 5.0, 5.0) == 11
-    assert demand_sequences(8, 3, 10, 4.0, 5.0) == 19  # two a second for four seconds each
-    assert demand_sequences(0, 0, 0, 5.0, 0.0) == 0
+@pytest.mark.parametrize(
+    ("demand", "worker_kv", "needed"),
+    [
+        ({"sequences": 6}, 0.0, 6),
+        ({"sequences": 6, "kv_bytes": 90}, 0.0, 6),
+        ({"sequences": 6, "kv_bytes": 60}, 100.0, 6),
+        ({"sequences": 6, "kv_bytes": 90}, 100.0, 7.2),
+        ({"sequences": 6, "kv_bytes": 90, "tokens_per_s": 20}, 100.0, 16),
+    ],
+)
+def test_the_resource_that_needs_the_most_workers_counts(
+    demand: dict[str, float], worker_kv: float, needed: float
+) -> None:
+    share = WorkerShare(slots=8, tokens_per_s=10.0)
+    assert Demand(**demand).binding_sequences(share, worker_kv) == pytest.approx(needed)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ def denial(reason: Any, **changes: Any) -> Denial:
 
 
 def test_a_budget_in_money_is_told_in_its_currency_and_zone() -> None:
-    found = limit_refusal(denial("budget"), limit(), 0.5)
+    found = limit_refusal(denial("budget", wait_s=86_399.1), limit(), 0.5)
     assert isinstance(found, QuotaExceeded)
     assert found.message == (
         "You exceeded the budget of EUR a month of the tenant 'acme': 10.25 EUR of 10.50 EUR are "
         "used, and this request needs 0.30 EUR. resets_at: 2026-01-01T00:00:00+09:00."
     )
     assert (found.type, found.code, found.reason) == (*["insufficient_quota"] * 2, "budget")
-    assert (found.should_retry, found.retry_after_s) == (False, None)
+    assert (found.should_retry, found.retry_after_s) == (False, 86_400)
 
 
 def test_a_key_s_limit_names_the_key_and_how_long_to_wait() -> None:

@@ -55,7 +55,7 @@ def test_only_reserving_classes_need_to_be_bound() -> None:
     ("terms", "asked", "unit", "limit"),
     [
         ({"tokens_per_s": 10.0}, {"estimate_tokens": 101}, "tokens", 100),
-        ({"kv_bytes": 50}, {"kv_bytes": 51}, "bytes of KV cache", 50),
+        ({"kv_bytes_limit": 50}, {"kv_bytes": 51}, "bytes of KV cache", 50),
         ({"kv_bytes": 50, "kv_bytes_limit": 60}, {"kv_bytes": 61}, "bytes of KV cache", 60),
         ({"limit": 2}, {"sequences": 3}, "sequences", 2),
         ({"service_class": "guaranteed", "baseline": (2, 9)}, {"sequences": 3}, "sequences", 2),
@@ -129,7 +129,10 @@ def test_kv_is_counted_over_all_pools_against_the_limit_or_the_baseline() -> Non
     granted(token_pool, "a", kv_bytes=150)
     denial = denied(token_pool, "b", pool=1, kv_bytes=60)
     assert (denial.reason, denial.limit, denial.used, denial.of_pool) == ("kv", 200, 150, False)
-    token_pool.define(msgspec.structs.replace(terms, kv_bytes_limit=0))
+    guaranteed = msgspec.structs.replace(
+        terms, service_class="guaranteed", baseline=(4, 4), kv_bytes_limit=0
+    )
+    token_pool.define(guaranteed)
     assert denied(token_pool, "c", kv_bytes=1).limit == 100
 
 
@@ -138,7 +141,7 @@ def test_without_any_rate_nothing_pays() -> None:
 
 
 def test_limits_of_its_own_are_no_denials_of_the_pool() -> None:
-    token_pool = pool(entitled(limit=1, tokens_per_s=100.0))
+    token_pool = pool(entitled(limit=1, tokens_per_s=100.0, tokens_per_s_limit=100.0))
     granted(token_pool, "a", estimate_tokens=1000)
     denied(token_pool, "b")
     admission.settle(token_pool, "a", 1000, NOW_S)
@@ -146,5 +149,5 @@ def test_limits_of_its_own_are_no_denials_of_the_pool() -> None:
     assert (
         token_pool.priority_denials,
         token_pool.accounts["e"].denied,
-        token_pool.pools[0].denied,
+        token_pool.pools[0].refused_sequences,
     ) == (0, 0, 0)

@@ -127,7 +127,7 @@ def test_a_refusal_for_the_pool_s_kv_counts_as_one_for_its_sake() -> None:
     waits = [denied(token_pool, f"{n}", "t", kv_bytes=100).wait_s for n in range(2)]
     assert waits == pytest.approx([0.75, 1.5])
     assert (token_pool.priority_denials, token_pool.accounts["t"].denied) == (2, 2)
-    assert (len(token_pool.pools[0].denials), token_pool.pools[0].denied) == (1, 2)
+    assert (len(token_pool.pools[0].denials), token_pool.pools[0].refused_kv_bytes) == (1, 200)
 
 
 def test_more_than_a_full_pool_spills_into_an_alternate_s_idle_room() -> None:

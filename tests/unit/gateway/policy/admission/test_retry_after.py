@@ -11,7 +11,7 @@ from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 
 def test_a_refusal_for_tokens_waits_for_what_is_short() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
+    token_pool = pool(entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0))
     granted(token_pool, estimate_tokens=900)
     denial = denied(token_pool, "b", estimate_tokens=400)
     assert denial.reason == "tokens"
@@ -20,7 +20,7 @@ def test_a_refusal_for_tokens_waits_for_what_is_short() -> None:
 
 
 def test_the_next_one_is_told_to_wait_for_the_one_before_too() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
+    token_pool = pool(entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0))
     granted(token_pool, estimate_tokens=1000)
     waits = [denied(token_pool, f"{n}", estimate_tokens=200).wait_s for n in range(4)]
     assert waits == pytest.approx([2, 4, 6, 8])
@@ -28,7 +28,7 @@ def test_the_next_one_is_told_to_wait_for_the_one_before_too() -> None:
 
 
 def test_promises_drain_and_are_never_more_than_what_is_told() -> None:
-    token_pool = pool(entitled(tokens_per_s=10.0))
+    token_pool = pool(entitled(tokens_per_s=10.0, tokens_per_s_limit=10.0))
     granted(token_pool, estimate_tokens=100)
     for number in range(500):
         denied(token_pool, f"{number}", estimate_tokens=100)
@@ -40,7 +40,7 @@ def test_promises_drain_and_are_never_more_than_what_is_told() -> None:
 @pytest.mark.parametrize("times", [1.5, 2, 3, 5])
 def test_two_retries_complete_a_burst(times: float) -> None:
     """Everybody comes back once told, twice at most, as the official client does."""
-    token_pool = pool(entitled(tokens_per_s=100.0), slots=(10_000,))
+    token_pool = pool(entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0), slots=(10_000,))
     burst = [(0.0, f"{n}", 0) for n in range(int(times * 10))]
     served = 0
     while burst:
@@ -71,7 +71,7 @@ def test_a_refusal_for_concurrency_waits_for_one_of_its_own_to_end() -> None:
 
 
 def test_a_refusal_for_kv_waits_for_its_bytes_to_be_freed() -> None:
-    token_pool = pool(entitled(kv_bytes=1000))
+    token_pool = pool(entitled(kv_bytes_limit=1000))
     token_pool.pools[0].service_s = 5.0
     granted(token_pool, kv_bytes=800)
     waits = [denied(token_pool, f"{n}", kv_bytes=400).wait_s for n in range(2)]

@@ -82,9 +82,8 @@ def test_tighter_slos_and_debt_weigh_more_and_bursts_less() -> None:
     assert weight(DEFAULT, "elastic", 500, 1000, 0.5, 0.2) > base
     assert weight(DEFAULT, "elastic", 1000, 1000, 0.5, 0.4) > base
     assert weight(DEFAULT, "elastic", 1000, 1000, 0.9, 0.2) < base
-    assert weight(PAPER, "elastic", 1000, 1000, 0.9, 0) == weight(
-        PAPER, "elastic", 1000, 1000, 0, 0
-    )
+    published = 100 / 3 / (1 + 1.0 * 0.9) * (1 + 4 * -0.2)
+    assert weight(PAPER, "elastic", 1000, 1000, 0.9, -0.2) == pytest.approx(published)
 
 
 def test_deep_credit_does_not_turn_the_weight_around() -> None:

@@ -28,6 +28,24 @@ def test_overloaded_exactly_from_ready_slots_plus_spill_queue() -> None:
     assert fleet.overloaded(state, spill_queue=2, now_s=0.0)
 
 
+def test_gateways_that_share_engines_spill_once_their_slots_are_taken_together() -> None:
+    """Four gateways get eight requests in turn between two readings of the engines."""
+    gateways = [pool(workers=2, slots=16) for _ in range(4)]
+    sent = 0
+    while not fleet.overloaded(gateways[sent % 4], spill_queue=0, now_s=0.0):
+        state, worker = gateways[sent % 4], sent // 4 % 2
+        fleet.start(state, worker, 1, 10)
+        state.inflight += 1
+        sent += 1
+        if sent % 8 == 0:
+            for each in gateways:
+                for engine in range(2):
+                    fleet.heard(each, engine, sum(other.active[engine] for other in gateways))
+    assert sent == 32
+    fleet.heard(gateways[0], 0, 0)
+    assert not fleet.overloaded(gateways[0], spill_queue=0, now_s=0.0)
+
+
 def test_a_worker_that_is_down_takes_its_slots_along() -> None:
     state = pool(workers=2, slots=4)
     fleet.unreachable(state, 0)

@@ -47,7 +47,7 @@ def test_the_first_settlement_is_the_mean_cost_and_later_ones_move_it() -> None:
 
 
 def test_what_was_used_beyond_the_reserve_is_owed_in_full() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
+    token_pool = pool(entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0))
     granted(token_pool)
     admission.settle(token_pool, "a", 50_000, NOW_S)
     account = token_pool.accounts["e"]
@@ -62,7 +62,13 @@ def test_short_answers_before_long_ones_take_no_more_than_the_rate(
     service_class: str, rate: float
 ) -> None:
     """The short ones make the bucket shallow; then it runs over by far more than it holds."""
-    greedy = entitled("e", service_class, tokens_per_s=rate, limit=16)  # type: ignore[arg-type]
+    greedy = entitled(
+        "e",
+        service_class,  # type: ignore[arg-type]
+        tokens_per_s=rate,
+        tokens_per_s_limit=rate,
+        limit=16,
+    )
     token_pool = pool(greedy, slots=(64,), tokens_per_s=0.0 if rate else 100.0)
     now_s, most_depth = NOW_S, 0.0
     for turn in range(60):

@@ -24,7 +24,7 @@ LATER_S = NOW_S + 1
 
 def known() -> TokenPool:
     """The book of a process whose model is in Redis."""
-    return pool(entitled(tokens_per_s=RATE, limit=4), slots=(12,))
+    return pool(entitled(tokens_per_s=RATE, tokens_per_s_limit=RATE, limit=4), slots=(12,))
 
 
 def kept_of(token_pool: TokenPool, lease_id: str, found: Grant) -> RedisLease:
