@@ -145,7 +145,7 @@ class ClientReply(Protocol):
         """Send a whole response."""
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
-        """Send a refusal in the endpoint's error shape."""
+        """Send a refusal in the endpoint's error shape; once started, as `break_off` does."""
 
     async def break_off(self, refusal: Refusal) -> None:
         """End a started stream with an in-band error event; without events, cut the connection."""

@@ -241,6 +241,9 @@ class FakeReply:
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
+        if self.started:
+            await self.break_off(refusal)
+            return
         self.refusal = refusal
         await self.send(refusal.status, lines, b"")
 

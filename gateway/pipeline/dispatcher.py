@@ -145,7 +145,10 @@ class Dispatcher:
             self._metrics.ejections.add(state.name, state.workers[worker])
         for pending in state.progress.waiting(worker):
             attempts: Attempts = pending.owner
-            if attempts.sender is not None and not attempts.moved and _may_move(attempts, now_s):
+            sent = attempts.relay is not None and attempts.relay.opened
+            if attempts.sender is None or attempts.moved or sent:
+                continue
+            if _may_move(attempts, now_s):
                 attempts.moved = pending.moving = True
                 attempts.sender.cancel()
 

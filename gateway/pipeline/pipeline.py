@@ -416,10 +416,7 @@ class Pipeline:
     async def _refuse(
         self, incoming: Incoming, reply: ClientReply, progress: RequestProgress, refusal: Refusal
     ) -> None:
-        if reply.started:
-            await reply.break_off(refusal)
-        else:
-            await reply.refuse(refusal, _known_lines(incoming, progress))
+        await reply.refuse(refusal, _known_lines(incoming, progress))
 
 
 class _Held:

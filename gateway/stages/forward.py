@@ -125,6 +125,8 @@ class Relay:
                 return await self._whole(response, kind, lines, call)
             if is_event_stream(kind):
                 return await self._stream(response, kind, lines, call)
+            if self._reply.started:  # the client was sent an earlier engine's comments
+                return Fault(kind="protocol", message="it answered with no stream")
             if is_json(kind) and (
                 not in_pieces(self._endpoint, asked_stream=self._facts.stream)
                 or _header(response.headers, b"content-length")
@@ -141,6 +143,11 @@ class Relay:
         meter = self._meter
         usage = _metered(meter) if meter is not None and meter.events else None
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
+
+    @property
+    def opened(self) -> bool:
+        """Whether the client was sent any part of the answer: no other engine can give it."""
+        return self._meter is not None and self._meter.opened
 
     def emitted(self) -> int:
         """Events relayed so far: about the tokens of a stream."""
@@ -162,7 +169,7 @@ class Relay:
             return await self._whole(response, kind, lines, call, first)
         self._meter = meter = BodyMeter(self._endpoint)
         meter.feed(first)
-        return await self._relay(response, kind, lines, meter, first)
+        return await self._relay(response, _stream_head(kind, lines), meter, first)
 
     async def _stream(
         self,
@@ -178,30 +185,23 @@ class Relay:
             strip_usage=self._strip_usage,
             choices=self._facts.choices_per_prompt * self._facts.measure.prompts,
         )
-        ready = await self._first_events(response, meter, call, first)
+        head = _stream_head(kind, lines)
+        ready = await self._first_events(response, meter, call, head, first)
         if isinstance(ready, Fault):
             return ready
         if self._endpoint is RESPONSES:
             self._response_id = response_id(ready)
-        return await self._relay(response, kind, lines, meter, ready)
+        return await self._relay(response, head, meter, ready)
 
     async def _relay(
-        self,
-        response: UpstreamResponse,
-        kind: bytes,
-        lines: Lines,
-        meter: StreamMeter,
-        first: bytes,
+        self, response: UpstreamResponse, head: Lines, meter: StreamMeter, first: bytes
     ) -> Outcome:
         """Send what was read first, then everything as it comes."""
         self._timer.begin()
         if meter.begun:
             self._note_first()
-        await self._reply.start(
-            200,
-            b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines),
-            events=not isinstance(meter, BodyMeter),
-        )
+        if not self._reply.started:
+            await self._reply.start(200, head, events=not isinstance(meter, BodyMeter))
         if first:
             await self._reply.write(first)
         self._timer.end("forward")
@@ -255,13 +255,18 @@ class Relay:
             self.on_first(self.first_s)
 
     async def _first_events(
-        self, response: UpstreamResponse, meter: StreamMeter, call: UpstreamCall, data: bytes
+        self,
+        response: UpstreamResponse,
+        meter: StreamMeter,
+        call: UpstreamCall,
+        head: Lines,
+        data: bytes,
     ) -> bytes | Fault:
         """The first whole events, or the fault that came instead of them; `data` was read already.
 
-        Comments before them are dropped: they are no token, and as long as nothing was sent
-        another worker can take over. They keep an engine from its idle deadline, not from
-        beginning in the time for its first byte.
+        Comments before them pass with the `head`, for the client counts the time without a byte.
+        They are no part of an answer: another worker can still take over. They keep an engine from
+        its idle deadline, not from beginning in the time for its first byte.
         """
         until_s = self._clock() + call.timeouts.first_byte_s
         while True:
@@ -274,6 +279,10 @@ class Relay:
                 return Fault(kind="empty", message="the engine sent an empty stream", status=200)
             if ready and meter.opened:
                 break
+            if ready:
+                if not self._reply.started:
+                    await self._reply.start(200, head)
+                await self._reply.write(ready)
             data = b""
             if meter.overlong:
                 return Fault(kind="protocol", message="an event is too long")
@@ -345,7 +354,8 @@ class Relay:
             self._answered = outcome = self._whole_outcome(answer)
         else:
             outcome = Outcome(label="error", status=status, ttft_s=self._ttft_s())
-        if status >= 400 and not has_error_shape(body, anthropic=anthropic):
+        shaped = not self._reply.started and has_error_shape(body, anthropic=anthropic)
+        if status >= 400 and not shaped:
             message = engine_message(body) or f"The engine refused with status {status}."
             await self._reply.refuse(EngineRefusal(status, message), lines)
         else:
@@ -361,7 +371,7 @@ class Relay:
         meter.feed(first)
         if self._endpoint is RESPONSES:
             self._response_id = response_id(first)
-        return await self._relay(response, kind, lines, meter, first)
+        return await self._relay(response, _stream_head(kind, lines), meter, first)
 
     def _whole_outcome(self, answer: Answer) -> Outcome:
         usage = answer.usage
@@ -413,6 +423,10 @@ class Relay:
             tpot_s=tpot_s,
             response_id=self._response_id,
         )
+
+
+def _stream_head(kind: bytes, lines: Lines) -> Lines:
+    return b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
 
 
 def _metered(meter: StreamMeter) -> Usage:

@@ -35,6 +35,8 @@ class StreamShape:
     """Types of events after which nothing follows."""
     preamble: tuple[bytes, ...] = ()
     """What events before the first token contain."""
+    opening: re.Pattern[bytes] | None = None
+    """The same, where it takes a pattern."""
     done: bool = True
     """Whether the client waits for [DONE]."""
     usage_on_request: bool = False
@@ -46,6 +48,10 @@ class StreamShape:
 
 
 _FINISH_REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"')
+_ROLE_ONLY: Final = re.compile(
+    rb'"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*'
+    rb'(?:,\s*"[a-z_]{1,32}"\s*:\s*(?:""|null|\[\s*\])\s*)*\}'
+)
 _CHOICES: Final = StreamShape(ends=_FINISH_REASON, usage_on_request=True)
 _AUDIO: Final = StreamShape(
     ends=re.compile(rb'"finish_reason"\s*:\s*"|"(?:transcript\.text|speech\.audio)\.done"'),
@@ -55,7 +61,7 @@ _AUDIO: Final = StreamShape(
 )
 _SPEECH: Final = replace(_AUDIO, is_data=True)
 _SHAPES: Final = {
-    "chat": _CHOICES,
+    "chat": replace(_CHOICES, opening=_ROLE_ONLY),
     "completions": _CHOICES,
     "messages": StreamShape(
         ends=re.compile(rb'"message_(?:delta|stop)"'),

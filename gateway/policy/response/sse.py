@@ -167,7 +167,10 @@ class StreamMeter:
             self.failed_in_band = True
         elif not self.begun:
             said = b'"%b"' % name.encode() if large else event
-            self.begun = not any(mark in said for mark in self._shape.preamble)
+            opening = self._shape.opening
+            self.begun = not any(mark in said for mark in self._shape.preamble) and (
+                opening is None or large or opening.search(event) is None
+            )
         if _DONE_DATA.match(event, at) is not None:
             self.done = True
         if large or self._ends(event) is not None:

@@ -66,6 +66,9 @@ class AsgiReply:
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
+        if self.started:
+            await self.break_off(refusal)
+            return
         body = error_body(refusal, self._endpoint.dialect)
         await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
 

@@ -165,10 +165,7 @@ class DataPlane:
             await self._pipeline.serve(incoming, reply)
         except Exception:  # noqa: BLE001 - last resort: a bug must not leave a bare 500
             _log.exception("request %s failed inside the gateway", incoming.request_id)
-            if reply.started:
-                await reply.break_off(_broken())
-            else:
-                await reply.refuse(_broken(), _id_header(head, lease_id))
+            await reply.refuse(_broken(), _id_header(head, lease_id))
         finally:
             self.running -= 1
             reply.ended()

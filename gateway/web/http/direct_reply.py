@@ -163,6 +163,9 @@ class DirectReply:
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         """See ClientReply."""
+        if self.started:
+            await self.break_off(refusal)
+            return
         self.started = True
         self.key_refused = refusal.status in {401, 403}
         body = error_body(refusal, self._endpoint.dialect)

@@ -80,6 +80,9 @@ from tests.fakes import (
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
 E500 = whole(500, error_answer("CUDA error", code=500))
+MANY = (4, 4)
+"""Workers of the pools."""
+RESET = failure("reset")
 BUSY = whole(503, error_answer("The server is busy, try again later", code=503))
 OVERFLOW = whole(400, error_answer(OVERFLOWS[0]))
 FITS_SHORT = "many words in a row " * 1200
@@ -760,7 +763,7 @@ async def test_an_engine_that_sent_only_comments_may_be_replaced(then: tuple[Ste
     await bench.serve(streaming())
     assert len(bench.upstream.calls) == 2
     assert (bench.reply.status, bench.record.outcome) == (200, "ok")
-    assert b"ping" not in bench.reply.body
+    assert bench.reply.body.startswith(PING + PING), "a client counts the time without a byte"
 
 
 async def test_a_comment_is_not_the_first_token() -> None:
@@ -775,6 +778,33 @@ async def test_an_engine_that_sends_comments_for_ever_is_given_up() -> None:
     bench.upstream.on_read = lambda: bench.clock.advance(1.0)
     await bench.serve(streaming())
     assert [attempt.result for attempt in bench.record.attempts] == ["timeout", "ok"]
+
+
+@pytest.mark.parametrize("then", [whole(400, error_answer("bad")), E500, OK, RESET])
+async def test_what_fails_after_an_engines_comments_is_told_in_the_stream(then: Script) -> None:
+    bench = Bench(stream(PING, broken()), then, served=served_model(workers=MANY))
+    await bench.serve(streaming())
+    assert len(bench.upstream.calls) == 2
+    assert bench.reply.body == PING
+    assert bench.reply.broken_off is not None
+    assert bench.record.outcome in ("error", "upstream_error")
+
+
+async def test_a_role_alone_is_no_token_and_yet_part_of_the_answer() -> None:
+    role = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    bench = Bench(stream(role, chunk("a"), chunk(finish="stop"), DONE), STREAM)
+    bench.upstream.on_read = lambda: bench.clock.advance(1.0)
+    await bench.serve(streaming())
+    assert bench.reply.body.startswith(role)
+    assert bench.record.timing.ttft_s == 2.0
+    silent = Bench(stream(role, HANG), STREAM)
+    task = asyncio.create_task(silent.serve(streaming()))
+    await silent.upstream.hanging.wait()
+    silent.pipeline.frozen(silent.served, SHORT, 0)
+    await asyncio.sleep(0)
+    assert len(silent.upstream.calls) == 1, "no other engine can go on"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_comments_after_the_first_event_pass() -> None:
@@ -807,10 +837,6 @@ async def test_attempts_end_at_the_configured_number() -> None:
 
 
 # -- requests on which engines fail
-
-MANY = (4, 4)
-"""Workers of the pools."""
-RESET = failure("reset")
 
 
 @pytest.mark.parametrize(
