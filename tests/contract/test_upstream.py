@@ -710,8 +710,9 @@ async def test_an_engine_that_falls_silent_in_the_body_is_a_timeout(upstream: Up
 class Counting:
     """An engine whose stream is silent while its own counter of tokens moves, or does not."""
 
-    def __init__(self, looks: int, *, moves: bool = True) -> None:
+    def __init__(self, looks: int, *, moves: bool = True, name: str = "vllm") -> None:
         """`looks` at the counter are waited for before the answer goes on."""
+        self._name = name.encode()
         self.looks = looks
         self._moves = moves
         self._looked = asyncio.Event()
@@ -719,9 +720,8 @@ class Counting:
     async def play(self, c: Connection) -> None:
         while (await c.request())[0].startswith(b"GET /metrics"):
             self.looks -= 1
-            page = b"vllm:generation_tokens_total %d\n" % (
-                20_000 - self.looks if self._moves else 7
-            )
+            counted = 20_000 - self.looks if self._moves else 7
+            page = b"%b:generation_tokens_total %d\n" % (self._name, counted)
             await c.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page), page)
             if self.looks <= 0:
                 self._looked.set()
@@ -730,12 +730,13 @@ class Counting:
         await c.send(b" more")
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
 async def test_an_engine_that_generates_is_not_silent(
-    upstream: HttpUpstream, monkeypatch: pytest.MonkeyPatch
+    upstream: HttpUpstream, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(pages, "LOOK_EVERY_S", 0.01)
     upstream.generates = EnginePages(upstream, SOON_S).generates
-    counting = Counting(looks=6)  # two silences of two looks at least
+    counting = Counting(looks=6, name=name)  # two silences of two looks at least
     async with Engine(counting.play) as engine:
         response = await upstream.open(engine.worker(), call(idle_s=0.02))
         assert await read_all(response) == b"some more"

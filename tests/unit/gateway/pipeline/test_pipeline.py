@@ -766,6 +766,21 @@ async def test_an_engine_that_sent_only_comments_may_be_replaced(then: tuple[Ste
     assert bench.reply.body.startswith(PING + PING), "a client counts the time without a byte"
 
 
+@pytest.mark.parametrize(
+    "comments",
+    [
+        pytest.param((b": prefill 2048/9000\n\n", b": prefill 4096/9000\n\n"), id="each piece"),
+        pytest.param((b":\n\n", b":\r\n\r\n"), id="bare"),
+        pytest.param((b": OPENROUTER PRO", b"CESSING\n\n"), id="named"),
+    ],
+)
+async def test_an_engines_comments_pass_before_the_first_event(comments: tuple[bytes, ...]) -> None:
+    bench = Bench(stream(*comments, HANG))
+    await bench.cancel_when_hanging(streaming())
+    assert bench.reply.headers[b"content-type"].startswith(b"text/event-stream")
+    assert bench.reply.body == b"".join(comments)
+
+
 async def test_a_comment_is_not_the_first_token() -> None:
     bench = Bench(stream(PING, chunk("a"), chunk(finish="stop"), DONE))
     bench.upstream.on_read = lambda: bench.clock.advance(1.0)
