@@ -1,4 +1,4 @@
-"""Theorem 2's scaling and Definition 2's kinds of drift, in simulation."""
+"""Figure 1's idle time, Theorems 1 and 2, and Definition 2's kinds of drift, in simulation."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +12,7 @@ from simulator.barrier.group import simulate_group
 from simulator.barrier.policies import BfIo, Fcfs
 from simulator.barrier.records import BarrierSpec
 from simulator.barrier.summary import summarise
-from simulator.barrier.work import DRIFTS, of_theorem
+from simulator.barrier.work import DRIFTS, of_lengths, of_theorem
 
 LONGEST_PROMPT: Final = 1000
 WORKERS: Final = 16
@@ -22,12 +22,17 @@ _SLOPE_TO: Final = 144
 _STEPS_SKIPPED: Final = 400
 _ROUNDS: Final = 14
 _SEED: Final = 0
-RUNS: Final = len(SLOTS) + len(OTHER_WORKERS) + len(DRIFTS)
+_EQUAL_OUTPUT: Final = 100
+_EQUAL_ROUNDS: Final = 8
+_EQUAL_SLOTS: Final = (18, 72)
+_IDLE_WORKERS: Final = 32
+_PUBLISHED_IDLE: Final = 0.40
+RUNS: Final = 1 + len(_EQUAL_SLOTS) + len(SLOTS) + len(OTHER_WORKERS) + len(DRIFTS)
 
 
 def rows(advance: Advance) -> list[Row]:
-    """Checks (a) FCFS's constant, (b) BF-IO's bound, (c) how their ratio grows; then drifts."""
-    found = []
+    """Idle time; (a) FCFS's constant, (b) BF-IO's bound, (c) how their ratio grows; drifts."""
+    found = [*_idle(advance), *_equal_outputs(advance)]
     ratios = []
     for workers, slots in [(WORKERS, b) for b in SLOTS] + [(g, 72) for g in OTHER_WORKERS]:
         plain, ours = imbalances(workers, slots)
@@ -42,6 +47,43 @@ def rows(advance: Advance) -> list[Row]:
         metric = f"{at}: BF-IO over (G - 1) s_max"
         found.append(at_most(metric, share, 1.0, note=f"FCFS over BF-IO: {plain / ours:.2f}"))
     return [*found, *_growth(ratios), *_drifts(advance)]
+
+
+def _idle(advance: Advance) -> list[Row]:
+    """Figure 1: the share of a step that 32 GPUs wait for the fullest; its trace is not public."""
+    group = BarrierSpec(workers=_IDLE_WORKERS)
+    plain, ours = (
+        summarise(simulate_group(group, burst(_SEED), policy)) for policy in (Fcfs(), BfIo())
+    )
+    advance()
+    at = f"Figure 1, G={_IDLE_WORKERS}: share of time idle at the barrier"
+    note = f"FCFS {plain.idle_share:.3f}, BF-IO {ours.idle_share:.3f}"
+    return [
+        Row(metric=f"{at}, FCFS", published=_PUBLISHED_IDLE, measured=plain.idle_share),
+        at_least(f"{at}, FCFS over BF-IO", plain.idle_share / ours.idle_share, 2.0, note),
+    ]
+
+
+def _equal_outputs(advance: Advance) -> list[Row]:
+    """Theorem 1: where all answers are equally long, each round is one partition of prompts."""
+    found = []
+    for slots in _EQUAL_SLOTS:
+        batch = WORKERS * slots
+        random = np.random.default_rng(_SEED)
+        work = of_lengths(
+            random.integers(1, LONGEST_PROMPT + 1, _EQUAL_ROUNDS * batch).astype(np.float64),
+            np.full(_EQUAL_ROUNDS * batch, _EQUAL_OUTPUT),
+        )
+        group = BarrierSpec(workers=WORKERS, slots=slots, reveal=batch)
+        plain, ours = (
+            summarise(simulate_group(group, work, policy), _STEPS_SKIPPED).imbalance
+            for policy in (Fcfs(), BfIo())
+        )
+        advance()
+        metric = f"Theorem 1, G={WORKERS}, B={slots}: BF-IO over (G - 1) s_max"
+        share = ours / ((WORKERS - 1) * LONGEST_PROMPT)
+        found.append(at_most(metric, share, 1.0, note=f"FCFS over BF-IO: {plain / ours:.1f}"))
+    return found
 
 
 def imbalances(workers: int, slots: int) -> tuple[float, float]:

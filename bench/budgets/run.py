@@ -41,8 +41,6 @@ COUNTED: Final = 6_000
 """Requests of each round that is measured."""
 ROUNDS: Final = 15
 """In each, every case is measured once: the machine changes its speed between rounds."""
-MORE_US: Final = 10.0
-REDIS_US: Final = 80.0
 _SEED: Final = 7
 _PATIENCE: Final = 100
 _PATIENCE_S: Final = 0.3
@@ -93,7 +91,7 @@ def run() -> Report:
     rows.append(Row(metric=f"{name}, no limits", measured=median(case[0] for case in redis)))
     for case, what in enumerate(_WITH, 1):
         figure = median(each[case] for each in redis)
-        rows.append(at_most(f"{name}, {what}", figure, REDIS_US))
+        rows.append(Row(metric=f"{name}, {what}", measured=figure))
     return Report(name="budgets", rows=rows)
 
 
@@ -106,7 +104,7 @@ def _more_rows(name: str, rounds: Sequence[tuple[float, ...]]) -> list[Row]:
     return [
         Row(metric=f"{name}, no limits", measured=median(each[0] for each in rounds)),
         *(
-            at_most(f"{name}, {what}: more", median(e[case] - e[0] for e in rounds), MORE_US)
+            Row(metric=f"{name}, {what}: more", measured=median(e[case] - e[0] for e in rounds))
             for case, what in enumerate(_WITH, 1)
         ),
     ]

@@ -107,7 +107,9 @@ def _fit(trials: list[Trial]) -> list[Row]:
             "Hostile texts: fit or refused", sum(o.holds for o in odd) / len(odd), 1.0,
             note=", ".join(f"{o.name}: {o.outcome}" for o in odd),
         ),
-        at_most("Hostile texts: slowest, ms", max(o.ms for o in odd), 2000.0, "50 KB each"),
+        Row(
+            metric="Hostile texts: slowest, ms", measured=max(o.ms for o in odd), note="50 KB each"
+        ),
     ]  # fmt: skip
 
 

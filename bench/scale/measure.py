@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 _T = TypeVar("_T")
 
 clock_ns: Final = time.thread_time_ns
-HOLD_MS: Final = 5.0
-"""Nothing should keep the event loop of a gateway from requests for longer."""
 
 
 class Cpu:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.scale.measure import HOLD_MS
 from bench.scale.rows import Point
 
 _COLOURS: Final = ("#2563eb", "#0f766e", "#d97706", "#94a3b8")
@@ -100,7 +99,6 @@ def _holds(axis: Any, points: Sequence[Point]) -> None:
         name = {"entitlements": "entitlements", "leases": "leases"}.get(kind, "workers")
         sizes = [getattr(p.size, name) for p in ladder]
         axis.plot(sizes, [v * scale for v in _of(ladder, figure)], "o-", label=label, markersize=4)
-    axis.axhline(HOLD_MS, color="#94a3b8", linestyle=":")
     axis.set_title("longest hold of the event loop, ms", fontsize=10)
     axis.set_xlabel("workers, entitlements or leases")
 
