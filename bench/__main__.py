@@ -26,7 +26,7 @@ BENCHES = {
     "telemetry": "what tracing costs a request, a collector that hangs, complete traces",
     "usage": "what prices, the ledger and the usage export cost a request",
     "dashboard": "what the dashboard costs a gateway of 200 workers and 1,000 tenants",
-    "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 100,000 leases",
+    "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 10,000 leases",
     "redis-outage": "kill and hang Redis under load: no request fails or waits",
     "fleetopt": "FleetOpt's tables: published, ours, what two pools buy; how long a plan takes",
     "plan-serve-replay": "from a log: plan, serve, replay; an engine fewer violates the SLO",

@@ -26,7 +26,7 @@ from bench.scale.traffic import Size
 POLICIES: Final = ("quartz", "least-loaded", "sticky")
 WORKERS: Final = (4, 16, 64, 256, 1_024, 2_000)
 ENTITLEMENTS: Final = (1, 10, 100, 10_000, 100_000)
-LEASES: Final = (100, 1_000, 10_000, 100_000)
+LEASES: Final = (100, 1_000, 10_000)
 TENANTS: Final = (10, 100_000)
 FILE: Final = (1, 100, 1_000, 6_000)
 """Entitlements in a configuration file, which is 1 MiB at most."""

@@ -244,7 +244,7 @@ class Pair:
         assert {m[16:]: s for m, s in expiry} == {
             h.id: h.expires_s for h in token_pool.leases.values()
         }
-        first = token_pool.leases.first()
+        first = token_pool.first_to_expire()
         assert [m[16:] for m, _ in expiry[:1]] == ([] if first is None else [first.id])
         tombstones = {k.decode(): _tombstone(*DECODE(v)) for k, v in self._hash("graves")}
         assert tombstones == token_pool.tombstones

@@ -20,7 +20,8 @@ from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 def min_weight(token_pool: TokenPool, pool: int) -> float:
     """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
-    return token_pool.pools[pool].weights.lowest()
+    weights = token_pool.pools[pool].weights
+    return weights[0] if weights else 0.0
 
 
 def overshoot(slots: int) -> int:

@@ -96,7 +96,7 @@ def settle(
     """
     if spent is None and charge is not None:
         spent = Spent(charge)
-    lease = token_pool.leases.take(lease_id)
+    lease = token_pool.leases.pop(lease_id, None)
     if lease is None:
         return _settle_expired(token_pool, lease_id, charge, now_s, spent)
     if lease.held:
@@ -155,7 +155,7 @@ def renew(token_pool: TokenPool, lease_id: str, now_s: float) -> bool:
     if lease is None:
         return False
     lease.expires_s = now_s + LEASE_TTL_S
-    token_pool.leases.renewed(lease_id)
+    token_pool.leases.move_to_end(lease_id)
     if token_pool.journal is not None:
         token_pool.journal.leases.add(lease_id)
     return True
@@ -165,7 +165,7 @@ def reap(token_pool: TokenPool, now_s: float, most: int = REAP_BATCH) -> int:
     """End at most `most` expired leases, charging their estimates; returns how many."""
     count = 0
     token_pool.reap_at_s = now_s + LEASE_TTL_S
-    while (lease := token_pool.leases.first()) is not None:
+    while (lease := token_pool.first_to_expire()) is not None:
         if count >= most or lease.expires_s > now_s:
             token_pool.reap_at_s = lease.expires_s
             break
@@ -179,7 +179,7 @@ def lapse(token_pool: TokenPool, lease_id: str, now_s: float) -> bool:
 
     A lease is abandoned when it expires or when the replica that served it is gone.
     """
-    lease = token_pool.leases.take(lease_id)
+    lease = token_pool.leases.pop(lease_id, None)
     if lease is None:
         return False
     account = token_pool.accounts[lease.entitlement]

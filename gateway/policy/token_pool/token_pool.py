@@ -8,6 +8,7 @@ All times are Unix seconds of one clock (the store's). Sequences, bytes and toke
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 
 import msgspec
 
@@ -17,7 +18,6 @@ from gateway.policy.token_pool.counters import (
     FIRST_SERVICE_S,
     Account,
     Journal,
-    OpenLeases,
     PoolCounters,
 )
 from gateway.policy.token_pool.terms import LeaseRecord, Terms
@@ -82,7 +82,8 @@ class TokenPool:
         """(created, name) of accounts whose idle baseline is reserved, oldest first."""
         self.journal: Journal | None = None
         """None unless a reader empties it."""
-        self.leases = OpenLeases()
+        self.leases: OrderedDict[str, LeaseRecord] = OrderedDict()
+        """By id, in order of issue or renewal: the order of expiry, for there is one TTL."""
         self.reap_at_s = 0.0
         """No lease expires before this time."""
         self.tombstones: dict[str, tuple[str, int, str, tuple[Holding, ...]]] = {}
@@ -198,9 +199,13 @@ class TokenPool:
         if self.journal is not None:
             self.journal.accounts.add(account.terms.name)
 
+    def first_to_expire(self) -> LeaseRecord | None:
+        """The lease that expires first, if there is one."""
+        return next(iter(self.leases.values()), None)
+
     def hold(self, account: Account, lease: LeaseRecord) -> None:
         """Add a new lease, whose id is not taken, to all indexes."""
-        self.leases.add(lease.id, lease)
+        self.leases[lease.id] = lease
         self.active.add(lease.entitlement)
         self.file(account, lease)
 
