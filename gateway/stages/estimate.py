@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import NotFound
+from gateway.policy.model_name import matches
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.body import TakesLong, read_body
 from gateway.policy.request.category import category_from_header
@@ -43,8 +44,8 @@ def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
 
 
 def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
-    """The model by name, alias or LoRA adapter; `*` catches every other name. Raises NotFound."""
-    served = models.get(name) or _having(models, name) or models.get("*")
+    """The model by name, alias or LoRA adapter, else by a pattern of names. Raises NotFound."""
+    served = models.get(name) or _having(models, name) or _matching(models, name)
     if served is None:
         raise NotFound(
             f"The model '{name}' does not exist. GET /v1/models lists those that do.",
@@ -58,6 +59,12 @@ def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
 def _having(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
     """The model with an adapter of this name that its engines list."""
     return next((served for served in models.values() if served.adapter(name)), None)
+
+
+def _matching(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
+    """The model of the longest pattern that has this name."""
+    patterns = [known for known in models if "*" in known and matches(known, name)]
+    return models[max(patterns, key=len)] if patterns else None
 
 
 def adapter_of(served: ModelRuntime, facts: BodyFacts) -> str:

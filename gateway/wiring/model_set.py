@@ -67,7 +67,7 @@ class Served:
         """Those that are gone, or have pools that are, while requests of theirs may run."""
         self.by_name: dict[str, ModelRuntime] = {}
         self.names: dict[str, str] = {}
-        """Name or alias -> model, `*` excluded."""
+        """Name or alias -> model, without patterns of names."""
         self.splits: dict[str, SplitAlias] = {}
         self.shares: dict[str, tuple[str, ...]] = {}
         """Split alias -> its models."""
@@ -82,7 +82,7 @@ class Served:
         self.splits.clear()
         self.splits.update(splits)
         self.names.clear()
-        self.names.update((name, m.name) for name, m in found.items() if name != "*")
+        self.names.update((name, m.name) for name, m in found.items() if "*" not in name)
         self.shares.clear()
         self.shares.update((alias.name, tuple(alias.split)) for alias in config.aliases)
 

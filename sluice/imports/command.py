@@ -58,7 +58,7 @@ def litellm(
 def production_stack(
     file: FileArgument, output: OutputOption = None, as_json: JsonOption = False
 ) -> None:
-    """VLLM's production-stack: values.yaml with static backends. Exit 1 if none fits."""
+    """VLLM's production-stack: values.yaml. Exit 1 if no backend fits."""
     document, report = _document(file)
     _finish(of_stack.convert(document, report), [report], output, as_json=as_json)
 

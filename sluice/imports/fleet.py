@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.settings.fleet.discovery import is_source
 from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, Row, literal
 
 
@@ -11,7 +12,7 @@ class Engine:
     """One engine: a worker of one pool."""
 
     url: str
-    """Without a final /v1; may be a reference to the environment."""
+    """Without a final /v1; or a source of engines; may be a reference to the environment."""
     served: str
     """The model's name at the engine."""
     api_key: str | None = None
@@ -21,7 +22,7 @@ class Engine:
 
     def section(self, name: str) -> str | Row:
         """The worker; a bare URL where nothing else is to be said."""
-        found = Row(url=self.url)
+        found = Row({"discover" if is_source(self.url) else "url": self.url})
         if self.api_key is not None:
             found["api_key"] = self.api_key
         if self.served != name:

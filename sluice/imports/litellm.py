@@ -27,7 +27,8 @@ def convert(
     config: dict[str, Any] = {"version": 1, **router.server_sections(given, report)}
     config["models"] = [model.section() for model in models.values()]
     if of_keys is not None:
-        tenancy = Tenancy(models, groups, of_keys)
+        rows = [str(row.get("model_name")) for row in data["model_list"] if isinstance(row, dict)]
+        tenancy = Tenancy(models, groups, of_keys, rows)
         tenancy.read(dump)
         path, shares = given.get("priority_reservation", (("litellm_settings",), None))
         tenancy.reserve(shares, path, report)

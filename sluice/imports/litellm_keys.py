@@ -6,6 +6,7 @@ gets entitlements of its own, because these belong to entitlements. A key is lef
 opened too far.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -76,10 +77,15 @@ class Tenancy:
     """Tenants, keys and entitlements, as they are found in a dump."""
 
     def __init__(
-        self, models: dict[str, Model], groups: dict[str, list[str]], report: Report
+        self,
+        models: dict[str, Model],
+        groups: dict[str, list[str]],
+        report: Report,
+        rows: Collection[str] = (),
     ) -> None:
+        """`rows`: names that have a row of their own, imported or not."""
         self._models = models
-        self._opens = ModelNames(models, groups)
+        self._opens = ModelNames(models, groups, rows)
         self._report = report
         self._tenants: dict[tuple[str, str], _Tenant] = {}
         """By LiteLLM's id of the team, else of the user."""

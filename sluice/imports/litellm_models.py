@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gateway.policy.model_name import matches
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Engine, Model
 from sluice.imports.litellm_prices import read_price
@@ -14,7 +15,9 @@ from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, variable
 _OWN: Final = frozenset({"hosted_vllm", "openai", "text-completion-openai", "openai_like"})
 """Providers that, with an `api_base`, mean an engine that speaks OpenAI's API."""
 _ENV: Final = "os.environ/"
-_NO_KEYS: Final = frozenset({"none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "na"})
+_NO_KEYS: Final = frozenset(
+    {"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "na", "not-needed"}
+)
 _HOSTED: Final = frozenset({"api.openai.com"})
 _FIRST: Final = "the worker has one, that of its first row"
 _LOAD: Final = "Sluice spreads requests by the engines' load"
@@ -33,30 +36,46 @@ def models_of(entries: object, report: Report) -> tuple[dict[str, Model], dict[s
     models: dict[str, Model] = {}
     groups: dict[str, list[str]] = {}
     by_url: dict[str, Model] = {}
-    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+    rows = sorted(enumerate(entries if isinstance(entries, list) else []), key=_is_pattern)
+    for index, entry in rows:
         path: KeyPath = ("model_list", index)
         found = _engine(path, entry, report) if isinstance(entry, dict) else None
         if found is None:
             continue
         name, engine = found
-        owner = by_url.get(engine.url) or models.get(name) or Model(name)
+        own = engine.served if "*" in name else name
+        owner = by_url.get(engine.url) or models.get(own) or Model(own)
         known = next((each for each in owner.engines if each.url == engine.url), None)
         if known is not None:
             if not _shared(path, name, engine, known, owner, models, report):
                 continue
             _same_shape(path, engine, known, report)
-        elif name not in models and _further_name(name, models):
+        elif (own not in models and _further_name(own, models)) or (
+            name != own and _further_name(name, _others(owner, models))
+        ):
             report.left_out(path, "a row before made this a further name of another model")
             continue
         else:
-            by_url[engine.url] = models.setdefault(name, owner)
+            by_url[engine.url] = models.setdefault(own, owner)
             owner.engines.append(engine)
-            report.taken(path, f"a worker of the model `{name}`")
+            also = ""
+            if name != own:
+                owner.aliases += [] if name in owner.aliases else [name]
+                also = f", which has the alias `{name}`"
+            report.taken(path, f"a worker of the model `{own}`{also}")
             _shape(path, engine, report)
         _details(path, entry, known, engine, owner, report)
         for group in _info(entry).get("access_groups") or ():
             groups.setdefault(str(group), []).append(name)
+    _caught(rows, models, report)
     return models, groups
+
+
+def covered(models: dict[str, Model], name: str) -> Model | None:
+    """A model by the longest pattern among the aliases that has this name."""
+    aliases = {alias: model for model in models.values() for alias in model.aliases}
+    found = [alias for alias in aliases if matches(alias, name)]
+    return aliases[max(found, key=len)] if found else None
 
 
 def _shared(
@@ -73,7 +92,7 @@ def _shared(
         report.taken(path, "the same worker again")
     elif (
         name in models
-        or _further_name(name, {n: m for n, m in models.items() if m is not owner})
+        or _further_name(name, _others(owner, models))
         or engine.served not in {known.served, name}
     ):
         report.left_out(
@@ -94,6 +113,26 @@ def _shared(
             owner.aliases.append(name)
         report.taken(path, f"the same engines: an alias of `{owner.name}`")
     return True
+
+
+def _is_pattern(row: tuple[int, object]) -> bool:
+    """Whether a row is for many names: it is read after those that name a model."""
+    return isinstance(row[1], dict) and "*" in str(row[1].get("model_name"))
+
+
+def _caught(rows: list[tuple[int, Any]], models: dict[str, Model], report: Report) -> None:
+    """Tell of rows that were left out and whose names a pattern of another row has."""
+    for index, entry in rows:
+        name = entry.get("model_name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or name in models or _further_name(name, models):
+            continue
+        if (model := covered(models, name)) is not None:
+            path: KeyPath = ("model_list", index, "model_name")
+            report.left_out(path, f"a pattern has this name: requests go to `{model.name}`")
+
+
+def _others(owner: Model, models: dict[str, Model]) -> dict[str, Model]:
+    return {name: model for name, model in models.items() if model is not owner}
 
 
 def _further_name(name: str, models: dict[str, Model]) -> bool:
@@ -124,7 +163,7 @@ def _engine(path: KeyPath, entry: dict[str, Any], report: Report) -> tuple[str, 
     if not isinstance(params, dict) or not isinstance(name, str):
         report.left_out(path, "no model_name or no litellm_params")
         return None
-    provider, _, served = str(params.get("model", "")).partition("/")
+    provider, served = _served(params)
     base = params.get("api_base") or params.get("base_url")
     if provider not in _OWN or not served or not base:
         what = f"provider `{provider}`" if served else f"`{provider}` without a provider"
@@ -135,12 +174,21 @@ def _engine(path: KeyPath, entry: dict[str, Any], report: Report) -> tuple[str, 
     if url is None:
         report.left_out(path, "api_base is no http URL of an engine of your own without a password")
         return None
-    if "*" in name or "*" in served:
-        report.left_out(path, "a wildcard: Sluice needs to know each model; list it by its name")
+    if "*" in served:
+        report.left_out(path, "any model of an engine: list each one by its name")
         return None
     window = _positive(_info(entry).get("max_input_tokens"))
     sequences = _positive(params.get("max_parallel_requests"))
     return name, Engine(url, served, None, window, sequences)
+
+
+def _served(params: dict[str, Any]) -> tuple[str, str]:
+    """(provider, name of the model at the engine), which may be given apart."""
+    model, given = str(params.get("model", "")), params.get("custom_llm_provider")
+    if not given:
+        provider, _, served = model.partition("/")
+        return provider, served
+    return str(given), model.removeprefix(f"{given}/")
 
 
 def _url(base: object) -> str | None:
@@ -200,7 +248,7 @@ def _key(
 ) -> None:
     given = params.get("api_key")
     where = (*path, "api_key")
-    if given is None or str(given).lower() in _NO_KEYS:
+    if given is None or str(given).strip().lower() in _NO_KEYS:
         report.part_of(where)
         return
     engine.api_key = reference(given) or f"${{{variable(owner.name)}_API_KEY}}"

@@ -1,14 +1,20 @@
 """What the names that LiteLLM's keys and teams list open: models, adapters, access groups."""
 
+from collections.abc import Collection
+
+from sluice.imports.litellm_models import covered
 from sluice.imports.litellm_router import Models, adapted, named
 
 
 class ModelNames:
     """Names of the imported models. A LoRA adapter is opened by its own name."""
 
-    def __init__(self, models: Models, groups: dict[str, list[str]]) -> None:
-        """`groups`: access groups, each with the names in it."""
+    def __init__(
+        self, models: Models, groups: dict[str, list[str]], rows: Collection[str] = ()
+    ) -> None:
+        """`groups`: access groups, each with the names in it; `rows`: names with a row."""
         self._models = models
+        self._rows = rows
         self._groups = groups
         self.every = [name for m in models.values() for name in (m.name, *m.loras)]
         """Every model and adapter that a key can open."""
@@ -34,6 +40,8 @@ class ModelNames:
 
     def _opened(self, name: str) -> str | None:
         model = named(self._models, name)
-        if model is not None:
-            return model.name
-        return name if adapted(self._models, name) is not None else None
+        if model is None and adapted(self._models, name) is not None:
+            return name
+        if model is None and name not in self._rows:
+            model = covered(self._models, name)
+        return None if model is None else model.name

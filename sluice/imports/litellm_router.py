@@ -44,7 +44,7 @@ def settings_of(data: dict[str, Any]) -> Given:
     for section in _SECTIONS:
         values = data.get(section)
         for name, value in values.items() if isinstance(values, dict) else ():
-            if value is not None:
+            if value not in (None, ""):
                 found.setdefault(name, ((section, name), value))
     return found
 
@@ -132,7 +132,11 @@ def _larger(small: Model, large: Model) -> bool:
 
 
 def _fallbacks(given: Given, models: Models, report: Report) -> None:
+    everyones = []
     for path, name, others in _pairs(given, "fallbacks"):
+        if name == "*":
+            everyones.append((path, others))
+            continue
         model = named(models, name)
         known = [found for other in others if (found := named(models, other)) is not None]
         gone = [other for other in others if named(models, other) is None]
@@ -144,9 +148,11 @@ def _fallbacks(given: Given, models: Models, report: Report) -> None:
         if gone:
             note += f"; left out: {', '.join(gone)}"
         report.approximated(path, note)
-    path, others = given.get("default_fallbacks", ((), ()))
-    known = [found for o in others if (found := named(models, o)) is not None] if path else []
-    if known:
+    everyones.append(given.get("default_fallbacks", ((), ())))
+    for path, others in everyones:
+        known = [found for o in others if (found := named(models, o)) is not None]
+        if not known:
+            continue
         for model in models.values():
             if not model.fallbacks:
                 _fall(model, known)

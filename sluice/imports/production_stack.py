@@ -1,25 +1,25 @@
-"""values.yaml of vLLM's production-stack, with static backends -> sluice.yaml."""
+"""values.yaml of vLLM's production-stack -> sluice.yaml."""
 
+import re
 from typing import Any, Final
+from urllib.parse import quote
 
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from sluice.imports.fleet import Engine, Model
+from sluice.imports.litellm_rows import whole
 from sluice.imports.report import Report
 from sluice.imports.sections import Row
 
 _POD: Final = "Sluice starts no engines; the chart still does"
-_NOT_STATIC: Final = (
-    "only static backends say where the engines are: set serviceDiscovery: static with "
-    "staticBackends and staticModels, or write the workers' URLs into sluice.yaml"
-)
+_UNITS: Final = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+"""Of the engines' own numbers, as in `--max-model-len 32k`."""
 _ROUTER: Final = {
     "routingLogic": "Sluice schedules by load and prefix cache: scheduling.policy",
     "sessionKey": "Sluice follows the prefix cache without a session header",
     "engineScrapeInterval": "Sluice reads the engines' metrics by itself",
     "requestStatsWindow": "Sluice reads the engines' metrics by itself",
     "replicaCount": "see server.workers and deploy",
-    "extraArgs": "the router's own arguments",
 }
 
 
@@ -27,11 +27,17 @@ def convert(document: Document, report: Report) -> dict[str, Any]:
     """The sections of sluice.yaml; empty if no backend is usable."""
     data = document.data if isinstance(document.data, dict) else {}
     router, serving = _mapping(data, "routerSpec"), _mapping(data, "servingEngineSpec")
-    models = _models(router, report)
-    shapes = _shapes(serving, models, report)
-    for name in ("serviceDiscovery", "staticBackends", "staticModels"):
-        if router.get("serviceDiscovery") == "static":
+    static = router.get("serviceDiscovery") == "static"
+    if static:
+        models = _models(router, report)
+        shapes = _shapes(serving, models, report)
+        for name in ("serviceDiscovery", "staticBackends", "staticModels"):
             report.part_of(("routerSpec", name))
+    else:
+        models = _discovered(serving, report)
+        shapes = set(models)
+        report.part_of(("routerSpec", "serviceDiscovery"))
+    _router_arguments(router, models, report)
     for name, reason in _ROUTER.items():
         if router.get(name) is not None:
             report.left_out(("routerSpec", name), reason)
@@ -64,9 +70,6 @@ def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _models(router: dict[str, Any], report: Report) -> dict[str, Model]:
     path: KeyPath = ("routerSpec", "staticBackends")
-    if router.get("serviceDiscovery") != "static":
-        report.left_out(("routerSpec", "serviceDiscovery"), _NOT_STATIC)
-        return {}
     urls = _parts(router.get("staticBackends"))
     names = _parts(router.get("staticModels"))
     if len(urls) != len(names):
@@ -90,7 +93,7 @@ def _shapes(serving: dict[str, Any], models: dict[str, Model], report: Report) -
     specs = serving.get("modelSpec")
     for index, spec in enumerate(specs if isinstance(specs, list) else []):
         path: KeyPath = ("servingEngineSpec", "modelSpec", index)
-        names = {spec.get("modelURL"), spec.get("name")} if isinstance(spec, dict) else set()
+        names = [*_names(spec), spec.get("name")] if isinstance(spec, dict) else []
         model = next((models[name] for name in names if name in models), None)
         if model is None:
             report.left_out(path, "no static backend serves it")
@@ -109,24 +112,84 @@ def _shapes(serving: dict[str, Any], models: dict[str, Model], report: Report) -
     return known
 
 
+def _discovered(serving: dict[str, Any], report: Report) -> dict[str, Model]:
+    """The models whose pods the chart starts, each with a source that finds them."""
+    models: dict[str, Model] = {}
+    labels = _mapping(serving, "labels")
+    port = whole(serving.get("containerPort")) or 8000
+    specs = serving.get("modelSpec")
+    for index, spec in enumerate(specs if isinstance(specs, list) else []):
+        path: KeyPath = ("servingEngineSpec", "modelSpec", index)
+        given = spec if isinstance(spec, dict) else {}
+        names = _names(given)
+        if not names or not given.get("name") or given.get("raySpec"):
+            report.left_out(path, "no name and modelURL, or a Ray cluster: write its workers")
+            continue
+        chosen = {"model": given["name"], **labels}
+        selector = quote(",".join(f"{key}={value}" for key, value in chosen.items()), safe=",")
+        engine = Engine(f"k8s://pods?selector={selector}&port={port}", names[0])
+        engine.window, engine.sequences = _shape(given)
+        model = models.setdefault(names[0], Model(names[0]))
+        model.engines.append(engine)
+        model.aliases += [name for name in names[1:] if name not in model.aliases]
+        report.approximated(
+            path,
+            f"`{model.name}`: its pods, by label, in the gateway's own namespace (else add "
+            f"&namespace=NAME); max_model_len {engine.window or 'assumed'}, max_num_seqs "
+            f"{engine.sequences or 'assumed'}; {_POD}",
+        )
+    report.part_of(("servingEngineSpec", "labels"))
+    report.part_of(("servingEngineSpec", "containerPort"))
+    return models
+
+
+def _names(spec: dict[str, Any]) -> list[str]:
+    """Names that an engine answers to, its own first."""
+    served = _arguments(_mapping(spec, "vllmConfig").get("extraArgs")).get("served-model-name")
+    url = spec.get("modelURL")
+    return served or ([str(url)] if url else [])
+
+
+def _router_arguments(router: dict[str, Any], models: dict[str, Model], report: Report) -> None:
+    """Aliases of the router's own arguments; the others are named and left out."""
+    path: KeyPath = ("routerSpec", "extraArgs")
+    given = _arguments(router.get("extraArgs"))
+    for pair in _parts(",".join(given.pop("static-aliases", ()))):
+        alias, _, name = pair.partition(":")
+        taken = {known for model in models.values() for known in (model.name, *model.aliases)}
+        if name not in models or alias in taken:
+            report.left_out((*path, alias), "its model was not imported, or a model has this name")
+            continue
+        models[name].aliases.append(alias)
+        report.taken((*path, alias), f"an alias of `{name}`")
+    if given:
+        report.left_out(path, f"the router's own arguments: {', '.join(given)}")
+    report.part_of(path)
+
+
 def _shape(spec: dict[str, Any]) -> tuple[int | None, int | None]:
+    """(window, sequences); as for the engine, arguments go before settings."""
     config = _mapping(spec, "vllmConfig")
-    window, sequences = config.get("maxModelLen"), config.get("maxNumSeqs")
-    extra = [str(part) for part in config.get("extraArgs") or ()]
-    window = window or _argument(extra, "--max-model-len")
-    sequences = sequences or _argument(extra, "--max-num-seqs")
-    return (
-        window if isinstance(window, int) else None,
-        sequences if isinstance(sequences, int) else None,
-    )
+    extra = _arguments(config.get("extraArgs"))
+    window = _number(extra.get("max-model-len")) or whole(config.get("maxModelLen"))
+    return window, _number(extra.get("max-num-seqs")) or whole(config.get("maxNumSeqs"))
 
 
-def _argument(arguments: list[str], name: str) -> int | None:
-    """The value of `--name N` or `--name=N`."""
-    for at, text in enumerate(arguments):
-        found = text.partition("=")[2] if text.startswith(f"{name}=") else ""
-        if text == name and at + 1 < len(arguments):
-            found = arguments[at + 1]
-        if found.isdigit():
-            return int(found)
-    return None
+def _number(values: list[str] | None) -> int | None:
+    """A number as vLLM reads it; None for `auto`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", values[0]) if values else None
+    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+
+
+def _arguments(given: object) -> dict[str, list[str]]:
+    """Values by name, of `--name`, `--name=VALUE`, or `--name VALUE VALUE`."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for text in map(str, given if isinstance(given, list) else ()):
+        if text.startswith("--"):
+            name, _, value = text.removeprefix("--").partition("=")
+            name = name.replace("_", "-")
+            found[name] = [value] if value else []
+        else:
+            found.setdefault(name, []).append(text)
+    return found

@@ -20,6 +20,8 @@ model_list:
   - model_name: code
     litellm_params: {{model: hosted_vllm/{model}, api_base: "{second}/v1", api_key: os.environ/K}}
     model_info: {{max_input_tokens: 8192}}
+  - model_name: claude-*
+    litellm_params: {{model: hosted_vllm/{model}, api_base: "{second}/v1", api_key: ""}}
 router_settings: {{model_group_alias: {{gpt-4o: chat}}}}
 general_settings: {{master_key: os.environ/MASTER}}
 """
@@ -61,4 +63,5 @@ def test_an_old_key_works_unchanged_after_the_import(tmp_path: Path) -> None:
 
         assert [status("sk-old", model) for model in ("chat", "gpt-4o", "code")] == [200] * 3
         assert [status("sk-code", model) for model in ("code", "chat")] == [200, 403]
+        assert [status("sk-code", f"claude-{name}") for name in ("opus-4", "*")] == [200, 200]
         assert status("sk-unknown", "chat") == 401

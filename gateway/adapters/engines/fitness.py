@@ -16,6 +16,7 @@ from gateway.policy.fleet.engine_models import (
     not_served,
     read_models,
 )
+from gateway.policy.model_name import matches
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
@@ -129,8 +130,8 @@ class Fitness:
     ) -> None:
         """Note the LoRA adapters that an engine lists; log new and ignored ones."""
         known, aliases = served.adapters, served.aliases
-        every = known.discovers or "*" in aliases
-        taken = [name for name in listed if every or name in known.named or name in aliases]
+        named = (*known.named, *aliases)
+        taken = [n for n in listed if known.discovers or any(matches(a, n) for a in named)]
         met, new = set(known.names), list[str]()
         for rank in served.fleet.pools[pool].siblings[worker]:
             new = known.listed(pool, rank, taken)

@@ -17,9 +17,7 @@ def check_references(document: Document, config: Config) -> None:
     models = [model.name for model in config.models]
     lines: dict[str, KeyPath] = {n: ("models", at, "name") for at, n in enumerate(models)}
     for index, model in enumerate(config.models):
-        lines.update(
-            {a: ("models", index, "aliases", n) for n, a in enumerate(model.aliases) if a != "*"}
-        )
+        lines.update({a: ("models", index, "aliases", n) for n, a in enumerate(model.aliases)})
         lines.update({a: ("models", index, "loras", n) for n, a in enumerate(model.loras)})
         for at, name in enumerate(model.fallbacks):
             path: KeyPath = ("models", index, "fallbacks", at)
@@ -29,6 +27,9 @@ def check_references(document: Document, config: Config) -> None:
                 document.add(path, f"no model is named `{name}`", nearest(name, models))
     for index, alias in enumerate(config.aliases):
         where: KeyPath = ("aliases", index)
+        if "*" in alias.name:
+            fix = "write each name, or put the pattern in a model's `aliases`"
+            document.add((*where, "name"), f"`{alias.name}` is a pattern of names", fix)
         first = lines.setdefault(alias.name, (*where, "name"))
         if first[:2] != where:
             document.add(
@@ -56,8 +57,9 @@ def check_names(document: Document, models: Models) -> None:
     loras = [(("models", i, "loras", n), lora) for i, m in models for n, lora in enumerate(m.loras)]
     path: KeyPath
     for path, name in [*names, *loras, *aliases]:
-        if path[-1] == "name" and name == "*":
-            document.add(path, "`*` is no name", "give a name, and put `*` in its aliases")
+        if "*" in name and path[2] != "aliases":
+            fix = "give a name, and put the pattern in a model's `aliases`"
+            document.add(path, f"`{name}` is a pattern of names", fix)
             continue
         first = seen.setdefault(name, path)
         if first == path:

@@ -28,7 +28,8 @@ class ModelConfig(Section):
     name: ModelName
     """Name that clients send."""
     aliases: tuple[ModelName, ...] = ()
-    """Other names for it; `*` matches every name that no model has."""
+    """Other names for it, and patterns of names: `claude-*`, or `*` for every name. A name goes
+    before a pattern, a longer pattern before a shorter one."""
     loras: Annotated[tuple[ModelName, ...], Field(max_length=1000)] = ()
     """LoRA adapters that its engines load: further names, served by those workers that list
     them in /v1/models. They share the model's slots; keys with `models` open them by name."""

@@ -187,7 +187,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     retiring: Sequence[ModelRuntime] = ()
     """Models, or parts of them, that a reload removed and whose requests still run."""
     names: Mapping[str, str]
-    """Name or alias -> model, `*` excluded."""
+    """Name or alias -> model, without patterns of names."""
     splits: Mapping[str, tuple[str, ...]] = {}
     """Alias -> the models that it is split over."""
     metrics: MetricsPage

@@ -39,7 +39,7 @@ state: {{url: "memory://", fail_mode: local_share}}             # sqlite:///slui
 request_log: {{path: requests.jsonl, prompts: false}}
 models:
   - name: llama-3-70b
-    aliases: [gpt-4o-mini]            # ["*"] catches every other name
+    aliases: [gpt-4o-mini]            # also patterns: ["gpt-*", "*"]
     kv_bytes_per_token: 327680
     mode: enforce                                             # or observe
     output_estimate: predicted                                # or cap (the paper's)
@@ -333,7 +333,8 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("reference of a wrong type", edited("port: 8080", "port: ${LONG_KEY}"), 3, ["found text from the environment"]),  # noqa: E501
     ("alias of another model", edited("[a]", "[a, m]"), 7, ["`m` is taken on line 6"]),
     ("alias twice", edited("[a]", "[a, a]"), 7, ["`a` is taken on line 7"]),
-    ("star as a name", edited("name: m", 'name: "*"').replace("model: m", 'model: "*"'), 6, ["`*` is no name", "aliases"]),  # noqa: E501
+    ("star as a name", edited("name: m", 'name: "*"').replace("model: m", 'model: "*"'), 6, ["`*` is a pattern", "aliases"]),  # noqa: E501
+    ("pattern as a name", edited("name: m", "name: m-*").replace("model: m", "model: m-*"), 6, ["`m-*` is a pattern", "aliases"]),  # noqa: E501
     ("equal windows", edited("65536", "8192"), 18, ["pool `short` has the same window", "8192"]),
     ("b_short list too long", edited("b_short: 4096", "b_short: [1, 2]"), 10, ["2 given for 2 pools (short, long)", "give 1 number"]),  # noqa: E501
     ("b_short over the window", edited("4096", "9000"), 10, ["9000 is over the window of pool `short`, 8192", "at most 8192"]),  # noqa: E501

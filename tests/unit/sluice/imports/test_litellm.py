@@ -453,3 +453,74 @@ def test_a_name_of_two_models_is_left_out(tmp_path: Path) -> None:
     more = '  - {model_name: sql, litellm_params: {model: openai/sql, api_base: "http://c:8000"}}\n'
     _, report = written(tmp_path, ENGINE + more)
     assert report["model_list[2]"].startswith("left out: a row before made this a further name")
+
+
+# -- patterns of names
+
+
+def rows(*given: str, base: str = "http://a:8000/v1") -> str:
+    """A file of rows `name: model[, more]`, all of one engine."""
+    lines = [row.partition(": ") for row in given]
+    return "model_list:\n" + "".join(
+        f'  - {{model_name: "{name}", litellm_params: {{model: {model}, api_base: "{base}"}}}}\n'
+        for name, _, model in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["*: hosted_vllm/qwen"], {"qwen": ("*",)}),
+        (["anthropic/*: openai/qwen"], {"qwen": ("anthropic/*",)}),
+        (["claude-*: hosted_vllm/Qwen/Q3"], {"Qwen/Q3": ("claude-*",)}),
+        (["claude-*: hosted_vllm/qwen", "coder: hosted_vllm/qwen"], {"coder": ("claude-*",)}),
+        (["default: openai/default", "anthropic/*: openai/default"], {"default": ("anthropic/*",)}),
+        (["claude-*: qwen, custom_llm_provider: openai"], {"qwen": ("claude-*",)}),
+        (
+            ["claude-opus-*: openai/q", "claude-*: openai/q", "claude-opus-*: openai/q"],
+            {"q": ("claude-opus-*", "claude-*")},
+        ),
+    ],
+)
+def test_a_row_for_many_names_becomes_an_alias(
+    tmp_path: Path, given: list[str], named: dict[str, tuple[str, ...]]
+) -> None:
+    text, _ = written(tmp_path, rows(*given))
+    assert {model.name: model.aliases for model in parse(text, "s", {}).models} == named
+
+
+def test_a_pattern_of_two_engines_is_one_model(tmp_path: Path) -> None:
+    more = rows("claude-*: openai/q", base="http://b:8000").removeprefix("model_list:\n")
+    text, _ = written(tmp_path, rows("claude-*: openai/q") + more)
+    (model,) = parse(text, "s", {}).models
+    assert (model.aliases, len(model.pools["main"].workers)) == (("claude-*",), 2)
+
+
+def test_what_a_pattern_catches_of_rows_that_were_left_out_is_told(tmp_path: Path) -> None:
+    hosted = "  - {model_name: gpt-4o, litellm_params: {model: azure/gpt-4o}}\n"
+    names = {"o": ["gpt-4o"], "c": ["claude-x"], "p": ["*"]}
+    keys = [{"token": f"{ord(n):064x}", "key_alias": n, "models": m} for n, m in names.items()]
+    text, report = written(
+        tmp_path, rows("*: openai/q", "engines: hosted_vllm/*") + hosted, {"keys": keys}
+    )
+    assert report["model_list[2].model_name"].endswith("requests go to `q`")
+    assert report["model_list[1]"] == "left out: any model of an engine: list each one by its name"
+    opened = {
+        key["name"]: key.get("models") for t in yaml.safe_load(text)["tenants"] for key in t["keys"]
+    }
+    assert opened == {"c": ["q"], "p": None}, "a key for gpt-4o opens no other model"
+
+
+@pytest.mark.parametrize("nothing", ['""', "' '", "empty", "not-needed"])
+def test_an_empty_value_sets_nothing(tmp_path: Path, nothing: str) -> None:
+    given = rows(f"q: openai/q, api_key: {nothing}") + 'general_settings: {master_key: ""}\n'
+    text, _ = written(tmp_path, given + 'router_settings: {redis_url: "", redis_host: ""}\n')
+    assert "${" not in text
+    assert parse(text, "s", {}).state.url == "memory://"
+
+
+def test_fallbacks_of_every_model_are_read_under_their_star(tmp_path: Path) -> None:
+    other = rows("b: openai/b", base="http://b").removeprefix("model_list:\n")
+    fallbacks = 'litellm_settings: {fallbacks: [{"*": [b]}]}\n'
+    text, _ = written(tmp_path, rows("a: openai/a") + other + fallbacks)
+    assert {m.name: m.fallbacks for m in parse(text, "s", {}).models} == {"a": ("b",), "b": ()}

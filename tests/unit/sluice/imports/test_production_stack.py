@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from gateway.settings import parse
+from gateway.settings.fleet.discovery import source_of
 from sluice import cli
 
 STATIC = """\
@@ -71,11 +73,48 @@ def test_each_value_is_accounted_for(tmp_path: Path) -> None:
     }
 
 
-def test_discovered_backends_are_not_guessed(tmp_path: Path) -> None:
-    code, report = run(tmp_path, STATIC.replace("serviceDiscovery: static", "replicaCount: 1"))
-    assert (code, report["ok"]) == (1, False)
-    notes = {line["path"]: line["note"] for line in report["lines"]}
-    assert "only static backends" in notes["routerSpec.serviceDiscovery"]
+DISCOVERED = """\
+servingEngineSpec:
+  labels: {environment: prod, release: "7"}
+  containerPort: 8100
+  vllmApiKey: key
+  modelSpec:
+    - name: llama
+      modelURL: meta-llama/Llama-3.1-8B-Instruct
+      vllmConfig:
+        maxModelLen: "16384"
+        extraArgs: [--served-model-name, llama-3, llama, --max_model_len=32k, --max-num-seqs, "64"]
+    - {name: qwen, modelURL: Qwen/Qwen3-8B}
+    - {name: big, modelURL: big/big, raySpec: {headNode: {}}}
+routerSpec:
+  extraArgs: ["--static-aliases", "gpt-4:llama-3,old:gone", "--log-stats"]
+"""
+
+
+@pytest.mark.parametrize("how", ["", "  serviceDiscovery: k8s\n"])
+def test_engines_that_kubernetes_finds_get_a_source(tmp_path: Path, how: str) -> None:
+    code, report = run(tmp_path, DISCOVERED + how)
+    assert code == 0
+    llama, qwen = parse(report["text"], "sluice.yaml", {"VLLM_API_KEY": "k"}).models
+    (pool,) = llama.pools.values()
+    (found,) = pool.workers
+    source = source_of(found.discover or "")
+    labels = "environment=prod,release=7"
+    assert (source.kind, source.selector, source.port) == (
+        *("pods", f"model=llama,{labels}", "8100"),
+    )
+    assert found.api_key is not None
+    assert (pool.max_model_len, pool.max_num_seqs) == (32_000, 64)
+    assert (llama.name, llama.aliases) == ("llama-3", ("llama", "gpt-4"))
+    (found,) = qwen.pools["main"].workers
+    assert (qwen.name, source_of(found.discover or "").selector) == (
+        "Qwen/Qwen3-8B",
+        f"model=qwen,{labels}",
+    )
+    notes = {line["path"]: f"{line['fate']}: {line['note']}" for line in report["lines"]}
+    assert notes["routerSpec.extraArgs"] == "left out: the router's own arguments: log-stats"
+    assert notes["routerSpec.extraArgs.old"].startswith("left out: its model")
+    assert "Ray cluster" in notes["servingEngineSpec.modelSpec[2]"]
 
 
 def test_backends_and_models_must_pair(tmp_path: Path) -> None:
