@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.adapters.process_limits import memory_limit, memory_shortage
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.tenancy.sections import TenantConfig
 from gateway.settings.token_pools import managed
@@ -48,6 +49,8 @@ def check(
         _diff(config, diff, as_json=as_json)
         return
     notes = _shortened(loaded, config.read_text(encoding="utf-8"))
+    if said := memory_shortage(loaded.server.max_held_body_bytes or 0, memory_limit()):
+        notes.append(said)
     if live:
         _live(loaded, notes, as_json=as_json)
         return

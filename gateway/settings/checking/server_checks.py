@@ -1,5 +1,6 @@
 """Checks of the server's own sections, and of what they ask of the machine."""
 
+import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Final
@@ -23,7 +24,8 @@ def check_config(document: Document, config: Config) -> None:
             f"below eject_s ({config.health.eject_s:g})",
             f"give at least {config.health.eject_s:g}",
         )
-    held_bytes = config.server.max_held_body_bytes // config.server.workers
+    stated_bytes = config.server.max_held_body_bytes
+    held_bytes = (stated_bytes or sys.maxsize) // config.server.workers
     if held_bytes < config.server.max_body_bytes:
         document.add(
             ("server", "max_held_body_bytes"),
