@@ -163,7 +163,7 @@ class TelemetryConfig(Section):
     """
 
     otlp: Flag = False
-    """Whether to export. Needs `pip install 'sluice-gateway[otel]'`."""
+    """Whether to export. Needs the extra `otel`."""
     sample: Share | None = None
     """Share of requests that are traced, unless the client's traceparent decides. Absent:
     OTEL_TRACES_SAMPLER, and without that every request."""

@@ -6,6 +6,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from gateway.settings.config import Config
+from gateway.settings.install import install
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_server_tls
 from gateway.settings.token_pools import limits_tenants
@@ -51,7 +52,7 @@ def check_config(document: Document, config: Config) -> None:
         document.add(
             ("telemetry", "otlp"),
             "the exporter is not installed",
-            "pip install 'sluice-gateway[otel]'",
+            install("otel"),
         )
 
 
