@@ -89,7 +89,6 @@ def test_a_conversation_that_outgrows_the_boundary_stays_with_its_prefix(fleet: 
 async def test_more_than_the_gate_holds_waits_in_the_gateway_and_is_all_served(
     fleet: Fleet,
 ) -> None:
-    await flood(fleet, [body(("user", text(f"warm {n}", 3000))) for n in range(8)])
     asked = [body(("user", text(f"flood {n}", 3000))) for n in range(24)]
     answers = await flood(fleet, asked)
     assert [answer.status_code for answer in answers] == [200] * 24
