@@ -15,6 +15,7 @@ from gateway.adapters.process_limits import memory_limit, memory_shortage
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.tenancy.sections import TenantConfig
 from gateway.settings.token_pools import managed
+from planner.catalogue import MODELS
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 from sluice.tenant.admin_client import AdminClient
 from sluice.terminal import JsonOption, console, table
@@ -48,7 +49,7 @@ def check(
     if diff is not None:
         _diff(config, diff, as_json=as_json)
         return
-    notes = _shortened(loaded, config.read_text(encoding="utf-8"))
+    notes = _shortened(loaded, config.read_text(encoding="utf-8")) + _kv_bytes(loaded)
     if said := memory_shortage(loaded.server.max_held_body_bytes or 0, memory_limit()):
         notes.append(said)
     if live:
@@ -79,6 +80,20 @@ def _shortened(config: Config, text: str) -> list[str]:
         for url in dict.fromkeys(_BASE_URL.findall(text))
         if url in urls
     ]
+
+
+def _kv_bytes(config: Config) -> list[str]:
+    """One notice per model whose KV cache is not counted although the catalogue knows its size."""
+    found = []
+    for model in config.models:
+        named = [each for name, each in MODELS.items() if name in model.name.lower()]
+        if model.kv_bytes_per_token is None and named:
+            known = max(named, key=lambda each: len(each.name))
+            found.append(
+                f"{model.name}: its KV cache is not counted; with 16-bit values add "
+                f"kv_bytes_per_token: {known.kv_bytes_per_token(2):.0f} ({known.name})"
+            )
+    return found
 
 
 def _diff(file: Path, url: str, *, as_json: bool) -> None:
