@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
+from sluice.tenant.admin_client import URL_VARIABLE
 from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _DURATION_S = 60.0
 
 
 def replay(
-    url: Annotated[str, typer.Option(help="The gateway, http://host:port.")],
+    url: Annotated[str, typer.Option(envvar=URL_VARIABLE, help="The gateway, http://host:port.")],
     log: Annotated[
         Path | None, typer.Option(help="A request log or a trace with times: lengths and times.")
     ] = None,
