@@ -143,7 +143,8 @@ class Gateway:
         self.compressor = _compress_workers(config)
         server = config.server
         part_bytes = memory_limit() // (PARTS * server.workers)
-        self.reader = BodyReader(min(part_bytes, MAX_MEMORY_BYTES))
+        read_bytes = max(part_bytes, 4 * server.max_body_bytes)  # what an ordinary body takes
+        self.reader = BodyReader(min(read_bytes, MAX_MEMORY_BYTES))
         held_bytes = server.max_held_body_bytes or min(part_bytes * server.workers, MAX_BYTES)
         self.pipeline = self._pipeline(config, records, clock)
         known = Authenticator(self.pools.keyring)
