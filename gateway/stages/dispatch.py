@@ -21,7 +21,7 @@ from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.policy.request.members import Pieces, edits, with_usage
 from gateway.policy.request.multipart import written
 from gateway.policy.request.trace_context import lines_to_engine
-from gateway.policy.response.dialects import streams_usage_chunk
+from gateway.policy.response.dialects import stream_shape
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, WorkerAddress
 from gateway.records.endpoint import Endpoint
@@ -87,7 +87,7 @@ def injects_usage(served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts) ->
     return (
         facts.stream
         and not facts.include_usage
-        and streams_usage_chunk(endpoint)
+        and stream_shape(endpoint).in_chunks
         and not served.routing.observe
     )
 

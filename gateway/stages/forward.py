@@ -22,9 +22,9 @@ from gateway.policy.response.dialects import (
     begins_events,
     begins_whole,
     by_bytes,
-    in_pieces,
     is_event_stream,
     is_json,
+    stream_shape,
 )
 from gateway.policy.response.overflow import (
     DROPPED,
@@ -112,36 +112,47 @@ class Relay:
     ) -> Outcome | Fault:
         """Forward the call; an Outcome when the client was answered, else a Fault."""
         self.sent = True
+        response: UpstreamResponse | None = None
         try:
             response = await upstream.open(worker, call)
+            return await self._read(response, call, lines)
         except UpstreamFailure as failure:
-            self.sent = failure.kind not in ("local", "connect")
+            self.sent = response is not None or failure.kind not in ("local", "connect")
             return Fault(kind=failure.kind, message=str(failure))
-        try:
-            kind = _header(response.headers, b"content-type", b"application/json")
-            if (fault := _unreadable(response)) is not None:
-                return fault
-            if response.status != 200:
-                return await self._whole(response, kind, lines, call)
-            if is_event_stream(kind):
-                return await self._stream(response, kind, lines, call)
+        finally:
+            if response is not None:
+                response.abort()
+
+    async def _read(
+        self, response: UpstreamResponse, call: UpstreamCall, lines: Lines
+    ) -> Outcome | Fault:
+        """Read and send an answer as what it is. Raises UpstreamFailure before a byte was sent."""
+        if (fault := _unreadable(response)) is not None:
+            return fault
+        kind = _header(response.headers, b"content-type", b"application/json")
+        events, first = is_event_stream(kind), b""
+        if response.status == 200 and not events:
             if self._reply.started:  # the client was sent an earlier engine's comments
                 return Fault(kind="protocol", message="it answered with no stream")
-            if is_json(kind) and (
-                not in_pieces(self._endpoint, asked_stream=self._facts.stream)
-                or _header(response.headers, b"content-length")
-            ):
-                return await self._whole(response, kind, lines, call)
-            return await self._bytes(response, kind, lines, call)
-        finally:
-            response.abort()
+            in_pieces = self._facts.stream or stream_shape(self._endpoint).is_data
+            sized = _header(response.headers, b"content-length")
+            if not is_json(kind) or (in_pieces and not sized):
+                first = await response.read()
+                events = self._facts.stream and begins_events(first)
+                if not events and not (is_json(kind) and begins_whole(self._endpoint, first)):
+                    return await self._large(response, kind, lines, first)
+        if response.status == 200 and events:
+            return await self._stream(response, kind, lines, call, first)
+        return await self._whole(response, kind, lines, call, first)
 
     def cut_short(self) -> Outcome:
         """What was served when the client left: the tokens emitted so far."""
         if self._answered is not None:  # all were
             return msgspec.structs.replace(self._answered, label="disconnected", status=499)
         meter = self._meter
-        usage = _metered(meter) if meter is not None and meter.events else None
+        usage = None
+        if meter is not None and meter.events:
+            usage = meter.usage() or _counted(meter.counted_tokens)
         return Outcome(label="disconnected", status=499, usage=usage, ttft_s=self._ttft_s())
 
     @property
@@ -155,29 +166,13 @@ class Relay:
 
     # -- streams
 
-    async def _bytes(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines, call: UpstreamCall
-    ) -> Outcome | Fault:
-        """A body of a type that says nothing of events: it may have some all the same."""
-        try:
-            first = await response.read()
-        except UpstreamFailure as failure:
-            return Fault(kind=failure.kind, message=str(failure))
-        if self._facts.stream and begins_events(first):
-            return await self._stream(response, kind, lines, call, first)
-        if is_json(kind) and begins_whole(self._endpoint, first):
-            return await self._whole(response, kind, lines, call, first)
-        self._meter = meter = BodyMeter(self._endpoint)
-        meter.feed(first)
-        return await self._relay(response, _stream_head(kind, lines), meter, first)
-
     async def _stream(
         self,
         response: UpstreamResponse,
         kind: bytes,
         lines: Lines,
         call: UpstreamCall,
-        first: bytes = b"",
+        first: bytes,
     ) -> Outcome | Fault:
         """A stream of events; `first` was read of it already."""
         self._meter = meter = StreamMeter(
@@ -218,7 +213,7 @@ class Relay:
         if closing := meter.closing():
             await self._reply.write(closing)
         await self._reply.finish()
-        outcome = self._outcome(meter, completed=meter.whole and meter.finish_reason != "failed")
+        outcome = self._metered(meter, completed=meter.whole)
         if meter.failed_in_band and in_band_status(in_band_error(first)) < 500:
             return msgspec.structs.replace(outcome, label="error")
         return outcome
@@ -270,10 +265,7 @@ class Relay:
         """
         until_s = self._clock() + call.timeouts.first_byte_s
         while True:
-            try:
-                data = data or await response.read()
-            except UpstreamFailure as failure:
-                return Fault(kind=failure.kind, message=str(failure))
+            data = data or await response.read()
             ready = meter.feed(data)
             if meter.empty or not data:
                 return Fault(kind="empty", message="the engine sent an empty stream", status=200)
@@ -290,7 +282,8 @@ class Relay:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
             error = in_band_error(ready)
-            if (fault := self._overflow(400, error, call)) is not None:
+            fault = overflow_of(400, error, self._facts, call.size, self._window_tokens)
+            if fault is not None:
                 return fault
             if (status := in_band_status(error)) >= 500:
                 message = f"its stream began with error {status}"
@@ -311,7 +304,7 @@ class Relay:
             )
         )
         return msgspec.structs.replace(
-            self._outcome(meter, completed=False), label="upstream_error", status=status
+            self._metered(meter, completed=False), label="upstream_error", status=status
         )
 
     # -- whole answers
@@ -322,7 +315,7 @@ class Relay:
         kind: bytes,
         lines: Lines,
         call: UpstreamCall,
-        first: bytes = b"",
+        first: bytes,
     ) -> Outcome | Fault:
         """An answer that is sent when all of it is there, unless it is too large to hold.
 
@@ -330,10 +323,7 @@ class Relay:
         """
         body = None if first else response.take_whole()
         if body is None:
-            try:
-                body, ended = await _read_some(response, first)
-            except UpstreamFailure as failure:
-                return Fault(kind=failure.kind, message=str(failure))
+            body, ended = await _read_some(response, first)
             if response.status == 200 and not ended:
                 return await self._large(response, kind, lines, body)
         status, answer = response.status, Answer()
@@ -343,11 +333,11 @@ class Relay:
                 status = in_band_status(in_band_error(body))
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
-            fault = self._overflow(status, body, call)
+            fault = overflow_of(status, body, self._facts, call.size, self._window_tokens)
             fault = fault or _fault_of(status, kind, body, response.headers)
             if fault is not None:
                 return fault
-        self.first_s = self._last_s = self._clock()
+        self.first_s = self._clock()
         self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status < 400:
@@ -376,48 +366,33 @@ class Relay:
     def _whole_outcome(self, answer: Answer) -> Outcome:
         usage = answer.usage
         if usage is None and self._endpoint.generates:
-            tokens = by_bytes(answer.generated_bytes)
-            usage = Usage(prompt_tokens=0, completion_tokens=tokens, source="counted")
-        completed = answer.finish_reason != "failed"
-        return Outcome(
-            label="ok" if completed else "upstream_error",
-            status=200,
-            usage=usage,
-            finish_reason=answer.finish_reason,
-            completed=completed,
-            ttft_s=self._ttft_s(),
-            response_id=answer.id if self._endpoint is RESPONSES else None,
-        )
-
-    def _overflow(self, status: int, body: bytes, call: UpstreamCall) -> Fault | None:
-        """The fault of a refusal because of the context's length; None of another refusal."""
-        found = overflow_of(status, body, self._facts, call.size, self._window_tokens)
-        if found is None:
-            return None
-        return Fault(
-            kind="overflow",
-            message="context overflow",
-            status=status,
-            body=body,
-            prompt_tokens=found.prompt_tokens,
-            window_tokens=found.window_tokens,
-        )
+            usage = _counted(by_bytes(answer.generated_bytes))
+        if self._endpoint is RESPONSES:
+            self._response_id = answer.id
+        return self._outcome(usage, answer.finish_reason, completed=True)
 
     # -- figures
 
     def _ttft_s(self) -> float | None:
         return None if self.first_s is None else self.first_s - self._started_s
 
-    def _outcome(self, meter: StreamMeter, *, completed: bool) -> Outcome:
-        usage = _metered(meter)
+    def _metered(self, meter: StreamMeter, *, completed: bool) -> Outcome:
+        usage = meter.usage() or _counted(meter.counted_tokens)
+        return self._outcome(usage, meter.finish_reason, completed=completed)
+
+    def _outcome(
+        self, usage: Usage | None, finish_reason: str | None, *, completed: bool
+    ) -> Outcome:
+        completed = completed and finish_reason != "failed"
         tpot_s = None
-        if self.first_s is not None and self._last_s is not None and usage.completion_tokens > 1:
-            tpot_s = (self._last_s - self.first_s) / (usage.completion_tokens - 1)
+        if self.first_s is not None and self._last_s is not None:
+            tokens = 0 if usage is None else usage.completion_tokens
+            tpot_s = (self._last_s - self.first_s) / (tokens - 1) if tokens > 1 else None
         return Outcome(
             label="ok" if completed else "upstream_error",
             status=200,
             usage=usage,
-            finish_reason=meter.finish_reason,
+            finish_reason=finish_reason,
             completed=completed,
             ttft_s=self._ttft_s(),
             tpot_s=tpot_s,
@@ -429,11 +404,9 @@ def _stream_head(kind: bytes, lines: Lines) -> Lines:
     return b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
 
 
-def _metered(meter: StreamMeter) -> Usage:
-    """The engine's usage, or the tokens counted as they went by."""
-    return meter.usage() or Usage(
-        prompt_tokens=0, completion_tokens=meter.counted_tokens, source="counted"
-    )
+def _counted(tokens: int) -> Usage:
+    """Of an engine that reports none: the tokens counted as they went by."""
+    return Usage(prompt_tokens=0, completion_tokens=tokens, source="counted")
 
 
 def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes, other: bytes = b"") -> bytes:

@@ -2,16 +2,6 @@
 
 The relay, settlement and errors read this table; none of them knows an endpoint by name. Shapes
 that it does not know are relayed as they come and counted by their bytes.
-
-Usage is known by its fields' names, not by its endpoint:
-
-| Fields | prompt tokens |
-|---|---|
-| `prompt_tokens` | all of them, cached ones included |
-| `input_tokens`, `input_tokens_details` | the same (responses) |
-| `input_tokens`, `cache_read_input_tokens`, `cache_creation_input_tokens` | the sum (messages) |
-| `total_tokens` alone | all of them (rerank, score) |
-| more cached than prompt tokens, in any | the sum: the engine counts them apart |
 """
 
 import re
@@ -20,9 +10,6 @@ from typing import Any, Final
 
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
-
-BYTES_PER_TOKEN: Final = 4
-"""Of an answer in a shape that is not known, or without usage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +20,10 @@ class StreamShape:
     """What an event that may end a choice contains; JSON strings cannot contain it unescaped."""
     last: frozenset[str] = frozenset()
     """Types of events after which nothing follows."""
-    preamble: tuple[bytes, ...] = ()
+    preamble: re.Pattern[bytes] | None = None
     """What events before the first token contain."""
-    opening: re.Pattern[bytes] | None = None
-    """The same, where it takes a pattern."""
-    done: bool = True
-    """Whether the client waits for [DONE]."""
-    usage_on_request: bool = False
-    """Whether usage comes only if `stream_options` ask for it, in a chunk of its own."""
+    in_chunks: bool = False
+    """Whether clients wait for [DONE], and get usage in a chunk of its own, if they ask for it."""
     must_end: bool = True
     """Whether a stream that was closed without an end of its own is cut."""
     is_data: bool = False
@@ -52,44 +35,36 @@ _ROLE_ONLY: Final = re.compile(
     rb'"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*'
     rb'(?:,\s*"[a-z_]{1,32}"\s*:\s*(?:""|null|\[\s*\])\s*)*\}'
 )
-_CHOICES: Final = StreamShape(ends=_FINISH_REASON, usage_on_request=True)
+_CHOICES: Final = StreamShape(ends=_FINISH_REASON, in_chunks=True)
 _AUDIO: Final = StreamShape(
     ends=re.compile(rb'"finish_reason"\s*:\s*"|"(?:transcript\.text|speech\.audio)\.done"'),
     last=frozenset({"transcript.text.done", "speech.audio.done"}),
-    done=False,
     must_end=False,
 )
-_SPEECH: Final = replace(_AUDIO, is_data=True)
 _SHAPES: Final = {
-    "chat": replace(_CHOICES, opening=_ROLE_ONLY),
+    "chat": replace(_CHOICES, preamble=_ROLE_ONLY),
     "completions": _CHOICES,
     "messages": StreamShape(
         ends=re.compile(rb'"message_(?:delta|stop)"'),
         last=frozenset({"message_stop"}),
-        preamble=(b'"message_start"', b'"ping"'),
-        done=False,
+        preamble=re.compile(rb'"(?:message_start|ping)"'),
     ),
     "responses": StreamShape(
         ends=re.compile(rb'"response\.(?:completed|incomplete|failed)"'),
         last=frozenset({"response.completed", "response.incomplete", "response.failed"}),
-        preamble=(b'"response.created"', b'"response.queued"', b'"response.in_progress"'),
-        done=False,
+        preamble=re.compile(rb'"response\.(?:created|queued|in_progress)"'),
     ),
-    "speech": _SPEECH,
+    "speech": replace(_AUDIO, is_data=True),
     "transcriptions": _AUDIO,
     "translations": _AUDIO,
 }
-_OTHER: Final = StreamShape(ends=_FINISH_REASON, done=False, must_end=False)
+OTHER: Final = StreamShape(ends=_FINISH_REASON, must_end=False)
+"""The row of everything else, which ends with its body."""
 
 
 def stream_shape(endpoint: Endpoint) -> StreamShape:
     """The endpoint's row of the table."""
-    return _SHAPES.get(endpoint.name, _OTHER)
-
-
-def streams_usage_chunk(endpoint: Endpoint) -> bool:
-    """Whether the endpoint sends usage only when stream_options asks for it."""
-    return stream_shape(endpoint).usage_on_request
+    return _SHAPES.get(endpoint.name, OTHER)
 
 
 # -- framing
@@ -122,11 +97,6 @@ def is_json(kind: bytes) -> bool:
     return media == b"application/json" or media.endswith(b"+json")
 
 
-def in_pieces(endpoint: Endpoint, *, asked_stream: bool) -> bool:
-    """Whether clients use an answer that is no event stream in pieces, as it comes."""
-    return asked_stream or stream_shape(endpoint).is_data
-
-
 def begins_whole(endpoint: Endpoint, first: bytes) -> bool:
     """Whether what claims to be JSON is used only when all of it is there: no line is (NDJSON)."""
     if begins_error(first):
@@ -137,37 +107,32 @@ def begins_whole(endpoint: Endpoint, first: bytes) -> bool:
 # -- usage
 
 
-def usage_of(usage: dict[str, Any]) -> Usage | None:
+def usage_of(usage: object) -> Usage | None:
     """What a usage object of any endpoint says; None if it counts no tokens (or zero of all).
 
-    Counts that are not non-negative integers are read as absent.
+    It is known by its fields' names. Only of messages are cached tokens no part of the input, and
+    of any engine that reports more of them than of the prompt. Counts that are not non-negative
+    integers are read as absent.
     """
-    cached = _cached(usage)
+    if not isinstance(usage, dict):
+        return None
     prompt = _count(usage, "prompt_tokens")
     if prompt is None and (prompt := _count(usage, "input_tokens")) is not None:
         read = _count(usage, "cache_read_input_tokens")
-        created = _count(usage, "cache_creation_input_tokens")
-        prompt += (read or 0) + (created or 0)
+        prompt += (read or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
     completion = _count(usage, "completion_tokens", "output_tokens")
-    total = _count(usage, "total_tokens")
-    if total is not None:
-        if prompt is None and completion is None:
+    if completion is None:
+        total = _count(usage, "total_tokens") or 0
+        if prompt is None:
             prompt = total
-        elif completion is None and prompt is not None:
+        else:
             completion = max(0, total - prompt)
     if not prompt and not completion:
         return None
-    return engine_usage(prompt, completion, cached)
-
-
-def engine_usage(prompt: int | None, completion: int | None, cached: int | None) -> Usage:
-    """Usage as an engine reports it; more cached than prompt tokens were counted apart."""
-    if prompt is None:
-        prompt, cached = 0, None
-    elif cached is not None and cached > prompt:
-        prompt += cached
+    cached = None if prompt is None else _cached(usage)
+    prompt = prompt or 0
     return Usage(
-        prompt_tokens=prompt,
+        prompt_tokens=prompt + (cached if cached and cached > prompt else 0),
         completion_tokens=completion or 0,
         cached_tokens=cached or 0,
         cached_reported=cached is not None,
@@ -192,8 +157,8 @@ def later_usage(before: Usage | None, later: Usage | None) -> Usage | None:
 
 
 def by_bytes(size: int) -> int:
-    """Output tokens of an answer that does not report them, by the bytes of what was generated."""
-    return -(-size // BYTES_PER_TOKEN)
+    """Output tokens of an answer that does not report them, by its size at 4 bytes a token."""
+    return -(-size // 4)
 
 
 def _cached(usage: dict[str, Any]) -> int | None:

@@ -10,10 +10,11 @@ numbers must be possible for the request. Busy is a 503 from a live engine with 
 """
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
+from gateway.policy.pools.retry import Fault
 from gateway.records.request import BodyFacts
 
 _CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
@@ -73,22 +74,12 @@ def max_prompt_tokens(facts: BodyFacts, body_bytes: int) -> int:
     return body_bytes * _MAX_TOKENS_A_BYTE + _ROOM_TOKENS
 
 
-class Overflow(NamedTuple):
-    """An engine refused, because prompt + output exceed its window."""
-
-    prompt_tokens: int
-    """As the engine counts it, or more than fits."""
-    window_tokens: int
-
-
-def overflow_of(
-    status: int, body: bytes, facts: BodyFacts, size: int, window: int
-) -> Overflow | None:
-    """The overflow that an engine's refusal says; None if it is about something else.
+def overflow_of(status: int, body: bytes, facts: BodyFacts, size: int, window: int) -> Fault | None:
+    """The fault of prompt + output beyond the engine's window; None if it refuses something else.
 
     `size`: bytes of the request; `window`: of the pool as configured.
     """
-    if status not in (400, 413, 422) or len(body) > _MAX_ERROR_BYTES:
+    if status not in (400, 413, 422):
         return None
     cap, most = facts.cap_tokens or 0, max_prompt_tokens(facts, size)
     message = _QUOTED.sub("", engine_message(body))
@@ -102,7 +93,14 @@ def overflow_of(
     fits = facts.cap_tokens is not None and (most if prompt is None else prompt) + cap < bound
     if fits or (prompt or 0) > most:
         return None
-    return Overflow(max(prompt or 0, bound + 1 - cap), bound)
+    return Fault(
+        kind="overflow",
+        message="context overflow",
+        status=status,
+        body=body,
+        prompt_tokens=max(prompt or 0, bound + 1 - cap),
+        window_tokens=bound,
+    )
 
 
 def _bound(message: str, window: int) -> int:
@@ -146,46 +144,41 @@ def is_busy(status: int, body: bytes, dropped: bytes = b"") -> bool:
 
 def is_not_served(status: int, body: bytes) -> bool:
     """Whether a 404 means that the engine does not serve the model or adapter of the request."""
-    if status != 404 or len(body) > _MAX_ERROR_BYTES:
-        return False
-    return _NO_MODEL.match(engine_message(body)) is not None
+    return status == 404 and _NO_MODEL.match(engine_message(body)) is not None
 
 
 def refuses_priority(status: int, body: bytes) -> bool:
     """Whether an engine refuses a request's priority because it does not schedule by it."""
-    if status not in (400, 503) or len(body) > _MAX_ERROR_BYTES:
-        return False
-    return _NO_PRIORITY.match(engine_message(body)) is not None
+    return status in (400, 503) and _NO_PRIORITY.match(engine_message(body)) is not None
 
 
 def engine_message(body: bytes) -> str:
     """The message in an engine's error body of any shape, cut to a limit; "" if there is none."""
-    if len(body) > _MAX_ERROR_BYTES:
-        return ""
     error = _error(body)
     if error is None:
         return body.strip()[:_MAX_MESSAGE].decode("utf-8", "replace")
     return str(error.get("message") or error.get("detail") or "")[:_MAX_MESSAGE]
 
 
+def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
+    """Whether an engine's error body already has the shape that clients of the dialect expect."""
+    said = _decoded(body)
+    shaped = isinstance(said, dict) and isinstance(said.get("error"), dict)
+    return shaped and (not anthropic or said.get("type") == "error")
+
+
 def _error(body: bytes) -> dict[str, Any] | None:
     """The error in a body of any shape; None if it is no JSON."""
-    try:
-        decoded = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    said = _decoded(body)
+    if said is None:
         return None
-    error = decoded.get("error", decoded) if isinstance(decoded, dict) else {}
+    error = said.get("error", said) if isinstance(said, dict) else {}
     return error if isinstance(error, dict) else {"message": error}
 
 
-def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
-    """Whether an engine's error body already has the shape that clients of the dialect expect."""
-    if len(body) > _MAX_ERROR_BYTES:
-        return False
+def _decoded(body: bytes) -> Any:
+    """What a refusal says; None if it is no JSON, nothing if it is too long for one."""
     try:
-        decoded = orjson.loads(body)
+        return orjson.loads(body) if len(body) <= _MAX_ERROR_BYTES else {}
     except orjson.JSONDecodeError:
-        return False
-    if not isinstance(decoded, dict) or not isinstance(decoded.get("error"), dict):
-        return False
-    return not anthropic or decoded.get("type") == "error"
+        return None

@@ -19,16 +19,17 @@ Rules:
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
-from gateway.policy.response.answers import (
-    DECODED_BYTES,
-    EventData,
-    read_event,
-    search_answer,
-    search_event,
+from gateway.policy.response.answers import DECODED_BYTES, Answer, read_answer, search_answer
+from gateway.policy.response.dialects import (
+    OTHER,
+    begins_error,
+    by_bytes,
+    later_usage,
+    stream_shape,
 )
-from gateway.policy.response.dialects import begins_error, by_bytes, later_usage, stream_shape
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
 
@@ -42,6 +43,8 @@ _TAIL_BYTES: Final = 8192
 """Kept of a body's pieces, so that usage is found where they are cut."""
 _BOM: Final = b"\xef\xbb\xbf"
 _ENDINGS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+_END: Final = re.compile(rb"\n\r?\n")
+_END_WITH_CR: Final = re.compile(rb"\n\r?\n|\r\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _EMPTY_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _NAME: Final = re.compile(rb"(?:(?:id|retry|):[^\r\n]*[\r\n]+)*event: ?([a-zA-Z_.]{1,64})[\r\n]")
@@ -59,6 +62,7 @@ class StreamMeter:
         "_held",
         "_shape",
         "_strip_usage",
+        "_usage",
         "_usage_events",
         "begun",
         "done",
@@ -82,6 +86,8 @@ class StreamMeter:
         """Indices of choices that ended; `choices` of them at most."""
         self._held = bytearray()
         """Bytes of the event whose end has not arrived."""
+        self._usage: Usage | None = None
+        """Found already."""
         self._usage_events: list[bytes] = []
         """The first event with usage, where others count only what it does not, and the last."""
         self.opened = False
@@ -126,15 +132,11 @@ class StreamMeter:
         held = self._held
         edge = bytes(held[-2:])
         seen = edge + data
-        end = 0
-        for ending in _ENDINGS:
-            at = seen.rfind(ending)
-            if at >= 0:
-                end = max(end, at + len(ending))
-        if not end:
+        ends = [at + len(e) for e in _ENDINGS if (at := seen.rfind(e)) >= 0]
+        if not ends:
             held += data
             return b""
-        end -= len(edge)
+        end = max(ends) - len(edge)
         held += data[:end]
         self._held = bytearray(data[end:])
         return bytes(held)
@@ -162,33 +164,27 @@ class StreamMeter:
         named = _NAME.match(event)
         name = "" if named is None else named[1].decode("ascii")
         at = _data_start(event)
-        large = _is_large(event)
+        large = len(event) > DECODED_BYTES or count > _MAX_LINES
         if begins_error(event, at) or name == "error":
             self.failed_in_band = True
         elif not self.begun:
+            preamble = self._shape.preamble
             said = b'"%b"' % name.encode() if large else event
-            opening = self._shape.opening
-            self.begun = not any(mark in said for mark in self._shape.preamble) and (
-                opening is None or large or opening.search(event) is None
-            )
+            self.begun = preamble is None or preamble.search(said) is None
         if _DONE_DATA.match(event, at) is not None:
             self.done = True
         if large or self._ends(event) is not None:
-            self._note_end(_read(event, name))
+            answer = _read(event, name)
+            for index, self.finish_reason in answer.ends:
+                if len(self._finished) < self._choices:
+                    self._finished.add(index)
+            self.done = self.done or answer.type in self._shape.last
         if b'"usage"' in event and (large or _USAGE.search(event) is not None):
             self._usage_events[1:] = [event]
             if self._strip_usage and not large and _EMPTY_CHOICES.search(event) is not None:
                 return False
         self.events += count if self.begun else 0
         return True
-
-    def _note_end(self, said: EventData) -> None:
-        for index, reason in said.ends:
-            self.finish_reason = reason
-            if len(self._finished) < self._choices:
-                self._finished.add(index)
-        if said.type in self._shape.last:
-            self.done = True
 
     @property
     def overlong(self) -> bool:
@@ -219,13 +215,13 @@ class StreamMeter:
 
     def closing(self) -> bytes:
         """The [DONE] that a complete stream still lacks where clients wait for it; else b""."""
-        return DONE if self._shape.done and self.complete and not self.done else b""
+        return DONE if self._shape.in_chunks and self.complete and not self.done else b""
 
     def usage(self) -> Usage | None:
         """The engine's usage, decoded once; None if it sent none or an invalid one."""
-        found: Usage | None = None
+        found = self._usage
         for event in self._usage_events:
-            found = later_usage(found, _read(event, "").usage)
+            found = later_usage(found, _read(event).usage)
         return found
 
 
@@ -235,22 +231,21 @@ class BodyMeter(StreamMeter):
     Lines, where there are several, count as events (NDJSON). Usage is found wherever it stands.
     """
 
-    __slots__ = ("_bytes", "_lines", "_tail", "_usage")
+    __slots__ = ("_bytes", "_lines", "_tail")
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, strip_usage=False)
+        self._shape = OTHER
         self.opened = self.begun = True
-        self._bytes = 0
-        self._lines = 0
+        self._bytes = self._lines = 0
         self._tail = b""
-        self._usage: Usage | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Take the engine's bytes; returns them."""
         self.events += 1
         self._bytes += len(data)
         self._lines += data.count(b"\n")
-        seen = self._tail + data if self._tail else data
+        seen = self._tail + data
         found = search_answer(seen)
         self._usage = found.usage or self._usage
         self.finish_reason = found.finish_reason or self.finish_reason
@@ -258,39 +253,19 @@ class BodyMeter(StreamMeter):
         return data
 
     @property
-    def whole(self) -> bool:
-        """See StreamMeter. Only the body's own end tells."""
-        return True
-
-    @property
     def counted_tokens(self) -> int:
         """See StreamMeter."""
-        if not self._generates:
-            return 0
-        return self._lines if self._lines > 1 else by_bytes(self._bytes)
-
-    def usage(self) -> Usage | None:
-        """See StreamMeter."""
-        return self._usage
+        counted = self._lines if self._lines > 1 else by_bytes(self._bytes)
+        return counted if self._generates else 0
 
 
 def _events(whole: bytes) -> Sequence[bytes]:
     """Split bytes of whole events into events, each with its end."""
-    events: list[bytes] = []
-    start, size = 0, len(whole)
-    ends = [whole.find(ending) for ending in _ENDINGS]
-    while start < size:
-        end = size
-        for i, ending in enumerate(_ENDINGS):
-            if 0 <= ends[i] < start:
-                ends[i] = whole.find(ending, start)
-            if ends[i] >= 0:
-                end = min(end, ends[i] + len(ending))
-        if end - start == size:
-            return (whole,)
-        events.append(whole[start:end])
-        start = end
-    return events
+    pattern = _END_WITH_CR if b"\r\r" in whole else _END
+    ends = [found.end() for found in pattern.finditer(whole)]
+    if ends[0] == len(whole):
+        return (whole,)
+    return [whole[a:b] for a, b in pairwise(dict.fromkeys((0, *ends, len(whole))))]
 
 
 def _data_lines(events: bytes) -> int:
@@ -307,17 +282,12 @@ def _data_start(event: bytes) -> int:
     return min(found) + 1
 
 
-def _is_large(event: bytes) -> bool:
-    """Whether an event takes too long to decode."""
-    return len(event) > DECODED_BYTES or _data_lines(event) > _MAX_LINES
-
-
-def _read(event: bytes, name: str) -> EventData:
-    """What the data of an event says."""
-    if _is_large(event):
-        return search_event(event, name)
+def _read(event: bytes, name: str = "") -> Answer:
+    """What the data of an event says; one that takes too long to decode is searched."""
+    if len(event) > DECODED_BYTES or _data_lines(event) > _MAX_LINES:
+        return search_answer(event, name)
     end = event.find(b"\n")
     if event.startswith(b"data:") and len(event) - end <= 3:  # one line, as nearly always
-        return read_event(event[5:end])
+        return read_answer(event[5:end])
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
-    return read_event(b"\n".join(lines))
+    return read_answer(b"\n".join(lines))

@@ -52,7 +52,7 @@ def test_usage_is_read_of_small_and_of_large_answers(size: int, space: bytes) ->
 )
 def test_of_a_large_answer_no_usage_is_read_that_is_none(usage: bytes) -> None:
     body = b'{"data":"' + b"x" * DECODED_BYTES + b'","usage":' + usage + b"}"
-    assert read(body)[:3] == (None, None, None)
+    assert read(body)[:3] == (None, (), None)
 
 
 def test_usage_is_found_wherever_it_stands_in_a_large_answer() -> None:
@@ -108,7 +108,8 @@ def read(body: bytes) -> Answer:
     meter = BodyMeter(CHAT)
     for at in range(0, len(body), HELD_BYTES):
         meter.feed(body[at : at + HELD_BYTES])
-    return Answer(meter.usage(), meter.finish_reason, response_id(body[:HELD_BYTES]))
+    ends = ((0, meter.finish_reason),) if meter.finish_reason else ()
+    return Answer(meter.usage(), ends, response_id(body[:HELD_BYTES]))
 
 
 def quickest_s(run: Callable[[], object]) -> float:

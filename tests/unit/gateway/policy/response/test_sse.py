@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.response.dialects import streams_usage_chunk
+from gateway.policy.response.dialects import stream_shape
 from gateway.policy.response.sse import DONE, StreamMeter
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
@@ -393,7 +393,7 @@ def test_a_created_response_whose_error_is_null_has_not_failed() -> None:
 
 def test_only_chat_and_completions_send_the_usage_chunk_on_request() -> None:
     asked = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
-    assert [e for e in asked if streams_usage_chunk(e)] == [CHAT, COMPLETIONS]
+    assert [e for e in asked if stream_shape(e).in_chunks] == [CHAT, COMPLETIONS]
 
 
 # -- how long it takes
