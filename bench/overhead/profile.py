@@ -13,6 +13,7 @@ from bench.common.report import Row
 from bench.overhead.scheduling import scheduling_rows
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
+from gateway.pipeline.request_progress import response_lines
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.request.head import read_head
 from gateway.policy.response.sse import StreamMeter
@@ -31,7 +32,6 @@ from gateway.stages import (
     dispatch,
     estimate,
     plan,
-    response_headers,
     settle,
 )
 from gateway.wiring.models import served_model
@@ -155,9 +155,7 @@ def profile_rows(body: bytes) -> list[Row]:
         ),
         (
             "9 headers",
-            lambda: response_headers.response_lines(
-                "r", served, lengths, lease, binding, prompt, 0.0
-            ),
+            lambda: response_lines("r", served, lengths, lease, binding, prompt, 0.0),
         ),
         ("9 one streamed chunk", lambda: meter.feed(_CHUNK)),
         (

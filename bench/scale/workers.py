@@ -25,6 +25,7 @@ from bench.scale.traffic import (
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.metrics import Metrics
 from gateway.pipeline.dispatcher import require
+from gateway.pipeline.request_progress import response_lines
 from gateway.policy.fleet import fleet
 from gateway.policy.request.head import read_head
 from gateway.policy.scheduling.scheduler import Job
@@ -38,7 +39,6 @@ from gateway.stages import (
     dispatch,
     estimate,
     plan,
-    response_headers,
     settle,
 )
 
@@ -195,9 +195,7 @@ class Loaded:
             prompt=request.prompt,
             binding=binding,
         )
-        response_headers.response_lines(
-            "r", served, request.lengths, lease, binding, request.prompt, 0.0
-        )
+        response_lines("r", served, request.lengths, lease, binding, request.prompt, 0.0)
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
         points = request.prefix.points
         if points and job is not None:

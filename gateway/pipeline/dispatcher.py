@@ -17,19 +17,19 @@ import msgspec
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
 from gateway.metrics import Metrics, StageTimer
 from gateway.pipeline.assumed_tokens import AssumedTokens
-from gateway.pipeline.request_progress import Admitted, Attempts
+from gateway.pipeline.request_progress import Admitted, Attempts, answer_lines
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.fleet.progress import Pending, allowed_s
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseLocation
-from gateway.policy.pools.retry import Fault, hurts_health, next_step
+from gateway.policy.pools.retry import Fault, next_step
 from gateway.policy.pools.routing import larger_pools
 from gateway.policy.pools.suspects import Suspects, harm_of
 from gateway.policy.response.engine_refusal import engine_refusal, suspected
 from gateway.policy.response.overflow import engine_message
 from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
-from gateway.ports import ClientReply, LeaseStore, Lines, Upstream, UpstreamCall
+from gateway.ports import ClientReply, LeaseStore, Upstream, UpstreamCall
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Prompt
@@ -38,7 +38,6 @@ from gateway.stages import dispatch as stage_dispatch
 from gateway.stages import forward as stage_forward
 from gateway.stages import plan as stage_plan
 from gateway.stages import queue as stage_queue
-from gateway.stages import response_headers
 
 _T = TypeVar("_T")
 
@@ -124,8 +123,11 @@ class Dispatcher:
 
     def refuse_suspect(self, tenant: str, body: bytes) -> None:
         """Raise the refusal of a body on which two engines failed a moment ago."""
-        if harm := self._suspects.verdict(tenant, body, self._clock()):
-            raise suspected(harm)
+        known = self._suspects
+        if (tenant, len(body)) in known.sizes:
+            harm = known.verdict(tenant, body, self._clock())
+            if harm:
+                raise suspected(harm)
 
     def tick(self, models: Iterable[ModelRuntime]) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
@@ -295,7 +297,7 @@ class Dispatcher:
             lines = answer_lines(incoming, attempts)
             attempts.timer.end("dispatch")
             answer = await relay.run(self._upstream, worker, call, lines)
-            result = answer.label if isinstance(answer, Outcome) else answer.result
+            result = answer.label if isinstance(answer, Outcome) else answer.kind
         except asyncio.CancelledError:
             task, attempts.sender = attempts.sender, None
             if task is None or not pending.moving or task.uncancel():
@@ -409,19 +411,21 @@ class Dispatcher:
     ) -> None:
         """Note what an attempt says of its engine, and of the request."""
         served = attempts.admitted.served
-        pool = served.fleet.pools[binding.pool]
-        tenant = attempts.admitted.principal.tenant
+        pool, worker = served.fleet.pools[binding.pool], binding.worker
+        tenant, body = attempts.admitted.principal.tenant, incoming.body
+        if isinstance(answer, Outcome) and answer.label == "ok":
+            if (tenant, len(body)) in self._suspects.sizes:
+                self._suspects.served(tenant, body)
+            fleet.succeeded(pool, worker)
+            return
+        now_s = self._clock()
         if harm := harm_of(answer):
-            url = served.fleet.workers[binding.pool][binding.worker].url
-            attempts.guilty = self._suspects.note(tenant, incoming.body, url, harm, self._clock())
-        served_it = False
+            url = served.fleet.workers[binding.pool][worker].url
+            attempts.guilty = self._suspects.note(tenant, body, url, harm, now_s)
         if isinstance(answer, Outcome):
-            broke = answer.label == "upstream_error"
-            served_it = answer.label == "ok"
-            if served_it:
-                self._suspects.served(tenant, incoming.body)
+            broke, why = bool(harm), "a stream of it broke"
         elif answer.kind == "connect":
-            fleet.unreachable(pool, binding.worker)
+            fleet.unreachable(pool, worker)
             return
         elif answer.kind in ("local", "frozen"):  # not its fault, or told already
             return
@@ -429,22 +433,25 @@ class Dispatcher:
             self._not_served(served, binding, attempts.admitted.facts)
             return
         else:
-            broke = hurts_health(answer)
+            broke, why = answer.hurts_health, answer.message
             if answer.kind == "busy" and answer.retry_after_s:
-                fleet.rest(pool, binding.worker, self._clock() + answer.retry_after_s)
-        if not broke:
-            # A frozen engine still refuses what is malformed.
-            if served_it or not pool.progress.silent_s(binding.worker):
-                fleet.succeeded(pool, binding.worker)
-            return
+                fleet.rest(pool, worker, now_s + answer.retry_after_s)
+        if broke:
+            self._blame(attempts, pool, worker, why, now_s)
+        elif not pool.progress.silent_s(worker):  # a frozen engine still refuses what is malformed
+            fleet.succeeded(pool, worker)
+
+    def _blame(
+        self, attempts: Attempts, pool: PoolState, worker: int, why: str, now_s: float
+    ) -> None:
+        """Count a failure: in full, unless the request is to blame."""
         guilty = bool(attempts.guilty)
         for earlier in attempts.blamed if guilty else ():
             fleet.acquit(*earlier)
-        attempts.blamed = (*attempts.blamed, (pool, binding.worker))
-        rules, now_s = served.fleet.health, self._clock()
-        why = answer.message if isinstance(answer, Fault) else "a stream of it broke"
-        if fleet.failed(pool, binding.worker, rules, now_s, why, blameless=guilty):
-            self._metrics.ejections.add(pool.name, pool.workers[binding.worker])
+        attempts.blamed = (*attempts.blamed, (pool, worker))
+        rules = attempts.admitted.served.fleet.health
+        if fleet.failed(pool, worker, rules, now_s, why, blameless=guilty):
+            self._metrics.ejections.add(pool.name, pool.workers[worker])
 
     async def _rescue(
         self, incoming: Incoming, attempts: Attempts, larger: tuple[int, ...]
@@ -515,21 +522,6 @@ def _slot_cost_nano(pool: PoolState, worker: int, now_s: float) -> float:
     if clock is None:
         return 0.0
     return clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
-
-
-def answer_lines(incoming: Incoming, attempts: Attempts) -> Lines:
-    """The x-sluice-* headers known so far."""
-    sending = attempts.sending
-    return response_headers.response_lines(
-        incoming.request_id,
-        attempts.admitted.served,
-        sending.estimate,
-        attempts.admitted.lease.current,
-        attempts.binding,
-        sending.prompt,
-        attempts.queue_s,
-        attempts.admitted.facts.model,
-    )
 
 
 def require(value: _T | None) -> _T:

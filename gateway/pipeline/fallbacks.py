@@ -33,18 +33,10 @@ class Instead(NamedTuple):
 
 
 def following(
-    progress: RequestProgress,
-    refusal: Refusal,
-    now: Instead | None,
-    key_principal: Principal | None,
-    now_unix_s: float,
+    progress: RequestProgress, refusal: Refusal, now: Instead | None, now_unix_s: float
 ) -> Instead | None:
-    """What to try after a refusal; None to tell the client.
-
-    `key_principal` is the key's, before an entitlement was chosen; models that it may not use
-    are passed over.
-    """
-    served, facts = progress.served, progress.facts
+    """What to try after a refusal; None to tell the client. Models closed to the key are left."""
+    served, facts, key_principal = progress.served, progress.facts, progress.key
     if served is None or facts is None or key_principal is None:
         return None
     names = served.fallbacks if now is None else now.models[1:]

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.errors import KeysAwaited, RateLimited, Refusal, Told, told
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
-from gateway.pipeline.dispatcher import Dispatcher, answer_lines, require
+from gateway.pipeline.dispatcher import Dispatcher, require
 from gateway.pipeline.fallbacks import Instead, model_of
 from gateway.pipeline.fallbacks import following as following_of
 from gateway.pipeline.request_progress import (
@@ -27,6 +27,7 @@ from gateway.pipeline.request_progress import (
     RequestLease,
     RequestProgress,
     Sending,
+    known_lines,
 )
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ModelRuntime
@@ -41,7 +42,6 @@ from gateway.ports import (
     ClientReply,
     CompressRunner,
     LeaseStore,
-    Lines,
     RecordSink,
     Upstream,
 )
@@ -54,7 +54,6 @@ from gateway.stages import authenticate as stage_authenticate
 from gateway.stages import compress as stage_compress
 from gateway.stages import estimate as stage_estimate
 from gateway.stages import plan as stage_plan
-from gateway.stages import response_headers
 
 
 class Pipeline:
@@ -124,7 +123,8 @@ class Pipeline:
             heard = progress.attempts.told if progress.attempts else None
         except Refusal as refusal:
             heard = told(refusal)
-            following = None if reply.started else self._following(progress, refusal, instead)
+            if not reply.started:
+                following = following_of(progress, refusal, instead, self._wall_clock())
             outcome = _refused(progress, refusal, following)
             if following is None:
                 await self._refuse(incoming, reply, progress, refusal)
@@ -147,12 +147,6 @@ class Pipeline:
             lease_id = f"{incoming.lease_id}.{following.turn}"
             again = msgspec.structs.replace(incoming, lease_id=lease_id)
             await self.serve(again, reply, following)
-
-    def _following(
-        self, progress: RequestProgress, refusal: Refusal, instead: Instead | None
-    ) -> Instead | None:
-        """What other models may answer after a refusal; None for the client to be told."""
-        return following_of(progress, refusal, instead, progress.key, self._wall_clock())
 
     def _timer(self) -> StageTimer:
         self._until_sample -= 1
@@ -416,7 +410,7 @@ class Pipeline:
     async def _refuse(
         self, incoming: Incoming, reply: ClientReply, progress: RequestProgress, refusal: Refusal
     ) -> None:
-        await reply.refuse(refusal, _known_lines(incoming, progress))
+        await reply.refuse(refusal, known_lines(incoming, progress))
 
 
 class _Held:
@@ -429,23 +423,6 @@ class _Held:
         self.task = task
         """The task that serves it."""
         self.evicted = False
-
-
-def _known_lines(incoming: Incoming, progress: RequestProgress) -> Lines:
-    """The x-sluice-* headers known so far."""
-    if progress.attempts is not None:
-        return answer_lines(incoming, progress.attempts)
-    sending, lease = progress.sending, progress.lease
-    return response_headers.response_lines(
-        incoming.request_id,
-        progress.served,
-        progress.estimate if sending is None else sending.estimate,
-        None if lease is None else lease.current,
-        None,
-        None,
-        0.0,
-        None if progress.facts is None else progress.facts.model,
-    )
 
 
 def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | None) -> Outcome:

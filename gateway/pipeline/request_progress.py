@@ -13,17 +13,19 @@ import msgspec
 
 from gateway.errors import Told
 from gateway.metrics import UNTIMED, StageTimer
+from gateway.policy.admission.denials import limit_lines
+from gateway.policy.admission.limit_refusals import title
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
 from gateway.policy.pools.suspects import Harm
 from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.prefix.digests import Points
 from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
-from gateway.ports import LeaseStore
+from gateway.ports import LeaseStore, Lines
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
-from gateway.records.request import BodyFacts, Principal, Prompt
+from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.stages.forward import Relay
 
 
@@ -264,3 +266,80 @@ class RequestEnding(NamedTuple):
     told: Told | None = None
     """By a refusal."""
     evicted: bool = False
+
+
+def known_lines(incoming: Incoming, progress: RequestProgress) -> Lines:
+    """The headers of an answer that tell how far its request got."""
+    if progress.attempts is not None:
+        return answer_lines(incoming, progress.attempts)
+    sending, lease = progress.sending, progress.lease
+    return response_lines(
+        incoming.request_id,
+        progress.served,
+        progress.estimate if sending is None else sending.estimate,
+        None if lease is None else lease.current,
+        asked_model=None if progress.facts is None else progress.facts.model,
+    )
+
+
+def answer_lines(incoming: Incoming, attempts: Attempts) -> Lines:
+    """The same for an admitted request."""
+    sending, admitted = attempts.sending, attempts.admitted
+    return response_lines(
+        incoming.request_id,
+        admitted.served,
+        sending.estimate,
+        admitted.lease.current,
+        attempts.binding,
+        sending.prompt,
+        attempts.queue_s,
+        admitted.facts.model,
+    )
+
+
+def response_lines(
+    request_id: str,
+    served: ModelRuntime | None,
+    estimate: LengthEstimate | None,
+    lease: Lease | None,
+    binding: Binding | None = None,
+    prompt: Prompt | None = None,
+    queue_s: float = 0.0,
+    asked_model: str | None = None,
+) -> Lines:
+    """The x-sluice-* and x-ratelimit-* headers of what is known."""
+    lines = f"x-request-id: {request_id}\r\n"
+    if served is not None and asked_model is not None and served.name != asked_model:
+        lines += f"x-sluice-model: {served.name}\r\n"
+    if estimate is not None:
+        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
+    if served is not None and lease is not None and binding is not None:
+        pool = served.fleet.pools[binding.pool]
+        lines += (
+            f"x-sluice-pool: {pool.name}\r\n"
+            f"x-sluice-worker: {pool.workers[binding.worker]}\r\n"
+            f"x-sluice-spilled: {'true' if lease.spilled else 'false'}\r\n"
+            f"x-sluice-compressed: {'none' if prompt is None else prompt.compressed}\r\n"
+            f"x-sluice-queue-ms: {int(queue_s * 1000)}\r\n"
+        )
+    if lease is not None and lease.uses:
+        lines += _warnings(lease)
+    if lease is not None and lease.limits is not None and _applied(served, lease):
+        lines += limit_lines(lease.limits)
+    return lines.encode()
+
+
+def _warnings(lease: Lease) -> str:
+    """Budgets that reached the level that warns, in one header."""
+    warned = [
+        f"{limit.scope} {limit.name}: {title(limit)} {100 * use.level // max(1, use.amount)}% used"
+        for limit, use in zip(lease.asked, lease.uses, strict=True)
+        if 0 < limit.warn <= use.level
+    ]
+    return f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
+
+
+def _applied(served: ModelRuntime | None, lease: Lease) -> bool:
+    """Whether the limits are in force, not only observed."""
+    observed = served is not None and (served.routing.observe or served.admission.observe)
+    return not (observed or lease.would_deny)

@@ -178,10 +178,8 @@ def count(
     metrics.requests.add(model, pool, record.outcome)
     if served is not None and served.watch is not None:
         served.watch.settled(record, served.routing)
-    if served is not None and served.compression is not None:
-        served.compression.watch.settled(record.compression)
     _count_admission(metrics, record, lease)
-    _count_compression(metrics, record)
+    _count_compression(metrics, record, served)
     _count_times(metrics, record.timing, model, pool)
     if record.stream and record.entitlement is not None and record.timing.ttft_s is not None:
         metrics.tenant_ttft.observe(record.timing.ttft_s, model, record.entitlement)
@@ -251,15 +249,20 @@ def _count_admission(metrics: Metrics, record: DecisionRecord, lease: Lease | No
         metrics.evictions.add(record.model or "", record.pool or "")
 
 
-def _count_compression(metrics: Metrics, record: DecisionRecord) -> None:
+def _count_compression(
+    metrics: Metrics, record: DecisionRecord, served: ModelRuntime | None
+) -> None:
     compression = record.compression
+    result = compression.not_compressed
     if compression.kept_share is not None:
-        metrics.compressions.add(record.model or "", "compressed")
+        result = "compressed"
         metrics.kept_share.observe(compression.kept_share)
-    elif compression.not_compressed is not None:
-        metrics.compressions.add(record.model or "", compression.not_compressed)
-        if compression.not_compressed == "observed":
-            metrics.would.add("compress")
+    elif result == "observed":
+        metrics.would.add("compress")
+    if result is not None:
+        metrics.compressions.add(record.model or "", result)
+        if served is not None and served.compression is not None:
+            served.compression.watch.settled(compression)
 
 
 def _count_misroute(

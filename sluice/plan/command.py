@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from sluice.terminal import JsonOption, PlainConsole, needs_extra
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -198,7 +198,8 @@ def need_libraries() -> None:
     try:
         import scipy.special  # noqa: F401
     except ImportError:
-        needs_extra("planning needs scipy", "plan")
+        typer.echo("planning needs scipy\nfix: pip install 'sluice-gateway[plan]'", err=True)
+        raise typer.Exit(2) from None
 
 
 def _verify(
@@ -246,6 +247,7 @@ def _draw(
     try:
         from sluice.plan.plot import draw
     except ImportError:
-        needs_extra("plots need matplotlib", "bench")
+        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
+        raise typer.Exit(2) from None
     for file in draw(found, folder, checked):
         console.print(f"wrote {file}")

@@ -267,8 +267,7 @@ def audit(
     if as_json:
         echo_json(found)
     else:
-        for line in tables.audit(found):
-            typer.echo(line)
+        console().print(tables.audit(found))
 
 
 def _change(

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ENTITLEMENT_ORDERS: Final = ("load", "refused", "debt", "priority", "name")
-WORKER_ORDERS: Final = ("state", "load", "name")
-"""Those that are out come first."""
+WORKER_ORDERS: Final = ("load", "state", "name")
 _MAX_TEXT: Final = 64
 
 

@@ -18,8 +18,6 @@ from typing import Literal
 
 from gateway.records.record import Record
 
-_SAID_BYTES = 4096
-"""Of an engine's error in which a cause is looked for."""
 FaultKind = Literal[
     "local",
     "connect",
@@ -52,11 +50,9 @@ class Fault(Record, frozen=True, kw_only=True):
     window_tokens: int = 0
 
     @property
-    def result(self) -> str:
-        """Its name in the log; without memory, an engine speaks against its pool's boundary."""
-        if self.kind == "server_error" and b"out of memory" in self.body[:_SAID_BYTES].lower():
-            return "out_of_memory"
-        return self.kind
+    def hurts_health(self) -> bool:
+        """Whether it counts towards the worker's ejection."""
+        return self.kind in ("reset", "timeout", "protocol", "server_error")
 
 
 Step = Literal["retry", "rescue", "give_up"]
@@ -88,8 +84,3 @@ def next_step(
     if not repeatable and fault.kind != "busy":
         return "give_up"
     return "retry" if sent < max_attempts else "give_up"
-
-
-def hurts_health(fault: Fault) -> bool:
-    """Whether the fault counts towards the worker's ejection."""
-    return fault.kind in ("reset", "timeout", "protocol", "server_error")

@@ -12,7 +12,7 @@ memory is one process's own.
 
 from typing import Final, Literal, NamedTuple
 
-from gateway.policy.pools.retry import Fault, hurts_health
+from gateway.policy.pools.retry import Fault
 from gateway.records.attempt import Outcome
 
 MEMORY_S: Final = 60.0
@@ -32,9 +32,8 @@ def harm_of(answer: Outcome | Fault) -> Harm:
         return "ended" if answer.status == 502 else "failed"
     if answer.kind in ("reset", "frozen"):
         return "ended"
-    if answer.kind == "server_error" and answer.status < 500:  # the worker's key was refused
-        return ""
-    return "failed" if hurts_health(answer) else ""
+    refused = answer.kind == "server_error" and answer.status < 500  # the worker's key
+    return "failed" if answer.hurts_health and not refused else ""
 
 
 class _Suspect(NamedTuple):
@@ -46,40 +45,39 @@ class _Suspect(NamedTuple):
 class Suspects:
     """Bodies that engines failed on lately, by tenant. A body is known by its length and hash."""
 
-    __slots__ = ("_known", "_sizes")
+    __slots__ = ("_known", "sizes")
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], _Suspect] = {}
         """In the order of their last failures."""
-        self._sizes: set[tuple[str, int]] = set()
-        """Tenants and lengths: nearly no request needs a hash."""
+        self.sizes: set[tuple[str, int]] = set()
+        """Tenants and lengths. A body of any other is unknown; nearly none needs a hash."""
 
     def verdict(self, tenant: str, body: bytes, now_s: float) -> Harm:
         """What two engines came to on this body; "" if it may be sent."""
-        size = len(body)
-        if not self._sizes or (tenant, size) not in self._sizes:
-            return ""
-        known = self._known.get((tenant, size, hash(body)))
-        if known is None or now_s - known.noted_s > MEMORY_S or len(known.engines) < 2:
-            return ""
-        return known.harm
+        self._forget(now_s)
+        known = self._known.get((tenant, len(body), hash(body)))
+        return "" if known is None or len(known.engines) < 2 else known.harm
 
     def served(self, tenant: str, body: bytes) -> None:
         """Note that an engine served a body: it was not the body's doing."""
-        if self._sizes and (tenant, len(body)) in self._sizes:
-            self._known.pop((tenant, len(body), hash(body)), None)
+        self._known.pop((tenant, len(body), hash(body)), None)
 
     def note(self, tenant: str, body: bytes, engine: str, harm: Harm, now_s: float) -> Harm:
         """Note that an engine (by its URL) failed on a body; the verdict on it."""
+        self._forget(now_s)
         key = (tenant, len(body), hash(body))
-        known = self._known.pop(key, None)
         engines = frozenset((engine,))
-        if known is not None and now_s - known.noted_s <= MEMORY_S:
+        if (known := self._known.pop(key, None)) is not None:
             engines |= known.engines
             harm = "ended" if known.harm == "ended" else harm
         self._known[key] = _Suspect(engines, harm, now_s)
-        old = [each for each, found in self._known.items() if now_s - found.noted_s > MEMORY_S]
-        for each in old or list(self._known)[:-MOST_BODIES]:
-            del self._known[each]
-        self._sizes = {(owner, size) for owner, size, _ in self._known}
+        self.sizes.add(key[:2])
         return harm if len(engines) > 1 else ""
+
+    def _forget(self, now_s: float) -> None:
+        """Forget what is old, and the oldest where the next one would be too many."""
+        old = [key for key, found in self._known.items() if now_s - found.noted_s > MEMORY_S]
+        for key in old or list(self._known)[: 1 - MOST_BODIES]:
+            del self._known[key]
+        self.sizes = {(tenant, size) for tenant, size, _ in self._known}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.policy.pools.retry import Fault, FaultKind, Step, hurts_health, next_step
+from gateway.policy.pools.retry import Fault, FaultKind, Step, next_step
 
 
 def step(
@@ -66,9 +66,9 @@ def test_an_overflow_of_the_largest_window_is_the_answer(kind: FaultKind) -> Non
 
 @pytest.mark.parametrize("kind", ["reset", "timeout", "protocol", "server_error"])
 def test_broken_exchanges_hurt_a_workers_health(kind: FaultKind) -> None:
-    assert hurts_health(Fault(kind=kind, message=""))
+    assert Fault(kind=kind, message="").hurts_health
 
 
 @pytest.mark.parametrize("kind", ["busy", "overflow", "empty", "connect", "local"])
 def test_busy_and_overflow_do_not_hurt_it(kind: FaultKind) -> None:
-    assert not hurts_health(Fault(kind=kind, message=""))
+    assert not Fault(kind=kind, message="").hurts_health
