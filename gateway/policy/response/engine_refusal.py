@@ -1,7 +1,5 @@
 """The error that a client gets after the last attempt at an engine failed."""
 
-from typing import Final
-
 from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
 from gateway.policy.pools.retry import Fault
 from gateway.policy.pools.suspects import MEMORY_S, Harm
@@ -27,49 +25,42 @@ def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
     return told
 
 
-_REFUSALS: Final[dict[str, tuple[type[Refusal], str, str]]] = {
-    "local": (
-        Unavailable,
-        "gateway_exhausted",
-        "The gateway cannot connect to an engine: {message}. Its operator should raise its limits.",
-    ),
-    "not_served": (
-        Unavailable,
-        "no_worker_ready",
-        "No engine serves this model at present.{detail}",
-    ),
-    "connect": (
-        Unavailable,
-        "no_worker_ready",
-        "No engine that could serve this request accepts connections.",
-    ),
-    "timeout": (UpstreamTimeout, "engine_timeout", "The engine did not answer in time."),
-    "server_error": (UpstreamBroken, "engine_error", "The engine failed ({message}).{detail}"),
-}
-_BROKEN: Final = (
-    UpstreamBroken,
-    "engine_connection_broken",
-    "The engine's answer broke off before it began: {message}.",
-)
-
-
 def engine_refusal(fault: Fault) -> Refusal:
     """The refusal to send for the last attempt's fault."""
+    refusal = _refusal(fault)
+    refusal.code = refusal.reason
+    return refusal
+
+
+def _refusal(fault: Fault) -> Refusal:
     said = engine_message(fault.body)
     detail = f" It said: {said}" if said else ""
-    if fault.kind == "busy":
-        why = detail or (f" {fault.message}." if fault.message != "busy" else "")
-        return Unavailable(
-            f"Every engine that could serve this request is busy.{why}",
-            reason="engine_busy",
-            code="engine_busy",
-            retry_after_s=1.0 if fault.retry_after_s is None else fault.retry_after_s,
-            should_retry=True,
-        )
-    refusal, reason, message = _REFUSALS.get(fault.kind, _BROKEN)
-    return refusal(
-        message.format(message=fault.message, detail=detail),
-        reason=reason,
-        code=reason,
-        retry_after_s=2.0 if refusal is Unavailable else None,
-    )
+    match fault.kind:
+        case "busy":
+            why = detail or (f" {fault.message}." if fault.message != "busy" else "")
+            return Unavailable(
+                f"Every engine that could serve this request is busy.{why}",
+                reason="engine_busy",
+                retry_after_s=1.0 if fault.retry_after_s is None else fault.retry_after_s,
+                should_retry=True,
+            )
+        case "local":
+            return Unavailable(
+                f"The gateway could not open a connection to an engine: {fault.message}. "
+                "Its operator should raise its limits.",
+                reason="gateway_exhausted",
+                retry_after_s=2.0,
+            )
+        case "not_served" | "connect":
+            why = "No engine that could serve this request accepts connections."
+            if fault.kind == "not_served":
+                why = f"No engine serves this model at present.{detail}"
+            return Unavailable(why, reason="no_worker_ready", retry_after_s=2.0)
+        case "timeout":
+            return UpstreamTimeout("The engine did not answer in time.", reason="engine_timeout")
+        case "server_error":
+            why = f"The engine failed ({fault.message}).{detail}"
+            return UpstreamBroken(why, reason="engine_error")
+        case _:
+            why = f"The engine's answer broke off before it began: {fault.message}."
+            return UpstreamBroken(why, reason="engine_connection_broken")
