@@ -15,19 +15,22 @@ class SluiceError(Exception):
 class Refusal(SluiceError):
     """A request refused with a status, an OpenAI error type and code, and a reason.
 
-    x-sluice-reason and the metrics carry `reason`. `retry_after_s` becomes Retry-After and
-    retry-after-ms; `should_retry` becomes x-should-retry unless it is None.
+    x-sluice-reason and the metrics carry `reason`, and so does `code` unless it is given (None:
+    null). `retry_after_s` becomes Retry-After and retry-after-ms; `should_retry` becomes
+    x-should-retry unless it is None.
     """
 
     status = 400
     type = "invalid_request_error"
+    coded = True
+    """Whether the reason is the error's code where no other is given."""
 
     def __init__(
         self,
         message: str,
         *,
         reason: str,
-        code: str | None = None,
+        code: str | None = "",
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
@@ -40,7 +43,7 @@ class Refusal(SluiceError):
         """Further response headers (x-ratelimit-*)."""
         self.message = message
         self.reason = reason
-        self.code = code
+        self.code = code if code != "" else reason if self.coded else None
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
@@ -61,6 +64,8 @@ def told(refusal: Refusal) -> Told:
 
 class BadRequest(Refusal):
     """400: the body or the headers are invalid or not supported."""
+
+    coded = False
 
 
 class ContextLengthExceeded(BadRequest):
@@ -125,7 +130,7 @@ class TooLarge(Refusal):
     status = 413
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, reason="request_too_large", code="request_too_large")
+        super().__init__(message, reason="request_too_large")
 
 
 class UnsupportedMedia(Refusal):
@@ -168,7 +173,7 @@ class EngineRefusal(Refusal):
     """4xx: the engine refused; rendered in the endpoint's error shape if it was in another."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message, reason="engine_refused")
+        super().__init__(message, reason="engine_refused", code=None)
         self.status = status
 
 

@@ -29,7 +29,6 @@ class Workers:
             raise NotFound(
                 f"No pool '{asked.pool}' of a model '{asked.model}'. GET /admin/pools lists them.",
                 reason="pool_not_found",
-                code="pool_not_found",
             )
         like = model.pools[asked.pool].workers[0]
         found = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
@@ -48,13 +47,11 @@ class Workers:
                 raise Conflict(
                     f"Worker {name} is in a pool already: its slots would count twice.",
                     reason="worker_exists",
-                    code="worker_exists",
                 )
         if not self._rotation.add(asked.model, names.index(asked.pool), ADMIN, engine):
             raise Conflict(
                 f"Worker {name} is in this pool with another key, model or number of ranks.",
                 reason="worker_exists",
-                code="worker_exists",
             )
         return name
 
@@ -71,7 +68,6 @@ class Workers:
                         f"{others[0]} names worker {worker}, and would bring it back. Remove it "
                         "there, or drain it here.",
                         reason="worker_discovered",
-                        code="worker_discovered",
                     )
                 hits += 1
                 for source in sources:

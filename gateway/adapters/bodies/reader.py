@@ -144,15 +144,9 @@ def _too_many(*, own: bool) -> RateLimited | Unavailable:
     return RateLimited(
         "Too many large requests of this tenant are waiting to be read. Send fewer at once.",
         reason="reader_busy",
-        code="reader_busy",
         retry_after_s=1.0,
     )
 
 
 def _unavailable(message: str) -> Unavailable:
-    return Unavailable(
-        f"{message} Try again shortly.",
-        reason="reader_busy",
-        code="reader_busy",
-        retry_after_s=1.0,
-    )
+    return Unavailable(f"{message} Try again shortly.", reason="reader_busy", retry_after_s=1.0)

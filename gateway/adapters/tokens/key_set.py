@@ -101,7 +101,6 @@ class KeySet:
             raise KeysAwaited(
                 f"The keys of the token issuer '{issuer}' cannot be read at the moment. Try again.",
                 reason="token_keys_unavailable",
-                code="token_keys_unavailable",
                 retry_after_s=2.0,
                 should_retry=True,
             )
@@ -115,7 +114,6 @@ class KeySet:
             raise KeysAwaited(
                 f"The keys of the token issuer '{issuer}' are being read anew. Try again.",
                 reason="token_keys_unavailable",
-                code="token_keys_unavailable",
                 retry_after_s=1.0,
                 should_retry=True,
             )

@@ -41,13 +41,11 @@ def _refusal_of(denial: Denial, entitlement: str, figures: str, jitter: float) -
             return Forbidden(
                 f"The entitlement '{entitlement}' {said}. Ask whoever runs this gateway.",
                 reason=reason,
-                code=reason,
             )
         case "entitlement_pending" | "entitlement_degraded":
             return Unavailable(
                 f"There is no capacity for the entitlement '{entitlement}' at the moment.",
                 reason=reason,
-                code=reason,
                 retry_after_s=float(retry_after_s(denial.wait_s, jitter)),
                 should_retry=True,
             )

@@ -33,7 +33,6 @@ def no_tenant(who: TokenIdentity) -> Forbidden:
         f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names one tenant. "
         "Have the issuer add it, or set auth.jwt.tenant_claim to the claim that does.",
         reason="token_without_tenant",
-        code="token_without_tenant",
     )
 
 
@@ -43,7 +42,6 @@ def unknown_tenant(who: TokenIdentity) -> Forbidden:
         f"The token's claim '{who.tenant_claim}' names the tenant '{(who.tenant or '')[:64]}', "
         "which has no entitlement here. Ask whoever runs this gateway to add one.",
         reason="token_tenant_unknown",
-        code="token_tenant_unknown",
     )
 
 

@@ -72,9 +72,7 @@ def _membership(app: APIRouter, control: Control) -> None:
 
 def _unknown(worker: str) -> NotFound:
     return NotFound(
-        f"No worker '{worker}'. GET /admin/pools lists them.",
-        reason="worker_not_found",
-        code="worker_not_found",
+        f"No worker '{worker}'. GET /admin/pools lists them.", reason="worker_not_found"
     )
 
 

@@ -150,7 +150,6 @@ def _model_routes(app: FastAPI, control: Control) -> None:
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",
-                code="model_not_found",
                 param="model",
             )
         if dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC:
@@ -243,7 +242,6 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
             refusal: Refusal = NotFound(
                 f"Unknown path {request.url.path}. The API is under /v1; GET /docs lists it.",
                 reason="unknown_path",
-                code="unknown_path",
             )
         elif error.status_code == 405:
             allowed = _allowed(request)
@@ -253,7 +251,6 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
             refusal = MethodNotAllowed(
                 f"{request.method} is not allowed on {request.url.path}.",
                 reason="method_not_allowed",
-                code="method_not_allowed",
             )
         else:
             refusal = BadRequest(str(error.detail), reason="bad_request")

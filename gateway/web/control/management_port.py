@@ -26,9 +26,7 @@ class Management:
             await self._app(scope, receive, send)
             return
         refusal = NotFound(
-            "Metrics and admin routes are on this gateway's management port.",
-            reason="unknown_path",
-            code="unknown_path",
+            "Metrics and admin routes are on this gateway's management port.", reason="unknown_path"
         )
         await send(
             {

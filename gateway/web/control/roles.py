@@ -163,9 +163,7 @@ async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
     """(name, role) of whoever asks. Raises Refusal."""
     if keys.closed:
         raise Forbidden(
-            "Admin is closed: set server.admin_key in the configuration.",
-            reason="admin_closed",
-            code="admin_closed",
+            "Admin is closed: set server.admin_key in the configuration.", reason="admin_closed"
         )
     head = read_head([(b"authorization", authorization.encode("latin-1"))])
     found = None if head.key_digest is None else keys.find(head.key_digest)
@@ -191,7 +189,6 @@ async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
             "The token gives no role on the admin routes. Have its issuer put one into the claim "
             "that auth.jwt.role_claim names.",
             reason="token_without_role",
-            code="token_without_role",
         )
     return identity.name, Role(identity.role)
 
@@ -199,8 +196,8 @@ async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
 def _too_low(role: Role, needed: Role) -> Refusal:
     message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
     if role is Role.VIEWER:
-        return Forbidden(message, reason="viewer_cannot_change", code="viewer_cannot_change")
-    return Forbidden(message, reason="operator_cannot_change", code="operator_cannot_change")
+        return Forbidden(message, reason="viewer_cannot_change")
+    return Forbidden(message, reason="operator_cannot_change")
 
 
 def _from_this_host(headers: Mapping[str, str]) -> bool:

@@ -69,5 +69,4 @@ def decision_not_found(request_id: str) -> NotFound:
     return NotFound(
         f"No decision is kept for request id '{request_id[:128]}': it is unknown or too old.",
         reason="decision_not_found",
-        code="decision_not_found",
     )

@@ -83,7 +83,6 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
             raise RateLimited(
                 f"{MAX_VIEWERS} viewers look at this dashboard already; close one.",
                 reason="too_many_viewers",
-                code="too_many_viewers",
                 retry_after_s=10.0,
             )
         return StreamingResponse(frames(view), media_type="text/event-stream", headers=_PRIVATE)

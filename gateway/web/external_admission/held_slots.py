@@ -26,7 +26,6 @@ class HeldSlots:
             raise Unavailable(
                 "This gateway holds as many leases as it can. Report usage when a request ends.",
                 reason="too_many_leases",
-                code="too_many_leases",
                 retry_after_s=5.0,
             )
         if self._each[entitlement] >= MAX_HELD_EACH:

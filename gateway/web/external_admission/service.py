@@ -196,7 +196,6 @@ class AdmissionService:
                 f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
                 "gave it.",
                 reason="lease_not_found",
-                code="lease_not_found",
                 param="lease_id",
             )
         usage = usage_of(report, open_lease)
@@ -245,7 +244,6 @@ class AdmissionService:
             raise Unavailable(
                 "This gateway is shutting down. Try again: another one will answer.",
                 reason="shutting_down",
-                code="shutting_down",
                 retry_after_s=1.0,
                 should_retry=True,
             )

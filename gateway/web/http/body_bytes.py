@@ -76,14 +76,12 @@ class BodyBytes:
                 f"This key's requests hold {_mib(mine)} of bodies in this gateway, as much as it "
                 f"may have now. Send fewer large requests at once, or wait for their answers.",
                 reason="too_many_body_bytes",
-                code="too_many_body_bytes",
                 retry_after_s=_RETRY_AFTER_S,
             )
         return Unavailable(
             f"All requests together hold {_mib(self.total)} of bodies in this gateway, and this "
             "one does not fit. Try again shortly, or send a smaller request.",
             reason="too_many_body_bytes",
-            code="too_many_body_bytes",
             retry_after_s=_RETRY_AFTER_S,
         )
 

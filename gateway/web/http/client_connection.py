@@ -249,5 +249,4 @@ def no_room() -> Unavailable:
     return Unavailable(
         "This gateway has all the connections it may hold. Try again shortly.",
         reason="too_many_connections",
-        code="too_many_connections",
     )

@@ -184,16 +184,11 @@ class DataPlane:
         `length` is the announced body length in bytes, -1 for a body in chunks. Raises Refusal.
         """
         if method != "POST":
-            raise MethodNotAllowed(
-                f"Use POST for {endpoint.path}.",
-                reason="method_not_allowed",
-                code="method_not_allowed",
-            )
+            raise MethodNotAllowed(f"Use POST for {endpoint.path}.", reason="method_not_allowed")
         if self.draining and not self.last_requests:
             raise Unavailable(
                 "This gateway is shutting down. Try again: another one will answer.",
                 reason="shutting_down",
-                code="shutting_down",
                 retry_after_s=1.0,
                 should_retry=True,
             )
@@ -201,14 +196,11 @@ class DataPlane:
             raise UnsupportedMedia(
                 "Send the body without content-encoding; the gateway reads plain JSON.",
                 reason="unsupported_content_encoding",
-                code="unsupported_content_encoding",
             )
         if not (head.form_body if endpoint.multipart else head.json_body):
             kind = "multipart/form-data" if endpoint.multipart else "application/json"
             raise UnsupportedMedia(
-                f"Send the body as content-type: {kind}.",
-                reason="unsupported_content_type",
-                code="unsupported_content_type",
+                f"Send the body as content-type: {kind}.", reason="unsupported_content_type"
             )
         if length > self.max_body_bytes:
             raise too_large(self.max_body_bytes)
@@ -288,7 +280,6 @@ def _broken() -> InternalError:
     return InternalError(
         "The gateway failed on this request; its log has the request id and the cause.",
         reason="internal_error",
-        code="internal_error",
     )
 
 

@@ -183,7 +183,6 @@ class GatewayProtocol(ClientConnection):
             Unavailable(
                 "Unfinished requests hold too many bytes in this gateway. Try again.",
                 reason="too_much_unsent",
-                code="too_much_unsent",
             )
         )
 
@@ -210,7 +209,6 @@ class GatewayProtocol(ClientConnection):
                 f"The request did not arrive within {INBOUND_TIMEOUT_S:g} seconds. "
                 "Send it faster, or make it smaller.",
                 reason="request_timeout",
-                code="request_timeout",
             )
         )
 
@@ -362,7 +360,6 @@ class GatewayProtocol(ClientConnection):
                 f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
                 f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
                 reason="headers_too_large",
-                code="headers_too_large",
             )
         )
 

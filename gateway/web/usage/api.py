@@ -44,7 +44,6 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
             raise NotFound(
                 "This gateway keeps no ledger: its operator can set `ledger.path`.",
                 reason="no_ledger",
-                code="no_ledger",
             )
         async with turns.of(query.tenant):  # a report may read much
             try:
@@ -95,7 +94,6 @@ class _Turns:
             raise RateLimited(
                 "Too many usage reports are waiting. Ask for one at a time.",
                 reason="too_many_reports",
-                code="too_many_reports",
                 retry_after_s=1.0,
             )
         self._asked[tenant] = asked + 1

@@ -279,7 +279,6 @@ def _unavailable() -> Unavailable:
     return Unavailable(
         "The gateway cannot admit requests at the moment: its shared state does not answer.",
         reason="state_unavailable",
-        code="state_unavailable",
         retry_after_s=1.0,
         should_retry=True,
     )
