@@ -17,7 +17,6 @@ from gateway.records.endpoint import MESSAGES, ROUTES, Dialect
 JSON = (b"content-type", b"application/json")
 
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",

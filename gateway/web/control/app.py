@@ -5,7 +5,7 @@ format, so clients parse only one.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from starlette.routing import Match
 
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.policy.fleet import fleet, members
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.head import read_head
 from gateway.records.endpoint import Dialect
@@ -92,9 +93,9 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         body: dict[str, Any] = {"status": problem or "ready"}
         if missing:
             body["models_not_ready"] = missing
-        if out := _not_ready(control.models):
+        if out := _by_worker(control.models, _why_out):
             body["workers"] = out
-        if remarks := _remarks(control.models):
+        if remarks := _by_worker(control.models, lambda pool: pool.remarks.items()):
             body["remarks"] = remarks
         body |= adapters_ready(control.models, now_s)
         return json_response(body, 503 if problem else 200)
@@ -180,25 +181,19 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
         return Response(found, media_type="application/octet-stream")
 
 
-def _not_ready(models: Iterable[ModelRuntime]) -> dict[str, str]:
-    """model/pool/worker -> why it is outside the rotation; at most SHOWN."""
-    found = (
-        (f"{served.name}/{pool.name}/{worker}", pool.why_down[i])
-        for served in models
-        for pool in served.fleet.pools
-        for i, worker in members.present(pool)
-        if not pool.up[i]
-    )
-    return dict(islice(found, SHOWN))
+def _why_out(pool: PoolState) -> Iterable[tuple[int, str]]:
+    return ((i, pool.why_down[i]) for i, _ in members.present(pool) if not pool.up[i])
 
 
-def _remarks(models: Iterable[ModelRuntime]) -> dict[str, str]:
-    """model/pool/worker -> what is odd about it; at most SHOWN."""
+def _by_worker(
+    models: Iterable[ModelRuntime], notes: Callable[[PoolState], Iterable[tuple[int, str]]]
+) -> dict[str, str]:
+    """model/pool/worker -> what `notes` has of it; at most SHOWN."""
     found = (
-        (f"{served.name}/{pool.name}/{pool.workers[i]}", remark)
+        (f"{served.name}/{pool.name}/{pool.workers[i]}", note)
         for served in models
         for pool in served.fleet.pools
-        for i, remark in pool.remarks.items()
+        for i, note in notes(pool)
     )
     return dict(islice(found, SHOWN))
 

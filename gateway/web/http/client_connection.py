@@ -15,20 +15,22 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import nlargest
 from math import inf
-from typing import Any, Final, cast
+from operator import itemgetter
+from typing import Any, Final, TypeVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal, Unavailable
 from gateway.ports import Lines
-from gateway.web.http.direct_reply import DirectReply, status_line
-from gateway.web.http.giving_way import giving_way
+from gateway.web.http.direct_reply import DirectReply, closing
 from gateway.web.http.wrong_keys import network
-from gateway.web.problems import error_body
 
 EVERY_S: Final = 60.0
+T = TypeVar("T")
 
 
 class RareLog:
@@ -217,17 +219,7 @@ class ClientConnection(HttpToolsProtocol):
             cycle.waiting_for_100_continue = False  # the body is no longer wanted
             cycle.disconnected = True  # ASGI learns that the client is gone
             cycle.message_event.set()
-        body = error_body(refusal)
-        retry = b"retry-after: 1\r\n" if refusal.status == 503 else b""
-        self.transport.write(
-            b"%bcontent-type: application/json\r\nx-sluice-reason: %b\r\n"
-            b"content-length: %d\r\n%b%bconnection: close\r\n\r\n%b"
-            % (
-                status_line(refusal.status),
-                refusal.reason.encode(),
-                *(len(body), retry, self._extra, body),
-            )
-        )
+        self.transport.write(closing(refusal, self._extra))
         self._close_answered(unread=unread)
 
     def _close_answered(self, *, unread: bool) -> None:
@@ -249,4 +241,17 @@ def no_room() -> Unavailable:
     return Unavailable(
         "This gateway has all the connections it may hold. Try again shortly.",
         reason="too_many_connections",
+        retry_after_s=1.0,
     )
+
+
+def giving_way(waiting: Iterable[tuple[str, float, T]], count: int) -> list[T]:
+    """At most `count` of `waiting`: (address, waiting since, which).
+
+    Each is the oldest one of the address that holds most of what is left.
+    """
+    held, ranked = Counter[str](), list[tuple[int, T]]()
+    for address, _, which in sorted(waiting, key=itemgetter(1), reverse=True):
+        held[address] += 1  # how many that address has when this one is its oldest
+        ranked.append((held[address], which))
+    return [which for _, which in nlargest(count, reversed(ranked), key=itemgetter(0))]

@@ -23,13 +23,14 @@ from gateway.errors import (
     UnsupportedMedia,
 )
 from gateway.policy.request.head import announced_bytes, read_head
+from gateway.policy.request.header_lines import lines_of, pairs_of
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.request import OPEN, Incoming, Principal, RequestHead
 from gateway.records.trace import NO_TRACE, Trace
-from gateway.web.http.asgi_reply import AsgiReply
 from gateway.web.http.body_bytes import BodyBytes, Share
 from gateway.web.http.wrong_keys import WrongKeys
+from gateway.web.problems import error_body, error_event, error_headers
 
 _log = logging.getLogger("sluice.data_plane")
 
@@ -71,6 +72,75 @@ class ClientGone(Exception):
     """The client left before its body was read."""
 
 
+class AsgiReply:
+    """The data plane's answer over plain ASGI, for servers other than the gateway's own."""
+
+    __slots__ = ("_endpoint", "_events", "_held", "_send", "close_connection", "started")
+
+    def __init__(self, endpoint: Endpoint, send: Send) -> None:
+        self._endpoint = endpoint
+        self._send = send
+        self._events = True
+        self._held: list[bytes] = []
+        self.started = False
+        self.close_connection = False
+
+    def ended(self) -> None:
+        """See Reply. The ASGI server notices by itself."""
+
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
+        """See ClientReply."""
+        self.started = True
+        self._events = events
+        headers = pairs_of(lines)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """See ClientReply."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write_now(self, data: bytes) -> bool:
+        """See ClientReply. ASGI must await; `drain`, `write` or `finish` sends the data later."""
+        self._held.append(data)
+        return False
+
+    async def drain(self) -> None:
+        """See ClientReply."""
+        if self._held:
+            held, self._held = self._held, []
+            await self.write(b"".join(held))
+
+    async def finish(self) -> None:
+        """See ClientReply."""
+        await self.drain()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
+        """See ClientReply."""
+        self.started = True
+        all_headers = [*pairs_of(lines), (b"content-length", b"%d" % len(body))]
+        if self.close_connection:
+            all_headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
+        """See ClientReply."""
+        if self.started:
+            await self.break_off(refusal)
+            return
+        body = error_body(refusal, self._endpoint.dialect)
+        await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """See ClientReply. A server closes the connection of an answer without an end."""
+        await self.drain()
+        if not self._events:
+            return
+        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+        await self.finish()
+
+
 class DataPlane:
     """ASGI application: endpoints of `gateway.records.endpoint.ROUTES`, all else to `control`."""
 
@@ -102,9 +172,16 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request over ASGI, or pass it to the control plane."""
-        endpoint = _endpoint_at(scope["path"]) if scope["type"] == "http" else None
+        path, endpoint = str(scope.get("path", "")), None
+        if scope["type"] == "http":  # clients add a slash, or double one, where their base URL ends
+            parts = filter(None, path[:256].split("/"))
+            endpoint = ROUTES.get(path) or ROUTES.get("/" + "/".join(parts))
         if endpoint is None:
-            await self._control(_plain(scope), receive, send)
+            if scope.get("method") == "HEAD":  # to which uvicorn sends no body
+                scope = scope | {"method": "GET"}
+            if path.rstrip("/") in _SLASHED:
+                scope = scope | {"path": path.rstrip("/")}
+            await self._control(scope, receive, send)
             return
         if scope["method"] == "OPTIONS":
             await AsgiReply(endpoint, send).send(204, b"allow: POST, OPTIONS\r\n", b"")
@@ -121,8 +198,7 @@ class DataPlane:
             await self.turn_away(refusal, head, reply)
             return
         share = self.share(head)
-        watch = _Watch()
-        watch.begin(scope)
+        watch = _Watch(scope)
         try:
             try:
                 body = await self._read_body(receive, share)
@@ -134,9 +210,9 @@ class DataPlane:
             watch.body_read(receive)
             await self.answer(endpoint, head, body, reply)
         except asyncio.CancelledError:
-            if not watch.fired:
+            if not watch.fired or watch.task is None:
                 raise
-            watch.absorb()
+            watch.task.uncancel()
         finally:
             share.give_back()
             watch.end()
@@ -165,7 +241,11 @@ class DataPlane:
             await self._pipeline.serve(incoming, reply)
         except Exception:  # noqa: BLE001 - last resort: a bug must not leave a bare 500
             _log.exception("request %s failed inside the gateway", incoming.request_id)
-            await reply.refuse(_broken(), _id_header(head, lease_id))
+            broken = InternalError(
+                "The gateway failed on this request; its log has the request id and the cause.",
+                reason="internal_error",
+            )
+            await reply.refuse(broken, _id_header(head, lease_id))
         finally:
             self.running -= 1
             reply.ended()
@@ -246,19 +326,6 @@ class DataPlane:
                 return bytes(body)
 
 
-def _endpoint_at(path: str) -> Endpoint | None:
-    """The endpoint at a path. Clients add a slash, or double one, where their base URL has one."""
-    return ROUTES.get(path) or ROUTES.get("/" + "/".join(filter(None, path[:256].split("/"))))
-
-
-def _plain(scope: Scope) -> Scope:
-    """What the control plane reads: GET for HEAD, to which uvicorn sends no body."""
-    if scope.get("method") == "HEAD":
-        scope = scope | {"method": "GET"}
-    path = str(scope.get("path", "")).rstrip("/")
-    return scope | {"path": path} if path in _SLASHED else scope
-
-
 def request_ids() -> Callable[[], str]:
     """A source of unique request ids: a random prefix per process, then a count."""
     prefix = "req-" + secrets.token_hex(6)
@@ -276,13 +343,6 @@ def _id_header(head: RequestHead, made_id: str) -> Lines:
     return b"x-request-id: %b\r\n" % (head.request_id or made_id).encode()
 
 
-def _broken() -> InternalError:
-    return InternalError(
-        "The gateway failed on this request; its log has the request id and the cause.",
-        reason="internal_error",
-    )
-
-
 def too_large(limit: int) -> TooLarge:
     """The refusal of a body over the limit."""
     return TooLarge(f"The request body is larger than {limit} bytes, this gateway's limit.")
@@ -291,16 +351,13 @@ def too_large(limit: int) -> TooLarge:
 class _Watch:
     """Cancels the request's own task, and no other, when its client leaves."""
 
-    __slots__ = ("_hooks", "_task", "_watcher", "fired")
+    __slots__ = ("_hooks", "_watcher", "fired", "task")
 
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self._hooks: list[Callable[[], None]] | None = None
+    def __init__(self, scope: Scope) -> None:
+        self.task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self.fired = False
-
-    def begin(self, scope: Scope) -> None:
-        self._hooks = scope.get(DISCONNECT_HOOK)
+        self._hooks: list[Callable[[], None]] | None = scope.get(DISCONNECT_HOOK)
         if self._hooks is not None:
             self._hooks.append(self.fire)
 
@@ -314,17 +371,12 @@ class _Watch:
         self.fire()
 
     def fire(self) -> None:
-        if self._task is not None and not self.fired:
+        if self.task is not None and not self.fired:
             self.fired = True
-            self._task.cancel()
-
-    def absorb(self) -> None:
-        """Count our own cancellation as handled."""
-        if self._task is not None:
-            self._task.uncancel()
+            self.task.cancel()
 
     def end(self) -> None:
-        self._task = None
+        self.task = None
         if self._hooks is not None:
             self._hooks.clear()
         if self._watcher is not None:

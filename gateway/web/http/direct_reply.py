@@ -12,6 +12,8 @@ import asyncio
 import http
 from typing import Final, Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
 from gateway.errors import Refusal
 from gateway.policy.request.header_lines import lines_of
 from gateway.ports import Lines
@@ -29,14 +31,12 @@ def status_line(status: int) -> bytes:
     return _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-class Flow(Protocol):
-    """A client connection's write side."""
-
-    write_paused: bool
-    """Whether its buffer is full."""
-
-    async def drain(self) -> None:
-        """Wait until the buffer has room."""
+def closing(refusal: Refusal, extra: Lines = b"") -> bytes:
+    """A whole answer that refuses and announces the connection's end."""
+    body = error_body(refusal)
+    end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    lines = lines_of(error_headers(refusal))
+    return b"".join((status_line(refusal.status), lines, extra, end, body))
 
 
 class ReplyConnection(Protocol):
@@ -48,7 +48,7 @@ class ReplyConnection(Protocol):
         ...
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> FlowControl:
         """Flow control of the write side."""
         ...
 

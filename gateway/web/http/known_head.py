@@ -56,9 +56,8 @@ def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | No
     head = data[:end]
     lengths = list(_LENGTH.finditer(head))
     lines = len(headers) + 3  # plus the request line, content-length and the empty line
-    if len(lengths) != 1 or not head.count(b"\n") == head.count(b"\r") == lines:
-        return None
-    if head.count(b"\r\n") != lines:
+    ends = (head.count(b"\n"), head.count(b"\r"), head.count(b"\r\n"))
+    if len(lengths) != 1 or ends != (lines, lines, lines):
         return None
     begin, end = lengths[0].span(1)
     return KnownHead(head[:begin], head[end:])

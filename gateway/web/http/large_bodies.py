@@ -8,7 +8,7 @@ Rules:
 
 import asyncio
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 LARGE_BYTES: Final = 1024 * 1024
 """The answer to a larger body waits for a turn of its own."""
@@ -17,32 +17,22 @@ _READ_BYTES: Final = 256 * 1024
 """Size of one uvloop read; a resumed connection reads at least once."""
 
 
-class BodyConnection(Protocol):
-    """A connection that receives a large body."""
-
-    def pause_body(self) -> None:
-        """Pause reading."""
-
-    def resume_body(self) -> None:
-        """Resume reading. May be called after the connection was lost."""
-
-
 class LargeBodies:
     """Turns for all connections of a process."""
 
     def __init__(self, turn_bytes: int = TURN_BYTES) -> None:
         self._turn_bytes = self._left = turn_bytes
-        self._paused: deque[BodyConnection] = deque()
+        self._paused: deque[asyncio.Transport] = deque()
         self._beginning: deque[asyncio.Future[None]] = deque()
         self._waits = False
         """Whether a callback for the next turn is scheduled."""
 
-    def took(self, reader: BodyConnection, size: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Count `size` bytes read for an unfinished body; pauses the reader if over the limit."""
+    def took(self, body: asyncio.Transport, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Count `size` bytes read for an unfinished body; pauses reading if over the limit."""
         self._left -= size
         if self._left < 0:
-            reader.pause_body()
-            self._paused.append(reader)
+            body.pause_reading()
+            self._paused.append(body)
         self._wait(loop)
 
     async def alone(self) -> None:
@@ -69,6 +59,7 @@ class LargeBodies:
                 break
         else:
             for _ in range(min(len(self._paused), max(1, self._turn_bytes // _READ_BYTES))):
-                self._paused.popleft().resume_body()
+                if not (body := self._paused.popleft()).is_closing():
+                    body.resume_reading()
         if self._paused or self._beginning:
             self._wait(loop)

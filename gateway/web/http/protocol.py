@@ -183,6 +183,7 @@ class GatewayProtocol(ClientConnection):
             Unavailable(
                 "Unfinished requests hold too many bytes in this gateway. Try again.",
                 reason="too_much_unsent",
+                retry_after_s=1.0,
             )
         )
 
@@ -226,7 +227,15 @@ class GatewayProtocol(ClientConnection):
             elif len(self.headers or ()) > MAX_HEADERS:
                 self._refuse_head()
             elif self._chunks > FREE_CHUNKS + self._size // MIN_CHUNK_BYTES:
-                self._refuse_chunks()
+                self._reject(
+                    BadRequest(
+                        f"The request's body comes in {self._chunks} chunks of {self._size} bytes "
+                        f"in all. Send chunks of {MIN_CHUNK_BYTES} bytes or more, or send "
+                        "content-length instead.",
+                        reason="chunks_too_small",
+                        code="chunks_too_small",
+                    )
+                )
             else:
                 self._refuse_malformed()
 
@@ -275,8 +284,11 @@ class GatewayProtocol(ClientConnection):
             return  # _parse_without_upgrade parses it again
         self._head_bytes = -1
         self._head_end = b""
-        endpoint = self._direct_endpoint()
-        if endpoint is not None and self.data_plane is not None:
+        endpoint = _PATHS.get(self.url.partition(b"?")[0])
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        asgi_busy = cycle is not None and not cycle.response_complete
+        via_asgi = self.parser.get_method() in _VIA_ASGI or self.parser.get_http_version() != "1.1"
+        if endpoint and self.data_plane is not None and not asgi_busy and not via_asgi:
             self._endpoint = endpoint
             self._body = b""
             self._open(endpoint, self.data_plane)
@@ -363,16 +375,6 @@ class GatewayProtocol(ClientConnection):
             )
         )
 
-    def _refuse_chunks(self) -> None:
-        self._reject(
-            BadRequest(
-                f"The request's body comes in {self._chunks} chunks of {self._size} bytes in all. "
-                f"Send chunks of {MIN_CHUNK_BYTES} bytes or more, or send content-length instead.",
-                reason="chunks_too_small",
-                code="chunks_too_small",
-            )
-        )
-
     def _reject(self, refusal: Refusal) -> None:
         self._refuse(refusal, unread=True)
         self._let_go()
@@ -400,7 +402,7 @@ class GatewayProtocol(ClientConnection):
                 self._turn_away(refusal, plane)
                 return
             if self._size + cost_bytes > COUNTED_FROM_BYTES:
-                self.large_bodies.took(self, cost_bytes, self.loop)
+                self.large_bodies.took(self.transport, cost_bytes, self.loop)
             if self._proven:
                 self._hold(self._framing_bytes)
                 return
@@ -425,7 +427,7 @@ class GatewayProtocol(ClientConnection):
         """
         if not self._surplus_bytes and not data.strip(b"\r\n"):
             return  # some clients end a body with a line break
-        self.large_bodies.took(self, len(data), self.loop)
+        self.large_bodies.took(self.transport, len(data), self.loop)
         if self._lingers_since_s is not None:
             return
         self._surplus_bytes += len(data)
@@ -437,14 +439,6 @@ class GatewayProtocol(ClientConnection):
             self._close_answered(unread=True)
 
     # The data plane without ASGI
-
-    def _direct_endpoint(self) -> Endpoint | None:
-        endpoint = _PATHS.get(self.url.partition(b"?")[0])
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        asgi_busy = cycle is not None and not cycle.response_complete
-        if endpoint is None or asgi_busy or self.parser.get_http_version() != "1.1":
-            return None
-        return None if self.parser.get_method() in _VIA_ASGI else endpoint
 
     def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
         # Names and values contain no line break, so joining is unambiguous. They contain a key,
@@ -533,15 +527,6 @@ class GatewayProtocol(ClientConnection):
             if reply.share is None:
                 reply.share = plane.share(self._head)
             reply.share.cover(held_bytes)
-
-    def pause_body(self) -> None:
-        """See large_bodies.Reader."""
-        self.transport.pause_reading()
-
-    def resume_body(self) -> None:
-        """See large_bodies.Reader."""
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
         self._let_go()

@@ -19,11 +19,9 @@ from typing import Final
 from gateway.errors import BadRequest
 from gateway.metrics import Counter
 from gateway.web.http.certificates import Certificates
-from gateway.web.http.client_connection import RareLog
-from gateway.web.http.direct_reply import status_line
-from gateway.web.http.giving_way import giving_way
+from gateway.web.http.client_connection import RareLog, giving_way
+from gateway.web.http.direct_reply import closing
 from gateway.web.http.wrong_keys import network
-from gateway.web.problems import error_body
 
 HANDSHAKE_S: Final = 10.0
 """From a connection's start to the end of its handshake."""
@@ -39,6 +37,11 @@ PAUSE_S: Final = 0.5
 """Between two tries to accept while open files are short."""
 _HANDSHAKE: Final = 0x16
 """First byte of a TLS connection."""
+_HTTPS_REQUIRED: Final = BadRequest(
+    "This port speaks HTTPS. Begin the URL with https://.",
+    reason="https_required",
+    code="https_required",
+)
 _failed = RareLog(logging.getLogger("sluice.tls"), "failed TLS handshake")
 
 
@@ -100,15 +103,13 @@ class TlsListener:
                 return
             sock.setblocking(False)  # noqa: FBT003
             if len(self._pending) >= MAX_HANDSHAKES:
-                self._make_room()
+                oldest_last = reversed(self._pending.items())
+                waiting = ((address, 0.0, sock) for sock, (address, _) in oldest_last)
+                for crowded in giving_way(waiting, MAX_HANDSHAKES // 64):
+                    self._failures.add("crowded")
+                    self._pending.pop(crowded)[1].cancel()
             address = network(peer[0]) if isinstance(peer, tuple) else ""
             self._pending[sock] = address, self._loop.create_task(self._begin(sock, address))
-
-    def _make_room(self) -> None:
-        waiting = ((address, 0.0, sock) for sock, (address, _) in reversed(self._pending.items()))
-        for sock in giving_way(waiting, MAX_HANDSHAKES // 64):
-            self._failures.add("crowded")
-            self._pending.pop(sock)[1].cancel()
 
     async def _turn(self, address: str) -> None:
         """Wait until a handshake with this address may begin."""
@@ -150,7 +151,8 @@ class TlsListener:
                     return
                 why = "left" if first is None else "plain_http"
                 if first is not None:
-                    await self._say_https(sock)
+                    await self._loop.sock_recv(sock, 65_536)  # unread, it would reset the answer
+                    await self._loop.sock_sendall(sock, closing(_HTTPS_REQUIRED))
         except TimeoutError:
             why = "timeout"
         except OSError:  # also of TLS
@@ -160,9 +162,6 @@ class TlsListener:
             raise
         finally:
             self._pending.pop(sock, None)
-        self._fail(sock, why)
-
-    def _fail(self, sock: socket.socket, why: str) -> None:
         with suppress(OSError):
             if why not in {"left", "plain_http"}:
                 _failed.note(str(sock.getpeername()[0]))
@@ -172,33 +171,11 @@ class TlsListener:
 
     async def _first_byte(self, sock: socket.socket) -> int | None:
         """The first byte that a client sends, without taking it; None if it left."""
-        arrived = self._loop.create_future()
-        self._loop.add_reader(sock, _arrived, arrived)
+        arrived = asyncio.Event()
+        self._loop.add_reader(sock, arrived.set)
         try:
-            await arrived
+            await arrived.wait()
         finally:
             self._loop.remove_reader(sock)
         seen = sock.recv(1, socket.MSG_PEEK)
         return seen[0] if seen else None
-
-    async def _say_https(self, sock: socket.socket) -> None:
-        """Answer a request in plain HTTP."""
-        body = error_body(
-            BadRequest(
-                "This port speaks HTTPS. Begin the URL with https://.",
-                reason="https_required",
-                code="https_required",
-            )
-        )
-        await self._loop.sock_recv(sock, 65_536)  # unread data would reset the answer
-        await self._loop.sock_sendall(
-            sock,
-            b"%bcontent-type: application/json\r\nx-sluice-reason: https_required\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(400), len(body), body),
-        )
-
-
-def _arrived(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)

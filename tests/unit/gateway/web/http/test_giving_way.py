@@ -1,6 +1,6 @@
 """Who gives way: the address that holds most, its oldest connections first."""
 
-from gateway.web.http.giving_way import giving_way
+from gateway.web.http.client_connection import giving_way
 
 
 def test_the_oldest_of_whoever_holds_most_give_way_until_others_hold_as_much() -> None:

@@ -5,10 +5,11 @@ import asyncio
 from gateway.web.http.large_bodies import LargeBodies
 
 
-class Sender:
+class Sender(asyncio.Transport):
     """A connection that always has more to be read, in pieces of 100 bytes."""
 
     def __init__(self, large: LargeBodies) -> None:
+        super().__init__()
         self.large = large
         self.read = 0
         self.paused = False
@@ -21,13 +22,14 @@ class Sender:
             self.large.took(self, 100, asyncio.get_running_loop())
         return self.read - before
 
-    def pause_body(self) -> None:
-        """See Reader."""
+    def pause_reading(self) -> None:
         self.paused = True
 
-    def resume_body(self) -> None:
-        """See Reader."""
+    def resume_reading(self) -> None:
         self.paused = False
+
+    def is_closing(self) -> bool:
+        return False
 
 
 async def test_a_turn_reads_a_bounded_part_and_everybody_goes_on() -> None:
