@@ -5,8 +5,6 @@ bodies.
 """
 
 import gc
-import logging
-import os
 import resource
 import signal
 import socket
@@ -15,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapters.compress.child import NICENESS, framed, received
+from gateway.adapters.compress.child import framed, received, serve
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
 from gateway.policy.request.cost import of_any_us
@@ -71,32 +69,21 @@ def read(
     return ReadResult(facts=msgspec.structs.replace(facts, members={}, places=places))
 
 
-def main() -> None:
-    """Serve the socket that is standard input."""
-    os.nice(NICENESS)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # A core dump would hold a tenant's prompt.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def _read_bodies(pipe: socket.socket) -> None:
     # Decoded bodies have no reference cycles, and the collector would scan millions of lists.
     gc.disable()
-    with socket.socket(fileno=0) as pipe:
-        try:
-            received(pipe)
-            pipe.sendall(framed(msgspec.msgpack.encode("")))
-            while True:
-                task = msgspec.msgpack.decode(received(pipe), type=BodyTask)
-                resource.setrlimit(resource.RLIMIT_AS, (task.memory_bytes, task.memory_bytes))
-                body = received(pipe)
-                # Its signal ends the process, in the midst of C code, too.
-                signal.setitimer(signal.ITIMER_PROF, task.limit_s)
-                result = read(ENDPOINTS[task.path], body, task.most_us, task.content_types)
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                pipe.sendall(framed(msgspec.msgpack.encode(result)))
-        except (EOFError, ConnectionError):
-            return
+    received(pipe)
+    pipe.sendall(framed(b""))
+    while True:
+        task = msgspec.msgpack.decode(received(pipe), type=BodyTask)
+        resource.setrlimit(resource.RLIMIT_AS, (task.memory_bytes, task.memory_bytes))
+        body = received(pipe)
+        # Its signal ends the process, in the midst of C code, too.
+        signal.setitimer(signal.ITIMER_PROF, task.limit_s)
+        result = read(ENDPOINTS[task.path], body, task.most_us, task.content_types)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.sendall(framed(msgspec.msgpack.encode(result)))
 
 
 if __name__ == "__main__":
-    main()
+    serve(_read_bodies)

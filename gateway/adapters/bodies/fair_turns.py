@@ -70,17 +70,12 @@ class FairTurns:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():  # got the turn but cannot use it
                 self._pass_on()
-            else:
-                self._forget(owner, waiter)
+            elif waiter in mine:  # otherwise `_pass_on` dropped it
+                mine.remove(waiter)
+                self._waiting -= 1
+                if not mine:
+                    del self._queues[owner]
             raise
-
-    def _forget(self, owner: str, waiter: asyncio.Future[None]) -> None:
-        waiting = self._queues.get(owner)
-        if waiting is not None and waiter in waiting:  # otherwise `_pass_on` dropped it
-            waiting.remove(waiter)
-            self._waiting -= 1
-            if not waiting:
-                del self._queues[owner]
 
     def _pass_on(self) -> None:
         """Give the turn to the next waiter, if any."""

@@ -101,7 +101,14 @@ class _Process:
             async with self._turns.turn(owner):
                 return await self._ask(task, body)
         except TooManyWait as full:
-            raise _too_many(own=full.own) from None
+            if not full.own:
+                raise _unavailable("Too many large requests are waiting to be read.") from None
+            raise RateLimited(
+                "Too many large requests of this tenant are waiting to be read. Send fewer at "
+                "once.",
+                reason="reader_busy",
+                retry_after_s=1.0,
+            ) from None
 
     async def close(self) -> None:
         worker, self._worker = self._worker, None
@@ -136,16 +143,6 @@ class _Process:
                 await self.close()
         result: ReadResult | None = _decode(answer)
         return result
-
-
-def _too_many(*, own: bool) -> RateLimited | Unavailable:
-    if not own:
-        return _unavailable("Too many large requests are waiting to be read.")
-    return RateLimited(
-        "Too many large requests of this tenant are waiting to be read. Send fewer at once.",
-        reason="reader_busy",
-        retry_after_s=1.0,
-    )
 
 
 def _unavailable(message: str) -> Unavailable:

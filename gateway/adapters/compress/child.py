@@ -16,6 +16,8 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -58,22 +60,19 @@ def unframed(buffer: bytes | bytearray) -> bytes | None:
     return bytes(buffer[_LENGTH_BYTES:end])
 
 
-def main() -> None:
-    """Serve the socket that is standard input."""
+def serve(run: Callable[[socket.socket], None]) -> None:
+    """Have `run` serve the socket that is standard input, until it closes."""
     os.nice(NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # A core dump would hold a tenant's prompt.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with socket.socket(fileno=0) as pipe:
-        try:
-            _serve(pipe)
-        except (EOFError, ConnectionError):
-            return
+    with socket.socket(fileno=0) as pipe, suppress(EOFError, ConnectionError):
+        run(pipe)
 
 
-def _serve(pipe: socket.socket) -> None:
+def _compress(pipe: socket.socket) -> None:
     setup = msgspec.msgpack.decode(received(pipe), type=Setup)
     signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
     # Imported here, because the gateway imports this module and does not need the tables.
@@ -98,8 +97,7 @@ def _serve(pipe: socket.socket) -> None:
 
 def received(pipe: socket.socket) -> bytes:
     """The next frame's content. Raises EOFError when the pipe has closed."""
-    length = int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "big")
-    return _exactly(pipe, length)
+    return _exactly(pipe, int.from_bytes(_exactly(pipe, _LENGTH_BYTES), "big"))
 
 
 def _exactly(pipe: socket.socket, count: int) -> bytes:
@@ -114,4 +112,4 @@ def _exactly(pipe: socket.socket, count: int) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_compress)

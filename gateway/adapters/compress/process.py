@@ -20,7 +20,6 @@ import msgspec
 
 from gateway.adapters.compress.child import START_LIMIT_S, Setup, length_of, unframed
 from gateway.errors import SluiceError
-from gateway.ports import CompressResult, CompressTask
 
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _ONE_THREAD: Final = {
@@ -107,11 +106,6 @@ class WorkerProcess(asyncio.Protocol):
             await worker.end()
             raise
         return worker
-
-    async def ask(self, task: CompressTask, limit_s: float) -> CompressResult:
-        """The result of a task. After WorkerGone or TimeoutError the caller must call `end`."""
-        answer = await self.asked(msgspec.msgpack.encode(task), limit_s=limit_s)
-        return msgspec.msgpack.decode(answer, type=CompressResult)
 
     async def end(self) -> None:
         """Kill the process, which keeps no state, and wait until it has ended. Idempotent.

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -33,14 +33,11 @@ _LONGEST_PAUSE_S: Final = 30.0
 _log = logging.getLogger("sluice.compress_workers")
 
 
-class _Job:
+class _Job(NamedTuple):
     """A task and the future of its result."""
 
-    __slots__ = ("answer", "task")
-
-    def __init__(self, task: CompressTask, answer: asyncio.Future[CompressResult]) -> None:
-        self.task = task
-        self.answer = answer
+    answer: asyncio.Future[CompressResult]
+    task: CompressTask
 
     def settle(self, result: CompressResult) -> None:
         """Set the result, unless it was set or the caller was cancelled."""
@@ -115,7 +112,7 @@ class CompressWorkers:
         if task.tokenizer is not None:
             self._tokenizers.setdefault(task.tokenizer)
         loop = asyncio.get_running_loop()
-        job = _Job(task, loop.create_future())
+        job = _Job(loop.create_future(), task)
         timer = loop.call_later(self._time_limit_s, job.settle, _TIMEOUT)
         self._taken += 1
         self._waiting.append(job)
@@ -159,7 +156,10 @@ class CompressWorkers:
             if job.answer.done():
                 continue
             try:
-                result = await worker.ask(job.task, self._time_limit_s)
+                answer = await worker.asked(
+                    msgspec.msgpack.encode(job.task), limit_s=self._time_limit_s
+                )
+                result = msgspec.msgpack.decode(answer, type=CompressResult)
             except (TimeoutError, WorkerGone, msgspec.DecodeError) as error:
                 late = isinstance(error, TimeoutError)
                 why = "a prompt took too long" if late else str(error)
