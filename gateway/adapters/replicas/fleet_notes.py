@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
 from gateway.adapters.replicas.scheduler_notes import Board, names_of, translation
-from gateway.policy.fleet import fleet, members
+from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.policy.pools.conversations import ResponseLocation
 
@@ -40,8 +39,6 @@ class _Drain(msgspec.Struct, frozen=True, order=True):
 
 class _FleetNote(msgspec.Struct):
     replica: str
-    workers: int
-    """Digest of the model's workers, pool by pool."""
     ejected: list[list[int]]
     drains: dict[str, _Drain]
     locations: list[tuple[str, ResponseLocation]]
@@ -51,7 +48,7 @@ class _FleetNote(msgspec.Struct):
 
     Receivers compare it with the last value, to learn each affinity once.
     """
-    names: list[list[int]] = []
+    names: list[list[int]]
     """By pool, a digest of each worker's id in the order of the places; 0 for a vacant one."""
 
 
@@ -152,7 +149,6 @@ class FleetNotes:
             locations.popleft()
         return _FleetNote(
             replica=self._replica,
-            workers=_digest(served),
             ejected=[
                 [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
                 if pool.last_ejection_end_s > now_s
@@ -174,10 +170,15 @@ class FleetNotes:
                 self._note_drain(worker, drain)
                 drain_worker((*self._models, *self._retiring), worker, on=drain.on)
         yield
-        places = _places(served, note)
-        if places is None:
+        pools = served.fleet.pools
+        if len(note.names) != len(pools):
             return
-        for pool, ejected, here in zip(served.fleet.pools, note.ejected, places, strict=False):
+        # By pool: the sender's place of a worker -> the place here.
+        places = [
+            {t: h for h, t in enumerate(translation(names_of(pool), names)) if t >= 0}
+            for pool, names in zip(pools, note.names, strict=True)
+        ]
+        for pool, ejected, here in zip(pools, note.ejected, places, strict=False):
             for place in ejected:
                 if place in here:
                     fleet.doubt(pool, here[place], self._clock())
@@ -201,20 +202,3 @@ class FleetNotes:
         self._drains[worker] = drain
         if len(self._drains) > MAX_DRAINS:
             del self._drains[next(iter(self._drains))]
-
-
-def _places(served: ModelRuntime, note: _FleetNote) -> list[dict[int, int]] | None:
-    """By pool: the sender's place of a worker -> the place here; None if that is unknown."""
-    pools = served.fleet.pools
-    if note.workers == _digest(served):
-        return [{place: place for place, _ in members.present(pool)} for pool in pools]
-    if len(note.names) != len(pools):
-        return None
-    return [
-        {there: here for here, there in enumerate(translation(names_of(pool), names)) if there >= 0}
-        for pool, names in zip(pools, note.names, strict=True)
-    ]
-
-
-def _digest(served: ModelRuntime) -> int:
-    return crc32("\n\n".join("\n".join(pool.workers) for pool in served.fleet.pools).encode())

@@ -37,10 +37,8 @@ class _SchedulerNote(msgspec.Struct):
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
     prefixes: dict[str, Any]
-    workers: int
-    """Digest of the pool's workers, in their order."""
-    names: list[int] = []
-    """A digest of each worker's id, in that order; 0 for a vacant place."""
+    names: list[int]
+    """A digest of each worker's id by place; 0 for a vacant place."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,31 +119,33 @@ class SchedulerNotes:
             scheduler=share.scheduler.state(),
             predictor=share.predictor.state(),
             prefixes=share.gossip.chapters(),
-            workers=_digest(share.served, share.pool),
             names=names_of(share.served.fleet.pools[share.pool]),
         )
 
     def _receive(self, share: _Share) -> Iterator[None]:
-        served, pool = share.served, share.pool
-        digest, names = _digest(served, pool), names_of(served.fleet.pools[pool])
+        names = names_of(share.served.fleet.pools[share.pool])
         notes: dict[str, tuple[_SchedulerNote, list[int] | None]] = {}
         for payload in self._board.peers(share.name):
             try:
                 note = _decode(payload)
             except msgspec.DecodeError:
                 continue
-            if note.workers == digest:
-                notes[note.replica] = note, None
-            elif note.names:
-                notes[note.replica] = note, translation(names, note.names)
-        reported = {name: _scheduler_in(note, places) for name, (note, places) in notes.items()}
+            places = None if note.names == names else translation(names, note.names)
+            notes[note.replica] = note, places
+            if places is not None:
+                note.scheduler["pending_s"] = _in_order(note.scheduler.get("pending_s"), places)
+                if isinstance(speeds := note.predictor.get("speeds"), dict):
+                    note.predictor["speeds"] = {
+                        part: _in_order(values, places) for part, values in speeds.items()
+                    }
+        reported = {name: note.scheduler for name, (note, _) in notes.items()}
         share.scheduler.merge(reported, self._clock())
         share.predictor.merge(
             # What is learned is compared with the last note's, by worker: another order, another
             # beginning.
             {
-                f"{name} {note.workers}": _predictor_in(note, places)
-                for name, (note, places) in notes.items()
+                f"{name} {hash(tuple(note.names))}": note.predictor
+                for name, (note, _) in notes.items()
             }
         )
         translated: dict[str, Index] = {
@@ -206,21 +206,3 @@ def _in_order(values: object, places: Sequence[int]) -> object:
     if not isinstance(values, list):
         return values
     return [values[place] if 0 <= place < len(values) else 0.0 for place in places]
-
-
-def _scheduler_in(note: _SchedulerNote, places: Sequence[int] | None) -> dict[str, Any]:
-    if places is None:
-        return note.scheduler
-    return {**note.scheduler, "pending_s": _in_order(note.scheduler.get("pending_s"), places)}
-
-
-def _predictor_in(note: _SchedulerNote, places: Sequence[int] | None) -> dict[str, Any]:
-    speeds = note.predictor.get("speeds")
-    if places is None or not isinstance(speeds, dict):
-        return note.predictor
-    ordered = {part: _in_order(values, places) for part, values in speeds.items()}
-    return {**note.predictor, "speeds": ordered}
-
-
-def _digest(served: ModelRuntime, pool: int) -> int:
-    return crc32("\n".join(served.fleet.pools[pool].workers).encode())
