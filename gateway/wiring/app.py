@@ -20,8 +20,7 @@ from gateway.adapters.boundary_controller import BoundaryController, reported_to
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import Prober
-from gateway.adapters.engines.rotation import Rotation
-from gateway.adapters.engines.rotation_log import RotationLog
+from gateway.adapters.engines.rotation import Rotation, RotationLog
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
 from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog

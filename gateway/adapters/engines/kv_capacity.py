@@ -42,24 +42,23 @@ class EngineKv:
         """Bytes of a worker's KV cache; 0 if unknown."""
         return self.kv_bytes_by_worker.get((pool, worker), 0)
 
-    def forget(self, served: ModelRuntime, pool: int, worker: int) -> None:
-        """Forget a worker that is down: it may come back with another capacity."""
-        self._asked.discard((served.fleet.pools[pool], worker))
-
     def remove(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """Forget a worker that is gone."""
-        self.forget(served, pool, worker)
+        self._asked.discard((served.fleet.pools[pool], worker))
         self.kv_bytes_by_worker.pop((served.fleet.pools[pool], worker), None)
 
-    def asks(self, served: ModelRuntime, pool: int, worker: int) -> bool:
-        """Whether to ask a worker that is up: once since it came up, and only if KV matters."""
-        if (served.fleet.pools[pool], worker) in self._asked:
-            return False
-        return bool(served.admission.kv_bytes_per_token or served.fleet.telemetry)
-
-    async def learn(self, served: ModelRuntime, pool: int, worker: int, pages: EnginePages) -> None:
-        """Read the capacity of a worker that is up. Never raises."""
-        place = (served.fleet.pools[pool], worker)
+    async def look(
+        self, served: ModelRuntime, pool: int, worker: int, pages: EnginePages, *, healthy: bool
+    ) -> None:
+        """Read a healthy worker's capacity, once since it came up, if KV matters. Never raises."""
+        state = served.fleet.pools[pool]
+        place = (state, worker)
+        if not state.up[worker]:
+            self._asked.discard(place)  # it may come back with another capacity
+            return
+        matters = served.admission.kv_bytes_per_token or served.fleet.telemetry
+        if not healthy or place in self._asked or not matters:
+            return
         self._asked.add(place)
         address = served.fleet.workers[pool][worker]
         try:
@@ -94,10 +93,6 @@ def kv_tokens(line: str) -> int | None:
     return tokens if 0 < tokens <= _MAX_TOKENS else None
 
 
-def _is_of(rank: int | None, line: str) -> bool:
-    return rank is None or dict(_LABEL.findall(line)).get("engine") == str(rank)
-
-
 async def _ask(address: WorkerAddress, pages: EnginePages) -> int | None:
     """Tokens over a worker's ranks; None if any of them, or the page, is missing."""
     page = await pages.get(address, "/metrics", MAX_PAGE_BYTES)
@@ -106,7 +101,8 @@ async def _ask(address: WorkerAddress, pages: EnginePages) -> int | None:
     total = 0
     for raw in _LINE.findall(page.body):
         line = raw.decode("utf-8", "replace")
-        if not _is_of(address.rank, line):
+        of = dict(_LABEL.findall(line)).get("engine")
+        if address.rank is not None and of != str(address.rank):
             continue
         tokens = kv_tokens(line)
         if tokens is None:

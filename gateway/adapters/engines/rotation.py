@@ -8,7 +8,7 @@ probes, metrics, prefixes, connections. An engine named again before that simply
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from gateway.adapters.background_task import BackgroundTasks
@@ -16,7 +16,8 @@ from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.probes import Prober
 from gateway.metrics import Metrics
 from gateway.policy import model_workers
-from gateway.policy.fleet import members
+from gateway.policy.fleet import fleet, members
+from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
@@ -94,7 +95,7 @@ class Rotation:
 
     def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:
         """Engine -> who names it; leaving engines have nobody."""
-        return {name: frozenset(known.sources) for name, known in self._of(model, pool).items()}
+        return {name: frozenset(known.sources) for name, known in self._known[model, pool].items()}
 
     async def apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
         """Make these the engines that a source names in a pool; requests run in between."""
@@ -152,23 +153,19 @@ class Rotation:
 
     async def _apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
         wanted = {engine_id(engine): engine for engine in engines}
-        before = [n for n, known in self._of(model, pool).items() if source in known.sources]
+        before = [n for n, known in self._known[model, pool].items() if source in known.sources]
         # The new ones first: in between requests run, and must find an engine.
         for number, (name, engine) in enumerate(wanted.items()):
             self._name(model, pool, source, name, engine, number * _SPREAD)
             await asyncio.sleep(0)
         for name in before:
             if name not in wanted:
-                self._drop(model, pool, source, name)
+                self.remove(model, pool, source, name)
                 await asyncio.sleep(0)
 
     def add(self, model: str, pool: int, source: str, engine: Engine) -> bool:
         """Name one more engine; False if others name it with another key, model or ranks."""
         return self._name(model, pool, source, engine_id(engine), engine, 0.0)
-
-    def remove(self, model: str, pool: int, source: str, name: str) -> None:
-        """Name an engine no more."""
-        self._drop(model, pool, source, name)
 
     def sweep(self) -> bool:
         """Remove leaving engines that serve nothing any more, at most VACATE_BATCH.
@@ -185,13 +182,10 @@ class Rotation:
             left -= len(gone)
         return not left
 
-    def _of(self, model: str, pool: int) -> dict[str, _Known]:
-        return self._known[model, pool]
-
     def _name(
         self, model: str, pool: int, source: str, name: str, engine: Engine, delay_s: float
     ) -> bool:
-        engines, served = self._of(model, pool), self._models[model]
+        engines, served = self._known[model, pool], self._models[model]
         known = engines.get(name)
         if known is not None and known.addresses == engine:
             known.sources.add(source)
@@ -214,8 +208,9 @@ class Rotation:
         _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
         return True
 
-    def _drop(self, model: str, pool: int, source: str, name: str) -> None:
-        known = self._of(model, pool).get(name)
+    def remove(self, model: str, pool: int, source: str, name: str) -> None:
+        """Name an engine no more."""
+        known = self._known[model, pool].get(name)
         if known is None or source not in known.sources:
             return  # an admin was faster
         known.sources.remove(source)
@@ -237,7 +232,7 @@ class Rotation:
         )
 
     def _vacate(self, served: ModelRuntime, pool: int, names: Sequence[str]) -> None:
-        engines = self._of(served.name, pool)
+        engines = self._known[served.name, pool]
         gone = {name: engines.pop(name) for name in names}
         workers = [known.worker for known in gone.values()]
         model_workers.vacate(served, pool, workers, self._clock())
@@ -257,6 +252,40 @@ class Rotation:
                     await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("removing workers failed")
+
+
+class RotationLog:
+    """Logs every change of a worker's state once, with cause and undo, whoever saw it.
+
+    Probes, traffic and the breaker change a worker's state; none of them logs it. Draining is
+    logged by the audit.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[PoolState, tuple[int, dict[str, str]]] = {}
+        """The pool's revision, and its workers that were out -> why."""
+
+    def look(self, models: Iterable[ModelRuntime], now_s: float) -> None:
+        """Log what changed since the last look; about once a second."""
+        told = self._told
+        self._told = {}
+        for served in models:
+            for pool in served.fleet.pools:
+                revision, before = told.get(pool, (-1, {}))
+                if revision == pool.revision and not before:
+                    now = before
+                else:
+                    now = fleet.out_of_rotation(pool, now_s)
+                    _tell(f"{served.name}/{pool.name}", before, now)
+                self._told[pool] = (pool.revision, now)
+
+
+def _tell(place: str, before: dict[str, str], now: dict[str, str]) -> None:
+    for worker in dict.fromkeys(chain(before, now)):
+        if worker not in now:
+            _log.info("worker %s of %s is back in the rotation", worker, place)
+        elif now[worker] != before.get(worker):
+            _log.warning("worker %s of %s is out of the rotation: %s", worker, place, now[worker])
 
 
 def _pool(served: ModelRuntime, pool: int) -> str:

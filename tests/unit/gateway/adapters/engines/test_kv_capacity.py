@@ -129,7 +129,11 @@ async def test_an_engine_that_tells_no_longer_is_unknown_again(
     kv = EngineKv()
     probing = prober(served, kv, engines)
     await probing.probe(served, 0, 0)
-    kv.forget(served, 0, 0)
+    assert kv.of(served.fleet.pools[0], 0)
+    engines.answer("/health", status=500)
+    while served.fleet.pools[0].up[0]:
+        await probing.probe(served, 0, 0)
+    engines.answer("/health")
     engines.answer("/metrics", status=404)
     await probing.probe(served, 0, 0)
     assert kv.of(served.fleet.pools[0], 0) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import PROBE_BATCH, Prober
-from gateway.adapters.engines.rotation_log import RotationLog
+from gateway.adapters.engines.rotation import RotationLog
 from gateway.adapters.upstream import HttpUpstream
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.progress import Pending

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.adapters.engines.rotation_log import RotationLog
+from gateway.adapters.engines.rotation import RotationLog
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.health_rules import HealthRules
 from tests.unit.gateway.adapters.engines.test_probes import fleet_of
