@@ -6,27 +6,24 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.errors import Unavailable
 from gateway.records.endpoint import CHAT
 from gateway.web.http.direct_reply import DirectReply
 
 
-class _Flow:
-    write_paused = False
-
-    async def drain(self) -> None:
-        return
-
-
 class _Connection(asyncio.Protocol):
     """A client's connection on uvloop, whose closed transports raise."""
 
     def __init__(self) -> None:
-        self.flow = _Flow()
         self.made = asyncio.get_running_loop().create_future()
         self.lost = asyncio.get_running_loop().create_future()
         self.answers = 0
+
+    @property
+    def flow(self) -> FlowControl:
+        return FlowControl(self.transport)
 
     @property
     def transport(self) -> asyncio.Transport:
