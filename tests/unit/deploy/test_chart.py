@@ -84,6 +84,22 @@ def test_the_kubernetes_api_accepts_what_is_rendered(values: Path) -> None:
     assert [problem for each in rendered(values) for problem in problems_of(each)] == []
 
 
+@pytest.mark.parametrize("base", ["https://git.example.com/sluice/blob/main", "https://d.example/"])
+def test_alerts_link_their_runbooks(base: str) -> None:
+    (values,) = [path for path in VALUES if path.stem == "monitoring"]
+    found = one(
+        rendered(values, f"--set=monitoring.prometheusRule.docsUrl={base}"), "PrometheusRule"
+    )
+    links = {
+        rule["annotations"]["runbook_url"]
+        for group in found["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    page = f"{base.rstrip('/')}/docs/operate/runbooks.md#"
+    assert links == {f"{page}{alert['alert'].lower()}" for alert in alerts()}
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_kubernetes_api_accepts_the_recipes(recipe: Path) -> None:
     manifests = list(yaml.safe_load_all(recipe.read_text(encoding="utf-8")))
