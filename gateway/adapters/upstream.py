@@ -652,7 +652,8 @@ async def _connect(
         # Without a descriptor some resolvers say that there is no such name.
         exhausted = isinstance(error, socket.gaierror) and not _may_open()
         kind: FailureKind = "local" if exhausted or error.errno in _LOCAL else "connect"
-        raise UpstreamFailure(kind, error.strerror or type(error).__name__) from error
+        what = "name not found: " if isinstance(error, socket.gaierror) else ""
+        raise UpstreamFailure(kind, what + (error.strerror or type(error).__name__)) from error
     peer = transport.get_extra_info("peername") or ("",)
     if str(peer[0]).startswith(_METADATA) and key[1] != peer[0]:
         connection.close()

@@ -34,6 +34,7 @@ from gateway.settings.types import (
     Gib,
     Instant,
     Label,
+    Milliseconds,
     ModelName,
     Natural,
     Origin,
@@ -225,7 +226,7 @@ class EntitlementConfig(Section):
     """The model's name (not an alias)."""
     service_class: Literal["dedicated", "guaranteed", "elastic", "spot", "preemptible"] = "elastic"
     """dedicated and guaranteed reserve their baseline; the other classes share the rest."""
-    slo_target_ms: Amount | None = None
+    slo_target_ms: Milliseconds | None = None
     """Time to first token that the tenant expects, in milliseconds."""
     tokens_per_second: Amount | None = None
     """Baseline of input and output tokens per second. Absent: what other entitlements leave."""

@@ -6,6 +6,7 @@ file itself. They never quote texts and values from the environment.
 
 import collections.abc
 import difflib
+import re
 import typing
 from collections.abc import Iterable
 
@@ -52,6 +53,8 @@ _HOW = {
     "a list": "write [a, b], or one `- item` a line",
     "a mapping": "write {key: value}, or one `key: value` a line",
 }
+_UNITS = {"gib": "GiB", "bytes": "bytes", "s": "seconds", "ms": "milliseconds", "tokens": "tokens"}
+"""By the last word of a key."""
 
 
 def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> None:
@@ -118,11 +121,12 @@ def _wording(detail: ErrorDetails) -> tuple[str, str]:
         return str(context["message"]), str(context["fix"])
     if kind in _WANTED:
         wanted = _WANTED[kind]
-        return f"expected {wanted}, found {_kind(value)}", _HOW[wanted]
+        return f"expected {wanted}, found {_kind(value)}", _how(wanted, detail)
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         found = f", found {value}" if isinstance(value, int | float) else ""
-        return f"must be {words} {context[key]:g}{found}", f"give {words} {context[key]:g}"
+        unit = f", in {of}" if (of := _unit(detail)) else ""
+        return f"must be {words} {context[key]:g}{found}", f"give {words} {context[key]:g}{unit}"
     if kind == "literal_error":
         choices = [choice.strip(" '") for choice in str(context["expected"]).split(",")]
         choices = [c.strip(" '") for choice in choices for c in choice.split(" or ")]
@@ -138,6 +142,23 @@ def _wording(detail: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch":
         return "not a usable name", "use letters, digits, `.`, `_` and `-`, without blanks"
     return "not a valid value", "see the schema that `sluice schema` prints"
+
+
+def _how(wanted: str, detail: ErrorDetails) -> str:
+    """How the value is written; a number with a unit gets the key's own."""
+    value = detail["input"]
+    if type(value) is not str or not wanted.endswith("number"):
+        return _HOW[wanted]
+    if re.fullmatch(r"[0-9][0-9., ]* ?[A-Za-z]{1,12}", value) is None:
+        return _HOW[wanted]
+    unit = _unit(detail)
+    return "write the number alone" + (f": the key's unit is {unit}" if unit else "")
+
+
+def _unit(detail: ErrorDetails) -> str:
+    """The unit that a key's name ends in; "" for none."""
+    names = [part for part in detail["loc"] if isinstance(part, str)]
+    return _UNITS.get(names[-1].rpartition("_")[2], "") if names else ""
 
 
 def _kind(value: object) -> str:

@@ -84,6 +84,9 @@ Drain = Annotated[
 Amount = Annotated[
     float, Field(strict=True, gt=0, le=1 << 53, allow_inf_nan=False), BeforeValidator(typed)
 ]
+Milliseconds = Annotated[
+    float, Field(strict=True, ge=1, le=86_400_000, allow_inf_nan=False), BeforeValidator(typed)
+]
 Gib = Annotated[
     float, Field(strict=True, gt=0, le=1 << 23, allow_inf_nan=False), BeforeValidator(typed)
 ]

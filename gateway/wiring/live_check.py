@@ -22,6 +22,8 @@ from gateway.wiring.models import served_model
 _FIXES = (
     ("refuse", "start the engine, or correct host and port"),
     ("no answer", "is it started, and does a firewall let this machine through?"),
+    ("name not found", "correct the host in its URL; here it is looked up by: getent hosts HOST"),
+    ("certificate", "give its `ca_file`, or the host that the certificate names"),
     ("404", "give the URL that the engine's own /health is under, without /v1"),
     ("sleeps", "wake it: curl -X POST ENGINE/wake_up"),
     ("max_model_len", "set the pool's max_model_len to the engine's"),

@@ -54,6 +54,13 @@ def _check_windows(document: Document, path: KeyPath, model: ModelConfig) -> Non
                 f"pool `{other}` has the same window, {pool.max_model_len}",
                 f"put the workers of both into `{other}`, or give different windows",
             )
+    short, long = model.pools.get("short"), model.pools.get("long")
+    if short is not None and long is not None and long.max_model_len < short.max_model_len:
+        document.add(
+            (*path, "pools", "long", "max_model_len"),
+            f"below the window of pool `short`, {short.max_model_len}",
+            f"give more than {short.max_model_len}, or swap the pools' names",
+        )
 
 
 def _check_boundary(document: Document, path: KeyPath, model: ModelConfig) -> None:

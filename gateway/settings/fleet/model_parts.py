@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.settings.types import (
-    Amount,
     Count,
     Factor,
     Flag,
+    Milliseconds,
     Natural,
     Seconds,
     Section,
@@ -114,7 +114,7 @@ class AdmissionConfig(Section):
     """Coefficients of weight, debt and charge; paper uses the published ones."""
     headroom: Natural = 1
     """Slots of a pool that spot, preemptible and above-baseline traffic leave free."""
-    mean_slo_ms: Amount | None = None
+    mean_slo_ms: Milliseconds | None = None
     """The average SLO that weights compare with; default: the mean over entitlements."""
     held_share: Share = 0.5
     """Share of a pool's slots that other proxies' leases may hold beyond reserved baselines."""

@@ -335,6 +335,12 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("alias twice", edited("[a]", "[a, a]"), 7, ["`a` is taken on line 7"]),
     ("star as a name", edited("name: m", 'name: "*"').replace("model: m", 'model: "*"'), 6, ["`*` is a pattern", "aliases"]),  # noqa: E501
     ("pattern as a name", edited("name: m", "name: m-*").replace("model: m", "model: m-*"), 6, ["`m-*` is a pattern", "aliases"]),  # noqa: E501
+    ("long below short", edited("65536", "6000"), 18, ["long.max_model_len: below the window of pool `short`, 8192", "swap the pools' names"]),  # noqa: E501
+    ("a target below a millisecond", edited("concurrency: 2", "concurrency: 2\n    slo_target_ms: 0.5"), 29, ["at least 1, found 0.5", "in milliseconds"]),  # noqa: E501
+    ("a mean below a millisecond", edited("    boundary:", "    admission: {mean_slo_ms: 0.5}\n    boundary:"), 9, ["at least 1, found 0.5", "in milliseconds"]),  # noqa: E501
+    ("KV with a unit", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 240GB"), 17, ["write the number alone: the key's unit is GiB"]),  # noqa: E501
+    ("seconds with a unit", edited("    boundary:", "    timeouts: {first_byte_s: 30 s}\n    boundary:"), 9, ["the key's unit is seconds"]),  # noqa: E501
+    ("bytes with a unit", edited("  port: 8080", "  port: 8080\n  max_body_bytes: 32MB"), 4, ["the key's unit is bytes"]),  # noqa: E501
     ("equal windows", edited("65536", "8192"), 18, ["pool `short` has the same window", "8192"]),
     ("b_short list too long", edited("b_short: 4096", "b_short: [1, 2]"), 10, ["2 given for 2 pools (short, long)", "give 1 number"]),  # noqa: E501
     ("b_short over the window", edited("4096", "9000"), 10, ["9000 is over the window of pool `short`, 8192", "at most 8192"]),  # noqa: E501
@@ -367,7 +373,7 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("headroom", edited("    aliases: [a]", "    admission: {headroom: -1}"), 7, ["models[0].admission.headroom", "at least 0"]),  # noqa: E501
     ("reclaim", edited("    aliases: [a]", "    admission: {reclaim: spot}"), 7, ["`spot` is not a choice", "preemptible"]),  # noqa: E501
     ("reclaim_ms", edited("    aliases: [a]", "    admission: {reclaim_ms: 0}"), 7, ["reclaim_ms", "at least 1"]),  # noqa: E501
-    ("mean_slo_ms", edited("    aliases: [a]", "    admission: {mean_slo_ms: 0}"), 7, ["mean_slo_ms", "more than 0"]),  # noqa: E501
+    ("mean_slo_ms", edited("    aliases: [a]", "    admission: {mean_slo_ms: 0}"), 7, ["mean_slo_ms", "at least 1"]),  # noqa: E501
     ("admission's profile", edited("    aliases: [a]", "    admission: {profile: papre}"), 7, ["did you mean `paper`?"]),  # noqa: E501
     ("admission's mode", edited("    aliases: [a]", "    admission: {mode: watch}"), 7, ["enforce, observe"]),  # noqa: E501
     ("unknown key of admission", edited("    aliases: [a]", "    admission: {headrom: 1}"), 7, ["did you mean `headroom`?"]),  # noqa: E501
