@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +12,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.adapters.process_limits import memory_limit, memory_shortage
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.tenancy.sections import TenantConfig
 from gateway.settings.token_pools import managed
+from planner.catalogue import MODELS
+from sluice.changes import echo_changes
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
-from sluice.tenant.admin_client import AdminClient
-from sluice.terminal import JsonOption, console, table
+from sluice.tenant.admin_client import DEFAULT_URL, URL_VARIABLE, AdminClient
+from sluice.terminal import JsonOption, console, stop, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})
 _BASE_URL = re.compile(r"(https?://[^\s\"',\]}]+?)/v1/?(?=[\s\"',\]}]|$)", re.MULTILINE)
@@ -24,6 +28,7 @@ _BASE_URL = re.compile(r"(https?://[^\s\"',\]}]+?)/v1/?(?=[\s\"',\]}]|$)", re.MU
 
 
 def check(
+    extra: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     config: ConfigOption = DEFAULT,
     as_json: JsonOption = False,
     live: Annotated[
@@ -34,7 +39,7 @@ def check(
         typer.Option(
             "--diff",
             metavar="URL",
-            help="Show what the file would change in the gateway there; the key is "
+            help="Show what the file of -c would change in the gateway there; the key is "
             "$SLUICE_ADMIN_KEY.",
         ),
     ] = None,
@@ -43,11 +48,14 @@ def check(
 
     With --live exit code 1 when an engine is not ready or not as the file says.
     """
+    _well_formed(extra, config, diff)
     loaded = load_or_exit(config, as_json=as_json)
     if diff is not None:
         _diff(config, diff, as_json=as_json)
         return
-    notes = _shortened(loaded, config.read_text(encoding="utf-8"))
+    notes = _shortened(loaded, config.read_text(encoding="utf-8")) + _kv_bytes(loaded)
+    if said := memory_shortage(loaded.server.max_held_body_bytes or 0, memory_limit()):
+        notes.append(said)
     if live:
         _live(loaded, notes, as_json=as_json)
         return
@@ -67,6 +75,16 @@ def check(
     typer.echo(f"{config}: ok")
 
 
+def _well_formed(extra: list[str] | None, config: Path, diff: str | None) -> None:
+    """Show the right form where the file or the gateway stands in the wrong place."""
+    url = diff is not None and diff.startswith(("http://", "https://"))
+    if extra or (diff is not None and not url):
+        file = extra[0] if extra else diff if config == DEFAULT else config
+        gateway = f" --diff {diff if url else os.environ.get(URL_VARIABLE, DEFAULT_URL)}"
+        form = f"sluice check -c {file}{'' if diff is None else gateway}"
+        stop(f"the file is an option, and --diff names a gateway; write: {form}", 2)
+
+
 def _shortened(config: Config, text: str) -> list[str]:
     """One notice per worker whose URL the file ends in /v1, which the gateway adds itself."""
     pools = [pool for model in config.models for pool in model.pools.values()]
@@ -78,6 +96,20 @@ def _shortened(config: Config, text: str) -> list[str]:
     ]
 
 
+def _kv_bytes(config: Config) -> list[str]:
+    """One notice per model whose KV cache is not counted although the catalogue knows its size."""
+    found = []
+    for model in config.models:
+        named = [each for name, each in MODELS.items() if name in model.name.lower()]
+        if model.kv_bytes_per_token is None and named:
+            known = max(named, key=lambda each: len(each.name))
+            found.append(
+                f"{model.name}: its KV cache is not counted; with 16-bit values add "
+                f"kv_bytes_per_token: {known.kv_bytes_per_token(2):.0f} ({known.name})"
+            )
+    return found
+
+
 def _diff(file: Path, url: str, *, as_json: bool) -> None:
     """Show what a file would change in a running gateway."""
     found = AdminClient(url, None).call(
@@ -86,14 +118,7 @@ def _diff(file: Path, url: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"ok": True, **found}, indent=2))
         return
-    rows = table("setting", "before", "after", "restart")
-    for change in found["changes"]:
-        cells = (change["path"], change["before"], change["after"])
-        rows.add_row(*map(escape, cells), "needed" if change["restart"] else "")
-    if found["changes"]:
-        console().print(rows)
-    else:
-        typer.echo("nothing would change")
+    echo_changes(found["changes"], "nothing would change")
 
 
 def _live(config: Config, notes: list[str], *, as_json: bool) -> None:

@@ -59,6 +59,11 @@ COMMANDS: Final = {
     "traffic": "sluice.traffic",
     "why": "sluice.why",
     "usage": "sluice.usage",
+    "me": "sluice.me",
+    "workers": "sluice.operate",
+    "drain": "sluice.operate",
+    "undrain": "sluice.operate",
+    "reload": "sluice.operate",
 }
 """Verbs by name, each a function of its module."""
 GROUPS: Final = {

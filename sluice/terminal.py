@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
+from gateway.settings.install import install
 from sluice.plain_output import PlainOutput, plain_lines
 
 _PIPE_WIDTH: Final = 10_000
@@ -71,3 +72,8 @@ def stop(problem: str, code: int, **more: object) -> NoReturn:
     else:
         typer.echo(problem, err=True)
     raise typer.Exit(code)
+
+
+def needs_extra(problem: str, extra: str) -> NoReturn:
+    """End the command because a library is missing."""
+    stop(f"{problem}\nfix: {install(extra)}", 2)

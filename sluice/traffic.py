@@ -11,6 +11,7 @@ import typer
 
 from sluice.demo.command import OnceOption, PaceOption, display
 from sluice.demo.story import ACTS, tell
+from sluice.tenant.admin_client import DEFAULT_URL, URL_VARIABLE
 from sluice.terminal import stop
 
 _ELSEWHERE = tuple(name for name in ACTS if name != "engine")
@@ -19,8 +20,9 @@ _ELSEWHERE = tuple(name for name in ACTS if name != "engine")
 
 def traffic(
     url: Annotated[
-        str, typer.Option(help="The gateway; its tenants are those of the demo.")
-    ] = "http://127.0.0.1:8080",
+        str,
+        typer.Option(envvar=URL_VARIABLE, help="The gateway; its tenants are those of the demo."),
+    ] = DEFAULT_URL,
     once: OnceOption = False,
     pace: PaceOption = 1.0,
 ) -> None:

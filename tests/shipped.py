@@ -37,5 +37,6 @@ def shipped(name: str) -> str:
         goals=Goals(rate_per_s=50.0, ttft_s=2.0),
         b_short=(4096,),
         gamma=1.5,
+        compressible=0.8,
     )
     return gateway_file(make_plan(question))

@@ -89,6 +89,14 @@ class Oracle(PrefillPredictor):
         cost_s = steps * (WORKER.w_s + WORKER.h_s * x[ACTIVE]) + tokens * WORKER.prefill_s_per_token
         return x, cost_s, cost_s, 0
 
+    def observe(self, *seen: Any) -> None:
+        """It has nothing to learn."""
+
+    def prefill_tokens_per_s(self, worker: int) -> float:
+        """Of full steps."""
+        chunk = WORKER.max_num_batched_tokens
+        return chunk / (WORKER.w_s + chunk * WORKER.prefill_s_per_token)
+
 
 class Shifted(PrefillPredictor):
     """A predictor whose every prediction is wrong by a factor, whatever it learns.

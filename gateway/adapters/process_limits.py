@@ -1,9 +1,10 @@
-"""Limits of this process: open files, and when the C library returns memory to the system."""
+"""Limits of this process: open files, memory, and when the C library returns it to the system."""
 
 import contextlib
 import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 OTHERS: Final = 256
@@ -50,6 +51,43 @@ def shortage(connections: int, workers: int, allowed: int) -> str | None:
         f"{needed}: raise the limit (ulimit -n {needed}; LimitNOFILE={needed} for systemd; "
         f"--ulimit nofile={needed} for Docker), or set server.max_connections so that a process "
         f"gets {fits}"
+    )
+
+
+PARTS: Final = 4
+"""Of the memory limit: bodies, two processes that read large ones, and everything else."""
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes that this process and those it starts may use, as cgroups and rlimits say."""
+    found = [sys.maxsize]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, kinds, inside = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            above = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+            own = above / inside.lstrip("/")  # in a container perhaps the path on its host
+            for folder in (own, *own.parents):
+                with contextlib.suppress(OSError, ValueError):  # "max" is none
+                    name = "memory.limit_in_bytes" if kinds else "memory.max"
+                    found.append(int((folder / name).read_text()))
+    if sys.platform != "win32":
+        import resource  # noqa: PLC0415 - not on Windows
+
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [address_space] if address_space != resource.RLIM_INFINITY else []
+    return min(found)
+
+
+def memory_shortage(held_bytes: int, limit_bytes: int) -> str | None:
+    """A message for the operator if `server.max_held_body_bytes` does not fit into the limit."""
+    if held_bytes <= limit_bytes // PARTS:
+        return None
+    return (
+        f"server.max_held_body_bytes is {held_bytes:,}, but the gateway may use {limit_bytes:,} "
+        f"bytes of memory here, and of these {limit_bytes // PARTS:,} for bodies: leave it out, "
+        "or raise the limit"
     )
 
 

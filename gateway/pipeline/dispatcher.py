@@ -297,7 +297,7 @@ class Dispatcher:
             lines = answer_lines(incoming, attempts)
             attempts.timer.end("dispatch")
             answer = await relay.run(self._upstream, worker, call, lines)
-            result = answer.label if isinstance(answer, Outcome) else answer.kind
+            result = answer.label if isinstance(answer, Outcome) else answer.result
         except asyncio.CancelledError:
             task, attempts.sender = attempts.sender, None
             if task is None or not pending.moving or task.uncancel():

@@ -91,6 +91,7 @@ FAULTS: Final = {
     "timeout": "timed out",
     "protocol": "answered with broken HTTP",
     "server_error": "answered with a server error",
+    "out_of_memory": "ran out of memory",
     "busy": "was busy",
     "not_served": "did not serve the model",
     "overflow": "found the prompt too long",

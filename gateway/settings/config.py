@@ -64,9 +64,10 @@ class ServerConfig(Section):
     lists them for Prometheus (/http_sd), and each replica takes one of the ports after it."""
     max_body_bytes: Count = 33_554_432
     """Largest request body in bytes; larger ones are refused with 413."""
-    max_held_body_bytes: Count = 2_147_483_648
-    """Bytes of all requests held at once, from announcement to answer, over all `workers`. One
-    entitlement may hold as much as is still free; the rest is refused with 429 or 503."""
+    max_held_body_bytes: Count | None = None
+    """Bytes of all requests held at once, from announcement to answer, over all `workers`. Absent:
+    a quarter of the memory that the gateway may use, and 2 GiB at most. One entitlement may hold as
+    much as is still free; the rest is refused with 429 or 503."""
     max_header_bytes: Count = 65_536
     """Largest request head in bytes; larger ones are refused with 431."""
     max_connections: Count = 10_000
@@ -163,7 +164,7 @@ class TelemetryConfig(Section):
     """
 
     otlp: Flag = False
-    """Whether to export. Needs `pip install 'sluice-gateway[otel]'`."""
+    """Whether to export. Needs the extra `otel`."""
     sample: Share | None = None
     """Share of requests that are traced, unless the client's traceparent decides. Absent:
     OTEL_TRACES_SAMPLER, and without that every request."""

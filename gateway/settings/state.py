@@ -4,6 +4,7 @@ import importlib.util
 import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from gateway.settings.install import install
 from gateway.settings.types import reject
 
 _REDIS = frozenset({"redis", "rediss"})
@@ -92,4 +93,4 @@ def _check_many(scheme: str, rest: str) -> None:
 
 def _check_client() -> None:
     if importlib.util.find_spec("redis") is None:
-        reject("the client for Redis is not installed", "pip install 'sluice-gateway[redis]'")
+        reject("the client for Redis is not installed", install("redis"))

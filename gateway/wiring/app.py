@@ -15,12 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gateway.adapters.background_task import BackgroundTasks
+from gateway.adapters.bodies.child import MAX_MEMORY_BYTES
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.adapters.boundary_controller import BoundaryController, reported_totals
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import Prober
 from gateway.adapters.engines.rotation import Rotation, RotationLog
+from gateway.adapters.process_limits import PARTS, memory_limit
 from gateway.adapters.records.ledger import Ledger
 from gateway.adapters.records.ledger_report import report
 from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog
@@ -58,7 +60,7 @@ from gateway.web.dashboard.snapshot import Sources
 from gateway.web.dashboard.totals import answer_totals
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionService
-from gateway.web.http.body_bytes import BodyBytes
+from gateway.web.http.body_bytes import MAX_BYTES, BodyBytes
 from gateway.web.http.certificates import Certificates
 from gateway.web.http.data_plane import App, DataPlane, request_ids
 from gateway.web.http.wrong_keys import WrongKeys
@@ -138,7 +140,11 @@ class Gateway:
         records = self._records(config)
         new_id = request_ids()
         self.compressor = _compress_workers(config)
-        self.reader = BodyReader()
+        server = config.server
+        part_bytes = memory_limit() // (PARTS * server.workers)
+        read_bytes = max(part_bytes, 4 * server.max_body_bytes)  # what an ordinary body takes
+        self.reader = BodyReader(min(read_bytes, MAX_MEMORY_BYTES))
+        held_bytes = server.max_held_body_bytes or min(part_bytes * server.workers, MAX_BYTES)
         self.pipeline = self._pipeline(config, records, clock)
         known = Authenticator(self.pools.keyring)
         wrong_keys = WrongKeys(clock)
@@ -152,7 +158,7 @@ class Gateway:
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
             wrong_keys=wrong_keys,
-            bodies=BodyBytes(config.server.max_held_body_bytes // config.server.workers),
+            bodies=BodyBytes(max(held_bytes // server.workers, server.max_body_bytes)),
             trace=None if self.tracing is None else self.tracing.begin,
         )
 

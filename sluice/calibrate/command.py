@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from sluice.plan.command import PlotOption, need_libraries
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
@@ -261,6 +261,5 @@ def _draw(swept: "Swept", checks: tuple["Check", ...], folder: Path, console: Co
     try:
         from sluice.calibrate.plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
-        raise typer.Exit(2) from None
+        needs_extra("plots need matplotlib", "bench")
     console.print(f"wrote {draw(swept, checks, folder)}", markup=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.terminal import JsonOption, console, stop
+from sluice.terminal import JsonOption, console, needs_extra, stop
 
 if TYPE_CHECKING:
     from compressor import Compressed, Refused
@@ -133,7 +133,7 @@ def _compressed(
             **options,
         )
     except ImportError:
-        stop("--tokenizer needs the extra: pip install 'sluice-gateway[exact]'", 2)
+        needs_extra("--tokenizer needs tokenizers", "exact")
     except ValueError as error:
         stop(str(error), 2)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -198,8 +198,7 @@ def need_libraries() -> None:
     try:
         import scipy.special  # noqa: F401
     except ImportError:
-        typer.echo("planning needs scipy\nfix: pip install 'sluice-gateway[plan]'", err=True)
-        raise typer.Exit(2) from None
+        needs_extra("planning needs scipy", "plan")
 
 
 def _verify(
@@ -247,7 +246,6 @@ def _draw(
     try:
         from sluice.plan.plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
-        raise typer.Exit(2) from None
+        needs_extra("plots need matplotlib", "bench")
     for file in draw(found, folder, checked):
         console.print(f"wrote {file}")

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.tenant.admin_client import URL_VARIABLE
+from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:
     from sluice.replay.load import ReplayRequest
@@ -24,7 +25,7 @@ _DURATION_S = 60.0
 
 
 def replay(
-    url: Annotated[str, typer.Option(help="The gateway, http://host:port.")],
+    url: Annotated[str, typer.Option(envvar=URL_VARIABLE, help="The gateway, http://host:port.")],
     log: Annotated[
         Path | None, typer.Option(help="A request log or a trace with times: lengths and times.")
     ] = None,
@@ -252,6 +253,5 @@ def _draw(done: "Replayed", folder: Path, found: "ReplayReport", console: Consol
     try:
         from sluice.replay.plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
-        raise typer.Exit(2) from None
+        needs_extra("plots need matplotlib", "bench")
     console.print(f"wrote {draw(done, folder, found.slo_ttft_s)}", markup=False)

@@ -22,7 +22,7 @@ from sluice.plan.command import (
     WorkloadOption,
     need_libraries,
 )
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,7 +219,6 @@ def _draw(
     try:
         from sluice.simulate.plot import draw
     except ImportError:
-        typer.echo("plots need matplotlib\nfix: pip install 'sluice-gateway[bench]'", err=True)
-        raise typer.Exit(2) from None
+        needs_extra("plots need matplotlib", "bench")
     for file in draw(spec, outcome, folder, slo_s):
         console.print(f"wrote {file}")

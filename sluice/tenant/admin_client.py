@@ -16,11 +16,13 @@ import typer
 from sluice.terminal import stop
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
+URL_VARIABLE: Final = "SLUICE_URL"
 KEY_VARIABLE: Final = "SLUICE_ADMIN_KEY"
 LIMIT_S: Final = 30.0
 _BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
 _INSTEAD: Final = {
     "entitlement_not_found": "`sluice tenant list` shows those that there are.",
+    "worker_not_found": "`sluice workers` lists them.",
     "entitlement_exists": "`sluice tenant change` gives it other terms.",
     "tenant_not_found": "`sluice tenants list` shows those that there are.",
     "tenant_exists": "`sluice tenants change` changes it.",
@@ -28,7 +30,10 @@ _INSTEAD: Final = {
 """Error code -> hint for the command line; the gateway's own hint names an HTTP route."""
 
 UrlOption = Annotated[
-    str, typer.Option("--url", help="The gateway: its management port where it has one.")
+    str,
+    typer.Option(
+        "--url", envvar=URL_VARIABLE, help="The gateway: its management port where it has one."
+    ),
 ]
 KeyFileOption = Annotated[
     Path | None,
@@ -56,6 +61,7 @@ class AdminClient:
         params: Mapping[str, str | int] | None = None,
         body: Mapping[str, object] | None = None,
         content: bytes | None = None,
+        limit_s: float = LIMIT_S,
     ) -> Any:
         """Call `path` below /admin (one part each, unquoted); returns JSON, or None if empty.
 
@@ -66,7 +72,7 @@ class AdminClient:
         where = "/".join(quote(part, safe="") for part in ("admin", *path))
         try:
             # No proxies and no .netrc from the environment: the key goes to the gateway alone.
-            with httpx.Client(timeout=LIMIT_S, trust_env=False) as client:
+            with httpx.Client(timeout=limit_s, trust_env=False) as client:
                 answer = client.request(
                     method,
                     f"{self._url}/{where}",

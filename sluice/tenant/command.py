@@ -267,7 +267,8 @@ def audit(
     if as_json:
         echo_json(found)
     else:
-        console().print(tables.audit(found))
+        for line in tables.audit(found):
+            typer.echo(line)
 
 
 def _change(

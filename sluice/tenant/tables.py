@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from sluice.changes import WIDTH
 from sluice.fitted_table import fitted
 from sluice.terminal import table
 
@@ -105,20 +107,15 @@ def _limits(key: Mapping[str, Any]) -> Iterator[str]:
         yield f"{budget[unit]} {unit} per {budget['window']}"
 
 
-def audit(records: Iterable[Mapping[str, Any]]) -> Table:
-    """One row per change, the newest first."""
-    found = table("time", "who", "what", "of", "change")
+def audit(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A line per change, the newest first, and under it the fields that it set."""
     for record in records:
-        at = datetime.fromtimestamp(record["time_unix_s"], UTC)
-        changed = changes(record["before"], record["after"])
-        found.add_row(
-            at.strftime("%Y-%m-%d %H:%M:%SZ"),
-            record["who"],
-            record["what"],
-            escape(record["entitlement"] or f"tenant {record['tenant']}"),
-            escape("\n".join(changed) if record["what"] not in {"create", "delete"} else ""),
-        )
-    return found
+        at = datetime.fromtimestamp(record["time_unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        of = record["entitlement"] or f"tenant {record['tenant']}"
+        yield f"{at}  {record['what']} {of}  by {record['who']}"
+        if record["what"] not in {"create", "delete"}:
+            for line in changes(record["before"], record["after"]):
+                yield from wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _state(entitlement: Mapping[str, Any]) -> str:

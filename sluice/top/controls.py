@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 ENTITLEMENT_ORDERS: Final = ("load", "refused", "debt", "priority", "name")
-WORKER_ORDERS: Final = ("load", "state", "name")
+WORKER_ORDERS: Final = ("state", "load", "name")
+"""Those that are out come first."""
 _MAX_TEXT: Final = 64
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -20,11 +21,15 @@ _FIXED_LINES: Final = 8
 """Lines of a screen that are no rows of entitlements, workers or decisions, without the pools."""
 
 _WRONG_LINES: Final = 3
+_CAUSE: Final = 40
+"""Characters of a worker's cause."""
 
 _POOLS: Final = (
     *("pool", "model", "ready", "slots", "KV", "queue", "boundary", "want", "coverage"),
 )
-_WORKERS: Final = (*("worker", "pool", "state", "in flight", "tokens", "KV", "hits", "speed"),)
+_WORKERS: Final = (
+    *("worker", "pool", "state", "in flight", "tokens", "KV", "hits", "speed", "cause"),
+)
 _ENTITLEMENTS: Final = (
     *("entitlement", "class", "state", "in flight", "limit", "tokens/s", "debt", "priority"),
     *("SLO met", "refused", "most for"),
@@ -136,10 +141,11 @@ def _workers(workers: Sequence[Row], width: int) -> Table:
             "KV": _percent(worker["kv"]),
             "hits": _percent(worker["hit_rate"]),
             "speed": "-" if not worker["slowness"] else f"{1 / worker['slowness']:.2f}x",
+            "cause": shorten(worker.get("why") or "-", _CAUSE, placeholder=" …"),
         }
         for worker in workers
     ]
-    return _fit(rows, _WORKERS, width, ("tokens", "hits", "speed", "KV", "pool"))
+    return _fit(rows, _WORKERS, width, ("tokens", "hits", "speed", "KV", "pool", "cause"))
 
 
 def _entitlements(found: Sequence[Row], width: int) -> Table:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gateway.settings.install import install
 from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
 from predictor.rows import Found, read_rows
 from sluice.terminal import JsonOption, PlainConsole
@@ -106,7 +107,7 @@ def _train_all(found: Found, alpha: float, boosted: bool, *, as_json: bool) -> l
         from predictor.train import TooFewRows
         from predictor.train import train as fit
     except ImportError as error:
-        _refuse(f"{error.name} is missing", "pip install 'sluice-gateway[train]'", as_json=as_json)
+        _refuse(f"{error.name} is missing", install("train"), as_json=as_json)
     judged = []
     for (model, pool), rows in sorted(found.rows.items()):
         name = f"{model}/{pool}"

@@ -170,7 +170,7 @@ def test_it_asks_for_a_key_refuses_a_wrong_one_and_forgets_it(
     assert browser.wait("location.pathname") == "/dashboard"
     assert browser.wait("document.activeElement.id === 'key'")
     browser.driver.switch_to.active_element.send_keys("sk-wrong\n")
-    assert "Send the admin key" in browser.wait("document.getElementById('problem').innerText")
+    assert "no admin or viewer key" in browser.wait("document.getElementById('problem').innerText")
     browser.listen()
     browser.problems.clear()  # the browser itself reports the 401
     browser.driver.switch_to.active_element.send_keys(f"{ADMIN_KEY}\n")

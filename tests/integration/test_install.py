@@ -139,8 +139,8 @@ def serves_and_compresses(environment: Environment) -> None:
     told = environment.sluice("compress", "prompt.txt", "--budget", "500", "--json")
     assert json.loads(told)["compressed"] is True
     for state, more, hint in (
-        ("redis://h:6379/0", "", "sluice-gateway[redis]"),
-        ("memory://", f", tokenizer: {__file__}", "sluice-gateway[exact]"),
+        ("redis://h:6379/0", "", ".[redis]"),
+        ("memory://", f", tokenizer: {__file__}", ".[exact]"),
     ):
         told = environment.sluice("check", "-c", configuration(environment, state, more), code=2)
         assert f"pip install '{hint}'" in told

@@ -25,6 +25,7 @@ from gateway.policy.request.head import FORWARDED
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
+from gateway.settings.install import install
 from gateway.web.metrics.page import MetricsPage
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server import tokenizer
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 ADRS = sorted(ROOT.glob("docs/adr/*.md"))
 SITE = [page for page in sorted(ROOT.glob("docs/**/*.md")) if page not in ADRS]
 PAGES = [*sorted(ROOT.glob("*.md")), *SITE, *ADRS]
+SHIPPED = ("sluice", "gateway", "planner", "simulator", "compressor", "predictor")
 UNITS = {"s": 1, "KiB": 1024, "MiB": 1024**2}
 
 
@@ -414,23 +416,20 @@ def test_make_targets_named_in_the_pages_exist() -> None:
         assert {a or b for a, b in named} <= targets
 
 
-def test_what_is_to_be_installed_is_this_project_and_has_that_extra() -> None:
-    """The name `sluice` on PyPI is another project's."""
+def test_what_is_to_be_installed_is_the_checkout_or_a_wheel() -> None:
+    """No index has the package, and the name `sluice` on PyPI is another project's."""
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    sources = [
-        p for folder in ("gateway", "sluice", "compressor") for p in ROOT.glob(f"{folder}/**/*.py")
-    ]
+    code = [file for name in SHIPPED for file in ROOT.glob(f"{name}/**/*.py")]
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
-    files = [*sources, *pages, ROOT / "docs/sluice.yaml", ROOT / "pyproject.toml"]
-    hints = {
-        h
-        for f in files
-        for h in re.findall(r"\b(sluice(?:-\w+)?)\[([a-z,]+)\]", f.read_text("utf-8"))
-    }
-    assert {"redis", "exact", "plan", "train", "bench"} <= {extra for _, extra in hints}
-    for name, extras in hints:
-        assert name == project["name"] == "sluice-gateway"
-        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    named = set()
+    for file in (*code, *pages, ROOT / "docs/sluice.yaml", ROOT / "docs/sluice.schema.json"):
+        text = file.read_text("utf-8")
+        assert not re.search(r"sluice[-_]gateway\[|pip install [^\n`]*\bsluice\b", text), file
+        named.update(re.findall(r"'\.\[(\w+)\]'", text))
+        named.update(re.findall(r"""(?:install\(|needs_extra\([^)]*)"(\w+)"\)""", text))
+    assert {"redis", "exact", "jwt", "otel", "plan", "train", "bench"} <= named
+    assert named <= project["optional-dependencies"].keys()
+    assert install("redis").startswith("pip install '.[redis]' in Sluice's checkout")
     assert project["scripts"] == {"sluice": "sluice.__main__:main"}
 
 

@@ -3,7 +3,8 @@
 The settlement reports each request once; boundary control reads the counts every minute. A rescue
 counts only if the usage of the engine that then served the request confirms that it was too long,
 because a client can provoke a refusal. An overrun is an answer without a client's limit that ended
-at its pool's window, where a larger window would have let it continue. An answer that passes the
+at its pool's window, where a larger window would have let it continue, or a request for which an
+engine ran out of memory. An answer that passes the
 boundary within the window is no overrun: it costs memory, and the engines' preemptions show when
 memory is short.
 """
@@ -75,7 +76,10 @@ class BoundaryWatch:
                 self._first[pool] = tenant
             elif first != tenant:
                 self.several[pool] = True
-            if attempt.result in _TOO_LONG and usage.source == "engine":
+            if attempt.result == "out_of_memory":
+                self.overruns[pool] += 1
+                self._note(pool, tenant)
+            elif attempt.result in _TOO_LONG and usage.source == "engine":
                 needed = (usage.prompt_tokens or 0) + (cap_tokens or 1)
                 if needed > routing.pools[pool].window_tokens:
                     self.rescues[pool] += 1

@@ -18,6 +18,8 @@ from typing import Literal
 
 from gateway.records.record import Record
 
+_SAID_BYTES = 4096
+"""Of an engine's error in which a cause is looked for."""
 FaultKind = Literal[
     "local",
     "connect",
@@ -48,6 +50,13 @@ class Fault(Record, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     """Of an overflow, as is `window_tokens`."""
     window_tokens: int = 0
+
+    @property
+    def result(self) -> str:
+        """Its name in the log; without memory, an engine speaks against its pool's boundary."""
+        if self.kind == "server_error" and b"out of memory" in self.body[:_SAID_BYTES].lower():
+            return "out_of_memory"
+        return self.kind
 
     @property
     def hurts_health(self) -> bool:

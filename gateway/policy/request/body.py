@@ -291,10 +291,6 @@ def _tokenize(body: schema.TokenizeBody, tally: Tally) -> Measure:
     return _prompts(body.prompt, "prompt", tally)
 
 
-def _detokenize(body: schema.DetokenizeBody, tally: Tally) -> Measure:
-    return _prompts(body.tokens, "tokens", tally)
-
-
 def _cohere_embed(body: schema.CohereEmbedBody, tally: Tally) -> Measure:
     sizes = tally.add_side(body.texts, "texts") + tally.add_side(body.inputs, "inputs")
     for image in body.images or ():
@@ -415,7 +411,7 @@ READERS: dict[str, _Reader] = {
     "tokenize": _reader(schema.TokenizeBody, _tokenize),
     "rerank": _reader(schema.RerankBody, _rerank),
     "score": _reader(schema.ScoreBody, _score),
-    "detokenize": _reader(schema.DetokenizeBody, _detokenize),
+    "detokenize": _reader(schema.DetokenizeBody, lambda b, t: _prompts(b.tokens, "tokens", t)),
     "cohere_embed": _reader(schema.CohereEmbedBody, _cohere_embed),
 }
 """Endpoint name -> (decode, decode laxly, count, top-level members that are known)."""

@@ -227,9 +227,8 @@ class Tally:
                 continue
             kind = part.type
             if kind is None:
-                kind = "text" if part.text is not None else ""
-                if part.image_url is not ABSENT and not kind:
-                    kind = "image_url"
+                kind = "" if part.image_url is ABSENT else "image_url"
+                kind = kind if part.text is None else "text"
             if kind in TEXT_KINDS:
                 if part.text is None:
                     raise missing(f"{where}[{index}].text")

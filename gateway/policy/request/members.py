@@ -134,9 +134,7 @@ _DATA_CHARS: Final = 3_072
 """What data counts at least, unless it is shorter: about as much as an image of 768 tokens."""
 _DATA_CHARS_PER_CHAR: Final = 1_024
 """Embeddings of one token, the smallest there are, take 4,096 characters of base64."""
-_DATA: Final = re.compile(
-    r'"(?:data:[^",]{0,256},)?[A-Za-z0-9+/_=\\-]{%d,}"' % _DATA_CHARS  # noqa: UP031
-)
+_DATA: Final = re.compile(r'(?:data:[^",]{0,256},)?[A-Za-z0-9+/_=\\-]+')
 _OTHER_KIND: Final[Mapping[str, None]] = {"type": None}
 
 Pieces = list[bytes | memoryview]
@@ -259,11 +257,17 @@ def compact(raw: Raw, param: str) -> str:
 
 def without_data(text: str) -> str:
     """JSON text whose opaque data is cut to as many characters as text of its cost has."""
-    return text if len(text) < _DATA_CHARS else _DATA.sub(_cut, text)
-
-
-def _cut(data: re.Match[str]) -> str:
-    return data[0][: max(_DATA_CHARS, len(data[0]) // _DATA_CHARS_PER_CHAR)]
+    kept = []
+    done, at = 0, _DATA_CHARS
+    while at < len(text) and (end := text.find('"', at)) >= 0:
+        # A string that long lies over one of the places looked at; few quotes are.
+        start = text.rfind('"', done, at) + 1
+        if end - start >= _DATA_CHARS and _DATA.fullmatch(text, start, end):
+            most = max(_DATA_CHARS, (end - start) // _DATA_CHARS_PER_CHAR)
+            kept.append(text[done : start + most])
+            done = end
+        at = end + _DATA_CHARS
+    return "".join((*kept, text[done:]))
 
 
 NOT_TEXT: Final = STEERING_FIELDS | {

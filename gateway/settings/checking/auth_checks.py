@@ -6,10 +6,9 @@ from pathlib import Path
 
 from gateway.settings.config import Config
 from gateway.settings.explain import nearest
+from gateway.settings.install import install
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
-
-_INSTALL = "pip install 'sluice-gateway[jwt]'"
 
 
 def check_auth(document: Document, config: Config) -> None:
@@ -17,7 +16,7 @@ def check_auth(document: Document, config: Config) -> None:
     _check_admin_keys(document, config)
     issuers = config.auth.jwt
     if issuers and (find_spec("jwt") is None or find_spec("cryptography") is None):
-        document.add(("auth", "jwt"), "PyJWT is not installed", _INSTALL)
+        document.add(("auth", "jwt"), "PyJWT is not installed", install("jwt"))
     tenants = {each.name for each in config.tenants} | {e.tenant for e in config.entitlements}
     seen: dict[str, KeyPath] = {}
     for index, issuer in enumerate(issuers):

@@ -14,6 +14,7 @@ from gateway.settings.checking.worker_checks import (
     is_file,
 )
 from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.install import install
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
 from predictor.artifact import ArtifactError, load
@@ -174,7 +175,7 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
         document.add(
             (*where, "tokenizer"),
             "the reader is not installed",
-            "pip install 'sluice-gateway[exact]'",
+            install("exact"),
         )
     if not is_file(str(asked.tokenizer)):
         document.add((*where, "tokenizer"), "no such file", "give the path of tokenizer.json")

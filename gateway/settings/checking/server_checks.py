@@ -1,10 +1,12 @@
 """Checks of the server's own sections, and of what they ask of the machine."""
 
+import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Final
 
 from gateway.settings.config import Config
+from gateway.settings.install import install
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_server_tls
 from gateway.settings.token_pools import limits_tenants
@@ -23,7 +25,8 @@ def check_config(document: Document, config: Config) -> None:
             f"below eject_s ({config.health.eject_s:g})",
             f"give at least {config.health.eject_s:g}",
         )
-    held_bytes = config.server.max_held_body_bytes // config.server.workers
+    stated_bytes = config.server.max_held_body_bytes
+    held_bytes = (stated_bytes or sys.maxsize) // config.server.workers
     if held_bytes < config.server.max_body_bytes:
         document.add(
             ("server", "max_held_body_bytes"),
@@ -49,7 +52,7 @@ def check_config(document: Document, config: Config) -> None:
         document.add(
             ("telemetry", "otlp"),
             "the exporter is not installed",
-            "pip install 'sluice-gateway[otel]'",
+            install("otel"),
         )
 
 

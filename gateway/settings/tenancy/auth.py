@@ -83,4 +83,4 @@ class AuthConfig(Section):
     """Who may send requests, besides the keys of tenants and entitlements."""
 
     jwt: Annotated[tuple[JwtIssuerConfig, ...], Field(max_length=16)] = ()
-    """Issuers of tokens. Needs `pip install 'sluice-gateway[jwt]'`."""
+    """Issuers of tokens. Needs the extra `jwt`."""

@@ -18,7 +18,7 @@ from gateway.errors import RateLimited, Unavailable
 MAX_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
 """Bound per process for unfinished requests without a known key, if it is not less."""
 MAX_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""Default bound per process."""
+"""Default bound, if the memory limit allows it."""
 COUNTED_FROM_BYTES: Final = 16 * 1024
 """Smaller requests are not counted, because all connections together hold little of them."""
 _RETRY_AFTER_S: Final = 2.0

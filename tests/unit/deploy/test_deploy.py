@@ -17,6 +17,7 @@ import typer.main
 import yaml
 
 from gateway.metrics import Histogram, Metrics
+from gateway.policy.fleet.engine_metrics import ALIASES
 from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
@@ -284,7 +285,8 @@ def gateway_metrics() -> dict[str, set[str]]:
 
 def known_metrics() -> dict[str, set[str] | None]:
     """Series -> labels; None where any may be asked for."""
-    known: dict[str, set[str] | None] = dict.fromkeys(recorded() | {"up", "ALERTS"})
+    sglang = {n for names in ALIASES.values() for n in names if n.startswith("sglang:")}
+    known: dict[str, set[str] | None] = dict.fromkeys(recorded() | {"up", "ALERTS"} | sglang)
     known |= {name: labels | SCRAPED for name, labels in gateway_metrics().items()}
     known |= {name: labels | SCRAPED | {"pool"} for name, labels in engine_metrics().items()}
     return known

@@ -174,6 +174,17 @@ def test_serve_takes_the_address_from_its_options() -> None:
     assert server.admin_key == config.server.admin_key
 
 
+def test_check_names_the_kv_cache_that_the_catalogue_knows(tmp_path: Path) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text(
+        "version: 1\nmodels:\n  - name: meta-llama/Llama-3-70B-Instruct\n    pools:\n"
+        "      all: {max_model_len: 8192, max_num_seqs: 8, workers: ['http://127.0.0.1:1']}\n"
+    )
+    cli.register()
+    said = CliRunner().invoke(cli.app, ["check", "-c", str(file)]).output
+    assert "kv_bytes_per_token: 327680 (llama-3-70b)" in " ".join(said.split())
+
+
 def test_version_help_and_unknown_verbs() -> None:
     runner = CliRunner()
     cli.register()

@@ -6,6 +6,10 @@ let stream = null;
 let paused = false;
 let searched = "";
 
+const WRONG_KEY =
+  "This is no admin or viewer key of this gateway: those of server in its file, not a client's key. " +
+  "A client sees its own limits and use with: sluice me";
+
 class Refused extends Error {}
 
 function headers() {
@@ -17,7 +21,7 @@ async function answer(path, signal) {
   const found = await fetch(`dashboard/${path}`, { headers: headers(), signal, cache: "no-store" });
   if (found.ok) return found;
   const told = await found.json().catch(() => ({}));
-  const message = told.error?.message || `the gateway answered ${found.status}`;
+  const message = found.status === 401 ? WRONG_KEY : told.error?.message || `the gateway answered ${found.status}`;
   throw found.status === 401 || found.status === 403 ? new Refused(message) : new Error(message);
 }
 const ask = async (path) => (await answer(path)).json();

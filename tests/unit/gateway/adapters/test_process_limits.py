@@ -2,10 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gateway.adapters.process_limits import files_needed, shortage
+from gateway.adapters.process_limits import (
+    PARTS,
+    files_needed,
+    memory_limit,
+    memory_shortage,
+    shortage,
+)
 
 RAISED = """
 import resource, sys
@@ -40,3 +47,52 @@ def test_what_is_missing_is_told_with_a_number_that_would_do() -> None:
     assert f"ulimit -n {files_needed(10_000, 8)}" in said
     fits = int(said.split()[-1])
     assert shortage(fits, 8, 4096) is None
+
+
+GIB = 1 << 30
+VERSION_2 = {
+    "proc/self/cgroup": "0::/system.slice/sluice.service\n",
+    "sys/fs/cgroup/system.slice/memory.max": f"{3 * GIB}\n",
+    "sys/fs/cgroup/system.slice/sluice.service/memory.max": "max\n",
+}
+CONTAINER_2 = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{GIB}\n"}
+CONTAINER_1 = {
+    "proc/self/cgroup": "9:cpu,cpuacct:/docker/ab\n4:memory:/docker/ab\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+}
+NO_LIMIT = {"proc/self/cgroup": "0::/user.slice\n", "sys/fs/cgroup/user.slice/memory.max": "max\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        (VERSION_2, 3 * GIB),
+        (CONTAINER_2, GIB),
+        (CONTAINER_1, 2 * GIB),
+        (NO_LIMIT, sys.maxsize),
+        ({}, sys.maxsize),
+    ],
+)
+def test_the_memory_limit_is_the_least_of_the_cgroups(
+    files: dict[str, str], limit: int, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == limit
+
+
+def test_a_limit_of_address_space_is_a_memory_limit() -> None:
+    limited = 'ulimit -v 2097152 && exec "$0" -c \'from gateway.adapters.process_limits import *; '
+    limited += "print(memory_limit())'"
+    command = ["bash", "-c", limited, sys.executable]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert int(said) <= 2 * GIB
+
+
+def test_bodies_may_hold_a_part_of_the_memory() -> None:
+    assert memory_shortage(0, GIB) is memory_shortage(GIB // PARTS, GIB) is None
+    said = memory_shortage(2 * GIB, GIB)
+    assert said is not None
+    assert "max_held_body_bytes is 2,147,483,648" in said
+    assert "268,435,456 for bodies: leave it out" in said

@@ -131,7 +131,7 @@ async def turns(count: int = 20) -> None:
 async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful_estimate() -> None:
     # 250,000 bytes are 69,445 tokens by the careful ratio, 31,250 at least; the bucket holds the
     # largest window, 65,536.
-    bench = Bench(entitled("e", tokens_per_s=100))
+    bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
     reply = FakeReply()
     await bench.serve("e", reply, text="word " * 50_000)
     assert reply.status == 200
@@ -141,7 +141,7 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
 
 
 async def test_too_long_for_everybody_is_told_as_clients_know_it() -> None:
-    bench = Bench(entitled("e", tokens_per_s=100))
+    bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
     reply = FakeReply()
     await bench.serve("e", reply, text="word " * 120_000)
     assert reply.refusal is not None
@@ -165,7 +165,7 @@ async def test_a_batch_is_refused_for_ever_only_by_its_lowest_plausible_count(
 
 
 async def test_an_answer_tells_the_limits_in_force() -> None:
-    bench = Bench(entitled("e", limit=5, tokens_per_s=100.0))
+    bench = Bench(entitled("e", limit=5, tokens_per_s=100.0, tokens_per_s_limit=100.0))
     reply = FakeReply()
     await bench.serve("e", reply)
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
@@ -236,7 +236,7 @@ async def test_without_a_target_nothing_is_counted() -> None:
 
 
 async def test_what_was_used_is_charged_and_recorded() -> None:
-    bench = Bench(entitled("e", tokens_per_s=100.0))
+    bench = Bench(entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0))
     await bench.serve("e", FakeReply())
     account, record = bench.book.accounts["e"], bench.record("lease-e")
     assert (account.used, account.debited - account.refunded) == (13, 13)
@@ -335,7 +335,9 @@ async def test_a_protected_request_that_is_served_in_time_displaces_nobody() -> 
 
 async def test_a_stream_past_its_reserve_reserves_more_and_is_not_cut() -> None:
     many = [chunk("word") for _ in range(400)]
-    bench = Bench(entitled("e", tokens_per_s=100.0), script=(stream(*many, HANG),))
+    bench = Bench(
+        entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0), script=(stream(*many, HANG),)
+    )
     task = bench.begin("e", FakeReply(), stream=True)
     await bench.upstream.hanging.wait()
     before = bench.book.leases["lease-e"].estimate_tokens

@@ -712,7 +712,7 @@ def test_each_kind_of_redis_has_a_way_of_its_own() -> None:
 def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (found,) = problems(BASE + "state: {url: 'redis://h:6379/0'}\n")
-    assert "pip install 'sluice-gateway[redis]'" in found
+    assert "pip install '.[redis]'" in found
 
 
 @pytest.mark.parametrize("missing", ["the exporter", "all of it"])
@@ -725,7 +725,7 @@ def test_a_missing_exporter_says_what_to_install(
 
     monkeypatch.setattr("gateway.settings.checking.server_checks.find_spec", find_spec)
     (found,) = problems(BASE + "telemetry: {otlp: true}\n")
-    assert "pip install 'sluice-gateway[otel]'" in found
+    assert "pip install '.[otel]'" in found
     assert not read(BASE + "telemetry: {otlp: false}\n").telemetry.otlp
 
 

@@ -285,7 +285,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     result = run(plan, "--workload", "azure", "--rate", "10")
     assert result.exit_code == 2
-    assert "pip install 'sluice-gateway[plan]'" in result.stderr
+    assert "pip install '.[plan]'" in result.stderr
 
 
 TENANTS = """\

@@ -18,7 +18,7 @@ def test_q_and_control_c_end_it() -> None:
 def test_orders_go_round() -> None:
     controls, asked = pressed(*"s" * len(ENTITLEMENT_ORDERS), "w")
     assert all(asked)
-    assert controls.query() == {"entitlements_order": "load", "workers_order": "state"}
+    assert controls.query() == {"entitlements_order": "load", "workers_order": "load"}
     assert pressed("s")[0].query()["entitlements_order"] == "refused"
     assert "entitlements by refused" in pressed("s")[0].help()
 

@@ -15,6 +15,7 @@ POOL: dict[str, Any] = {
 }  # fmt: skip
 WORKER: dict[str, Any] = {
     "worker": "10.0.0.1:8000", "model": "llama-3-70b", "pool": "short", "state": "down",
+    "why": "name not found: 10.0.0.1",
     "active": 3, "slots": 64, "tokens": 9_000, "kv": 0.5, "hit_rate": None, "slowness": 2.0,
 }  # fmt: skip
 TENANT: dict[str, Any] = {
@@ -73,7 +74,10 @@ def test_a_pipe_gets_every_row_and_column() -> None:
     assert sum("req-5bd94c58ba54-1f" in line for line in lines) == 50
     assert "61.2 req/s  - refused/s  2,565 tok/s  TTFT 6.6 ms / 550 ms  overhead 0.28 ms" in text
     assert "short  llama-3-70b  1/2    30/128  25%      3     8,192     2       95%" in text
-    assert "10.0.0.1:8000  short  down        3/64   9,000  50%     -  0.50x" in text
+    assert (
+        "10.0.0.1:8000  short  down        3/64   9,000  50%     -  0.50x  name not found: 10.0.0.1"
+        in text
+    )
     assert "97%       12  concurrency" in text
     assert "compressed 12043->8110" in text
     assert "entitlements (50 of 100)" in text

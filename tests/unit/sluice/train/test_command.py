@@ -192,4 +192,4 @@ def test_without_scikit_learn_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     result = run("--log", log, "-o", tmp_path / "p.json")
     assert result.exit_code == 2
-    assert "pip install 'sluice-gateway[train]'" in result.output
+    assert "pip install '.[train]'" in result.output

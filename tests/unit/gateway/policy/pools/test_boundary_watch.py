@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
+from gateway.policy.pools.retry import Fault
 from gateway.records.attempt import Attempt
 from gateway.records.decision import DecisionRecord
 from tests.builders import decision, short_and_long
@@ -52,6 +53,15 @@ def test_an_answer_that_ended_at_its_window_is_an_overrun() -> None:
     assert watch.overruns == [1, 0]
     within = told(settled(("short", "ok"), prompt_tokens=5000, completion_tokens=3191))
     assert within.overruns == [0, 0]
+
+
+def test_an_engine_that_ran_out_of_memory_speaks_against_its_boundary() -> None:
+    said = b'{"message": "CUDA out of memory. Tried to allocate 2.00 GiB"}'
+    fault = Fault(kind="server_error", message="status 500", status=500, body=said)
+    watch = told(settled(("short", fault.result), ("long", "ok")))
+    assert (watch.overruns, watch.requests) == ([1, 0], [1, 1])
+    other = Fault(kind="server_error", message="status 500", status=500, body=b"oops")
+    assert told(settled(("short", other.result))).overruns == [0, 0]
 
 
 def test_an_answer_that_somebody_limited_is_none() -> None:

@@ -329,7 +329,7 @@ def test_bodies_of_pooling_models_count_by_prompt() -> None:
         (CLASSIFY, {"input": ["a", "bcd"], "softmax": True}, (4, 3, 2)),
         (CLASSIFY, {"messages": messages("abc")}, (3, 3, 1)),
         (POOLING, {"input": "abc", "task": "token_classify"}, (3, 3, 1)),
-        (POOLING, {"data": {"tile": DATA}, "softmax": False}, (3_072 + 9, 3_072 + 9, 1)),
+        (POOLING, {"data": {"tile": DATA}, "softmax": False}, (3_072 + 11, 3_072 + 11, 1)),
         (COHERE_EMBED, {"texts": ["ab", "c"], "truncate": "END"}, (3, 2, 2)),
         (COHERE_EMBED, {"inputs": [pictured, pictured]}, (6, 3, 2)),
         (COHERE_EMBED, {"images": [f"data:image/png;base64,{png(75, 750)}"]}, (0, 0, 1)),

@@ -87,6 +87,7 @@ class Bench:
                     baseline=(2, 2) if reserves else (),
                     limit=limit,
                     tokens_per_s=1_000.0,
+                    tokens_per_s_limit=1_000.0,
                 )
             )
         models = {"m": self.served}
