@@ -6,22 +6,131 @@ Pure: a decision record in, text out. The dashboard, the tenant API and `sluice 
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from gateway.records.decision import DecisionRecord
 from gateway.records.plain_text import plain
 from gateway.records.record import Record
-from gateway.records.story_words import (
-    COMPRESSION,
-    ENDINGS,
-    FAULTS,
-    OUTCOMES,
-    PLANS,
-    REFUSALS,
-    grouped,
-)
 
 _MS: Final = 1000.0
+
+PLANS: Final = {
+    "only_pool": "the model's only one",
+    "within_boundary": "because the total is within its boundary",
+    "over_boundary": "because the total is over the smaller pool's boundary",
+    "over_window": "because prompt and limit exceed the smaller pool's window",
+    "largest_window_doubtful": "the largest, although the request may exceed even its window",
+    "prefix_held": "because its workers have cached the beginning of this conversation",
+    "within_gamma": "over the boundary by so little that compression may fit the smaller pool",
+    "observed": "the one with most room, because the boundary is only observed",
+    "would_refuse": "although enforced, the gateway would have refused the request as too long",
+}
+"""By `plan.reason`."""
+
+REFUSALS: Final = {
+    "keys_not_read": "its state store was away since the start, so revoked keys were unknown",
+    "key_expired": "its API key has expired",
+    "key_suspended": "its API key is suspended",
+    "tenant_suspended": "its tenant is suspended",
+    "missing_api_key": "it came without an API key",
+    "invalid_api_key": "its API key is unknown",
+    "entitlement_expired": "its entitlement has expired",
+    "entitlement_suspended": "its entitlement is suspended",
+    "entitlement_unknown": "its entitlement is unknown to the token pool",
+    "entitlement_pending": "the pool cannot hold this entitlement's reserve yet",
+    "entitlement_degraded": "the pool lost capacity and serves only reserved work",
+    "model_not_entitled": "its key is for another model",
+    "model_not_found": "no model has that name",
+    "exceeds_entitlement": "it is larger than its limits allow, so waiting does not help",
+    "tokens": "the entitlement's token rate is used up",
+    "key_requests": "its key has made as many requests in the last minute as it may",
+    "key_concurrency": "its key has as many sequences in flight as it may",
+    "budget": "a budget of its tenant, entitlement or key is spent",
+    "budget_reserved": "requests in flight hold the rest of a budget",
+    "concurrency": "the entitlement has as many sequences in flight as it may",
+    "kv": "the bytes of KV cache of the entitlement or of the pool are taken",
+    "priority": "the pool is full of work of at least this priority",
+    "evicted": "it gave way to a request with a reserved place",
+    "context_length_exceeded": "it is too long for the largest window",
+    "no_worker_ready": "no worker was in the rotation",
+    "engine_busy": "the queue of every engine was full",
+    "queue_full": "too many requests already waited in the gateway",
+    "queue_timeout": "no worker became free within the time that a request may wait",
+    "engine_error": "every attempt failed before the first byte",
+    "engine_connection_broken": "every attempt failed before the first byte",
+    "engine_timeout": "every attempt timed out before the first byte",
+    "engines_ended": "two engines failed on the very same request a moment before",
+    "state_unavailable": "the state store was away, and the gateway is told to refuse then",
+    "gateway_exhausted": "the gateway's machine ran out of connections or memory",
+    "too_many_leases": "another proxy holds too many leases without reporting their use",
+}
+"""By `reason` or `admission.would_deny`."""
+
+COMPRESSION: Final = {
+    "not_text": "it has no single text to cut",
+    "category": "its kind of text is not compressed",
+    "tools": "it defines tools",
+    "several_prompts": "the request has several prompts",
+    "not_busy": "the larger pool had room for it as it was",
+    "not_requested": "the client did not ask for it",
+    "not_retrieval": "it is no question over retrieved passages",
+    "no_question": "it asks nothing that a passage could answer",
+    "several_questions": "it asks several questions",
+    "cross_lingual": "its question shares no words with the passages",
+    "broad_question": "its question concerns most of the passages",
+    "few_shot": "it shows examples, which the task needs",
+    "echo": "the answer repeats the prompt",
+    "suffix": "the answer goes into the middle of a text",
+    "prompt_logprobs": "the answer rates each token of the prompt",
+    "no_budget": "the answer leaves no room for it in the smaller pool",
+    "refused_by_client": "the client refuses compression",
+    "refused_by_entitlement": "the entitlement refuses compression",
+    "cached_conversation": "an engine has cached this conversation as it came",
+    "cached_prefix": "an engine has cached its beginning",
+    "spilled": "the request spilled to another pool",
+    "other_pool": "admission put it into the larger pool",
+    "observed": "compression is only observed",
+    "queue_full": "too many prompts already waited for the compressor",
+    "timeout": "the compressor exceeded its time limit",
+    "failed": "the compressor failed",
+}
+"""By `compression.not_compressed`; the compressor's own reasons are shown as they are."""
+
+FAULTS: Final = {
+    "connect": "refused the connection",
+    "frozen": "was frozen",
+    "reset": "broke the connection",
+    "timeout": "timed out",
+    "protocol": "answered with broken HTTP",
+    "server_error": "answered with a server error",
+    "out_of_memory": "ran out of memory",
+    "busy": "was busy",
+    "not_served": "did not serve the model",
+    "overflow": "found the prompt too long",
+    "empty": "answered nothing",
+    "local": "could not be called from here",
+}
+"""By the `result` of an attempt."""
+
+OUTCOMES: Final = {
+    "ok": "The request was served",
+    "error": "The engine refused the request",
+    "refused": "The request ended there",
+    "fell_back": "The gateway asked another model instead",
+    "evicted": "The request gave way to a request with a reserved place",
+    "disconnected": "The client left before the end",
+    "upstream_error": "The engines failed",
+    "internal_error": "The gateway failed",
+    "expired": "Another proxy never reported its use",
+}
+"""By `outcome`."""
+
+ENDINGS: Final = {
+    "refused": "The gateway refused the request with",
+    "fell_back": "This model could not serve the request and would have answered",
+    "evicted": "The gateway ended the request with",
+    "upstream_error": "The client got",
+    "error": "The client got the engine's refusal, with",
+}
+"""By `outcome`, of requests that ended with a reason; the status follows."""
 
 
 class Step(Record, frozen=True, kw_only=True):
@@ -49,30 +158,30 @@ def steps_of(record: DecisionRecord) -> list[Step]:
     first = None if timing.ttft_s is None else timing.ttft_s * _MS
     end = None if timing.duration_s is None else timing.duration_s * _MS
     start = None if decided is None else 0.0
-    found = [Step(name="request", text=_request(record), start_ms=0.0, duration_ms=end)]
-    for name, text in (
-        ("estimate", _estimate(record)),
-        ("plan", _plan(record)),
-        ("admission", _admission(record)),
+    found = []
+    before = None if decided is None else decided + compress
+    for name, text, began, took in (
+        ("request", _request(record), 0.0, end),
+        ("estimate", _estimate(record), start, decided),
+        ("plan", _plan(record), start, decided),
+        ("admission", _admission(record), start, decided),
+        ("compression", _compression(record), decided, timing.compress_ms),
+        ("queue", _queue(record), before, queue),
+        *_answer(record, sent, first, end),
+        ("ending", _ending(record), end, 0.0),
+        ("settle", _settle(record), end, 0.0),
     ):
         if text:
-            found.append(Step(name=name, text=text, start_ms=start, duration_ms=decided))
-    if text := _compression(record):
-        found.append(
-            Step(name="compression", text=text, start_ms=decided, duration_ms=timing.compress_ms)
-        )
-    if text := _queue(record):
-        before = None if decided is None else decided + compress
-        found.append(Step(name="queue", text=text, start_ms=before, duration_ms=queue))
-    found += _answer(record, sent, first, end)
-    if text := _ending(record):
-        found.append(Step(name="ending", text=text, start_ms=end, duration_ms=0.0))
-    found.append(Step(name="settle", text=_settle(record), start_ms=end, duration_ms=0.0))
-    return [msgspec.structs.replace(step, text=plain(step.text)) for step in found]
+            found.append(Step(name=name, text=plain(text), start_ms=began, duration_ms=took))
+    return found
 
 
 def _request(record: DecisionRecord) -> str:
-    who = record.entitlement or _client(record)
+    who = record.entitlement  # a refused request may have none
+    if not who and record.key is None:
+        who = "A client without a valid key"
+    elif not who:
+        who = f"The key {record.key} of {record.tenant}"
     model = record.model or record.asked_model or "an unknown model"
     also = record.asked_model
     alias = f" (as {also})" if also and record.model and also != record.model else ""
@@ -166,16 +275,13 @@ def _compression(record: DecisionRecord) -> str:
 
 
 def _queue(record: DecisionRecord) -> str:
-    if record.worker is None:
-        return "" if not record.timing.queue_ms else _waited(record)
-    return f"{_waited(record)} {_choice(record)}"
-
-
-def _waited(record: DecisionRecord) -> str:
     waited = record.timing.queue_ms
-    if waited < 1:
-        return "The request did not wait in the gateway."
-    return f"The request waited {_duration(waited)} in the gateway for a worker."
+    text = "The request did not wait in the gateway."
+    if waited >= 1:
+        text = f"The request waited {_duration(waited)} in the gateway for a worker."
+    if record.worker is None:
+        return text if waited else ""
+    return f"{text} {_choice(record)}"
 
 
 def _choice(record: DecisionRecord) -> str:
@@ -207,7 +313,8 @@ def _choice(record: DecisionRecord) -> str:
 
 def _answer(
     record: DecisionRecord, sent: float | None, first: float | None, end: float | None
-) -> Iterator[Step]:
+) -> Iterator[tuple[str, str, float, float | None]]:
+    """Name, text, start and duration of the answer's steps."""
     if sent is None or first is None:
         return
     known = record.scheduling
@@ -215,30 +322,16 @@ def _answer(
     rest = None if end is None else max(0.0, end - first)
     if not record.stream:
         text = f"The engine answered in {_duration(before)} after it got the request"
-        yield Step(
-            name="prefill and decode",
-            text=f"{text}{_usage(record)}.",
-            start_ms=sent,
-            duration_ms=before,
-        )
+        yield "prefill and decode", f"{text}{_usage(record)}.", sent, before
         return
     guess = known.predicted_prefill_s
     said = "" if guess is None else f" (the predictor expected {_duration(guess * _MS)})"
-    yield Step(
-        name="prefill",
-        text=f"The first token came {_duration(first)} after the arrival{said}.",
-        start_ms=sent,
-        duration_ms=before,
-    )
+    text = f"The first token came {_duration(first)} after the arrival{said}."
+    yield "prefill", text, sent, before
     pace = record.timing.tpot_s
     speed = "" if pace is None else f" at {pace * _MS:.1f} ms per token"
     took = "" if rest is None else f" for {_duration(rest)}"
-    yield Step(
-        name="decode",
-        text=f"The engine streamed{took}{speed}{_usage(record)}.",
-        start_ms=first,
-        duration_ms=rest,
-    )
+    yield "decode", f"The engine streamed{took}{speed}{_usage(record)}.", first, rest
 
 
 def _ending(record: DecisionRecord) -> str:
@@ -267,13 +360,6 @@ def _usage(record: DecisionRecord) -> str:
     )
 
 
-def _client(record: DecisionRecord) -> str:
-    """Who asked, of a request for which no entitlement was chosen."""
-    if record.key is None:
-        return "A client without a valid key"
-    return f"The key {record.key} of {record.tenant}"
-
-
 def _settle(record: DecisionRecord) -> str:
     text = OUTCOMES.get(record.outcome, f"The request ended as {record.outcome}")
     if record.outcome in {"error", "upstream_error", "internal_error"}:
@@ -286,6 +372,12 @@ def _settle(record: DecisionRecord) -> str:
     if record.usage.prompt_tokens is not None:
         return f"{text}."
     return f"{text}; nothing was charged."
+
+
+def grouped(number: float | str) -> str:
+    """A whole number with thousands apart; other text as it is."""
+    text = str(number)
+    return f"{int(text):,}" if text.isdecimal() else text
 
 
 def _duration(ms: float) -> str:

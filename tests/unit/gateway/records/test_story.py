@@ -19,8 +19,7 @@ from gateway.records.decision import (
     TimingSection,
     UsageSection,
 )
-from gateway.records.story import steps_of, story_of
-from gateway.records.story_words import FAULTS, REFUSALS
+from gateway.records.story import FAULTS, REFUSALS, steps_of, story_of
 
 SERVED = DecisionRecord(
     schema=2,
