@@ -14,7 +14,7 @@ from gateway.settings.source import MAX_BYTES, Document, read
 from sluice.imports import litellm as of_litellm
 from sluice.imports import production_stack as of_stack
 from sluice.imports.litellm_api import fetch
-from sluice.imports.report import Report
+from sluice.imports.report import Report, told
 from sluice.imports.sections import problems_of, references, written
 from sluice.terminal import JsonOption, echo_json, stop
 
@@ -121,10 +121,8 @@ def _finish(
     else:
         if text and output is None:
             typer.echo(text, nl=False)
-        for line in lines:
-            typer.echo(str(line), err=True)
-        total = ", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))
-        typer.echo(f"{total or 'nothing found'}", err=True)
+        for line in told(lines):
+            typer.echo(line, err=True)
         if needed:
             typer.echo(f"set before you start: {', '.join(needed)}", err=True)
     if not text:

@@ -40,6 +40,8 @@ class Model:
     loras: list[str] = field(default_factory=list)
     """LoRA adapters, which are served under their own names."""
     fallbacks: list[str] = field(default_factory=list)
+    kind: str = ""
+    """What it is asked for where that is no chat: `embedding`, `rerank` and others."""
     first_byte_s: float | None = None
     price: dict[str, float] | None = None
     """`input`, `output`, and where known `cached_input`, per million tokens."""

@@ -249,7 +249,7 @@ class Tenancy:
             self._report.approximated(
                 (*path, "tpm_limit"),
                 "tokens_per_second, a sixtieth, and no more, for each model by itself; "
-                "a burst of 10 s",
+                "a bucket of 10 s of it, or of the widest window's tokens",
             )
         if "max_parallel_requests" in limits and not key:
             made["max_concurrency"] = limits["max_parallel_requests"]

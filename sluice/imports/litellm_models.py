@@ -18,6 +18,9 @@ _ENV: Final = "os.environ/"
 _NO_KEYS: Final = frozenset(
     {"", "none", "null", "empty", "dummy", "fake", "fake-key", "no-key", "na", "not-needed"}
 )
+_CHAT: Final = frozenset({"chat", "completion", "responses"})
+_EMBEDS: Final = r"embed|\b(?:bge|e5|gte)-"
+"""In names of models whose row does not say so."""
 _HOSTED: Final = frozenset({"api.openai.com"})
 _FIRST: Final = "the worker has one, that of its first row"
 _LOAD: Final = "Sluice spreads requests by the engines' load"
@@ -227,6 +230,8 @@ def _details(
     for key in ("rpm", "tpm", "weight", "order"):
         if params.get(key) is not None:
             report.left_out((*inside, key), f"{_LOAD}, and limits are the tenants'")
+    owner.kind = _kind(_info(entry).get("mode"), owner)
+    report.part_of((*path, "model_info", "mode"))
     timeout = params.get("timeout")
     if isinstance(timeout, int | float) and timeout > 0 and owner.first_byte_s is None:
         owner.first_byte_s = float(timeout)
@@ -236,6 +241,14 @@ def _details(
         )
     if _info(entry).get("access_groups"):
         report.taken((*path, "model_info", "access_groups"), "keys of the group get the model")
+
+
+def _kind(mode: object, model: Model) -> str:
+    """What a model is asked for by its row, or else by its names; "" for chat."""
+    if isinstance(mode, str) and mode:
+        return "" if mode in _CHAT else mode
+    names = " ".join((model.name, *model.served)).lower()
+    return "embedding" if re.search(_EMBEDS, names) else model.kind
 
 
 def _key(

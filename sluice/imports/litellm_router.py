@@ -161,7 +161,8 @@ def _fallbacks(given: Given, models: Models, report: Report) -> None:
 
 def _fall(model: Model, others: list[Model]) -> None:
     for other in others:
-        if other is not model and other.name not in model.fallbacks:
+        usable = other is not model and other.kind == model.kind
+        if usable and other.name not in model.fallbacks:
             model.fallbacks.append(other.name)
 
 

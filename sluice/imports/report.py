@@ -3,7 +3,9 @@
 Every setting must be accounted for. What no part of the import speaks of, `rest` leaves out.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from textwrap import wrap
 from typing import Final, Literal
 
 from gateway.records.record import Record
@@ -12,6 +14,15 @@ from gateway.settings.problems import KeyPath, dotted
 Fate = Literal["taken", "approximated", "left out"]
 _UNSET: Final[tuple[object, ...]] = (None, "", [], {})
 """Values that say nothing, as False does; rows of a database are full of them."""
+
+
+_HEADS: Final[dict[Fate, str]] = {
+    "left out": "Left out ({}): Sluice does nothing of it.",
+    "approximated": "Set or check ({}): Sluice does nearly the same.",
+}
+_SHOWN: Final = 3
+"""Places that are named of one reason."""
+_WIDTH: Final = 100
 
 
 class Line(Record, frozen=True, kw_only=True):
@@ -24,9 +35,24 @@ class Line(Record, frozen=True, kw_only=True):
     fate: Fate
     note: str
 
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.fate}: {self.path}: {self.note}"
+
+def told(lines: Sequence[Line]) -> Iterator[str]:
+    """The lines for a person: losses first, then what to set or check; each reason once."""
+    counts = Counter(line.fate for line in lines)
+    for fate, head in _HEADS.items():
+        groups: dict[tuple[str, str], list[str]] = {}
+        for line in lines:
+            if line.fate == fate:
+                place = f"{line.path} (line {line.line})" if line.line else line.path
+                groups.setdefault((line.file, line.note), []).append(place)
+        if groups:
+            yield head.format(counts[fate])
+        for (_, note), places in groups.items():
+            more = f", and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+            yield from wrap(note, _WIDTH, initial_indent="- ", subsequent_indent="  ")
+            at = f"{', '.join(places[:_SHOWN])}{more}"
+            yield from wrap(at, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    yield f"The same as before: {counts['taken']}. Every setting, with its line: --json"
 
 
 class Report:

@@ -177,7 +177,7 @@ def test_nothing_usable_ends_with_1_and_writes_nothing(tmp_path: Path) -> None:
     )
     said = run(str(file), "-o", str(tmp_path / "out.yaml"))
     assert said.exit_code == 1
-    assert "left out: model_list[0]: provider `azure`" in said.output
+    assert "provider `azure`" in said.output
     assert not (tmp_path / "out.yaml").exists()
 
 
@@ -242,13 +242,11 @@ def written(tmp_path: Path, text: str, dump: object = None) -> tuple[str, dict[s
     file, keys, output = (tmp_path / name for name in ("c.yaml", "k.json", "sluice.yaml"))
     file.write_text(text)
     keys.write_text(json.dumps(dump))
-    said = run(str(file), *(() if dump is None else ("--keys", str(keys))), "-o", str(output))
+    given = () if dump is None else ("--keys", str(keys))
+    said = run(str(file), *given, "-o", str(output), "--json")
     assert said.exit_code == 0, said.output
-    lines = [line.partition(": ")[2] for line in said.output.splitlines()]
-    report: dict[str, str] = {}
-    for fate, path, note in (line.split(": ", 2) for line in lines if line.count(": ") > 1):
-        report[path] = f"{fate}: {note}"
-    return output.read_text(), report
+    lines = json.loads(said.stdout)["lines"]
+    return output.read_text(), {each["path"]: f"{each['fate']}: {each['note']}" for each in lines}
 
 
 ENGINE = """\
@@ -524,3 +522,33 @@ def test_fallbacks_of_every_model_are_read_under_their_star(tmp_path: Path) -> N
     fallbacks = 'litellm_settings: {fallbacks: [{"*": [b]}]}\n'
     text, _ = written(tmp_path, rows("a: openai/a") + other + fallbacks)
     assert {m.name: m.fallbacks for m in parse(text, "s", {}).models} == {"a": ("b",), "b": ()}
+
+
+def test_the_report_groups_losses_first_in_few_short_lines(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    many = "".join(
+        rows(f"m{n}: openai/m{n}, rpm: 5", base=f"http://h{n}").removeprefix("model_list:\n")
+        for n in range(20)
+    )
+    file.write_text(f"model_list:\n{many}litellm_settings: {{cache: true}}\n")
+    lines = run(str(file), "-o", str(tmp_path / "s.yaml")).stderr.splitlines()
+    assert lines[0] == "Left out (22): Sluice does nothing of it."
+    assert "Set or check (40): Sluice does nearly the same." in lines
+    assert "The same as before: 20. Every setting, with its line: --json" in lines
+    assert sum("and 17 more" in line for line in lines) == 3
+    assert len(lines) < 20
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    "embeds", ["e: openai/x", "text-embedding-3: openai/x", "e: openai/bge-m3"]
+)
+def test_a_model_of_embeddings_falls_back_on_no_chat(tmp_path: Path, embeds: str) -> None:
+    other = rows("chat: openai/chat", base="http://b").removeprefix("model_list:\n")
+    more = "litellm_settings: {default_fallbacks: [chat, e]}\n"
+    given = rows(embeds)
+    if embeds == "e: openai/x":
+        given = given.replace("}}\n", "}, model_info: {mode: embedding}}\n")
+    text, report = written(tmp_path, given + other + more)
+    assert [model.fallbacks for model in parse(text, "s", {}).models] == [(), ()]
+    assert "model_list[0].model_info.mode" not in report

@@ -1,5 +1,6 @@
 """Costs per token become prices per million, and nothing is guessed silently."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ def imported(folder: Path, *rows: dict[str, Any]) -> tuple[Config, str]:
     """The written file, and the report's lines about costs."""
     file, output = folder / "litellm.yaml", folder / "sluice.yaml"
     file.write_text(yaml.safe_dump({"model_list": list(rows)}))
-    done = CliRunner().invoke(cli.app, ["import", "litellm", str(file), "-o", str(output)])
+    given = ["import", "litellm", str(file), "-o", str(output), "--json"]
+    done = CliRunner().invoke(cli.app, given)
     assert done.exit_code == 0, done.output
-    lines = done.output.replace(str(folder), "").splitlines()
+    found = json.loads(done.stdout)["lines"]
+    lines = [f"{each['fate']}: {each['path']}: {each['note']}" for each in found]
     said = [line for line in lines if "cost" in line or "price" in line]
     return parse(output.read_text(), "sluice.yaml", {}), "\n".join(said)
 
