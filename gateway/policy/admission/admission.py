@@ -35,8 +35,14 @@ from gateway.policy.entitlements.entitlement import (
     SPILLED_WEIGHT,
     kv_limit,
 )
-from gateway.policy.token_pool.buckets import (
+from gateway.policy.token_pool.leases import reap, renew, resize, settle
+from gateway.policy.token_pool.terms import LeaseRecord
+from gateway.policy.token_pool.token_pool import (
     BUCKET_S,
+    LEASE_TTL_S,
+    RETAINED_DENIALS,
+    Account,
+    TokenPool,
     average,
     depth_tokens,
     max_sequences,
@@ -46,9 +52,6 @@ from gateway.policy.token_pool.buckets import (
     surplus_level,
     weight_now,
 )
-from gateway.policy.token_pool.leases import reap, renew, resize, settle
-from gateway.policy.token_pool.terms import LeaseRecord
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, RETAINED_DENIALS, Account, TokenPool
 from gateway.records.limit import LimitUse
 
 __all__ = [

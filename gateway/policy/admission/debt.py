@@ -13,9 +13,8 @@ the denied seconds may exceed the demand, but a tick never owes more than the sh
 
 from collections.abc import Iterable
 
-from gateway.policy.token_pool.buckets import surplus_level
 from gateway.policy.token_pool.counters import RecentDenials
-from gateway.policy.token_pool.token_pool import Account, TokenPool
+from gateway.policy.token_pool.token_pool import Account, TokenPool, surplus_level
 
 SETTLED = 1e-3
 """Debt and burst below this need no further ticks."""

@@ -7,8 +7,10 @@ from gateway.policy.admission.decision import AdmissionRequest, Denial, DenialRe
 from gateway.policy.admission.placement import overshoot, within_reserve
 from gateway.policy.admission.retry_after import concurrency_wait_s, kv_wait_s, tokens_wait_s
 from gateway.policy.entitlements.entitlement import BORROWING, Entitlement, kv_limit
-from gateway.policy.token_pool.buckets import (
+from gateway.policy.token_pool.token_pool import (
     BUCKET_S,
+    Account,
+    TokenPool,
     depth_tokens,
     max_sequences,
     may_borrow,
@@ -17,7 +19,6 @@ from gateway.policy.token_pool.buckets import (
     surplus_depth,
     surplus_level,
 )
-from gateway.policy.token_pool.token_pool import Account, TokenPool
 
 
 def not_in_force(terms: Entitlement, now_s: float) -> Denial | None:

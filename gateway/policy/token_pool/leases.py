@@ -11,8 +11,16 @@ from typing import Final
 import msgspec
 
 from gateway.policy.entitlements.entitlement import AdmissionProfile
-from gateway.policy.token_pool.buckets import average, correct, pay, serve
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, REAP_BATCH, TOMBSTONES, TokenPool
+from gateway.policy.token_pool.token_pool import (
+    LEASE_TTL_S,
+    REAP_BATCH,
+    TOMBSTONES,
+    TokenPool,
+    average,
+    correct,
+    pay,
+    serve,
+)
 from gateway.records.attempt import Usage
 from gateway.records.estimate import LengthEstimate
 from gateway.records.limit import Spent

@@ -9,8 +9,13 @@ kept for the next time, so that a flapping Redis refills no bucket.
 
 from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.token_pool.buckets import depth_tokens, own_level, pay, surplus_level
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.policy.token_pool.token_pool import (
+    TokenPool,
+    depth_tokens,
+    own_level,
+    pay,
+    surplus_level,
+)
 
 
 def note_decision(

@@ -10,8 +10,7 @@ from gateway.policy.admission import admission
 from gateway.policy.admission.admission import fast_admit
 from gateway.policy.admission.decision import AdmissionRequest, Placement
 from gateway.policy.entitlements.entitlement import ServiceClass
-from gateway.policy.token_pool.buckets import average, weight_now
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.policy.token_pool.token_pool import TokenPool, average, weight_now
 from tests.token_pools import NOW_S, entitled, granted, pool
 
 CLASSES = st.sampled_from(["dedicated", "guaranteed", "elastic", "spot", "preemptible"])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from gateway.policy.admission import admission
 from gateway.policy.admission.admission import Grant
 from gateway.policy.entitlements.entitlement import OVERDUE_WEIGHT, PROFILES
-from gateway.policy.token_pool import buckets
-from gateway.policy.token_pool.buckets import weight_now
+from gateway.policy.token_pool import token_pool as buckets
+from gateway.policy.token_pool.token_pool import weight_now
 from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
 
 

@@ -12,8 +12,7 @@ from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.adapters.store.redis.local_share import share_of
 from gateway.policy.admission import admission
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.policy.token_pool.buckets import depth_tokens, surplus_level
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.policy.token_pool.token_pool import TokenPool, depth_tokens, surplus_level
 from gateway.records.lease import Lease
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
