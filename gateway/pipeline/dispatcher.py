@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
-from gateway.metrics import Metrics, StageTimer
+from gateway.metrics import Metrics
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.request_progress import Admitted, Attempts, answer_lines
 from gateway.policy.fleet import fleet
@@ -278,7 +278,15 @@ class Dispatcher:
         pool = served.fleet.pools[binding.pool]
         worker = served.fleet.workers[binding.pool][binding.worker]
         call = _call(incoming, attempts, admitted, binding)
-        attempts.relay = relay = self._relay(incoming, reply, admitted, binding, attempts.timer)
+        attempts.relay = relay = stage_forward.Relay(
+            incoming,
+            admitted.facts,
+            reply,
+            self._clock,
+            strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, admitted.facts),
+            window_tokens=served.routing.pools[binding.pool].window_tokens,
+            timer=attempts.timer,
+        )
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
@@ -329,26 +337,6 @@ class Dispatcher:
             )
         self._note_health(incoming, attempts, binding, answer)
         return answer
-
-    def _relay(
-        self,
-        incoming: Incoming,
-        reply: ClientReply,
-        admitted: Admitted,
-        binding: Binding,
-        timer: StageTimer,
-    ) -> stage_forward.Relay:
-        served, facts = admitted.served, admitted.facts
-        return stage_forward.Relay(
-            incoming.endpoint,
-            facts,
-            reply,
-            self._clock,
-            started_s=incoming.received_s,
-            strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, facts),
-            window_tokens=served.routing.pools[binding.pool].window_tokens,
-            timer=timer,
-        )
 
     def _pending(self, attempts: Attempts, relay: stage_forward.Relay) -> Pending:
         """What is watched of an attempt while it is under way."""

@@ -127,16 +127,18 @@ class Pipeline:
                 following = following_of(progress, refusal, instead, self._wall_clock())
             outcome = _refused(progress, refusal, following)
             if following is None:
-                await self._refuse(incoming, reply, progress, refusal)
+                await reply.refuse(refusal, known_lines(incoming, progress))
         except asyncio.CancelledError:
-            outcome = _cut_short(progress.attempts)
+            relay = None if progress.attempts is None else progress.attempts.relay
+            outcome = Outcome(label="disconnected", status=499)
+            outcome = outcome if relay is None else relay.cut_short()
             held = self._held.get(incoming.lease_id)
             if held is None or not held.evicted or held.task.uncancel():
                 raise
             gave_way = _gave_way()
             heard = told(gave_way)
             outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
-            await self._refuse(incoming, reply, progress, gave_way)
+            await reply.refuse(gave_way, known_lines(incoming, progress))
         finally:
             # 10 settle: without an await, so no cancellation can come between.
             held = self._held.pop(incoming.lease_id, None)
@@ -315,9 +317,8 @@ class Pipeline:
         else:
             why = "spilled" if compresses else str(window)
             if isinstance(window, CompressionWindow) and compresses and served.routing.observe:
-                why = await self._would_compress(
-                    incoming, progress, facts, served, window, estimate
-                )
+                cut, _ = await self._cut(incoming, progress, facts, served, window, estimate)
+                why = cut.not_compressed if cut.only_pool is None else "observed"
             prompt = Prompt(body=incoming.body, not_compressed=why)
             sending = progress.sending = Sending(prompt, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
@@ -334,38 +335,26 @@ class Pipeline:
         if task is not None:
             self._held[lease_id] = _Held(progress, task)
 
-    async def _would_compress(
+    async def _cut(
         self,
         incoming: Incoming,
         progress: RequestProgress,
         facts: BodyFacts,
         served: ModelRuntime,
         window: CompressionWindow,
-        estimate: LengthEstimate,
-    ) -> str:
-        """Observe mode: "observed" if the prompt would be compressed, else why it would not."""
-        started_s = self._clock()
-        prompt, _ = await stage_compress.compress(
-            require(self._compressor), served, incoming, facts, estimate, window
-        )
-        self._note_compression(progress, served, window, estimate, prompt, started_s)
-        return prompt.not_compressed if prompt.only_pool is None else "observed"
-
-    def _note_compression(
-        self,
-        progress: RequestProgress,
-        served: ModelRuntime,
-        window: CompressionWindow,
         whole: LengthEstimate,
-        prompt: Prompt,
-        started_s: float,
-    ) -> None:
-        """Note how long the compressor took, and what came of it at this depth."""
+    ) -> tuple[Prompt, LengthEstimate]:
+        """Run the compressor; note how long it took, and what came of it at this depth."""
+        started_s = self._clock()
+        prompt, estimate = await stage_compress.compress(
+            require(self._compressor), served, incoming, facts, whole, window
+        )
         progress.compress_s = taken_s = self._clock() - started_s
         boundary = served.routing.pools[window.pool].boundary_tokens
         if served.compression is not None and boundary is not None:
             depth = whole.fit_tokens / boundary
             served.compression.watch.noted(prompt.not_compressed, depth, taken_s)
+        return prompt, estimate
 
     async def _compress(
         self,
@@ -379,11 +368,9 @@ class Pipeline:
     ) -> Sending:
         """Stages 5 and 6: what is sent, and its lease; the boundary's plan if it went wrong."""
         lease = require(progress.lease)
-        started_s = self._clock()
-        prompt, estimate = await stage_compress.compress(
-            require(self._compressor), served, incoming, facts, whole.estimate, window
+        prompt, estimate = await self._cut(
+            incoming, progress, facts, served, window, whole.estimate
         )
-        self._note_compression(progress, served, window, whole.estimate, prompt, started_s)
         progress.timer.begin()
         if prompt.only_pool is None:
             sending = whole._replace(prompt=prompt, estimate=estimate)
@@ -407,11 +394,6 @@ class Pipeline:
         progress.timer.end("adjust")
         return sending
 
-    async def _refuse(
-        self, incoming: Incoming, reply: ClientReply, progress: RequestProgress, refusal: Refusal
-    ) -> None:
-        await reply.refuse(refusal, known_lines(incoming, progress))
-
 
 class _Held:
     """A request with a managed lease: it may have to give way, or to reserve more."""
@@ -432,13 +414,6 @@ def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | N
     if following is None and attempts is not None and attempts.told == told(refusal):
         label = "upstream_error"
     return Outcome(label=label, status=refusal.status)
-
-
-def _cut_short(attempts: Attempts | None) -> Outcome:
-    """What was served when the client left."""
-    if attempts is None or attempts.relay is None:
-        return Outcome(label="disconnected", status=499)
-    return attempts.relay.cut_short()
 
 
 def _gave_way() -> RateLimited:

@@ -40,8 +40,8 @@ from gateway.policy.response.overflow import (
 from gateway.policy.response.sse import BodyMeter, StreamMeter
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import Outcome, Usage, WorkerAddress
-from gateway.records.endpoint import RESPONSES, Dialect, Endpoint
-from gateway.records.request import BodyFacts
+from gateway.records.endpoint import RESPONSES, Dialect
+from gateway.records.request import BodyFacts, Incoming
 
 HELD_BYTES = 256 * 1024
 """Of an answer that is not a stream, before any of it is sent."""
@@ -71,25 +71,21 @@ class Relay:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        incoming: Incoming,
         facts: BodyFacts,
         reply: ClientReply,
         clock: Callable[[], float],
         *,
-        started_s: float,
         strip_usage: bool,
         window_tokens: int,
         timer: StageTimer = UNTIMED,
     ) -> None:
-        """`facts`: what the client asked for; `started_s`: when its request came in, for TTFT.
-
-        `window_tokens`: of the worker's pool as configured.
-        """
-        self._endpoint = endpoint
+        """`facts`: what the client asked for; `window_tokens`: of the pool as configured."""
+        self._endpoint = incoming.endpoint
         self._facts = facts
         self._reply = reply
         self._clock = clock
-        self._started_s = started_s
+        self._started_s = incoming.received_s
         self.first_s: float | None = None
         """When the answer's first byte came (of a whole answer: all of it)."""
         self.priority_refused = False
