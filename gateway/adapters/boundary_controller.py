@@ -1,7 +1,7 @@
-"""Samples each model's counts once a minute, moves its boundaries and its gamma, and logs why.
+"""Samples each model's counts once a minute, moves its boundaries, and logs why.
 
-`gateway.policy.pools.boundary_control` and `gamma_control` decide. A move replaces the model's
-routing table or compression rules at once; requests in flight keep their plan.
+`gateway.policy.pools.boundary_control` decides. A move replaces the model's routing table at once;
+requests in flight keep their plan.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.metrics import Metrics
-from gateway.policy.model_runtime import ModelCompression, ModelRuntime
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.boundary_control import SAMPLE_S, BoundaryControl, Move, PoolSample
 from gateway.policy.pools.boundary_watch import BoundaryWatch, Rising
-from gateway.policy.pools.gamma_control import GammaControl, GammaSampler
 from gateway.records.record import Record
 
 _log = logging.getLogger("sluice.boundary")
@@ -67,35 +66,25 @@ class BoundaryController:
         *,
         clock: Callable[[], float],
         ask: AskTotals = no_totals,
-        gammas: Mapping[str, GammaControl] | None = None,
     ) -> None:
-        """`controls` and `gammas` by model, where they move; `clock` monotonic, in seconds."""
+        """`controls` by model, where boundaries move; `clock` monotonic, in seconds."""
         self._metrics = metrics
         self._clock = clock
         self._ask = ask
         self._watched: dict[str, _Watched] = {}
-        self._gammas: dict[str, _WatchedGamma] = {}
         for served in models:
-            self.watch(served, controls.get(served.name), (gammas or {}).get(served.name))
+            self.watch(served, controls.get(served.name))
         self._background = BackgroundTasks()
 
-    def watch(
-        self,
-        served: ModelRuntime,
-        control: BoundaryControl | None,
-        gamma: GammaControl | None = None,
-    ) -> None:
+    def watch(self, served: ModelRuntime, control: BoundaryControl | None) -> None:
         """Watch a model from now on, in place of the one of that name before it."""
         self.forget(served.name)
         if served.watch is not None:
             self._watched[served.name] = _Watched(served, control)
-        if gamma is not None and served.compression is not None:
-            self._gammas[served.name] = _WatchedGamma(served.name, served.compression, gamma)
 
     def forget(self, model: str) -> None:
         """Watch a model no more."""
         self._watched.pop(model, None)
-        self._gammas.pop(model, None)
 
     async def start(self) -> None:
         """Sample once a minute from now on."""
@@ -106,10 +95,7 @@ class BoundaryController:
         await self._background.close()
 
     def look(self) -> list[Move]:
-        """Sample every model, and apply the moves; returns those of boundaries."""
-        for gamma in self._gammas.values():
-            if gamma.look(self._clock()):
-                self._metrics.would.add("gamma")
+        """Sample every model, apply the moves, and return them."""
         moves = []
         for one in self._watched.values():
             moves += one.look(self._clock(), self._ask)
@@ -124,34 +110,6 @@ class BoundaryController:
                 self.look()
             except Exception:  # noqa: BLE001 - a defect here must not end the watch
                 _log.exception("looking at the boundaries failed")
-
-
-class _WatchedGamma:
-    """Gamma of one model, and the compressor's results at the last sample."""
-
-    def __init__(self, model: str, compression: ModelCompression, control: GammaControl) -> None:
-        self._model = model
-        self._compression = compression
-        self._control = control
-        self._sampler = GammaSampler(compression.watch)
-
-    def look(self, now_s: float) -> bool:
-        """Sample, decide, apply, log; whether a move was only observed."""
-        control = self._control
-        move = control.step(now_s, self._sampler.sample())
-        if move is None:
-            return False
-        _log.warning(
-            "gamma of %s: %s%g -> %g (%s)",
-            self._model,
-            "would move " if control.observe else "",
-            move.before,
-            move.after,
-            move.reason,
-        )
-        if not control.observe:
-            self._compression.move_gamma(move.after)
-        return control.observe
 
 
 class _AppliedMove(Record, frozen=True, kw_only=True):

@@ -344,16 +344,12 @@ class Pipeline:
         window: CompressionWindow,
         whole: LengthEstimate,
     ) -> tuple[Prompt, LengthEstimate]:
-        """Run the compressor; note how long it took, and what came of it at this depth."""
+        """Run the compressor, and note how long it took."""
         started_s = self._clock()
         prompt, estimate = await stage_compress.compress(
             require(self._compressor), served, incoming, facts, whole, window
         )
-        progress.compress_s = taken_s = self._clock() - started_s
-        boundary = served.routing.pools[window.pool].boundary_tokens
-        if served.compression is not None and boundary is not None:
-            depth = whole.fit_tokens / boundary
-            served.compression.watch.noted(prompt.not_compressed, depth, taken_s)
+        progress.compress_s = self._clock() - started_s
         return prompt, estimate
 
     async def _compress(

@@ -13,16 +13,18 @@ from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.lora_adapters import Adapters
 from gateway.policy.pools.boundary_watch import BoundaryWatch
-from gateway.policy.pools.compression_watch import CompressionWatch
 from gateway.policy.pools.conversations import Conversations, ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, Routing
 from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.scheduling.scheduler import Job, Scheduler
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.decision import CompressionSection
 from gateway.records.price import TokenPrice
 from predictor.online import PrefillPredictor
 
+MEMORY: Final = 500
+"""Prompts over which the success of compression is averaged."""
 PRIORITY_FLAGS: Final = {
     "vllm": "--scheduling-policy priority",
     "sglang": "--enable-priority-scheduling",
@@ -109,12 +111,18 @@ class ModelCompression:
     rules: CompressionRules
     conversations: Conversations = field(default_factory=Conversations)
     """What engines hold as it came; the next turn of those is not compressed."""
-    watch: CompressionWatch = field(default_factory=CompressionWatch)
-    """What the compressor achieves."""
+    judged: int = 0
+    """Prompts in the compression window, those refused before the compressor as well."""
+    success: float | None = None
+    """Share of the latest of these that were compressed, p_c; None before the first."""
 
-    def move_gamma(self, gamma: float) -> None:
-        """Set the width of the compression windows for further requests."""
-        self.rules = replace(self.rules, gamma=gamma)
+    def settled(self, section: CompressionSection) -> None:
+        """Count a settled request in p_c, if its prompt was in the window and looked at."""
+        cut = section.cut
+        if cut is not None:
+            self.judged += 1
+            known = self.success or 0.0
+            self.success = known + (float(cut) - known) / min(self.judged, MEMORY)
 
 
 @dataclass(eq=False, kw_only=True)

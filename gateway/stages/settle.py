@@ -262,7 +262,7 @@ def _count_compression(
     if result is not None:
         metrics.compressions.add(record.model or "", result)
         if served is not None and served.compression is not None:
-            served.compression.watch.settled(compression)
+            served.compression.settled(compression)
 
 
 def _count_misroute(

@@ -36,7 +36,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal, RequestHead
 from gateway.settings import Config
-from gateway.settings.fleet.boundaries import control_of, gamma_control_of
+from gateway.settings.fleet.boundaries import control_of
 from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment
@@ -182,7 +182,6 @@ class Gateway:
             self.metrics,
             clock=clock,
             ask=reported_totals,
-            gammas={m.name: found for m in config.models if (found := gamma_control_of(m))},
         )
         self.telemetry = EngineMetrics(
             (model for model in self.models if model.fleet.telemetry),

@@ -24,7 +24,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet.boundaries import control_of, gamma_control_of
+from gateway.settings.fleet.boundaries import control_of
 from gateway.settings.fleet.worker import WorkerConfig
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model
@@ -192,7 +192,7 @@ class ModelSet:
             if old is not now or views != gateway.telemetry.views.get(now.name, ()):
                 gateway.telemetry.replace(now.name, now if views else None)
             if each.before is None or not same_lines(each.before, each.model):
-                gateway.boundaries.watch(now, control_of(each.model), gamma_control_of(each.model))
+                gateway.boundaries.watch(now, control_of(each.model))
         for gone in before.values():
             self._retire_later(gone, None)
             gateway.telemetry.replace(gone.name, None)

@@ -216,9 +216,8 @@ def _compression(model: ModelConfig, before: Former | None) -> ModelCompression 
         return None
     tokenizer = model.compression.tokenizer
     old = None if before is None else before.served.compression
-    moved = old is not None and before is not None and same_lines(before, model)
     rules = CompressionRules(
-        gamma=old.rules.gamma if moved and old is not None else model.boundary.gamma,
+        gamma=model.boundary.gamma,
         max_cut=model.compression.max_cut,
         tokenizer=None if tokenizer is None else str(tokenizer),
         when=model.compression.when,
@@ -227,7 +226,9 @@ def _compression(model: ModelConfig, before: Former | None) -> ModelCompression 
     )
     if old is None:
         return ModelCompression(rules=rules)
-    return ModelCompression(rules=rules, conversations=old.conversations, watch=old.watch)
+    return ModelCompression(
+        rules=rules, conversations=old.conversations, judged=old.judged, success=old.success
+    )
 
 
 def by_name(config: Config, models: Sequence[ModelRuntime]) -> dict[str, ModelRuntime]:

@@ -2,7 +2,6 @@
 
 from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.policy.pools.boundary_watch import BoundaryWatch
-from gateway.policy.pools.gamma_control import GammaControl
 from gateway.settings.fleet.model import ModelConfig
 
 
@@ -12,14 +11,6 @@ def watch_of(model: ModelConfig) -> BoundaryWatch | None:
     if not asked.auto and asked.planned is None:
         return None
     return BoundaryWatch(len(model.pools), asked.planned or ())
-
-
-def gamma_control_of(model: ModelConfig) -> GammaControl | None:
-    """Moves a model's gamma; None if it is fixed or has no window to move."""
-    asked = model.boundary
-    if not (asked.auto and model.compression.enabled and asked.gamma > 1):
-        return None
-    return GammaControl(asked.gamma, observe=model.observes_boundary)
 
 
 def control_of(model: ModelConfig) -> BoundaryControl | None:

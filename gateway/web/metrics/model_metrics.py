@@ -72,9 +72,9 @@ def boundaries(models: Sequence[ModelRuntime]) -> Iterator[Family]:
         "Of the latest prompts in the compression window, those that were cut (p_c).",
         ("model",),
         [
-            ((name,), compression.watch.success)
+            ((name,), compression.success)
             for name, compression in compressing
-            if compression.watch.success is not None
+            if compression.success is not None
         ],
     )
     watched = [(served, served.watch) for served in models if served.watch is not None]

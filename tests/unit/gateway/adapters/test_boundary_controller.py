@@ -9,11 +9,9 @@ import pytest
 
 from gateway.adapters.boundary_controller import BoundaryController, EngineTotals
 from gateway.metrics import Metrics
-from gateway.policy.model_runtime import ModelCompression, ModelRuntime
+from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.policy.pools.boundary_watch import BoundaryWatch
-from gateway.policy.pools.gamma_control import GammaControl
-from gateway.policy.pools.routing_table import CompressionRules
 from gateway.records.attempt import Attempt
 from tests.builders import decision, served_model
 
@@ -135,29 +133,3 @@ async def test_it_starts_and_ends() -> None:
     await world.chore.start()
     await world.chore.close()
     assert boundary(world.served) == 8192
-
-
-@pytest.mark.parametrize(("observe", "gamma"), [(False, 1.4), (True, 1.5)])
-def test_failing_compression_lowers_gamma_or_is_counted(
-    observe: bool, gamma: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    compression = ModelCompression(rules=CompressionRules(gamma=1.5, max_cut=0.4))
-    served = replace(served_model(), compression=compression)
-    metrics, now_s = Metrics(), [0.0]
-    chore = BoundaryController(
-        [served],
-        {},
-        metrics,
-        clock=lambda: now_s[0],
-        gammas={"m": GammaControl(1.5, observe=observe)},
-    )
-    with caplog.at_level(logging.WARNING, "sluice.boundary"):
-        for _ in range(5):
-            now_s[0] += 60.0
-            for _ in range(20):
-                compression.watch.noted("cut_too_deep", 1.48, 0.002)
-            assert chore.look() == []
-    assert served.compression is not None
-    assert served.compression.rules == CompressionRules(gamma=gamma, max_cut=0.4)
-    assert metrics.would.values == ({("gamma",): 1} if observe else {})
-    assert ("would move 1.5 -> 1.4" if observe else "gamma of m: 1.5 -> 1.4") in caplog.text

@@ -331,16 +331,3 @@ async def test_nothing_is_compressed_while_the_larger_pool_has_room() -> None:
     long.inflight += len(long.workers) * long.slots_per_worker
     record = await bench.serve(asked("Snow fell. " + TEXT))
     assert (bench.pool, record.compression.not_compressed) == ("short", None)
-
-
-@pytest.mark.parametrize("observe", [False, True])
-async def test_what_the_compressor_achieves_is_noted_by_depth(observe: bool) -> None:
-    achieved = []
-    for result in (DONE, FAILED):
-        bench = Bench(result, observe=observe)
-        await bench.serve()
-        assert bench.served.compression is not None
-        watch = bench.served.compression.watch
-        achieved.append((watch.tried, watch.compressed, watch.success, sum(watch.tried_at)))
-        assert watch.tried_at[0] == 0, "it is some 1.2 times the boundary"
-    assert achieved == [(1, 1, 1.0, 1), (1, 0, 0.0, 1)]

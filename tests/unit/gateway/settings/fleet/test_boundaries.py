@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.settings import ConfigError, ModelConfig, parse
-from gateway.settings.fleet.boundaries import control_of, gamma_control_of, watch_of
+from gateway.settings.fleet.boundaries import control_of, watch_of
 
 FILE = """\
 version: 1
@@ -44,25 +44,6 @@ def test_observe_of_the_boundary_or_of_the_model(more: str, mode: str) -> None:
     control = control_of(model(more, mode))
     assert control is not None
     assert control.observe
-
-
-ENABLED = "compression: {enabled: true}\n    "
-
-
-@pytest.mark.parametrize(
-    ("more", "rest"),
-    [("auto: true", ""), ("gamma: 1.5", ENABLED), ("auto: true, gamma: 1", ENABLED)],
-    ids=["no compression", "fixed", "no window"],
-)
-def test_gamma_moves_only_with_auto_and_a_window_to_compress_in(more: str, rest: str) -> None:
-    assert gamma_control_of(model(more, rest)) is None
-
-
-@pytest.mark.parametrize("mode", ["", ", mode: observe"])
-def test_gamma_moves_or_is_observed_like_the_boundary(mode: str) -> None:
-    control = gamma_control_of(model(f"auto: true, gamma: 1.3{mode}", ENABLED))
-    assert control is not None
-    assert (control.gamma, control.observe) == (1.3, bool(mode))
 
 
 def test_planned_lengths_are_watched() -> None:
