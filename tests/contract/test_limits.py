@@ -113,7 +113,7 @@ async def test_a_used_up_budget_says_what_is_used_and_when_it_resets(opener: Ope
         assert isinstance(found, QuotaExceeded)
         assert (found.status, found.type, found.code) == (429, *["insufficient_quota"] * 2)
         assert found.should_retry is False
-        assert found.retry_after_s is None
+        assert found.retry_after_s == 1_385_200, "until it resets, for loops of their own"
         assert "the tenant 't': 9950 tokens of 10000 tokens are used" in found.message
         assert "resets_at: 2023-12-01T00:00:00+01:00" in found.message
         opened.store.settle(await take(opened, "c", budget, tokens=50), used(50))

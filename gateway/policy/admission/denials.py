@@ -10,7 +10,7 @@ from math import ceil
 
 from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
-from gateway.policy.admission.limit_refusals import figures_of, limit_refusal
+from gateway.policy.admission.limit_refusals import WHERE, figures_of, limit_refusal
 from gateway.policy.admission.retry_after import MAX_S, retry_after_s
 from gateway.records.lease import Limits
 from gateway.records.limit import Limit
@@ -61,7 +61,7 @@ def _refusal_of(denial: Denial, entitlement: str, figures: str, jitter: float) -
     if reason == "tokens":
         return TokensLimited(
             f"Rate limit reached for the entitlement '{entitlement}' on tokens: {figures}. "
-            f"Please try again in {wait_s:.0f}s.",
+            f"Please try again in {wait_s:.0f}s. {WHERE}",
             reason=reason,
             code="rate_limit_exceeded",
             retry_after_s=wait_s,
@@ -73,7 +73,7 @@ def _refusal_of(denial: Denial, entitlement: str, figures: str, jitter: float) -
     )
     return RateLimited(
         f"Rate limit reached for the entitlement '{entitlement}' on {whose}: {figures}. "
-        f"Please try again in {wait_s:.0f}s.",
+        f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=reason,
         code="rate_limit_exceeded",
         retry_after_s=wait_s,

@@ -19,6 +19,8 @@ from gateway.records.limit import Limit
 
 _SCOPES: Final = {"key": "API key", "entitlement": "entitlement", "tenant": "tenant"}
 _SPREAD_S: Final = 2.0
+WHERE: Final = "GET /v1/sluice/me shows your limits."
+"""Ends what a client reads of a limit of its own."""
 
 
 def figures_of(denial: Denial, limit: Limit | None) -> str:
@@ -44,7 +46,7 @@ def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     )
     return RateLimited(
         f"Rate limit reached for {owner(limit)} on {what}: {figures_of(denial, limit)}. "
-        f"Please try again in {wait_s:.0f}s.",
+        f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=denial.reason,
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
@@ -58,7 +60,7 @@ def _used_up(denial: Denial, limit: Limit) -> QuotaExceeded:
     return QuotaExceeded(
         f"You exceeded the {title(limit)} of {owner(limit)}: {shown(limit, denial.used)} of "
         f"{shown(limit, denial.limit)} are used, and this request needs "
-        f"{shown(limit, denial.requested)}. resets_at: {resets}.",
+        f"{shown(limit, denial.requested)}. resets_at: {resets}. {WHERE}",
         reason="budget",
         code="insufficient_quota",
         retry_after_s=float(ceil(max(1.0, denial.wait_s))),

@@ -57,7 +57,7 @@ def test_a_429_names_limit_use_request_and_wait() -> None:
     denial = Denial(reason="tokens", wait_s=2.0, limit=1000, used=900.4, requested=400)
     assert refusal_of(denial, "acme", 1.0).message == (
         "Rate limit reached for the entitlement 'acme' on tokens: limit 1000, used 900, "
-        "requested 400. Please try again in 3s."
+        "requested 400. Please try again in 3s. GET /v1/sluice/me shows your limits."
     )
 
 

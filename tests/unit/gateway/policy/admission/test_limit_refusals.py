@@ -23,7 +23,8 @@ def test_a_budget_in_money_is_told_in_its_currency_and_zone() -> None:
     assert isinstance(found, QuotaExceeded)
     assert found.message == (
         "You exceeded the budget of EUR a month of the tenant 'acme': 10.25 EUR of 10.50 EUR are "
-        "used, and this request needs 0.30 EUR. resets_at: 2026-01-01T00:00:00+09:00."
+        "used, and this request needs 0.30 EUR. resets_at: 2026-01-01T00:00:00+09:00. "
+        "GET /v1/sluice/me shows your limits."
     )
     assert (found.type, found.code, found.reason) == (*["insufficient_quota"] * 2, "budget")
     assert (found.should_retry, found.retry_after_s) == (False, 86_400)
@@ -36,7 +37,7 @@ def test_a_key_s_limit_names_the_key_and_how_long_to_wait() -> None:
     )
     assert found.message == (
         "Rate limit reached for the API key 'web' on requests a minute: limit 60, used 60, "
-        "requested 1. Please try again in 62s."
+        "requested 1. Please try again in 62s. GET /v1/sluice/me shows your limits."
     )
     assert (found.type, found.code, found.should_retry) == ("requests", "rate_limit_exceeded", True)
     assert found.retry_after_s == 62
