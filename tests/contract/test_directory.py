@@ -270,24 +270,6 @@ async def test_of_two_processes_that_change_one_entry_one_comes_first(kept: Make
     assert sorted(written.conflicts for written in found) == [(), ("a",)]
 
 
-@pytest.mark.redis
-async def test_what_an_earlier_layout_kept_is_taken_over_once(redis_server: RedisServer) -> None:
-    with redis_server.client() as client:
-        old = {"a": msgspec.json.encode(entry("a")), "b": msgspec.json.encode(entry("b"))}
-        client.hset("sluice:1:{directory}:entries", mapping=old)
-        directory, other = (
-            open_directory(redis_server.url, EntitlementEntry, "entitlements"),
-            open_directory(redis_server.url, EntitlementEntry, "entitlements"),
-        )
-        assert unversioned((await directory.load()).entries) == [entry("a"), entry("b")]
-        await directory.delete(await kept_entry(directory, "b"))
-        client.hset("sluice:1:{directory}:entries", "c", "gateways of that layout still write")
-        assert named((await other.load()).entries) == ["a"]
-        assert client.ttl("sluice:1:{directory}:entries") > 0
-    await directory.close()
-    await other.close()
-
-
 # What is particular to memory and to the file
 
 

@@ -6,8 +6,7 @@ removals and names of writes are kept: other gateways learn of removals, and det
 that the server lost writes. All keys share one hash tag. Nothing here retries: each call takes
 TIMEOUT_S at most, and a failure closes the connection.
 
-Keys contain the number of their layout. Gateways of layout 1 write unconditionally, so they keep
-their own keys; their entries are copied once, before the first write of this layout.
+Keys contain the number of their layout.
 """
 
 import asyncio
@@ -31,9 +30,6 @@ NAMED_BY: Final = 4
 _PARTS: Final = ("entries", "changed", "removed", "files", "marks", "revision")
 _TAGS: Final = {"entitlements": "directory", "tenants": "tenants"}
 """The hash tag of each kind's keys."""
-_LAYOUT_1: Final = "sluice:1:{directory}:entries"
-_LAYOUT_1_RETAINED_S: Final = 7 * 86_400
-"""How long entries of layout 1 may be copied; later copies would bring back revoked keys."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -52,10 +48,13 @@ class RedisDirectory(Generic[Entry]):
 
     async def load(self) -> DirectoryState[Entry]:
         """See Directory. Concurrent changes are among the changes after the returned revision."""
-        if self._of == "entitlements" and not await self._call("EXISTS", self._keys[5]):
-            await self._copy_layout_1()
         head = await self._run("removals", 0, "", RETAINED_REMOVED)
-        found = await self._scan(self._keys[0])
+        found: dict[bytes, bytes] = {}
+        cursor = b""
+        while cursor != b"0":
+            at = cursor or b"0"
+            cursor, pairs = await self._call("HSCAN", self._keys[0], at, "COUNT", SCAN_BATCH)
+            found.update(zip(pairs[::2], pairs[1::2], strict=True))
         return self._state_of(head, list(found.values()))
 
     async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
@@ -85,25 +84,6 @@ class RedisDirectory(Generic[Entry]):
         # If all were conflicts, nothing was written and the mark is unknown.
         some = len(names) < len(named) // NAMED_BY
         return Written(revision=int(revision), mark=mark if some else "", conflicts=names)
-
-    async def _scan(self, key: str) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        cursor = b"0"
-        while True:
-            answer = await self._call("HSCAN", key, cursor, "COUNT", SCAN_BATCH)
-            cursor, pairs = answer
-            found.update(zip(pairs[::2], pairs[1::2], strict=True))
-            if cursor == b"0":
-                return found
-
-    async def _copy_layout_1(self) -> None:
-        """Copy the entries of layout 1; only the first gateway's copy has an effect."""
-        found = await self._scan(_LAYOUT_1)
-        entries = self._entries([b"0 " + raw for raw in found.values()])
-        for start in range(0, len(entries), SCAN_BATCH):
-            await self.put(*entries[start : start + SCAN_BATCH])
-        if entries:
-            await self._call("EXPIRE", _LAYOUT_1, _LAYOUT_1_RETAINED_S)
 
     async def _run(self, *arguments: object) -> Any:
         command = (len(self._keys), *self._keys, *arguments)
