@@ -129,16 +129,12 @@ class EngineMetrics:
             return False
         if page is None or page.status != 200:
             return False
-        return self._take(served, pool, worker, page.body)
-
-    def _take(self, served: ModelRuntime, pool: int, worker: int, page: bytes) -> bool:
-        """Store the page's samples for each rank of the engine."""
         known = False
-        running = read_adapters(page)
+        running = read_adapters(page.body)
         view = self.views[served.name][pool]
         for rank in served.fleet.pools[pool].siblings[worker]:
             address = served.fleet.workers[pool][rank]
-            sample = read_page(page, address.rank)
+            sample = read_page(page.body, address.rank)
             if sample == EngineSample():
                 self._warn(served, address, ("any",))
                 continue

@@ -59,7 +59,11 @@ class EnginePages:
     ) -> Page | None:
         """Get a page; None if it is longer than `most_bytes`. Raises exceptions in `NOT_HAD`."""
         async with asyncio.timeout(self._timeout_s):
-            answer = await self._upstream.open(address, self._call(path))
+            if (call := self._calls.get(path)) is None:
+                call = self._calls[path] = UpstreamCall(
+                    method="GET", path=path, lines=_LINES, body=b"", timeouts=self._timeouts
+                )
+            answer = await self._upstream.open(address, call)
             try:
                 pieces: list[bytes] = []
                 length = 0
@@ -106,11 +110,3 @@ class EnginePages:
         """Close the object's own connections."""
         if not self._shared:
             await self._upstream.close()
-
-    def _call(self, path: str) -> UpstreamCall:
-        call = self._calls.get(path)
-        if call is None:
-            call = self._calls[path] = UpstreamCall(
-                method="GET", path=path, lines=_LINES, body=b"", timeouts=self._timeouts
-            )
-        return call

@@ -18,7 +18,7 @@ from gateway.web.control.surface import Control
 from gateway.web.dashboard.page import Page
 from gateway.web.dashboard.recent import Brief, row
 from gateway.web.dashboard.snapshot import PERIOD_S, Snapshots, Sources
-from gateway.web.dashboard.view import PAGE_ROWS, View, view_of
+from gateway.web.dashboard.view import PAGE_ROWS, View
 from gateway.web.problems import json_response
 
 PATH: Final = "/dashboard"
@@ -71,13 +71,13 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
             viewers -= 1
 
     @app.get(PATH + "/snapshot")
-    async def snapshot(view: Annotated[View, Depends(view_of)]) -> Response:
+    async def snapshot(view: Annotated[View, Query()]) -> Response:
         """The figures once."""
         found = await snapshots.of(view)
         return Response(found, media_type="application/json", headers=_PRIVATE)
 
     @app.get(PATH + "/events")
-    async def events(view: Annotated[View, Depends(view_of)]) -> Response:
+    async def events(view: Annotated[View, Query()]) -> Response:
         """The figures once a second, as server-sent events."""
         if viewers >= MAX_VIEWERS:
             raise RateLimited(

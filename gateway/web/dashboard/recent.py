@@ -10,7 +10,20 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.records.decision import NO_COMPRESSION, CompressionSection
+from gateway.records.decision import (
+    NO_ADMISSION,
+    NO_COMPRESSION,
+    NO_ESTIMATE,
+    NO_PLAN,
+    NO_TIMING,
+    NO_USAGE,
+    AdmissionSection,
+    CompressionSection,
+    EstimateSection,
+    PlanSection,
+    TimingSection,
+    UsageSection,
+)
 from gateway.web.control.peers import Peers
 
 KEPT: Final = 2000
@@ -18,30 +31,6 @@ FIRST: Final = 500
 """Records read when somebody begins to look; reading takes some 5 us each."""
 MAX_NEW: Final = 200
 MAX_PER_PEER: Final = 50
-
-
-class _Estimate(msgspec.Struct):
-    total_tokens: int | None = None
-
-
-class _Plan(msgspec.Struct):
-    pool: str | None = None
-
-
-class _Admission(msgspec.Struct):
-    spilled: bool = False
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Timing(msgspec.Struct):
-    queue_ms: float = 0.0
-    overhead_ms: float | None = None
-    ttft_s: float | None = None
-    duration_s: float | None = None
 
 
 class Brief(msgspec.Struct):
@@ -58,12 +47,12 @@ class Brief(msgspec.Struct):
     reason: str | None = None
     pool: str | None = None
     worker: str | None = None
-    estimate: _Estimate = msgspec.field(default_factory=_Estimate)
-    plan: _Plan = msgspec.field(default_factory=_Plan)
-    admission: _Admission = msgspec.field(default_factory=_Admission)
+    estimate: EstimateSection = NO_ESTIMATE
+    plan: PlanSection = NO_PLAN
+    admission: AdmissionSection = NO_ADMISSION
     compression: CompressionSection = NO_COMPRESSION
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-    timing: _Timing = msgspec.field(default_factory=_Timing)
+    usage: UsageSection = NO_USAGE
+    timing: TimingSection = NO_TIMING
 
     @property
     def total_tokens(self) -> int | None:

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from fastapi import Query
-
-from gateway.records.record import Record
+from pydantic import AfterValidator, BaseModel, Field
 
 PAGE_ROWS: Final = 50
 """Rows of a table that a viewer gets at once."""
@@ -13,47 +11,23 @@ PAGE_ROWS: Final = 50
 _T = TypeVar("_T")
 WorkerOrder = Literal["load", "name", "state"]
 EntitlementOrder = Literal["load", "refused", "debt", "priority", "name"]
-Text = Annotated[str, Query(max_length=128)]
-Page = Annotated[int, Query(ge=0, le=10_000)]
+Text = Annotated[str, Field(max_length=128)]
+Casefolded = Annotated[Text, AfterValidator(str.casefold)]
+Page = Annotated[int, Field(ge=0, le=10_000)]
 
 
-class View(Record, frozen=True, kw_only=True):
-    """Search, page and order of each table."""
+class View(BaseModel, frozen=True):
+    """Search, page and order of each table, as the query gives them."""
 
-    workers: str = ""
-    workers_page: int = 0
+    workers: Casefolded = ""
+    workers_page: Page = 0
     workers_order: WorkerOrder = "load"
-    entitlements: str = ""
-    entitlements_page: int = 0
+    entitlements: Casefolded = ""
+    entitlements_page: Page = 0
     entitlements_order: EntitlementOrder = "load"
-    tenants: str = ""
-    tenants_page: int = 0
-    decisions: str = ""
-
-
-def view_of(
-    workers: Text = "",
-    workers_page: Page = 0,
-    workers_order: WorkerOrder = "load",
-    entitlements: Text = "",
-    entitlements_page: Page = 0,
-    entitlements_order: EntitlementOrder = "load",
-    tenants: Text = "",
-    tenants_page: Page = 0,
-    decisions: Text = "",
-) -> View:
-    """The view that a request's query describes."""
-    return View(
-        workers=workers.casefold(),
-        workers_page=workers_page,
-        workers_order=workers_order,
-        entitlements=entitlements.casefold(),
-        entitlements_page=entitlements_page,
-        entitlements_order=entitlements_order,
-        tenants=tenants,
-        tenants_page=tenants_page,
-        decisions=decisions.casefold(),
-    )
+    tenants: Text = ""
+    tenants_page: Page = 0
+    decisions: Casefolded = ""
 
 
 def page_of(
