@@ -33,8 +33,7 @@ from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import window_plan
 from gateway.policy.pools.routing_table import CompressionWindow
-from gateway.policy.request.body import TakesLong
-from gateway.policy.request.cost import LOOP_US
+from gateway.policy.request.body import LOOP_US, TakesLong
 from gateway.policy.request.members import by_name
 from gateway.policy.split_alias import SplitAlias
 from gateway.ports import (

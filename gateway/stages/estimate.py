@@ -9,9 +9,8 @@ import msgspec
 from gateway.errors import NotFound
 from gateway.policy.model_name import matches
 from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.request.body import TakesLong, read_body
+from gateway.policy.request.body import TakesLong, is_heavy, read_body
 from gateway.policy.request.category import category_from_header
-from gateway.policy.request.cost import is_heavy
 from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import pairs_of
 from gateway.records.endpoint import Endpoint

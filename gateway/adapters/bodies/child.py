@@ -15,8 +15,7 @@ import msgspec
 
 from gateway.adapters.compress.child import framed, received, serve
 from gateway.errors import BadRequest
-from gateway.policy.request.body import read_body
-from gateway.policy.request.cost import of_any_us
+from gateway.policy.request.body import of_any_us, read_body
 from gateway.policy.request.members import locate
 from gateway.records.endpoint import ENDPOINTS, Endpoint
 from gateway.records.record import Record

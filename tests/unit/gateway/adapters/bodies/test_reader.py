@@ -15,8 +15,14 @@ import pytest
 import gateway.adapters.bodies.reader
 from gateway.adapters.bodies.reader import BodyReader
 from gateway.errors import BadRequest
-from gateway.policy.request.body import TakesLong, read_body
-from gateway.policy.request.cost import HEAVY_BYTES, LIGHT_BYTES, LOOP_US, is_heavy
+from gateway.policy.request.body import (
+    HEAVY_BYTES,
+    LIGHT_BYTES,
+    LOOP_US,
+    TakesLong,
+    is_heavy,
+    read_body,
+)
 from gateway.policy.request.members import locate, splice
 from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts, RequestHead
