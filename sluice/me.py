@@ -90,4 +90,4 @@ def _limit(limit: Mapping[str, Any]) -> Row:
 
 
 def _number(value: float | str | None) -> str:
-    return value if isinstance(value, str) else "" if value is None else f"{value:,}"
+    return value if isinstance(value, str) else "" if value is None else f"{value:,.0f}"

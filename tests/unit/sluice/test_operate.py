@@ -163,6 +163,7 @@ def test_a_client_sees_its_own_limits_and_use(gateway: Gateway) -> None:
     rows = [" ".join(line.split()) for line in said.stdout.splitlines()]
     assert "requests running 2 8" in rows
     assert "tokens charged 13,192 of no window" in rows
+    assert "tokens at hand 900 1,000 left of the burst" in rows
     assert "tenant acme tokens per day 18,592 50,000 anew at 2030-01-01T00:00:00Z" in rows
     assert "refused 4 tokens_per_second" in rows
     assert json.loads(gateway.run("me", "--json").stdout) == ME
