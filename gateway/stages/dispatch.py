@@ -16,9 +16,8 @@ import orjson
 
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
-from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import lines_of, pairs_of
-from gateway.policy.request.members import Pieces, edits, with_usage
+from gateway.policy.request.members import ADAPTER_FIELD, Pieces, edits, with_usage
 from gateway.policy.request.multipart import written
 from gateway.policy.request.trace_context import lines_to_engine
 from gateway.policy.response.dialects import stream_shape

@@ -11,8 +11,8 @@ from gateway.policy.model_name import matches
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.request.body import TakesLong, is_heavy, read_body
 from gateway.policy.request.category import category_from_header
-from gateway.policy.request.engine_fields import ADAPTER_FIELD
 from gateway.policy.request.header_lines import pairs_of
+from gateway.policy.request.members import ADAPTER_FIELD
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Principal, RequestHead

@@ -20,8 +20,8 @@ from bench.__main__ import BENCHES
 from gateway.metrics import Metrics
 from gateway.policy.admission.admission import DenialReason
 from gateway.policy.pools.retry import FaultKind
-from gateway.policy.request.engine_fields import STEERING_FIELDS
 from gateway.policy.request.head import FORWARDED
+from gateway.policy.request.members import STEERING_FIELDS
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse

@@ -20,9 +20,14 @@ from gateway.errors import BadRequest
 from gateway.policy.request import members, schema
 from gateway.policy.request.category import classify, has_retrieval_headers, sample
 from gateway.policy.request.counting import MEDIA_TOKENS, Tally
-from gateway.policy.request.engine_fields import ADAPTER_FIELD
-from gateway.policy.request.engine_fields import steering as steering_of
-from gateway.policy.request.members import NOT_TEXT, known_only, unknown_bytes, utf8_length
+from gateway.policy.request.members import (
+    ADAPTER_FIELD,
+    NOT_TEXT,
+    known_only,
+    unknown_bytes,
+    utf8_length,
+)
+from gateway.policy.request.members import steering as steering_of
 from gateway.policy.request.multipart import read_form
 from gateway.policy.request.refusals import invalid, missing, undecodable
 from gateway.records.endpoint import Endpoint

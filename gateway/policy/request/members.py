@@ -23,7 +23,7 @@ Classes: known members, and those that are counted by their bytes:
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -32,12 +32,26 @@ from msgspec import Raw
 
 from gateway.errors import BadRequest
 from gateway.policy.request import schema
-from gateway.policy.request.engine_fields import STEERING_FIELDS
 from gateway.policy.request.lax import relaxed
 from gateway.policy.request.refusals import undecodable
 
 MAX_MEMBERS: Final = 1_000
 MAX_NAME_CHARS: Final = 256
+ADAPTER_FIELD: Final = "lora_path"
+"""SGLang's second name of the model: the LoRA adapter that answers. The gateway reads it, checks
+it against the key's rights as it does `model`, and writes its own."""
+
+_BOTH: Final = ("priority", "cache_salt", "data_parallel_rank", "request_id", "session_id")
+_VLLM: Final = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors")
+_SGLANG: Final = (
+    *("rid", "session_params", "extra_key", "routed_dp_rank", "disagg_prefill_dp_rank"),
+    *("custom_logit_processor", "custom_params", "custom_labels", ADAPTER_FIELD),
+)
+STEERING_FIELDS: Final = frozenset((*_BOTH, *_VLLM, *_SGLANG))
+"""They choose scheduling, cache, rank, session, request id, another engine to fetch from, labels of
+the engine's metrics, or code to run: clients may not set them, and the gateway removes them. The
+names are those of the engines' request classes; a test lists all fields of those."""
+_STEERING_PREFIXES: Final = ("bootstrap_", "x-gateway-")
 _names_left = 0
 """How many more names the decoder may decode in this call."""
 
@@ -408,3 +422,15 @@ def _bytes_of(name: str, value: Raw, where: str) -> int:
     if len(value) < 6 and bytes(value) in _NOTHING:
         return size
     return size + utf8_length(without_data(compact(value, where)))
+
+
+def steering(names: Iterable[str]) -> tuple[str, ...]:
+    """The top-level names that steer an engine, in the body's order."""
+    joined = "\n" + "\n".join(names)
+    if (
+        STEERING_FIELDS.isdisjoint(names)
+        and "\nbootstrap_" not in joined
+        and "\nx-gateway-" not in joined
+    ):
+        return ()
+    return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))

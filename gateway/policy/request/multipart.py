@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.errors import BadRequest
 from gateway.policy.request.counting import MEDIA_TOKENS
-from gateway.policy.request.engine_fields import steering
+from gateway.policy.request.members import steering
 from gateway.policy.request.refusals import invalid
 from gateway.records.request import BodyFacts, FormPart, Measure
 

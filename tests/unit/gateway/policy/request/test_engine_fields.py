@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.policy.request.body import read_body
-from gateway.policy.request.engine_fields import STEERING_FIELDS
+from gateway.policy.request.members import STEERING_FIELDS
 from gateway.records.endpoint import CHAT
 
 OLDER = {"logits_processors"}
