@@ -305,6 +305,7 @@ class Dispatcher:
             lines = answer_lines(incoming, attempts)
             attempts.timer.end("dispatch")
             answer = await relay.run(self._upstream, worker, call, lines)
+            attempts.told = None if relay.broke is None else told(relay.broke)
             result = answer.label if isinstance(answer, Outcome) else answer.result
         except asyncio.CancelledError:
             task, attempts.sender = attempts.sender, None

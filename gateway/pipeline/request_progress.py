@@ -210,7 +210,7 @@ class Attempts:
         self.blamed: tuple[tuple[PoolState, int], ...] = ()
         """Pools and workers whose failures on it were counted."""
         self.told: Told | None = None
-        """What the client heard when the last attempt had failed."""
+        """What the client heard when the last attempt failed, or its stream broke."""
 
     @property
     def sent(self) -> bool:

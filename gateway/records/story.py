@@ -57,6 +57,8 @@ REFUSALS: Final = {
     "engine_error": "every attempt failed before the first byte",
     "engine_connection_broken": "every attempt failed before the first byte",
     "engine_timeout": "every attempt timed out before the first byte",
+    "engine_stream_broken": "the engine's stream broke off, and an error event ended the answer",
+    "engine_silent": "the engine's stream fell silent, and an error event ended the answer",
     "engines_ended": "two engines failed on the very same request a moment before",
     "state_unavailable": "the state store was away, and the gateway is told to refuse then",
     "gateway_exhausted": "the gateway's machine ran out of connections or memory",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.errors import EngineRefusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.errors import EngineRefusal, Refusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.policy.pools.retry import Fault
 from gateway.policy.response.answers import Answer, read_answer, response_id
@@ -63,6 +63,7 @@ class Relay:
         "_strip_usage",
         "_timer",
         "_window_tokens",
+        "broke",
         "first_s",
         "on_first",
         "priority_refused",
@@ -102,6 +103,8 @@ class Relay:
         """What a whole answer comes to that is being sent."""
         self.sent = False
         """The request reached an engine (or may have)."""
+        self.broke: Refusal | None = None
+        """What the event said that ended a broken stream."""
 
     async def run(
         self, upstream: Upstream, worker: WorkerAddress, call: UpstreamCall, lines: Lines
@@ -292,13 +295,12 @@ class Relay:
         error = UpstreamTimeout if slow else UpstreamBroken
         status = 504 if slow else 502
         reason = "engine_silent" if slow else "engine_stream_broken"
-        await self._reply.break_off(
-            error(
-                f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
-                reason=reason,
-                code=reason,
-            )
+        self.broke = error(
+            f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
+            reason=reason,
+            code=reason,
         )
+        await self._reply.break_off(self.broke)
         return msgspec.structs.replace(
             self._metered(meter, completed=False), label="upstream_error", status=status
         )

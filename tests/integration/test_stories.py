@@ -129,6 +129,15 @@ def test_engines_that_failed_are_told_with_what_became_of_each_try(fleet: Fleet)
     assert f"The gateway tried in vain {engine.id} (answered with a server error)" in story
     assert f"The client got {broken.status_code}: every attempt failed before the first" in story
     assert "served it" not in story
+    engine.fail("reset-mid:2")
+    try:
+        cut = post(fleet, "one", 20, stream=True)
+    finally:
+        engine.fail("")
+    found = fleet.decision(cut.headers["x-request-id"])
+    assert f'"code":"{found["reason"]}"' in cut.text
+    story = " ".join(story_of(msgspec.convert(found, DecisionRecord)))
+    assert "The client got 502: the engine's stream broke off, and an error event ended" in story
     fleet.kill_engine(engine)
     away = refused(fleet, "one")
     found = fleet.decision(away.headers["x-request-id"])
