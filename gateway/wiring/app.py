@@ -56,7 +56,7 @@ from gateway.web.control.surface import Control
 from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
 from gateway.web.control.tenant_decisions import finder
 from gateway.web.dashboard.api import dashboard_router
-from gateway.web.dashboard.snapshot import Sources
+from gateway.web.dashboard.snapshot import Snapshots, Sources
 from gateway.web.dashboard.totals import answer_totals
 from gateway.web.external_admission.api import admission_router
 from gateway.web.external_admission.service import AdmissionService
@@ -293,12 +293,12 @@ class Gateway:
             openapi=lambda: openapi_document(version()),
             wrong_keys=wrong_keys,
         )
-        self.sources = self._sources(surface)
+        self.snapshots = Snapshots(self._sources(surface))
         ledger = None if self.ledger is None else self.ledger.path
         app = control_app(
             surface,
             usage_router(known, surface.keys, None if ledger is None else partial(report, ledger)),
-            dashboard_router(self.sources),
+            dashboard_router(surface, self.snapshots),
             admission_router(self.admission_service, known, peers),
             tenant_router(
                 TenantView(
@@ -405,7 +405,7 @@ class Gateway:
             closing.push_async_callback(self.admission_service.close)
             ticking = BackgroundTasks()
             closing.push_async_callback(ticking.close)
-            ticking.start(self._tick())
+            ticking.start(self._tick(), self.snapshots.keep_history())
             if self.certificates is not None:
                 ticking.start(self.certificates.watch())
             try:

@@ -46,7 +46,10 @@ def fleet() -> Iterator[Fleet]:
         config={
             "entitlements": [
                 entitlement(
-                    "acme", service_class="guaranteed", concurrency={"short": 8, "long": 1}
+                    "acme",
+                    service_class="guaranteed",
+                    concurrency={"short": 8, "long": 1},
+                    slo_target_ms=5000,
                 ),
                 entitlement("narrow", service_class="spot", max_concurrency=1),
                 *many,
@@ -206,6 +209,20 @@ def test_each_part_shows_what_the_admin_routes_say(fleet: Fleet, browser: Browse
     lengths = browser.run("return document.querySelector('#model-cards svg').ariaLabel")
     assert f"long {1}" in lengths
     assert "1 of 1 (100%)" in browser.run("return document.getElementById('model-cards').innerText")
+    clean(browser, fleet)
+
+
+def test_its_lines_begin_with_what_happened_before_anybody_looked(
+    fleet: Fleet, browser: Browser
+) -> None:
+    until(lambda: len(fleet.admin("/dashboard/history").json()) > 1, "a second point")
+    opened(browser, fleet)
+    browser.run("document.getElementById('pause').click()")
+    lines = "[...document.querySelectorAll('#traffic path')].map((line) => line.getAttribute('d'))"
+    assert all("L" in line for line in browser.run(f"return {lines}")[:3])
+    card = browser.run("return document.getElementById('target-cards').innerText")
+    assert card.startswith("acme\np99 ")
+    assert card.endswith(" of 5.00 s")
     clean(browser, fleet)
 
 

@@ -49,6 +49,7 @@ ROUTES: Final[Mapping[tuple[str, str], Role]] = {
     ("GET", "/admin/entitlements"): Role.VIEWER,
     ("GET", _ENTITLEMENT): Role.VIEWER,
     ("GET", "/dashboard/snapshot"): Role.VIEWER,
+    ("GET", "/dashboard/history"): Role.VIEWER,
     ("GET", "/dashboard/events"): Role.VIEWER,
     ("GET", "/dashboard/decisions"): Role.VIEWER,
     ("GET", "/dashboard/decisions/{request_id:path}"): Role.VIEWER,

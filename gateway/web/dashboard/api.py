@@ -17,7 +17,7 @@ from gateway.web.control.roles import dashboard_guard
 from gateway.web.control.surface import Control
 from gateway.web.dashboard.page import Page
 from gateway.web.dashboard.recent import Brief, row
-from gateway.web.dashboard.snapshot import PERIOD_S, Snapshots, Sources
+from gateway.web.dashboard.snapshot import PERIOD_S, Snapshots
 from gateway.web.dashboard.view import PAGE_ROWS, View
 from gateway.web.problems import json_response
 
@@ -33,9 +33,8 @@ _record: Final = msgspec.json.Decoder(DecisionRecord).decode
 _brief: Final = msgspec.json.Decoder(Brief).decode
 
 
-def dashboard_router(sources: Sources) -> APIRouter:
+def dashboard_router(control: Control, snapshots: Snapshots) -> APIRouter:
     """The page, its live figures, and the look-up and search of decisions."""
-    control = sources.control
     page = Page("dashboard", is_open=control.keys.open_dashboard)
     docs = Page("docs")
     app = APIRouter()
@@ -51,7 +50,7 @@ def dashboard_router(sources: Sources) -> APIRouter:
         return docs.answer(request)
 
     figures = APIRouter(dependencies=[Depends(dashboard_guard(control.keys))])
-    _live_routes(figures, control, Snapshots(sources))
+    _live_routes(figures, control, snapshots)
     _decision_routes(figures, control)
     app.include_router(figures)
     return app
@@ -75,6 +74,11 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
         """The figures once."""
         found = await snapshots.of(view)
         return Response(found, media_type="application/json", headers=_PRIVATE)
+
+    @app.get(PATH + "/history")
+    async def history() -> Response:
+        """The figures of the last minutes."""
+        return Response(snapshots.history(), media_type="application/json", headers=_PRIVATE)
 
     @app.get(PATH + "/events")
     async def events(view: Annotated[View, Query()]) -> Response:

@@ -1,13 +1,14 @@
-"""One snapshot for all viewers, built at most once a second and only when a viewer asks.
+"""One snapshot for all viewers, built at most once a second, and every 10 s for the history.
 
 What all viewers share is encoded once. The long tables are cut for each view, and viewers with the
-same view share the cut as well. Nothing runs while nobody looks.
+same view share the cut as well.
 """
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -25,7 +26,7 @@ from gateway.web.control.surface import Control
 from gateway.web.dashboard import figures
 from gateway.web.dashboard.entitlement_rows import MAX_ROWS, CountedEntitlement, entitlements_page
 from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
-from gateway.web.dashboard.recent import RecentDecisions, row
+from gateway.web.dashboard.recent import Brief, RecentDecisions, row
 from gateway.web.dashboard.tenant_rows import tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
@@ -34,6 +35,13 @@ from gateway.web.dashboard.wrong import wrong_now
 PERIOD_S: Final = 1.0
 MAX_CUTS: Final = 64
 """Views of one snapshot that are kept encoded."""
+HISTORY_PERIOD_S: Final = 10.0
+MAX_HISTORY: Final = 90
+"""Moments of the history, 15 minutes: each of less than 1 KB with two pools, 20 KB at most."""
+MAX_HISTORY_POOLS: Final = 32
+MAX_TARGETS: Final = 12
+"""Entitlements whose time to first token is shown against its target."""
+_HISTORY: Final = ("model", "pool", "inflight", "slots", "ttft_p50_s")
 _FRESH_S: Final = 0.9 * PERIOD_S
 _STORE_S: Final = 2.0
 """How long a snapshot waits for the lease store; then it shows terms without counters."""
@@ -99,6 +107,8 @@ class Snapshots:
         self._wall_clock = wall_clock
         self._recent = RecentDecisions(sources.control.latest_decisions, sources.control.peers)
         self._rates = Rates()
+        self._history: deque[bytes] = deque(maxlen=MAX_HISTORY)
+        self._noted_s = -HISTORY_PERIOD_S
         self._turn = asyncio.Lock()
         self._newest: _Snapshot | None = None
         self._built_s = 0.0
@@ -115,6 +125,25 @@ class Snapshots:
                 self.built += 1
             return self._newest.cut(view, self._recent)
 
+    async def keep_history(self) -> None:
+        """Have a snapshot when the history is due one, also while nobody looks. Never ends."""
+        while True:
+            with suppress(Exception):  # viewers are told of the same
+                await self.of(View())
+            await asyncio.sleep(HISTORY_PERIOD_S)
+
+    def history(self) -> bytes:
+        """Some of the figures that all viewers share, of the last minutes, oldest first."""
+        return b"[%b]" % b",".join(self._history)
+
+    def _note(self, now_s: float, shared: Row) -> None:
+        if now_s - self._noted_s >= HISTORY_PERIOD_S - PERIOD_S:
+            self._noted_s = now_s
+            kept = {name: shared[name] for name in ("time", "traffic", "targets")}
+            pools = shared["pools"][:MAX_HISTORY_POOLS]
+            kept["pools"] = [{name: pool[name] for name in _HISTORY} for pool in pools]
+            self._history.append(orjson.dumps(kept))
+
     async def _build(self, now_s: float) -> _Snapshot:
         control = self._from.control
         await self._recent.look()
@@ -130,9 +159,11 @@ class Snapshots:
         entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
         models = list(zip(present, described, strict=True))
         pools = list(chain.from_iterable(pool_rows(*each) for each in models))
-        by_pool = defaultdict(list)
+        by_pool, streams = defaultdict(list), defaultdict(list)
         for brief in last:
             by_pool[brief.model, brief.pool].append(brief)
+            if brief.stream:
+                streams[brief.entitlement].append(brief)
         for pool in pools:
             pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
         workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
@@ -145,6 +176,7 @@ class Snapshots:
             "wrong": wrong_now(pools, workers, last, store_up=self._from.store_up()),
             "traffic": traffic,
             "pools": pools,
+            "targets": target_rows(entitlements, streams),
             "models": [
                 {
                     "model": served.name,
@@ -157,6 +189,7 @@ class Snapshots:
             "refused": _by_reason(totals.admission.items()),
             "more_entitlements": len(entitlements) > MAX_ROWS,
         }
+        self._note(now_s, shared)
         known = {each.terms.name: each for each in entitlements}
         tenants = partial(tenants_page, control.tenants, known)
         return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)
@@ -184,6 +217,19 @@ class Snapshots:
         except Exception:  # noqa: BLE001 - a store that is away; its own code has logged it
             return {}
         return {view.name: view for view in views}
+
+
+def target_rows(
+    entitlements: Iterable[CountedEntitlement], streams: Mapping[str | None, list[Brief]]
+) -> list[Row]:
+    """TTFT of streams by entitlement against its target: of the busiest that have one."""
+    found = [
+        {"entitlement": name, "slo_ms": each.terms.slo_ms, **figures.times(streams[name])}
+        for each in entitlements
+        if each.terms.slo_ms and (name := each.terms.name) in streams
+    ]
+    found.sort(key=lambda row: -row["sampled"])
+    return found[:MAX_TARGETS]
 
 
 def _by_reason(admission: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from gateway.web.control.peers import Peers
 
 TOPIC: Final = "totals"
 OVER_S: Final = 10.0
-"""Rates are means over this time."""
+"""Rates are means over this time, or since figures were last read."""
 
 Series = Mapping[tuple[str, ...], float]
 
@@ -115,7 +115,7 @@ class Rates:
         requests = sum(totals.requests.values())
         refused = sum(n for (_, _, how), n in totals.requests.items() if how == "refused")
         tokens = sum(n for (_, _, kind), n in totals.tokens.items() if kind == "output")
-        while self._seen and now_s - self._seen[0][0] > OVER_S:
+        while len(self._seen) > 1 and now_s - self._seen[1][0] >= OVER_S:
             self._seen.popleft()
         names = ("requests_per_s", "refused_per_s", "output_tokens_per_s")
         rates: dict[str, float | None] = dict.fromkeys(names)

@@ -1,6 +1,33 @@
-// Tiles with their last two minutes, cards of pools, and the histogram of lengths.
+// The last 15 minutes: tiles, cards of pools, time to first token against targets; lengths.
 
-const HISTORY = 120;
+const WINDOW_S = 900;
+const STEP_S = 8; // the gateway keeps a point every 9 to 10 s
+let past = []; // figures, oldest first: the gateway's own history, then one in ten of its frames
+
+function remember(shared) {
+  if (past.length > 1 && shared.time - past.at(-2).time < STEP_S) past.pop();
+  past.push(shared);
+  while (shared.time - past[0].time > WINDOW_S) past.shift();
+}
+
+// One line of the remembered figures; `limit` is drawn, too.
+function chart(read, { label = null, height = 24, limit = null, least = 1e-9 } = {}) {
+  const values = past.map((then) => read(then) ?? null);
+  const most = Math.max(limit ?? 0, ...values, least) * 1.1;
+  const up = (value) => (height - 1 - ((height - 2) * value) / most).toFixed(1);
+  const begin = past.at(-1).time - WINDOW_S;
+  let path = "";
+  values.forEach((value, i) => {
+    if (value == null) return;
+    const joined = i > 0 && values[i - 1] != null && past[i].time - past[i - 1].time < 4 * STEP_S;
+    path += `${joined ? "L" : "M"}${(past[i].time - begin).toFixed(0)} ${up(value)}${joined ? "" : "h0.1"}`;
+  });
+  const drawn = [svg("path", { d: path })];
+  if (limit != null) drawn.push(svg("path", { class: "limit", d: `M0 ${up(limit)}H${WINDOW_S}` }));
+  const named = label ? { role: "img", "aria-label": label } : { "aria-hidden": "true" };
+  return svg("svg", { class: "spark", viewBox: `0 0 ${WINDOW_S} ${height}`, height, preserveAspectRatio: "none", ...named }, drawn);
+}
+
 const TILES = [
   ["requests_per_s", "requests/s", (v) => decimal(v, 1)],
   ["refused_per_s", "refused/s", (v) => decimal(v, 1)],
@@ -10,25 +37,25 @@ const TILES = [
   ["overhead_p50_s", "overhead p50", seconds],
   ["overhead_p99_s", "overhead p99", seconds],
 ];
-const tiles = new Map();
 
 function drawTraffic(traffic) {
-  for (const [name, label, shown] of TILES) {
-    if (!tiles.has(name)) {
-      const value = el("div", { class: "value" });
-      const line = svg("polyline");
-      const chart = svg("svg", { class: "spark", viewBox: `0 0 ${HISTORY} 24`, height: 24, preserveAspectRatio: "none", "aria-hidden": "true" }, line);
-      byId("traffic").append(el("div", { class: "card tile" }, el("div", { class: "label" }, label), value, chart));
-      tiles.set(name, { value, line, past: [] });
-    }
-    const tile = tiles.get(name);
-    setText(tile.value, shown(traffic[name]));
-    tile.past.push(traffic[name] ?? 0);
-    if (tile.past.length > HISTORY) tile.past.shift();
-    const most = Math.max(...tile.past, 1e-9);
-    const from = HISTORY - tile.past.length;
-    tile.line.setAttribute("points", tile.past.map((v, i) => `${from + i},${(23 - (21 * v) / most).toFixed(1)}`).join(" "));
-  }
+  byId("traffic").replaceChildren(...TILES.map(([name, label, shown]) =>
+    el("div", { class: "card tile" }, el("div", { class: "label" }, label), el("div", { class: "value" }, shown(traffic[name])), chart((then) => then.traffic[name]))));
+}
+
+function targetCard({ entitlement, slo_ms: target, ttft_p50_s: median, ttft_p99_s: late }) {
+  const kind = late == null ? "muted" : late * 1000 <= target ? "good" : median * 1000 <= target ? "warn" : "bad";
+  const label = `TTFT p99 of ${entitlement} in 15 minutes, now ${seconds(late)}; target ${seconds(target / 1000)}`;
+  const read = (then) => then.targets.find((one) => one.entitlement === entitlement)?.ttft_p99_s;
+  return el("article", { class: "card" },
+    el("div", { class: "line" }, el("h3", {}, entitlement), el("span", { class: kind }, `p99 ${seconds(late)} of ${seconds(target / 1000)}`)),
+    chart(read, { label, height: 60, limit: target / 1000 }));
+}
+
+function drawTargets(targets) {
+  const shown = targets.length ? targets : past.findLast((then) => then.targets.length)?.targets.map((one) => ({ ...one, ttft_p99_s: null })) ?? [];
+  byId("targets").hidden = !shown.length;
+  byId("target-cards").replaceChildren(...shown.map(targetCard));
 }
 
 let wrongShown = "";
@@ -66,11 +93,11 @@ const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt",
 
 function poolCard(pool) {
   const ready = pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad";
+  const own = (then) => then.pools.find((one) => one.pool === pool.pool && one.model === pool.model);
   const slots = pool.slots ? pool.inflight / pool.slots : null;
   const kv = pool.kv_capacity_bytes ? pool.kv_bytes / pool.kv_capacity_bytes : null;
   const rows = [
     ["Queue", pool.queue_by_class ? `${count(pool.queue)} (${pool.queue_by_class.join(" / ")})` : count(pool.queue)],
-    ["TTFT", pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE],
     ["Boundary", pool.boundary == null ? "none, takes the rest" : `${count(pool.boundary)} tokens`],
     ["Window", `${count(pool.window)} tokens`],
     ["Desired replicas", count(pool.desired)],
@@ -81,8 +108,11 @@ function poolCard(pool) {
       el("span", { class: ready }, `${pool.ready} of ${pool.workers} ready`)),
     el("div", { class: "line" }, el("span", {}, term("Slots")), el("span", {}, `${count(pool.inflight)} of ${count(pool.slots)}`)),
     meter(slots, "Slots in use"),
+    chart((then) => own(then)?.inflight, { least: pool.slots }),
     el("div", { class: "line" }, el("span", {}, term("KV cache reserved")), el("span", {}, kv == null ? NONE : `${bytes(pool.kv_bytes)} of ${bytes(pool.kv_capacity_bytes)}`)),
     kv == null ? null : meter(kv, "KV cache reserved"),
+    el("div", { class: "line" }, el("span", {}, term("TTFT")), el("span", {}, pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE)),
+    chart((then) => own(then)?.ttft_p50_s),
     facts(rows));
 }
 

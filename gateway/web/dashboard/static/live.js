@@ -5,6 +5,7 @@ const view = {};
 let stream = null;
 let paused = false;
 let searched = "";
+let drawnMs = 0;
 
 const WRONG_KEY =
   "This is no admin or viewer key of this gateway: those of server in its file, not a client's key. " +
@@ -47,6 +48,7 @@ async function look() {
   const mine = (stream = new AbortController());
   for (let wait = 500; ; wait = Math.min(2 * wait, 10_000)) {
     try {
+      if (Date.now() - drawnMs > 1000 * STEP_S) past = await (await answer("history", mine.signal)).json();
       const response = await answer(`events?${new URLSearchParams(view)}`, mine.signal);
       for await (const found of events(response)) {
         wait = 500;
@@ -115,6 +117,8 @@ async function searchAll() {
 }
 
 function draw({ shared, workers: w, entitlements: e, tenants: t, decisions: d }) {
+  drawnMs = Date.now();
+  remember(shared);
   byId("login").hidden = true;
   byId("figures").hidden = byId("pause").hidden = false;
   byId("forget").hidden = !sessionStorage.getItem(KEY);
@@ -125,6 +129,7 @@ function draw({ shared, workers: w, entitlements: e, tenants: t, decisions: d })
   setStatus(`${verdict}, ${clock(shared.time)}`, { good: "live", warn: "warn", bad: "off" }[worst]);
   drawWrong(shared.wrong, worst);
   drawTraffic(shared.traffic);
+  drawTargets(shared.targets);
   byId("pool-cards").replaceChildren(...shared.pools.map(poolCard));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));
   for (const id of ["tenants", "to-tenants"]) byId(id).hidden = t.total === 0;

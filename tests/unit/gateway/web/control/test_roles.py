@@ -24,7 +24,7 @@ from gateway.web.control.roles import (
 )
 from gateway.web.control.surface import Control, EntitlementService, ReloadService, WorkerService
 from gateway.web.dashboard.api import dashboard_router
-from gateway.web.dashboard.snapshot import Sources
+from gateway.web.dashboard.snapshot import Snapshots, Sources
 from gateway.web.metrics.page import MetricsPage
 from gateway.web.usage.api import usage_router
 from tests.builders import served_model
@@ -152,7 +152,7 @@ def test_every_admin_route_of_the_gateway_is_in_the_table_and_no_other() -> None
         store_up=lambda: True,
     )
     usage = usage_router(services, KEYS, None)
-    app = control_app(control, dashboard_router(sources), usage)
+    app = control_app(control, dashboard_router(control, Snapshots(sources)), usage)
     guarded = {
         (method, route.path)
         for route in routes_of(app.routes)

@@ -1,8 +1,10 @@
 """The dashboard's routes over a whole gateway: who may read, what is cut, what is never sent."""
 
+import asyncio
 import base64
 import hashlib
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.records.decision import DecisionRecord
+from gateway.records.decision import DecisionRecord, TimingSection
 from gateway.settings import parse
-from gateway.web.dashboard.snapshot import Snapshots
+from gateway.web.dashboard.snapshot import MAX_HISTORY, MAX_TARGETS
 from gateway.web.dashboard.view import PAGE_ROWS, View
 from gateway.wiring.app import Gateway
 from tests.fakes import FakeClock
@@ -30,7 +32,8 @@ models:
         workers: [{", ".join(f"'http://10.0.0.{i}:80'" for i in range(WORKERS))}]
 entitlements:
 """ + "".join(
-    f"  - {{name: e-{i:03}, tenant: t-{i}, model: m, service_class: elastic, max_concurrency: 4}}\n"
+    f"  - {{name: e-{i:03}, tenant: t-{i}, model: m, service_class: elastic, max_concurrency: 4,"
+    f" slo_target_ms: {500 + i}}}\n"
     for i in range(TENANTS)
 )
 VIEWER = {"authorization": "Bearer sk-viewer"}
@@ -67,14 +70,13 @@ async def figures(gateway: Gateway, **query: Any) -> dict[str, Any]:
 
 def keep(gateway: Gateway, request_id: str, **fields: Any) -> None:
     given: dict[str, Any] = {"outcome": "ok", "status": 200, "model": "m", "tenant": "t-1"}
-    record = DecisionRecord(
-        schema=2, time_unix_s=1.0, request_id=request_id, endpoint="chat", **{**given, **fields}
-    )
+    given |= {"schema": 2, "time_unix_s": 1.0, "request_id": request_id, "endpoint": "chat"}
+    record = DecisionRecord(**{**given, **fields})
     gateway.ring.append(request_id, msgspec.json.encode(record))
 
 
 @pytest.mark.parametrize(
-    "path", ["snapshot", "events", "decisions", "decisions/r-1", "snapshot?workers=x"]
+    "path", ["snapshot", "history", "events", "decisions", "decisions/r-1", "snapshot?workers=x"]
 )
 async def test_figures_need_a_key_that_may_read(gateway: Gateway, path: str) -> None:
     for headers in ({}, {"authorization": "Bearer sk-other"}):
@@ -118,7 +120,7 @@ async def test_a_view_is_bounded(gateway: Gateway, query: dict[str, Any]) -> Non
 
 
 async def test_one_snapshot_a_second_serves_all_viewers(gateway: Gateway, clock: FakeClock) -> None:
-    found = Snapshots(gateway.sources)
+    found = gateway.snapshots
     first = await found.of(View())
     assert await found.of(View()) is first, "the same cut is encoded once"
     assert await found.of(View(entitlements="e-001")) != first
@@ -126,6 +128,46 @@ async def test_one_snapshot_a_second_serves_all_viewers(gateway: Gateway, clock:
     clock.advance(1.0)
     await found.of(View())
     assert found.built == 2
+
+
+async def test_the_last_minutes_are_kept_also_while_nobody_looked(
+    gateway: Gateway, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = asyncio.Event()
+
+    async def sleep(period_s: float) -> None:
+        clock.advance(period_s)
+        if clock() > 1000.0 + 2 * MAX_HISTORY * period_s:
+            ends.set()
+            await asyncio.get_running_loop().create_future()
+
+    for number in range(2 * MAX_TARGETS):
+        ttft_s = TimingSection(ttft_s=0.1 * number)
+        for again in range(1 + number):
+            keep(
+                gateway,
+                f"r-{number}-{again}",
+                time_unix_s=time.time(),
+                stream=True,
+                entitlement=f"e-{number:03}",
+                timing=ttft_s,
+            )
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.web.dashboard.snapshot.asyncio.sleep", sleep)
+        task = asyncio.create_task(gateway.snapshots.keep_history())
+        await ends.wait()
+        task.cancel()
+    async with client_of(gateway) as client:
+        answer = await client.get("/dashboard/history")
+    points = answer.json()
+    assert len(points) == MAX_HISTORY
+    assert points[0]["traffic"]["requests_per_s"] == 0.0, "a rate needs no viewer"
+    assert points[-1]["pools"][0].keys() == {"model", "pool", "inflight", "slots", "ttft_p50_s"}
+    (busiest, *_), shown = points[-1]["targets"], len(points[-1]["targets"])
+    assert (busiest["entitlement"], busiest["slo_ms"]) == ("e-023", 523)
+    assert (busiest["ttft_p99_s"], shown) == (pytest.approx(2.3), MAX_TARGETS)
+    now = await figures(gateway)
+    assert now["shared"]["targets"] == points[-1]["targets"]
 
 
 async def test_decisions_are_listed_searched_and_told(gateway: Gateway) -> None:
