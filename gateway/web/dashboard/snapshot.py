@@ -186,7 +186,6 @@ class Snapshots:
                 }
                 for served, found in models
             ],
-            "refused": _by_reason(totals.admission.items()),
             "more_entitlements": len(entitlements) > MAX_ROWS,
         }
         self._note(now_s, shared)
@@ -230,11 +229,3 @@ def target_rows(
     ]
     found.sort(key=lambda row: -row["sampled"])
     return found[:MAX_TARGETS]
-
-
-def _by_reason(admission: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for (_, decision, reason), count in admission:
-        if decision == "denied":
-            found[reason] = found.get(reason, 0) + int(count)
-    return found

@@ -105,7 +105,6 @@ async def test_the_busiest_come_first(gateway: Gateway) -> None:
     found = await figures(gateway, entitlements_order="refused")
     assert found["entitlements"]["rows"][0]["refused_by"] == {"kv": 5}
     assert found["workers"]["rows"][0]["worker"].startswith("10.0.0.33")
-    assert found["shared"]["refused"] == {"kv": 5}
     by_state = await figures(gateway, workers_order="state")
     assert by_state["workers"]["rows"][0]["state"] == "draining"
 
