@@ -22,7 +22,7 @@ SLOTS = 4
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     with fleet_of(
-        entitlement("rate", tokens_per_second=1.0),
+        entitlement("rate", tokens_per_second=1.0, max_tokens_per_second=1.0),
         entitlement("one", max_concurrency=1),
         entitlement("kv", max_kv_cache_gib=0.0001, max_concurrency=4),
         entitlement("paid", budgets=[{"tokens": 30, "window": "day"}]),
