@@ -419,7 +419,10 @@ class Gateway:
         while True:
             await asyncio.sleep(_TICK_S)
             try:
-                self._bill_fleet()
+                for bill in self.bill.due(self._clock(), self._replicas()):
+                    self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
+                    if self.export is not None:
+                        self.export.bill(bill)
                 self.pipeline.tick(self.served.retiring)
                 self.rotation_log.look(self.served.models, self._clock())
                 self._tell_state()
@@ -439,13 +442,6 @@ class Gateway:
                 "the state store is away: limits are kept as state.fail_mode says, and changes of "
                 "keys and entitlements do not arrive; have it answer, the gateway returns by itself"
             )
-
-    def _bill_fleet(self) -> None:
-        """Count what the workers cost since the last call."""
-        for bill in self.bill.due(self._clock(), self._replicas()):
-            self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
-            if self.export is not None:
-                self.export.bill(bill)
 
 
 def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:

@@ -199,14 +199,10 @@ def _scheduler(
     if policy == "least-loaded" and predictor is None:
         return None
     if policy == "bfio":
-        return _rank_group(pool, view)
+        # numpy takes about 20 MB, so it is imported only for balancing ranks.
+        solver = importlib.import_module("gateway.policy.bfio.solver")
+        observed = None if view is None else partial(held_tokens, view)
+        return RankGroup(pool, solver.assign, observed=observed)
     reported = None if view is None else partial(kv_usage, view)
     shadow = predictor is not None
     return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)
-
-
-def _rank_group(pool: PoolState, view: TelemetryView | None) -> Scheduler:
-    # numpy takes about 20 MB, so it is imported only for balancing ranks.
-    solver = importlib.import_module("gateway.policy.bfio.solver")
-    reported = None if view is None else partial(held_tokens, view)
-    return RankGroup(pool, solver.assign, observed=reported)

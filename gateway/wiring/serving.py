@@ -321,7 +321,11 @@ def run(
     if warns and (said := loopback_of_many(config)) is not None:
         _log.warning("%s", said)
     give_back_large_blocks()
-    _allow_open_files(config, warns=warns)
+    connections = _connections(config)
+    workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
+    allowed = allow_open_files(files_needed(connections, workers))
+    if warns and (said := shortage(connections, workers, allowed)) is not None:
+        _log.warning("%s", said)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(config, on_ready=on_ready, parent=parent))
@@ -333,15 +337,6 @@ def run(
         _log.error("%s", error)
         return 1
     return 0
-
-
-def _allow_open_files(config: Config, *, warns: bool) -> None:
-    connections = _connections(config)
-    workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
-    allowed = allow_open_files(files_needed(connections, workers))
-    said = shortage(connections, workers, allowed)
-    if warns and said is not None:
-        _log.warning("%s", said)
 
 
 def _connections(config: Config) -> int:

@@ -131,7 +131,8 @@ class AdmissionRuntime:
         self._gone_tenants = GoneSeries(metrics, "tenant", self._has_tenant)
         sync.on_removal = self._removed
         self.tenant_sync.on_removal = self._gone_tenants.note
-        self.upkeep = self._make_upkeep()
+        specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
+        self.upkeep = StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
             self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
             for name, token_pool in token_pools.items():
@@ -311,10 +312,6 @@ class AdmissionRuntime:
                 sqlite_path(self._url), embedded.token_pools, embedded.limits
             )
         return embedded, None
-
-    def _make_upkeep(self) -> StoreUpkeep:
-        specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
-        return StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
 
     def _spec(self, served: ModelRuntime, model: ModelConfig) -> ModelSpec:
         pools = served.fleet.pools

@@ -175,8 +175,12 @@ class RankGroup:
         for rank in self._line.preferred_ranks:
             if rank not in known:
                 self._line.release(rank)
-            else:
-                self._fill_preferring(rank, out, now_s)
+                continue
+            # Jobs with response affinity go to their rank first: its cache has their prompt.
+            for priority_class in range(len(PRIORITY_CLASS_NAMES)):
+                for job in self._line.preferring(rank, priority_class, self._room(rank)):
+                    if self._room(rank):
+                        self._send(job, rank, out, now_s)
         groups = [[w for w in ranks if w in known] for ranks in self._pool.engines]
         rooms = [sum([self._warm_room(rank, now_s) for rank in ranks]) for ranks in groups]
         for room, ranks in sorted(zip(rooms, groups, strict=True), key=lambda pair: -pair[0]):
@@ -191,13 +195,6 @@ class RankGroup:
         """The same for jobs that other ranks may take, too: less in slow start."""
         warmth = members.warmth(self._pool, rank, now_s)
         return max(0, ceil(self.limit * warmth) - self.ranks[rank].sequences)
-
-    def _fill_preferring(self, rank: int, out: list[Job], now_s: float) -> None:
-        """Send jobs with response affinity to their rank first: its cache has their prompt."""
-        for priority_class in range(len(PRIORITY_CLASS_NAMES)):
-            for job in self._line.preferring(rank, priority_class, self._room(rank)):
-                if self._room(rank):
-                    self._send(job, rank, out, now_s)
 
     def _fill_group(self, ranks: list[int], known: int, out: list[Job], now_s: float) -> None:
         """Fill one engine's ranks by priority class."""

@@ -109,7 +109,8 @@ def points_of(
         if len(prompt) > MAX_BYTES:
             first = bytes(memoryview(prompt)[:1])
             return _long_points((), prompt, start) if first == b'"' else ()
-        return _plain_points(bytes(prompt), start)
+        data = bytes(prompt)  # batches and token ids have no points
+        return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
     responses = endpoint_name == "responses"
     sent = member("input" if responses else "messages", _NO_VALUE)
     system = "instructions" if responses else "system"
@@ -122,11 +123,6 @@ def points_of(
     data = b"".join((*before, listed)) if before else listed
     lead = len(data) - len(listed)
     return digests(data, _edges(data, lead, marks), start)
-
-
-def _plain_points(data: bytes, start: int) -> Points:
-    """Points of a completions prompt that is one text; batches and token ids have none."""
-    return digests(data, (len(data) - 1,), start) if data.startswith(b'"') else ()
 
 
 def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:

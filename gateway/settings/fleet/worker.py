@@ -32,7 +32,8 @@ def _worker_url(url: str) -> str:
         reject("credentials in a worker's URL", "put the key in `api_key`, as ${NAME}")
     if parts.query or parts.fragment:
         reject("a worker's URL has no query and no fragment", _WORKER_FIX)
-    if len(url) > _MAX_URL or not parts.hostname or port == 0 or not _visible(url):
+    visible = all("!" <= char <= "~" for char in url)
+    if len(url) > _MAX_URL or not parts.hostname or port == 0 or not visible:
         reject("not a URL with a host", _WORKER_FIX)
     # Base URLs often end in /v1, but request paths already start with it.
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -64,10 +65,6 @@ def _is_number(host: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _visible(url: str) -> bool:
-    return all("!" <= char <= "~" for char in url)
 
 
 def _from_url(value: object) -> object:

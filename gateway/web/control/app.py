@@ -208,16 +208,6 @@ def _usable(control: Control, principal: Principal) -> dict[str, str]:
     return found
 
 
-def _allowed(request: Request) -> str:
-    """The methods of a path, as the header `allow` lists them."""
-    found = ["OPTIONS"]
-    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-        scope = {**request.scope, "method": method}
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
-            found += ("GET", "HEAD") if method == "GET" else (method,)
-    return ", ".join(sorted(found))
-
-
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
@@ -239,7 +229,12 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
                 reason="unknown_path",
             )
         elif error.status_code == 405:
-            allowed = _allowed(request)
+            methods = ["OPTIONS"]
+            for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+                scope = {**request.scope, "method": method}
+                if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+                    methods += ("GET", "HEAD") if method == "GET" else (method,)
+            allowed = ", ".join(sorted(methods))
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers={"allow": allowed})
             error.headers = {"allow": allowed}

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from fastapi import Header, Request
 
-from gateway.errors import Forbidden, KeysAwaited, Refusal, Unauthorized
+from gateway.errors import Forbidden, KeysAwaited, Unauthorized
 from gateway.policy.request.head import read_head
 from gateway.ports import TokenVerifier
 from gateway.records.record import Record
@@ -136,7 +136,10 @@ def admin_guard(keys: RoleKeys) -> Check:
         method = "GET" if request.method == "HEAD" else request.method
         needed = ROUTES.get((method, path), Role.OWNER)
         if not role.may(needed):
-            raise _too_low(role, needed)
+            raise Forbidden(
+                f"This key is a {role.value}'s; this route needs an {needed.value}'s.",
+                reason=f"{role.value}_cannot_change",
+            )
         request.state.who = name
         if needed is not Role.VIEWER:
             _log.info("%s (%s): %s %r", name, role.value, method, request.url.path)
@@ -192,13 +195,6 @@ async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
             reason="token_without_role",
         )
     return identity.name, Role(identity.role)
-
-
-def _too_low(role: Role, needed: Role) -> Refusal:
-    message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
-    if role is Role.VIEWER:
-        return Forbidden(message, reason="viewer_cannot_change")
-    return Forbidden(message, reason="operator_cannot_change")
 
 
 def _from_this_host(headers: Mapping[str, str]) -> bool:

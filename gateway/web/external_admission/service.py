@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 
-from gateway.errors import NotFound, Refusal, Unavailable
+from gateway.errors import NotFound, Refusal
 from gateway.metrics import Metrics
 from gateway.policy.admission.external_admission import (
     Ending,
@@ -54,6 +54,7 @@ from gateway.stages import plan as stage_plan
 from gateway.stages.settle import cost_of, count, money_of
 from gateway.web.external_admission.held_slots import HeldSlots
 from gateway.web.external_admission.records import refused_record, settled_record
+from gateway.web.http.data_plane import shutting_down
 
 RETAINED_SETTLED = 10_000
 """Settlements remembered for repeated reports."""
@@ -110,7 +111,8 @@ class AdmissionService:
         estimate: LengthEstimate | None = None
         lease: Lease | None = None
         place = principal.owner
-        self._refuse_when_draining()
+        if self._draining():
+            raise shutting_down()
         self._places.take(place)
         try:
             served = stage_estimate.find_model(self._models, request.model)
@@ -146,7 +148,10 @@ class AdmissionService:
             received_s=now_s,
             received_unix_s=unix_s,
         )
-        self._expire_at(now_s + request.lease_s, lease_id)
+        if len(self._deadlines) > 2 * len(self._held) + 1_000:  # many of leases that ended
+            self._deadlines = [due for due in self._deadlines if due[1] in self._held]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (now_s + request.lease_s, lease_id))
         cap = defaulted_cap(served.routing, estimate, lease.pool)
         return ExternalGrant(
             lease=lease,
@@ -231,22 +236,6 @@ class AdmissionService:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.sweep()
-
-    def _expire_at(self, deadline_s: float, lease_id: str) -> None:
-        """Note a deadline; deadlines of ended leases are removed from time to time."""
-        if len(self._deadlines) > 2 * len(self._held) + 1_000:
-            self._deadlines = [due for due in self._deadlines if due[1] in self._held]
-            heapify(self._deadlines)
-        heappush(self._deadlines, (deadline_s, lease_id))
-
-    def _refuse_when_draining(self) -> None:
-        if self._draining():
-            raise Unavailable(
-                "This gateway is shutting down. Try again: another one will answer.",
-                reason="shutting_down",
-                retry_after_s=1.0,
-                should_retry=True,
-            )
 
     def _end(
         self,

@@ -52,8 +52,14 @@ class BodyBytes:
         if size:
             self._unproven[holder] = size
         bound = min(self._most_unproven, self._most - self.total)
-        if self.unproven > bound:
-            self._drop(bound * 3 // 4)
+        if self.unproven <= bound:
+            return
+        # Freeing a quarter at once makes each costly search cost an attacker as many bytes.
+        for each in nlargest(len(self._unproven), self._unproven, key=self._unproven.__getitem__):
+            if self.unproven <= bound * 3 // 4:
+                return
+            self.unproven -= self._unproven.pop(each)
+            each.drop()
 
     def take(self, owner: str, size: int) -> None:
         """Add `size` bytes to the entitlement `owner`; a negative `size` gives bytes back.
@@ -84,14 +90,6 @@ class BodyBytes:
             reason="too_many_body_bytes",
             retry_after_s=_RETRY_AFTER_S,
         )
-
-    def _drop(self, to_bytes: int) -> None:
-        # Freeing a quarter at once makes each costly search cost an attacker as many bytes.
-        for holder in nlargest(len(self._unproven), self._unproven, key=self._unproven.__getitem__):
-            if self.unproven <= to_bytes:
-                return
-            self.unproven -= self._unproven.pop(holder)
-            holder.drop()
 
 
 class Share:

@@ -266,12 +266,7 @@ class DataPlane:
         if method != "POST":
             raise MethodNotAllowed(f"Use POST for {endpoint.path}.", reason="method_not_allowed")
         if self.draining and not self.last_requests:
-            raise Unavailable(
-                "This gateway is shutting down. Try again: another one will answer.",
-                reason="shutting_down",
-                retry_after_s=1.0,
-                should_retry=True,
-            )
+            raise shutting_down()
         if not head.plain_body:
             raise UnsupportedMedia(
                 "Send the body without content-encoding; the gateway reads plain JSON.",
@@ -341,6 +336,16 @@ def request_ids() -> Callable[[], str]:
 
 def _id_header(head: RequestHead, made_id: str) -> Lines:
     return b"x-request-id: %b\r\n" % (head.request_id or made_id).encode()
+
+
+def shutting_down() -> Unavailable:
+    """The refusal of a new request while the running ones finish."""
+    return Unavailable(
+        "This gateway is shutting down. Try again: another one will answer.",
+        reason="shutting_down",
+        retry_after_s=1.0,
+        should_retry=True,
+    )
 
 
 def too_large(limit: int) -> TooLarge:

@@ -111,14 +111,6 @@ class TlsListener:
             address = network(peer[0]) if isinstance(peer, tuple) else ""
             self._pending[sock] = address, self._loop.create_task(self._begin(sock, address))
 
-    async def _turn(self, address: str) -> None:
-        """Wait until a handshake with this address may begin."""
-        mine = self._loop.create_future()
-        self._turns.setdefault(address, deque()).append(mine)
-        if not self._begun:
-            self._next_turn()
-        await mine
-
     def _next_turn(self) -> None:
         self._begun = False
         while self._turns and not self._begun:
@@ -139,7 +131,11 @@ class TlsListener:
             async with asyncio.timeout(HANDSHAKE_S):
                 first = await self._first_byte(sock)
                 if first == _HANDSHAKE:
-                    await self._turn(address)
+                    mine = self._loop.create_future()
+                    self._turns.setdefault(address, deque()).append(mine)
+                    if not self._begun:
+                        self._next_turn()
+                    await mine
                     why = "failed"
                     await self._loop.connect_accepted_socket(
                         self._protocol,

@@ -61,7 +61,7 @@ class MemoryPools:
         self.token_pools = dict(token_pools)
         self.pending: set[str] = set()
         """Models whose token pool is being prepared: it does not decide yet."""
-        self.event_sink: Callable[[str, str, float, object], None] = _no_events
+        self.event_sink: Callable[[str, str, float, object], None] = lambda *_: None
         """Called with (model, event, Unix s, detail) on changes of a pool, except leases."""
         self._now = now
 
@@ -129,10 +129,6 @@ class MemoryPools:
         debt.close(token_pool, elapsed_s, now_s)
         if names:
             self.event_sink(model, "tick", now_s, elapsed_s)
-
-
-def _no_events(model: str, event: str, unix_s: float, detail: object) -> None:
-    """The default event sink: does nothing."""
 
 
 def pool_views(token_pool: TokenPool) -> list[PoolView]:
