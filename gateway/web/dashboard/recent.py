@@ -24,7 +24,7 @@ from gateway.records.decision import (
     TimingSection,
     UsageSection,
 )
-from gateway.web.control.peers import Peers
+from gateway.web.control.peers import Peers, understood
 
 KEPT: Final = 2000
 FIRST: Final = 500
@@ -99,11 +99,8 @@ class RecentDecisions:
         count = MAX_NEW if self._known else FIRST
         answers = await self._peers.ask("decisions", b"%d" % MAX_PER_PEER)
         new = self._unknown(map(_one, self._latest(count)))
-        for answer in answers:
-            try:
-                new += self._unknown(_several(answer))
-            except (ValueError, msgspec.MsgspecError):
-                continue  # a replica of another version
+        for briefs in understood(_several, answers):
+            new += self._unknown(briefs)
         new.sort(key=lambda brief: brief.time_unix_s)
         self._known.extendleft(new)
         if len(self._ids) > 2 * KEPT:

@@ -212,6 +212,7 @@ async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_beh
 async def test_a_bad_file_costs_the_state_and_nothing_else(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     write(path, b"junk" * 1000)
     learning = EstimatorSync(SqliteState(path), {M: LengthEstimator()}, clock=FakeClock())
     await learning.start()
