@@ -136,10 +136,10 @@ def admin_guard(keys: RoleKeys) -> Check:
         method = "GET" if request.method == "HEAD" else request.method
         needed = ROUTES.get((method, path), Role.OWNER)
         if not role.may(needed):
-            raise Forbidden(
-                f"This key is a {role.value}'s; this route needs an {needed.value}'s.",
-                reason=f"{role.value}_cannot_change",
-            )
+            message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
+            if role is Role.VIEWER:
+                raise Forbidden(message, reason="viewer_cannot_change")
+            raise Forbidden(message, reason="operator_cannot_change")
         request.state.who = name
         if needed is not Role.VIEWER:
             _log.info("%s (%s): %s %r", name, role.value, method, request.url.path)
