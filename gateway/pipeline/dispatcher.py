@@ -124,10 +124,10 @@ class Dispatcher:
     def refuse_suspect(self, tenant: str, body: bytes) -> None:
         """Raise the refusal of a body on which two engines failed a moment ago."""
         known = self._suspects
-        if (tenant, len(body)) in known.sizes:
-            harm = known.verdict(tenant, body, self._clock())
-            if harm:
-                raise suspected(harm)
+        if (tenant, len(body)) not in known.sizes:
+            return
+        if harm := known.verdict(tenant, body, self._clock()):
+            raise suspected(harm)
 
     def tick(self, models: Iterable[ModelRuntime]) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second."""

@@ -416,7 +416,6 @@ def _gave_way() -> RateLimited:
     return RateLimited(
         "This request gave way to one with a reserved place. Please try again later.",
         reason="evicted",
-        code="evicted",
         retry_after_s=_EVICTED_WAIT_S,
         should_retry=True,
     )

@@ -67,16 +67,13 @@ class RequestLease:
 
     def resize(self, cost_tokens: int, kv_bytes: int) -> None:
         """Have it reserve what another prompt takes."""
-        self._reserve(cost_tokens, kv_bytes)
+        self.extend(cost_tokens, kv_bytes)
         self.current = msgspec.structs.replace(
             self.current, cost_tokens=cost_tokens, kv_bytes=kv_bytes
         )
 
     def extend(self, tokens: int, kv_bytes: int) -> None:
         """Have it reserve more for a stream that ran past its reserve; its cost stays."""
-        self._reserve(tokens, kv_bytes)
-
-    def _reserve(self, tokens: int, kv_bytes: int) -> None:
         self._note("resize", tokens)
         self.reserved_tokens = tokens
         self._store.resize(self.current, tokens, kv_bytes)

@@ -125,8 +125,7 @@ class Settler:
         if usage is not reported:
             self._metrics.usage_rejected.add(pool.name)
             return msgspec.structs.replace(outcome, usage=usage)
-        beyond = beyond_window(usage, estimate.sequences, pool.window_tokens)
-        if beyond:
+        if beyond_window(usage, estimate.sequences, pool.window_tokens):
             self._note_window(served, lease.pool, usage)
         return outcome
 

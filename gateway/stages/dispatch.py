@@ -103,9 +103,8 @@ def _engine_priority(
         served.scheduling.engine_priority == "none"
         or served.routing.observe
         or lease.limits is None
+        or not endpoint.computes
     ):
-        return None
-    if not endpoint.computes:
         return None
     rank = _RANKS[principal.service_class]
     if lease.spilled:

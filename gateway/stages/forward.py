@@ -298,12 +298,9 @@ class Relay:
         self.broke = error(
             f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
             reason=reason,
-            code=reason,
         )
         await self._reply.break_off(self.broke)
-        return msgspec.structs.replace(
-            self._metered(meter, completed=False), label="upstream_error", status=status
-        )
+        return msgspec.structs.replace(self._metered(meter, completed=False), status=status)
 
     # -- whole answers
 

@@ -15,7 +15,6 @@ def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
         told = UpstreamBroken("The request was not sent.", reason="engine_error")
         if harm == "ended":  # no other model's turn either
             told = UpstreamBroken("The request was not sent.", reason="engines_ended")
-        told.code = told.reason
     what = "ended at" if harm == "ended" else "failed on"
     told.message += (
         f" Two engines {what} this very request, so no other gets it for {MEMORY_S:g} s: "
@@ -27,12 +26,6 @@ def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
 
 def engine_refusal(fault: Fault) -> Refusal:
     """The refusal to send for the last attempt's fault."""
-    refusal = _refusal(fault)
-    refusal.code = refusal.reason
-    return refusal
-
-
-def _refusal(fault: Fault) -> Refusal:
     said = engine_message(fault.body)
     detail = f" It said: {said}" if said else ""
     match fault.kind:

@@ -10,7 +10,6 @@ Rules:
   client sent and an engine echoes never ends a stream.
 - The result does not depend on how the bytes were cut into pieces; every byte is scanned a
   bounded number of times.
-- The last event with a usage object is kept and decoded once, at the end.
 - A stream is complete when every choice has its finish mark, or when its own end came, as
   `gateway.policy.response.dialects` lists them. A stream that ends earlier is an error, not a stop;
   a complete one without [DONE] gets it where clients wait for that.
