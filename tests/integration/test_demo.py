@@ -47,6 +47,14 @@ def test_the_flood_is_told_once_with_what_was_measured() -> None:
     assert flooded < unmanaged / 2, "the flood is felt without the gateway, and less with it"
 
 
+def test_compressed_prompts_reach_the_engine_with_the_sentence_that_answers() -> None:
+    *_, told = run("demo", "--port", "0", "--once", "--story", "retrieval", "--pace", "0.1").split(
+        "retrieval = "
+    )
+    assert told.startswith("2 of 2 fitted into the short pool, ")
+    assert "the sentence with the answer was kept in 2. " in told
+
+
 def test_an_act_that_does_not_exist_is_refused_with_those_that_do() -> None:
     command = [sys.executable, "-m", "sluice", "demo", "--story", "fire"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -37,14 +37,13 @@ async def play(stage: Stage) -> str:
     if stage.engines is not None:
         received = await _received(stage.engines.short)
         kept = sum(
-            prompt.answer in received.get(answer.request_id, "")
-            for prompt, answer in zip(asked, shortened, strict=True)
+            prompt.answer in received.get(_question(prompt.messages), "") for prompt in asked
         )
     return said(as_they_are, shortened, kept)
 
 
 async def _received(engines: Sequence[str]) -> Mapping[str, str]:
-    """Request id -> the prompt as an engine got it."""
+    """Question -> the prompt as an engine got it; the gateway's ids there are its own."""
     async with httpx.AsyncClient(trust_env=False) as http:
         pages = await asyncio.gather(
             *(http.get(f"{url}/mock/last", params={"n": 100}) for url in engines)
@@ -54,9 +53,12 @@ async def _received(engines: Sequence[str]) -> Mapping[str, str]:
         for request in page.raise_for_status().json():
             if request["path"] == "/v1/chat/completions":
                 body = msgspec.json.decode(request["body"])
-                text = " ".join(str(message["content"]) for message in body["messages"])
-                found[request["headers"].get("x-request-id", "")] = text
+                found[_question(body["messages"])] = str(body["messages"][-1]["content"])
     return found
+
+
+def _question(messages: Sequence[Mapping[str, object]]) -> str:
+    return str(messages[-1]["content"]).rpartition("Question: ")[2]
 
 
 def said(as_they_are: Sequence[Answer], shortened: Sequence[Answer], kept: int | None) -> str:
