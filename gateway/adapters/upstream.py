@@ -141,7 +141,6 @@ class _Exchange:
             await self._woken()
 
     async def read(self) -> bytes:
-        """See UpstreamResponse."""
         while not self._chunks:
             if self.ended:
                 return b""
@@ -151,11 +150,9 @@ class _Exchange:
         return self._take()
 
     def take_whole(self) -> bytes | None:
-        """See UpstreamResponse."""
         return self._take() if self.ended else None
 
     async def relay(self, sink: Callable[[bytes], bool]) -> bool:
-        """See UpstreamResponse."""
         while True:
             if self._chunks and not sink(self._take()):
                 return False
@@ -199,12 +196,10 @@ class _Exchange:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def expect_end(self) -> None:
-        """See UpstreamResponse."""
         self.idle_s = min(self.idle_s, _END_S)
         self.deadline_s = min(self.deadline_s, self.now_s() + self.idle_s)
 
     def abort(self) -> None:
-        """See UpstreamResponse."""
         if not self.ended:
             self.fail("reset", "aborted by the gateway")
 
@@ -319,7 +314,6 @@ class UpstreamConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpResponseParser(self)
         # Makes uvloop write at once, not at the end of the loop iteration.
@@ -329,7 +323,6 @@ class UpstreamConnection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         exchange = self.exchange
         if exchange is None:  # no exchange expects these bytes
             self.close()
@@ -352,7 +345,6 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         exchange, self.exchange = self.exchange, None
         self.owner.forget(self)
         self._parser = _NO_PARSER
@@ -367,18 +359,15 @@ class UpstreamConnection(asyncio.Protocol):
     # -- httptools
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         if self.exchange is None:  # a second response to one request
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         exchange = self.exchange
         if exchange is not None and not exchange.head_done:  # else a trailer
             exchange.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         exchange = self.exchange
         if exchange is None:
             return
@@ -395,12 +384,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._close_delimited = status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         if self.exchange is not None:
             self.exchange.add(body)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         exchange = self.exchange
         if exchange is None or not exchange.head_done or self._close_delimited:
             return
@@ -453,7 +440,6 @@ class HttpUpstream:
         self._looks: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: WorkerAddress, call: UpstreamCall) -> UpstreamResponse:
-        """See Upstream."""
         loop = self._loop
         if loop is None:  # cached: asking costs a system call
             loop = self._loop = asyncio.get_running_loop()
@@ -503,7 +489,6 @@ class HttpUpstream:
             raise
 
     async def close(self) -> None:
-        """See Upstream."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -141,7 +141,6 @@ class AdmissionRuntime:
         """Counters at the last refresh, for /metrics."""
 
     def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
-        """See LimitsObserver."""
         self.budgets.replace(tenant, limits)
 
     async def count_limits(self) -> None:

@@ -22,7 +22,6 @@ class Workers:
         self._rotation = rotation
 
     def add(self, asked: NewWorker) -> str:
-        """See WorkerService."""
         model = next((m for m in self.config.models if m.name == asked.model), None)
         names = [] if model is None else list(model.pools)
         if model is None or asked.pool not in names:
@@ -56,7 +55,6 @@ class Workers:
         return name
 
     def remove(self, worker: str) -> int:
-        """See WorkerService."""
         hits = 0
         for served in self._models:
             for pool in range(len(served.fleet.pools)):

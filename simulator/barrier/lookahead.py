@@ -26,7 +26,6 @@ class Oracle:
     """Knows when each active request ends: the paper's look-ahead."""
 
     def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
-        """See LookAhead."""
         workers, slots = np.nonzero(group.request >= 0)
         ends = np.minimum(group.end[workers, slots] - group.step, horizon + 1)
         cell = workers * (horizon + 2) + ends
@@ -63,7 +62,6 @@ class BySurvival:
         self._edges = np.array(AGE_EDGES)
 
     def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
-        """See LookAhead."""
         if self._alive is None or group.step >= self._next:
             known = [survival_of(shares) for shares in self._survivals()]
             self._alive = still_alive(known, horizon, middle_ages())

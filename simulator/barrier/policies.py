@@ -19,7 +19,6 @@ class Fcfs:
     """The oldest request goes to the worker with most room."""
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         return list(enumerate(fcfs(group.room, len(pool))))
 
 
@@ -54,7 +53,6 @@ class Jsq:
         self._random = np.random.default_rng(seed)
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
     def _pick(self, seen: _Seen) -> int:
@@ -66,7 +64,6 @@ class LeastKv:
     """The worker with the fewest tokens, resident and queued."""
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         return _one_by_one(
             group, pool, lambda seen: int(np.where(seen.room > 0, seen.kv, np.inf).argmin())
         )
@@ -79,7 +76,6 @@ class RoundRobinPolicy:
         self._next = 0
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
     def _pick(self, seen: _Seen) -> int:
@@ -99,7 +95,6 @@ class PowerOfD:
         self._random = np.random.default_rng(seed)
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         return _one_by_one(group, pool, self._pick)
 
     def _pick(self, seen: _Seen) -> int:
@@ -127,7 +122,6 @@ class BfIo:
         self._passes = passes
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-        """See Policy."""
         grown = group.grown(self._horizon)
         if self._ahead is None:
             load = group.load[:, None]

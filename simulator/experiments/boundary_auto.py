@@ -95,7 +95,6 @@ class _Steer:
         self.moves: list[tuple[float, Move]] = []
 
     def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
-        """See `simulator.fleet.steering.Steer`."""
         short = pools[0]
         now = (short.sent, short.finished, short.preemptions)
         sent, finished, preempted = (b - a for a, b in zip(self._before, now, strict=True))

@@ -27,7 +27,6 @@ class OneMore:
         self._lengths = lengths
 
     def sample(self, count: int, random: Random) -> tuple[Ints, Ints]:
-        """See Lengths."""
         prompts, outputs = self._lengths.sample(count, random)
         return prompts, outputs + 1
 

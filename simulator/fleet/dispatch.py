@@ -38,7 +38,6 @@ class LeastLoadedDispatch:
         self._tokens = tokens
 
     def pick(self, request: int, now_s: float) -> int:
-        """See Dispatcher."""
         binding = bind_least_loaded(0, self._pool, now_s)
         if binding is None:
             return -1
@@ -46,7 +45,6 @@ class LeastLoadedDispatch:
         return binding.worker
 
     def finish(self, worker: int, request: int) -> None:
-        """See Dispatcher."""
         fleet.finish(self._pool, worker, 1, self._tokens[request])
 
     def refresh(self) -> None:
@@ -71,7 +69,6 @@ class ShortestQueue:
         self.refresh()
 
     def pick(self, request: int, now_s: float) -> int:
-        """See Dispatcher."""
         levels, lowest = self._levels, self._lowest
         if lowest >= len(levels):
             return -1
@@ -90,7 +87,6 @@ class ShortestQueue:
         return worker
 
     def finish(self, worker: int, request: int) -> None:
-        """See Dispatcher."""
         load = self._load[worker]
         self._load[worker] = load - 1
         if not self._present[worker]:
@@ -101,7 +97,6 @@ class ShortestQueue:
         self._lowest = min(self._lowest, load - 1)
 
     def refresh(self) -> None:
-        """See Dispatcher."""
         present = fleet.available(self._pool, 0.0)
         self._alone = len(present) == 1
         self._present = [False] * len(self._load)
@@ -121,7 +116,6 @@ class RoundRobinDispatch:
         self._next = 0
 
     def pick(self, request: int, now_s: float) -> int:
-        """See Dispatcher."""
         present = fleet.available(self._pool, now_s)
         if not present:
             return -1
@@ -144,7 +138,6 @@ class TwoChoices:
         self._random = Draws(random)
 
     def pick(self, request: int, now_s: float) -> int:
-        """See Dispatcher."""
         present, active = fleet.available(self._pool, now_s), self._pool.active
         if not present:
             return -1
@@ -160,7 +153,6 @@ class TwoChoices:
         return worker
 
     def finish(self, worker: int, request: int) -> None:
-        """See Dispatcher."""
         fleet.finish(self._pool, worker, 1, 0)
 
     def refresh(self) -> None:
@@ -175,7 +167,6 @@ class AtRandom:
         self._random = Draws(random)
 
     def pick(self, request: int, now_s: float) -> int:
-        """See Dispatcher."""
         present = fleet.available(self._pool, now_s)
         return present[self._random.below(len(present))] if present else -1
 

@@ -28,7 +28,6 @@ class OpenGate:
     """Admits every request to its planned pool."""
 
     def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
-        """See Gate."""
         return pool
 
     def leave(self, request: int, used_tokens: int, now_s: float) -> None:
@@ -43,7 +42,6 @@ class SpillGate:
         self._spill_queue = spill_queue
 
     def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
-        """See Gate."""
         if fleet.overloaded(self._pools[pool], self._spill_queue, now_s):
             for other in alternates:
                 if not fleet.overloaded(self._pools[other], self._spill_queue, now_s):
@@ -77,7 +75,6 @@ class TokenPoolGate:
         self._ticked_s = self._renewed_s = 0.0
 
     def enter(self, request: int, pool: int, alternates: Sequence[int], now_s: float) -> int:
-        """See Gate."""
         self._upkeep(now_s)
         tokens = self._tokens[request]
         asked = AdmissionRequest(
@@ -95,7 +92,6 @@ class TokenPoolGate:
         return found.pool
 
     def leave(self, request: int, used_tokens: int, now_s: float) -> None:
-        """See Gate."""
         self._upkeep(now_s)
         self._live.discard(request)
         admission.settle(self._token_pool, str(request), used_tokens, now_s)

@@ -64,26 +64,21 @@ class EngineInstance:
 
     @property
     def running(self) -> int:
-        """See Instance."""
         return self._engine.running
 
     @property
     def waiting(self) -> int:
-        """See Instance."""
         return self._engine.waiting
 
     @property
     def preemptions(self) -> int:
-        """See Instance."""
         return self._preempted + self._engine.preemptions_total
 
     @property
     def used_blocks(self) -> int:
-        """See Instance."""
         return round(self._engine.kv_usage * self._engine.profile.kv_blocks)
 
     def submit(self, index: int, now_s: float) -> None:
-        """See Instance."""
         self._run(now_s)
         needs = self._needs
         request = EngineRequest(
@@ -94,13 +89,11 @@ class EngineInstance:
         self._look_ahead()
 
     def advance(self, now_s: float) -> list[int]:
-        """See Instance."""
         done = self._run(now_s)
         self._look_ahead()
         return done
 
     def fail(self, now_s: float) -> list[int]:
-        """See Instance."""
         self._run(now_s)
         held = sorted(self._held)
         self._held.clear()

@@ -80,7 +80,6 @@ class CdfLengths:
         self._input_share = input_share
 
     def sample(self, count: int, random: Random) -> tuple[Ints, Ints]:
-        """See Lengths."""
         index = np.searchsorted(self._shares[1:], random.random(count), side="left")
         low, high = self._edges[index] + 1, self._edges[index + 1]
         totals = random.integers(low, high, endpoint=True)
@@ -99,7 +98,6 @@ class SplitLengths:
         self._mean, self._std = output_mean, output_std
 
     def sample(self, count: int, random: Random) -> tuple[Ints, Ints]:
-        """See Lengths."""
         totals = np.interp(random.random(count), self._shares, self._edges)
         share = np.clip(
             random.normal(self._mean, self._std, count), MIN_OUTPUT_SHARE, MAX_OUTPUT_SHARE
@@ -128,7 +126,6 @@ class PairLengths:
         self._up_to = np.cumsum(mass) / mass.sum()
 
     def sample(self, count: int, random: Random) -> tuple[Ints, Ints]:
-        """See Lengths."""
         index = np.searchsorted(self._up_to, random.random(count), side="right")
         index = np.minimum(index, len(self._prompts) - 1)
         return self._prompts[index], self._outputs[index]

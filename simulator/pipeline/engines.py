@@ -57,33 +57,26 @@ class SoleEngine:
 
     @property
     def due_s(self) -> float:
-        """See EngineUnit."""
         due_s = self._engine.next_event_s()
         return inf if due_s is None else due_s
 
     @property
     def preemptions(self) -> int:
-        """See EngineUnit."""
         return self._preempted + self._engine.preemptions_total
 
     def submit(self, worker: int, request: EngineRequest, now_s: float) -> None:
-        """See EngineUnit."""
         self._engine.submit(request, now_s)
 
     def abort(self, worker: int, request_id: str) -> None:
-        """See EngineUnit."""
         self._engine.abort(request_id)
 
     def run_until(self, now_s: float) -> list[Event]:
-        """See EngineUnit."""
         return self._engine.run_until(now_s)
 
     def kv_usage(self, worker: int) -> float:
-        """See EngineUnit."""
         return self._engine.kv_usage
 
     def restart(self) -> None:
-        """See EngineUnit."""
         self._preempted += self._engine.preemptions_total
         self._engine = Engine(self._profile)
 
@@ -98,33 +91,26 @@ class RankedEngine:
 
     @property
     def due_s(self) -> float:
-        """See EngineUnit."""
         due_s = self._group.next_event_s()
         return inf if due_s is None else due_s
 
     @property
     def preemptions(self) -> int:
-        """See EngineUnit."""
         return self._preempted + sum(e.preemptions_total for e in self._group.engines)
 
     def submit(self, worker: int, request: EngineRequest, now_s: float) -> None:
-        """See EngineUnit."""
         self._group.submit(worker, request, now_s)
 
     def abort(self, worker: int, request_id: str) -> None:
-        """See EngineUnit."""
         self._group.abort(worker, request_id)
 
     def run_until(self, now_s: float) -> list[Event]:
-        """See EngineUnit."""
         return [(at_s, emission) for at_s, _, emission in self._group.run_until(now_s)]
 
     def kv_usage(self, worker: int) -> float:
-        """See EngineUnit."""
         return self._group.engines[worker].kv_usage
 
     def restart(self) -> None:
-        """See EngineUnit."""
         self._preempted = self.preemptions
         self._group = RankGroupEngine(self._profile, self._ranks)
 

@@ -113,7 +113,6 @@ class Plain:
         self._flush()
 
     def act(self, name: str, caption: str) -> None:
-        """See Display."""
         self._flush()
         place = ""
         if len(self._names) > 1:
@@ -122,7 +121,6 @@ class Plain:
         self._row(*_COLUMNS)
 
     def line(self, answer: Answer) -> None:
-        """See Display."""
         if self._held and self._clock() - self._held_s > _HELD_S:
             self._flush()
         for held in self._held:
@@ -138,7 +136,6 @@ class Plain:
         self._held.append(line)
 
     def result(self, name: str, text: str) -> None:
-        """See Display."""
         self._flush()
         self._say(f"{name} = {text}")
 
@@ -181,13 +178,11 @@ class Shown:
         self._live.stop()
 
     def act(self, name: str, caption: str) -> None:
-        """See Display."""
         with self._lock:
             self._name, self._caption = name, caption
             self._lines.clear()
 
     def line(self, answer: Answer) -> None:
-        """See Display."""
         with self._lock:
             for line in islice(reversed(self._lines), _LOOKED_BACK):
                 if line.takes(answer):
@@ -196,7 +191,6 @@ class Shown:
             self._lines.append(Line(answer))
 
     def result(self, name: str, text: str) -> None:
-        """See Display."""
         with self._lock:
             self._results[name] = text
 

@@ -52,7 +52,6 @@ class BodyReader:
     async def read(
         self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
     ) -> BodyFacts:
-        """See BodyReads."""
         for process in self._processes:
             result = await process.read(endpoint.path, body, owner, tuple(content_types))
             if result is not None:

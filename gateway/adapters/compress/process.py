@@ -128,11 +128,9 @@ class WorkerProcess(asyncio.Protocol):
             raise cancelled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._buffer += data
         answer = unframed(self._buffer)
         if answer is not None:
@@ -141,7 +139,6 @@ class WorkerProcess(asyncio.Protocol):
                 self._answer.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self.alive = False
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(WorkerGone(self._how_it_ended()))
@@ -149,11 +146,9 @@ class WorkerProcess(asyncio.Protocol):
         self._lost.set()
 
     def pause_writing(self) -> None:
-        """See asyncio.BaseProtocol."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """See asyncio.BaseProtocol."""
         self._room.set()
 
     async def asked(self, *frames: bytes, limit_s: float) -> bytes:

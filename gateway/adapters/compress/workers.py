@@ -104,7 +104,6 @@ class CompressWorkers:
         self._lanes.start(*map(self._lane, workers))
 
     async def compress(self, task: CompressTask) -> CompressResult:
-        """See CompressRunner."""
         if self._taken >= self._places:
             return _QUEUE_FULL
         if not self._workers:

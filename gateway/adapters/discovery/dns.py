@@ -41,7 +41,6 @@ class DnsDiscovery:
         self._resolver: dns.asyncresolver.Resolver | None = None
 
     async def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
-        """See Discovery."""
         while True:
             found, ttl_s = await self._look_up()
             yield tuple(FoundEngine(urls=(url,)) for url in sorted(found))

@@ -34,7 +34,6 @@ class FileDiscovery:
         self._every_s = every_s
 
     async def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
-        """See Discovery."""
         before: bytes | None = None
         while True:
             content = await asyncio.to_thread(self._read)

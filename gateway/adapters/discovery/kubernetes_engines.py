@@ -43,7 +43,6 @@ class KubernetesDiscovery:
         self._namespace = source.namespace or api.namespace
 
     def sets(self) -> Sets:
-        """See Discovery."""
         if self._source.kind == "service":
             return self._service()
         if self._source.kind == "pods":

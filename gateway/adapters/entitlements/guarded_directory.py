@@ -47,13 +47,11 @@ class GuardedDirectory(Generic[Entry]):
             raise StateFailure(f"the directory of {self._of} is away")
 
     async def load(self) -> DirectoryState[Entry]:
-        """See Directory."""
         state = await self._ask(self._directory.load(), LOAD_LIMIT_S)
         self._note(state.revision)
         return state
 
     async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        """See Directory."""
         found = await self._ask(self._directory.changes(since, mark), LIMIT_S)
         if found is not None:
             self._note(found.revision)
@@ -68,7 +66,6 @@ class GuardedDirectory(Generic[Entry]):
         return await self._write(self._directory.delete(entry, floor=self._floor, after=after))
 
     async def close(self) -> None:
-        """See Directory."""
         await self._directory.close()
 
     async def _write(self, call: Awaitable[Written]) -> Written:

@@ -134,7 +134,6 @@ class RequestLog:
         self._failing = False
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink."""
         if self._waiting >= MAX_PENDING:
             self._metrics.log_dropped.add()
             return
@@ -220,7 +219,6 @@ class Records:
         self._others = others
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink."""
         log = self._log
         if not isinstance(record, DecisionRecord):
             if log is not None:

@@ -27,15 +27,12 @@ class MemoryDirectory(Generic[Entry]):
         """By name and id, oldest first."""
 
     async def load(self) -> DirectoryState[Entry]:
-        """See Directory."""
         return self._since(0)
 
     async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        """See Directory."""
         return self._since(since) if mark in self._marks or not (mark or since) else None
 
     async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         known = self._known(after)
         taken = {e.name: e for e in entries if known and not self._conflicts(e)}
         if taken:
@@ -48,7 +45,6 @@ class MemoryDirectory(Generic[Entry]):
         return Written(revision=self._revision, mark=mark, conflicts=conflicts)
 
     async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         name = entry.name
         based = self._version(name) == entry.version != 0
         if not (based and self._known(after)):

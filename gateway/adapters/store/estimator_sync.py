@@ -33,7 +33,6 @@ class NoState:
     interval_s = 0.0
 
     async def exchange(self, records: Mapping[str, object]) -> ExchangeResult:
-        """See EstimatorState."""
         return ExchangeResult()
 
     async def close(self) -> None:

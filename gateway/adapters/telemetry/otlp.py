@@ -115,7 +115,6 @@ class Telemetry:
         return Trace(trace_id=trace_id, span_id=span_id, parent_span_id=parent_id, sampled=sampled)
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink."""
         if not isinstance(record, DecisionRecord) or record.endpoint == "admission":
             return
         self._genai.count(record)

@@ -59,11 +59,9 @@ class Verifier:
         await asyncio.gather(*(keys.close() for keys in self._keys.values()))
 
     async def keys_read(self) -> None:
-        """See `TokenVerifier`."""
         await asyncio.gather(*(keys.read() for keys in self._keys.values()))
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """See `TokenVerifier`."""
         self._listeners.append(changed)
 
     def ages(self) -> list[tuple[str, float]]:
@@ -72,7 +70,6 @@ class Verifier:
         return [(issuer, age_s) for issuer, age_s in found if age_s is not None]
 
     def verify(self, token: bytes) -> TokenIdentity:
-        """See `TokenVerifier`."""
         try:
             found = self._verified(token)
         except Refusal as refusal:

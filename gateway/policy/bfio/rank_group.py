@@ -87,14 +87,12 @@ class RankGroup:
         self._orders = 0
 
     def joined(self, worker: int) -> None:
-        """See Scheduler."""
         if worker == len(self.ranks):
             self.ranks.append(RankLoad(self.steps))
         self.ranks[worker] = RankLoad(self.steps)
 
     @property
     def waiting(self) -> Sequence[int]:
-        """See Scheduler."""
         return self._line.waiting
 
     @property
@@ -104,7 +102,6 @@ class RankGroup:
         return max(1, ceil(held / self.replicas))
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         known = fleet.available(self._pool, now_s)
         full = self._line.total >= self.rules.most_waiting
         if not known or full or (job.barred and job.barred.issuperset(known)):
@@ -128,7 +125,6 @@ class RankGroup:
         return NOTHING
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state not in ("sent", "answering"):
             return NOTHING
         self.ranks[job.worker].remove(job, now_s)
@@ -140,14 +136,12 @@ class RankGroup:
         return self._fill(now_s)
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state == "waiting":
             self._line.take(job)
             job.state = "gone"
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         self.shares.sweep(now_s)
         known = fleet.available(self._pool, now_s)
         if not known:

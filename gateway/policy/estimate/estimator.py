@@ -260,11 +260,9 @@ class LengthEstimator:
         }
 
     def parts(self) -> dict[str, EstimatorPart]:
-        """See Learner."""
         return self._figures.parts()
 
     def part(self, name: str) -> EstimatorPart | None:
-        """See Learner."""
         return self._figures.part(name)
 
 

@@ -209,7 +209,6 @@ class Ratio:
         }
 
     def learned(self) -> PartState:
-        """See Part."""
         return PartState(
             epoch=self.epoch,
             n=self.observations,
@@ -234,7 +233,6 @@ class Ratio:
         )
 
     def adopt(self, state: PartState) -> None:
-        """See Part."""
         found = state.sums
         if state.epoch != self.epoch:
             self._restart()
@@ -324,7 +322,6 @@ class TwoTermFit:
         )
 
     def adopt(self, state: PartState) -> None:
-        """See Part."""
         found = state.sums
         self.a, self.b = found["a"], found["b"]
         self._p = (found["paa"], found["pab"], found["pbb"])

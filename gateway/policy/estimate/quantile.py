@@ -102,7 +102,6 @@ class LengthHistogram:
         return state.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
 
     def adopt(self, state: PartState) -> None:
-        """See Part."""
         kept = {key: weight for key, weight in state.sums.items() if weight > _STALE}
         self._whole = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "w"}
         self._cut = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "c"}

@@ -120,7 +120,6 @@ class Quartz:
 
     @property
     def replicas(self) -> int:
-        """See Scheduler."""
         return self._backlogs.replicas
 
     @replicas.setter
@@ -129,12 +128,10 @@ class Quartz:
 
     @property
     def waiting(self) -> Sequence[int]:
-        """See Scheduler."""
         return self._queues.waiting
 
     @property
     def coverage(self) -> float | None:
-        """See Scheduler."""
         return self._predictor.coverage
 
     @property
@@ -147,7 +144,6 @@ class Quartz:
         return self._backlogs.waits_s((worker,), now_s)[0]
 
     def joined(self, worker: int) -> None:
-        """See Scheduler."""
         if worker == len(self._kv):
             self._kv.append(0.0)
             self._timed.append(False)
@@ -164,7 +160,6 @@ class Quartz:
     # A job's lifecycle
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         job.order = self._orders
         self._orders += 1
         if not self._bind(job, now_s):
@@ -186,7 +181,6 @@ class Quartz:
         *,
         assumed: bool = False,
     ) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state != "sent":
             return NOTHING
         job.state = "answering"
@@ -205,7 +199,6 @@ class Quartz:
         return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        """See Scheduler."""
         if answered and job.state in {"sent", "answering"}:
             self._learn_answer(job, now_s - job.sent_s)
         if job.state == "sent":
@@ -233,14 +226,12 @@ class Quartz:
             self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state == "waiting":
             self._queues.forget(job)
             self._backlogs.unbind(job)
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         if self._kv_usage is not None:
             self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
             self._slots.read(self._kv, self._pool.active, self._backlogs)

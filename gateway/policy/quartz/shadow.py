@@ -37,7 +37,6 @@ class Shadow:
 
     @property
     def replicas(self) -> int:
-        """See Scheduler."""
         return self._quartz.replicas
 
     @replicas.setter
@@ -46,12 +45,10 @@ class Shadow:
 
     @property
     def waiting(self) -> Sequence[int]:
-        """See Scheduler."""
         return self._inner.waiting
 
     @property
     def coverage(self) -> float | None:
-        """See Scheduler."""
         return self._quartz.coverage
 
     def joined(self, worker: int) -> None:
@@ -60,7 +57,6 @@ class Shadow:
         self._quartz.joined(worker)
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         ready = self._inner.submit(job, now_s)
         if ready:
             advise = self._next_s <= now_s
@@ -77,12 +73,10 @@ class Shadow:
         *,
         assumed: bool = False,
     ) -> Sequence[Job]:
-        """See Scheduler."""
         unseen = assumed or job.would_bind < 0
         return self._quartz.first_token(job, now_s, cached_tokens, assumed=unseen)
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        """See Scheduler."""
         return self._quartz.finished(job, now_s, answered=answered)
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
@@ -90,5 +84,4 @@ class Shadow:
         return self._inner.cancel(job, now_s)
 
     def tick(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         return self._quartz.tick(now_s)

@@ -253,7 +253,6 @@ class BodyMeter(StreamMeter):
 
     @property
     def counted_tokens(self) -> int:
-        """See StreamMeter."""
         counted = self._lines if self._lines > 1 else by_bytes(self._bytes)
         return counted if self._generates else 0
 

@@ -36,7 +36,6 @@ class Immediate:
         raise NotImplementedError
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         choice = present = fleet.available(self._pool, now_s)
         if self._pool.warming:
             choice = members.without_cold(self._pool, choice, now_s)
@@ -72,13 +71,11 @@ class Immediate:
         *,
         assumed: bool = False,
     ) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state == "sent":
             job.state = "answering"
         return NOTHING
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        """See Scheduler."""
         if job.state in {"sent", "answering"}:
             job.state = "gone"
         return NOTHING
@@ -88,7 +85,6 @@ class Immediate:
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
         return NOTHING
 
 

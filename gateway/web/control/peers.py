@@ -49,7 +49,6 @@ class NoPeers:
     """Peers of a single replica."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        """See Peers."""
         return []
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:

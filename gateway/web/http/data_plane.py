@@ -89,14 +89,12 @@ class AsgiReply:
         """See Reply. The ASGI server notices by itself."""
 
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
-        """See ClientReply."""
         self.started = True
         self._events = events
         headers = pairs_of(lines)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
-        """See ClientReply."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def write_now(self, data: bytes) -> bool:
@@ -105,18 +103,15 @@ class AsgiReply:
         return False
 
     async def drain(self) -> None:
-        """See ClientReply."""
         if self._held:
             held, self._held = self._held, []
             await self.write(b"".join(held))
 
     async def finish(self) -> None:
-        """See ClientReply."""
         await self.drain()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        """See ClientReply."""
         self.started = True
         all_headers = [*pairs_of(lines), (b"content-length", b"%d" % len(body))]
         if self.close_connection:
@@ -125,7 +120,6 @@ class AsgiReply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
-        """See ClientReply."""
         if self.started:
             await self.break_off(refusal)
             return
@@ -133,7 +127,6 @@ class AsgiReply:
         await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
 
     async def break_off(self, refusal: Refusal) -> None:
-        """See ClientReply. A server closes the connection of an answer without an end."""
         await self.drain()
         if not self._events:
             return

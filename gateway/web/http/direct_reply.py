@@ -104,18 +104,15 @@ class DirectReply:
         """The share that counts the request's bytes, if they are many enough."""
 
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
-        """See ClientReply. The head is sent with the first chunk."""
         self.started = True
         self._events = events
         self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
 
     async def write(self, data: bytes) -> None:
-        """See ClientReply."""
         if not self.write_now(data):
             await self._flow.drain()
 
     def write_now(self, data: bytes) -> bool:
-        """See ClientReply. Writes nothing if the client has left."""
         transport = self._transport
         if transport.is_closing():
             return False
@@ -127,7 +124,6 @@ class DirectReply:
         return not self._flow.write_paused
 
     async def drain(self) -> None:
-        """See ClientReply."""
         await self._flow.drain()
 
     def probe(self) -> None:
@@ -145,11 +141,9 @@ class DirectReply:
             self._transport.write(b"0")
 
     async def finish(self) -> None:
-        """See ClientReply."""
         self._end(self._head + b"0\r\n\r\n")
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        """See ClientReply. Most of a large answer is taken by the client when this ends."""
         self.started = True
         data = self._whole(status, lines, body)
         if len(data) > _SLICE_BYTES:
@@ -162,7 +156,6 @@ class DirectReply:
         self._end(data)
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
-        """See ClientReply."""
         if self.started:
             await self.break_off(refusal)
             return
@@ -184,7 +177,6 @@ class DirectReply:
         await self.finish()
 
     def ended(self) -> None:
-        """See Reply."""
         self.give_back()
         self._connection.ended(self)
 

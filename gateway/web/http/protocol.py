@@ -174,11 +174,9 @@ class GatewayProtocol(ClientConnection):
             self._reply.close_connection = True
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """See ClientConnection. During a data plane answer over ASGI the client counts as gone."""
         return False if any(self._hooks) else super().eof_received()
 
     def drop(self) -> None:
-        """See body_bytes.Holder."""
         self._reject(
             Unavailable(
                 "Unfinished requests hold too many bytes in this gateway. Try again.",
@@ -193,7 +191,6 @@ class GatewayProtocol(ClientConnection):
         return None if any(self._hooks) else super().unserved_since_s
 
     def give_way(self) -> None:
-        """See ClientConnection."""
         self.connections.discard(self)
         if self._inbound_since_s is None:
             self.transport.close()
@@ -201,7 +198,6 @@ class GatewayProtocol(ClientConnection):
             self._reject(no_room())
 
     def time_out(self) -> None:
-        """See ClientConnection."""
         if not self._head_bytes and not self._half:
             self.transport.close()
             return
@@ -539,13 +535,11 @@ class GatewayProtocol(ClientConnection):
         self.tasks.add(task)
 
     def wrong_key_delay_s(self) -> float:
-        """See direct_reply.Connection."""
         if self.data_plane is None or self.client is None:
             return 0.0
         return self.data_plane.wrong_keys.delay_s(self.client[0])
 
     def finished(self) -> None:
-        """See direct_reply.Connection. The next request may arrive before this task has ended."""
         reply, self._reply = self._reply, None
         self._answering = None
         if reply is not None and not reply.key_refused:

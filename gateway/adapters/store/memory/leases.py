@@ -86,7 +86,6 @@ class MemoryLeases(MemoryPools):
         self.token_pools.pop(model, None)
 
     async def admit(self, ask: Ask) -> Lease:
-        """See LeaseStore."""
         found = self.take(ask)
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._jitter(), ask.limits)
@@ -95,31 +94,25 @@ class MemoryLeases(MemoryPools):
         return found
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
-        """See LeaseStore."""
         found = self.move(lease.id, pool, force=force)
         if isinstance(found, Denial):
             raise refusal_of(found, lease.entitlement, self._jitter())
         return found or lease
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
-        """See LeaseStore."""
         self.extend(lease.id, lease.model, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
-        """See LeaseStore."""
         self.end(lease.id, lease.model, settlement)
 
     async def reclaim(self, lease: Lease) -> None:
-        """See LeaseStore."""
         for lease_id in self.victims(lease.id):
             self._evict(lease_id)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
-        """See LeaseStore."""
         self._evict = evict
 
     async def renew(self) -> None:
-        """See Upkeep."""
         held = list(self._leases)
         for start in range(0, len(held), SLICE):
             # Each slice uses its own time, because leases are kept in the order of their expiry.
@@ -132,15 +125,12 @@ class MemoryLeases(MemoryPools):
         """See Budgets: the counters are here."""
 
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
-        """See Budgets."""
         return [self.limits.view(limit, self._now()) for limit in limits]
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
-        """See Budgets."""
         return self.limits.add(limit, amount, self._now())
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
-        """See Budgets."""
         ids = list(self.limits.counters)
         for start in range(0, len(ids), SLICE):
             self.limits.sweep(ids[start : start + SLICE], defined, self._now())

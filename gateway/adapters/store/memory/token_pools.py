@@ -68,12 +68,10 @@ class MemoryPools:
     # -- TokenPools
 
     async def define(self, terms: Entitlement) -> None:
-        """See TokenPools."""
         self.token_pools[terms.model].define(terms)
         self.event_sink(terms.model, "entitlement", self._now(), terms)
 
     async def remove(self, model: str, name: str) -> bool:
-        """See TokenPools."""
         token_pool = self.token_pools[model]
         account = token_pool.accounts.get(name)
         if account is not None and account.total:
@@ -83,7 +81,6 @@ class MemoryPools:
         return True
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
-        """See TokenPools."""
         token_pool = self.token_pools[model]
         now_s = self._now()
         return [
@@ -93,18 +90,15 @@ class MemoryPools:
         ]
 
     async def pools(self, model: str) -> list[PoolView]:
-        """See TokenPools."""
         return pool_views(self.token_pools[model])
 
     # -- Upkeep
 
     async def change(self, model: str, terms: Terms) -> None:
-        """See Upkeep."""
         self.token_pools[model].change(terms)
         self.event_sink(model, "terms", self._now(), terms)
 
     async def tick(self) -> None:
-        """See Upkeep. Evictions were reported when they were decided."""
         for model, token_pool in list(self.token_pools.items()):
             reaped = REAP_BATCH
             while reaped == REAP_BATCH:

@@ -47,7 +47,6 @@ class RedisDirectory(Generic[Entry]):
         self._lock = asyncio.Lock()
 
     async def load(self) -> DirectoryState[Entry]:
-        """See Directory. Concurrent changes are among the changes after the returned revision."""
         head = await self._run("removals", 0, "", RETAINED_REMOVED)
         found: dict[bytes, bytes] = {}
         cursor = b""
@@ -58,22 +57,18 @@ class RedisDirectory(Generic[Entry]):
         return self._state_of(head, list(found.values()))
 
     async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        """See Directory."""
         answer = await self._run("changes", since, mark, RETAINED_REMOVED)
         return self._state_of(answer, answer[3]) if answer[0] else None
 
     async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         named = [part for e in entries for part in (e.name, e.id, e.version, _encode(e))]
         return await self._write("put", floor, after, *named)
 
     async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         named = (entry.name, entry.id, entry.version, repr(entry.file_unix_s))
         return await self._write("delete", floor, after, *named)
 
     async def close(self) -> None:
-        """See Directory."""
         async with self._lock:
             await self._disconnect()
 

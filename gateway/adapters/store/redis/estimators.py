@@ -51,7 +51,6 @@ class RedisState:
         self._warned = False
 
     async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
-        """See EstimatorState."""
         reported = await self._exchange.exchange(
             {s: b"" if record is None else _encode(record) for s, record in records.items()}
         )
@@ -69,7 +68,6 @@ class RedisState:
         return ExchangeResult(peers=peers, missing=missing)
 
     async def close(self) -> None:
-        """See EstimatorState."""
         await self._exchange.close()
 
     def _peer(self, age_s: float, record: bytes) -> PeerRecord | None:

@@ -189,19 +189,16 @@ class RedisLeases:
     # -- LeaseStore
 
     async def admit(self, ask: Ask) -> Lease:
-        """See LeaseStore."""
         model = None if ask.model in self.pending else self._models.get(ask.model)
         return await (self._local.admit(ask) if model is None else model.admit(ask))
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
-        """See LeaseStore."""
         model = self._holder(lease.model, lease.id)
         if model is None:
             return await self._local.transfer(lease, pool, force=force)
         return await model.transfer(lease, pool, force=force)
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
-        """See LeaseStore."""
         model = self._holder(lease.model, lease.id)
         if model is None:
             self._local.resize(lease, cost_tokens, kv_bytes)
@@ -209,7 +206,6 @@ class RedisLeases:
             model.resize(lease, cost_tokens, kv_bytes)
 
     def settle(self, lease: Lease, settlement: Settlement) -> None:
-        """See LeaseStore."""
         model = self._holder(lease.model, lease.id)
         if model is None:
             self._local.settle(lease, settlement)
@@ -220,13 +216,11 @@ class RedisLeases:
                 self.settled_total += 1
 
     async def reclaim(self, lease: Lease) -> None:
-        """See LeaseStore."""
         model = self._holder(lease.model, lease.id)
         if model is not None:
             await model.reclaim(lease)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
-        """See LeaseStore."""
         self._evict = evict
         for model in self._models.values():
             model.evict = evict
@@ -245,11 +239,9 @@ class RedisLeases:
     # -- Budgets
 
     def know(self, limits: Mapping[str, Limit]) -> None:
-        """See Budgets."""
         self._known, self._levels_at_s = limits, 0.0
 
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
-        """See Budgets."""
         counted: dict[RedisModel, list[Limit]] = {}
         for limit in limits:
             counted.setdefault(self._counting(limit), []).append(limit)
@@ -261,11 +253,9 @@ class RedisLeases:
         return [found[limit.id] for limit in limits]
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
-        """See Budgets."""
         return (await self._counting(limit).budgets([limit], amount))[0]
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
-        """See Budgets. What Redis has is swept by leaders."""
         self._process.limits.sweep(defined, self._process.wall_clock())
         leaders = {m.limits_key: m for m in self._models.values() if m.leads}
         for model in leaders.values():
@@ -283,36 +273,29 @@ class RedisLeases:
     # -- TokenPools
 
     async def define(self, terms: Entitlement) -> None:
-        """See TokenPools."""
         await self._models[terms.model].define(terms)
 
     async def remove(self, model: str, name: str) -> bool:
-        """See TokenPools."""
         return await self._models[model].remove(name)
 
     async def view(self, model: str, names: Sequence[str]) -> list[AccountView]:
-        """See TokenPools."""
         return await self._models[model].view(names)
 
     async def pools(self, model: str) -> list[PoolView]:
-        """See TokenPools."""
         return await self._models[model].pools()
 
     # -- Upkeep
 
     async def change(self, model: str, terms: Terms) -> None:
-        """See Upkeep."""
         await self._models[model].change(terms)
 
     async def renew(self) -> None:
-        """See Upkeep."""
         await asyncio.gather(*(m.renew() for m in (*self._models.values(), *self._ended)))
         over = [model for model in self._ended if not model.leases]
         self._ended = [model for model in self._ended if model.leases]
         await asyncio.gather(*(model.link.close() for model in over))
 
     async def tick(self) -> None:
-        """See Upkeep."""
         await asyncio.gather(*(model.tick() for model in self._models.values()))
         if self._known and self._process.clock() >= self._levels_at_s:
             await self._read_levels()

@@ -64,7 +64,6 @@ class RedisModel(RedisPools):
         return self._giving_way > 0
 
     async def admit(self, ask: Ask) -> Lease:
-        """See LeaseStore."""
         known = self.leases.get(ask.lease_id)
         if known is not None:
             return known.lease
@@ -91,7 +90,6 @@ class RedisModel(RedisPools):
         return self._admit_alone(ask)
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool) -> Lease:
-        """See LeaseStore."""
         redis_lease = self.leases.get(lease.id)
         if redis_lease is None or redis_lease.lease.pool == pool:
             return lease if redis_lease is None else redis_lease.lease
@@ -113,7 +111,6 @@ class RedisModel(RedisPools):
         return self._moved(lease, redis_lease, pool, gives_way=gives_way)
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
-        """See LeaseStore."""
         redis_lease = self.leases.get(lease.id)
         if redis_lease is None:
             return
@@ -150,7 +147,6 @@ class RedisModel(RedisPools):
         return True
 
     async def reclaim(self, lease: Lease) -> None:
-        """See LeaseStore."""
         redis_lease = self.leases.get(lease.id)
         if redis_lease is None:
             return

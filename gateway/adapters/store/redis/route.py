@@ -58,7 +58,6 @@ class _Direct:
         self._pool = ConnectionPool.from_url(url, **_options())
 
     async def open(self, key: str) -> Connection:
-        """See Route."""
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
         return await _connected(connection)
 
@@ -98,7 +97,6 @@ class _Sentinel(_Seeded):
         self._db = db
 
     async def open(self, key: str) -> Connection:
-        """See Route."""
         answer, _ = await self._ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         if not answer:
             raise RedisConnectionError(f"the sentinels know no service '{self._service}'")
@@ -123,7 +121,6 @@ class _Cluster(_Seeded):
     one_server = False
 
     async def open(self, key: str) -> Connection:
-        """See Route."""
         slot = key_slot(key.encode())
         slots, seed = await self._ask("CLUSTER", "SLOTS")
         for low, high, master, *_ in slots:

@@ -88,7 +88,6 @@ class RedisPools:
             self.link.post("define", packed)
 
     async def remove(self, name: str) -> bool:
-        """See TokenPools. Also False while Redis is away."""
         try:
             done = bool(await self.link.call("remove", argument(name=name)))
         except RedisAway:
@@ -98,20 +97,17 @@ class RedisPools:
         return done
 
     async def view(self, names: Sequence[str]) -> list[AccountView]:
-        """See TokenPools."""
         seen = await self._seen(names)
         now_s = self._now_s()
         found = [seen.accounts.get(name) for name in names]
         return [account_view(seen, account, now_s) for account in found if account is not None]
 
     async def pools(self) -> list[PoolView]:
-        """See TokenPools."""
         return pool_views(await self._seen(()))
 
     # -- Upkeep
 
     async def change(self, terms: Terms) -> None:
-        """See Upkeep."""
         self.token_pool.change(terms)
         self._fallback.change(terms)
         try:
@@ -120,7 +116,6 @@ class RedisPools:
             return
 
     async def renew(self) -> None:
-        """See Upkeep."""
         self._fallback.renew(self.leases)
         for part in _slices([redis_lease.key for redis_lease in self.leases.values()]):
             try:
@@ -130,7 +125,6 @@ class RedisPools:
             self._adopt_again({raw.decode() for raw in gone})
 
     async def tick(self) -> None:
-        """See Upkeep."""
         try:
             while await self.link.call("reap", argument(most=SLICE)) == SLICE:
                 pass
@@ -151,7 +145,6 @@ class RedisPools:
             return
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
-        """See Budgets. Raises RedisAway."""
         ids: list[str] = []
         page, more = "0", True
         while more or ids:

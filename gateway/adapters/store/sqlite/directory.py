@@ -87,24 +87,19 @@ class SqliteDirectory(Generic[Entry]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
 
     async def load(self) -> DirectoryState[Entry]:
-        """See Directory."""
         return await self._do(lambda file: self._since(file, -1))
 
     async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        """See Directory. Only a lower revision shows that the file was replaced by an older one."""
         found = await self._do(lambda file: self._since(file, since))
         return None if found.revision < since else found
 
     async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         return await self._do(lambda file: self._write(file, entries, floor, removed=False))
 
     async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        """See Directory."""
         return await self._do(lambda file: self._write(file, [entry], floor, removed=True))
 
     async def close(self) -> None:
-        """See Directory."""
         if self._file is not None and (self._running is None or self._running.done()):
             await asyncio.wrap_future(self._thread.submit(self._close))
         self._thread.shutdown(wait=False, cancel_futures=True)

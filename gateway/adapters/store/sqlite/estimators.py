@@ -63,7 +63,6 @@ class SqliteState:
         self._running: Future[ExchangeResult] | None = None
 
     async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
-        """See EstimatorState."""
         if self._running is not None and not self._running.done():
             # Wait for an exchange that its caller gave up, so that they do not queue up.
             with contextlib.suppress(StateFailure):
