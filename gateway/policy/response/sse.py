@@ -210,7 +210,7 @@ class StreamMeter:
     @property
     def counted_tokens(self) -> int:
         """Output tokens, if the engine does not report them."""
-        return max(0, self.events - 1) if self._generates else 0
+        return max(0, self.events - self.done) if self._generates else 0
 
     def closing(self) -> bytes:
         """The [DONE] that a complete stream still lacks where clients wait for it; else b""."""

@@ -586,7 +586,7 @@ async def test_a_client_that_leaves_between_admission_and_dispatch_is_not_charge
 
 
 async def test_a_client_that_leaves_a_stream_is_charged_what_was_emitted() -> None:
-    bench = Bench(stream(chunk(""), chunk("a"), chunk("b"), HANG))
+    bench = Bench(stream(chunk("a"), chunk("b"), HANG))
     await bench.cancel_when_hanging(streaming())
     _, settlement = bench.ledger.settlements[0]
     assert settlement.usage == Usage(
