@@ -206,13 +206,9 @@ class RetryConfig(Section):
     """Workers tried for one request, the first included."""
 
 
-def _concurrency_kind(value: object) -> str:
-    return "by_pool" if isinstance(value, dict) else "total"
-
-
 Concurrency = Annotated[
     Annotated[Natural, Tag("total")] | Annotated[Mapping[Label, Natural], Tag("by_pool")],
-    Discriminator(_concurrency_kind),
+    Discriminator(lambda value: "by_pool" if isinstance(value, dict) else "total"),
 ]
 
 
@@ -339,9 +335,10 @@ class Config(Section):
         """The digest by which changes of a file are noticed."""
         return hashlib.sha256(content).hexdigest()
 
-    def note_file(self, file: str, content: bytes) -> None:
-        """Remember where it was read from; `load` calls this."""
+    def note_file(self, file: str, content: bytes, modified_unix_s: float) -> None:
+        """Remember where it was read from, and when that was modified; `load` calls this."""
         self._file, self._digest = file, self.digest_of(content)
+        self._modified_unix_s = modified_unix_s
 
     def note_digest(self, digest: str) -> None:
         """Remember that a later content of the file is in force."""
@@ -366,10 +363,6 @@ class Config(Section):
     def modified_unix_s(self) -> float:
         """When the file was last modified; 0 where that is not known."""
         return self._modified_unix_s
-
-    def note_modified(self, unix_s: float) -> None:
-        """Remember when the file was modified; `load` calls this."""
-        self._modified_unix_s = unix_s
 
     def timeouts_for(self, model: ModelConfig) -> TimeoutsConfig:
         """The model's own time-outs, completed by those of the top level."""

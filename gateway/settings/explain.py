@@ -192,8 +192,10 @@ def _section(path: KeyPath, root: type[Section] = Config) -> type[Section] | Non
         field = section.model_fields.get(step)
         if field is None:
             return None
-        named = any(arg is collections.abc.Mapping for arg in _parts(field.annotation))
-        section = next((a for a in _parts(field.annotation) if _is_section(a)), None)
+        parts = _parts(field.annotation)
+        named = any(part is collections.abc.Mapping for part in parts)
+        classes = (part for part in parts if isinstance(part, type))
+        section = next((found for found in classes if issubclass(found, Section)), None)
     return section
 
 
@@ -203,7 +205,3 @@ def _parts(annotation: object) -> list[typing.Any]:
     for argument in typing.get_args(annotation):
         found.extend(_parts(argument))
     return found
-
-
-def _is_section(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)

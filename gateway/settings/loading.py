@@ -43,8 +43,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         raise _unreadable(name, line, column, "not UTF-8", "save the file as UTF-8") from error
     config = parse(text, name, os.environ if environ is None else environ)
-    config.note_modified(modified_unix_s)
-    config.note_file(name, raw)
+    config.note_file(name, raw, modified_unix_s)
     return config
 
 

@@ -29,7 +29,13 @@ def state_url(url: str) -> str:
     except ValueError:
         reject("not a state URL", _FIX)
     if parts.scheme == "sqlite":
-        _check_sqlite(url)
+        path = url.removeprefix("sqlite:///")
+        if path == url or not path.strip("/") or "?" in path or "#" in path or "\x00" in path:
+            reject(
+                "not the path of a file",
+                "sqlite:///sluice.db is relative to the working directory, "
+                "sqlite:////var/lib/sluice/sluice.db absolute",
+            )
     elif parts.scheme in _REDIS:
         _check_redis(parts)
     elif url != "memory://":
@@ -45,16 +51,6 @@ def is_redis(url: str) -> bool:
 def without_password(url: str) -> str:
     """The URL with its credentials masked."""
     return re.sub(r"//[^/]*@", "//***@", url)
-
-
-def _check_sqlite(url: str) -> None:
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path.strip("/") or "?" in path or "#" in path or "\x00" in path:
-        reject(
-            "not the path of a file",
-            "sqlite:///sluice.db is relative to the working directory, "
-            "sqlite:////var/lib/sluice/sluice.db absolute",
-        )
 
 
 def _check_redis(parts: SplitResult) -> None:

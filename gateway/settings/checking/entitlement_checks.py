@@ -36,20 +36,28 @@ def check_entitlements(
 
     `known_models` includes the names of invalid models; None if a name could not be read.
     """
-    _check_names(document, entitlements)
-    _check_keys(document, entitlements)
+    _check_digests(
+        document,
+        _digests((), entitlements),
+        "a key belongs to one entitlement: make another with `sluice hash-key --new`",
+    )
+    names: dict[str, KeyPath] = {}
     by_name = {model.name: model for _, model in models}
     aliases = {alias: model.name for _, model in models for alias in model.aliases}
     found: list[tuple[int, EntitlementConfig, Entitlement]] = []
     for index, entitlement in entitlements:
         path: KeyPath = ("entitlements", index)
+        fix = "give every entitlement a name of its own"
+        _taken(document, names, entitlement.name, (*path, "name"), fix)
         name = entitlement.model
         if known_models is not None and name not in known_models:
-            fix = f"write its name, `{aliases[name]}`" if name in aliases else None
+            alias = name in aliases
             document.add(
                 (*path, "model"),
-                f"no model is named `{name}`" if fix is None else f"`{name}` is an alias",
-                fix or nearest(name, sorted(known_models)),
+                f"`{name}` is an alias" if alias else f"no model is named `{name}`",
+                f"write its name, `{aliases[name]}`"
+                if alias
+                else nearest(name, sorted(known_models)),
             )
         terms = _check_terms(document, path, entitlement, by_name.get(name))
         if terms is not None and terms.reserves:
@@ -58,35 +66,7 @@ def check_entitlements(
         shape = shape_of(model)
         reserved = [item for item in found if item[2].model == model.name]
         _check_slots(document, reserved, shape)
-        _check_kv(document, reserved, shape)
-        _check_rate(document, reserved, shape)
-
-
-def _check_names(document: Document, entitlements: Entitlements) -> None:
-    seen: dict[str, int] = {}
-    for index, entitlement in entitlements:
-        first = seen.setdefault(entitlement.name, index)
-        if first != index:
-            line = document.place(("entitlements", first, "name")).line
-            document.add(
-                ("entitlements", index, "name"),
-                f"`{entitlement.name}` is taken on line {line}",
-                "give every entitlement a name of its own",
-            )
-
-
-def _check_keys(document: Document, entitlements: Entitlements) -> None:
-    seen: dict[str, KeyPath] = {}
-    for index, entitlement in entitlements:
-        for position, key in enumerate(entitlement.api_keys):
-            path = ("entitlements", index, "api_keys", position)
-            first = seen.setdefault(key, path)
-            if first != path:
-                document.add(
-                    path,
-                    f"the same key as on line {document.place(first).line}",
-                    "a key belongs to one entitlement: make another with `sluice hash-key --new`",
-                )
+        _check_sums(document, reserved, shape)
 
 
 def _check_terms(
@@ -152,25 +132,18 @@ def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> N
             )
 
 
-def _check_kv(document: Document, reserved: Reserved, shape: ModelShape) -> None:
-    """Reserved KV must fit the pools' KV cache; if unstated, the need of all slots when full."""
+def _check_sums(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+    """Reserved KV must fit the pools' (if unstated, all slots when full), and so must rates."""
     amounts = ((index, terms.kv_bytes / GIB) for index, _, terms in reserved)
-    over = _first_over(amounts, shape.max_kv_bytes / GIB)
-    if over is not None:
-        index, total = over
+    for index, total in _first_over(amounts, shape.max_kv_bytes / GIB):
         document.add(
             ("entitlements", index, "kv_cache_gib"),
             f"KV cache reserved on `{shape.name}` adds up to {total:g} GiB with this one, but its "
             f"pools have {shape.max_kv_bytes / GIB:.1f} GiB (per worker x most workers)",
             "lower kv_cache_gib, or add workers",
         )
-
-
-def _check_rate(document: Document, reserved: Reserved, shape: ModelShape) -> None:
     amounts = ((index, terms.tokens_per_s) for index, _, terms in reserved)
-    over = _first_over(amounts, shape.max_tokens_per_s)
-    if over is not None:
-        index, total = over
+    for index, total in _first_over(amounts, shape.max_tokens_per_s):
         document.add(
             ("entitlements", index, "tokens_per_second"),
             f"token rates reserved on `{shape.name}` add up to {total:g} with this one, but its "
@@ -179,14 +152,14 @@ def _check_rate(document: Document, reserved: Reserved, shape: ModelShape) -> No
         )
 
 
-def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> tuple[int, float] | None:
-    """(index, sum) at the first running sum over `most`; `most` 0 means no limit."""
+def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> Iterator[tuple[int, float]]:
+    """(index, sum) at the first running sum over `most`, if any; `most` 0 means no limit."""
     total = 0.0
     for index, amount in amounts:
         total += amount
         if 0 < most < total:
-            return index, total
-    return None
+            yield index, total
+            return
 
 
 def check_tenants(
@@ -199,7 +172,12 @@ def check_tenants(
 
     `loras`: the LoRA adapters of each model, which the keys for it may name.
     """
-    _check_digests(document, tenants, entitlements)
+    _check_digests(
+        document,
+        _digests(tenants, entitlements),
+        "list a key once: under `tenants` it opens several models",
+        section="tenants",
+    )
     own: dict[str, dict[str, str]] = {}
     for _, entitlement in entitlements:
         own.setdefault(entitlement.tenant, {})[entitlement.name] = entitlement.model
@@ -259,17 +237,15 @@ def _check_listed(
             )
 
 
-def _check_digests(document: Document, tenants: Tenants, entitlements: Entitlements) -> None:
+def _check_digests(
+    document: Document, keys: Iterator[tuple[KeyPath, str]], fix: str, section: str = "entitlements"
+) -> None:
+    """Each key stands once; those that a section repeats are told of."""
     seen: dict[str, KeyPath] = {}
-    for path, digest in _digests(tenants, entitlements):
+    for path, digest in keys:
         first = seen.setdefault(digest, path)
-        # Two entitlements with one key are found where entitlements are checked.
-        if first != path and path[0] == "tenants":
-            document.add(
-                path,
-                f"the same key as on line {document.place(first).line}",
-                "list a key once: under `tenants` it opens several models",
-            )
+        if first != path and path[0] == section:
+            document.add(path, f"the same key as on line {document.place(first).line}", fix)
 
 
 def _digests(tenants: Tenants, entitlements: Entitlements) -> Iterator[tuple[KeyPath, str]]:

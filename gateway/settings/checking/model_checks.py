@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Final
 
 from gateway.settings.checking.name_checks import Models, check_names
-from gateway.settings.checking.price_checks import check_prices
 from gateway.settings.checking.worker_checks import (
     check_replicas,
     check_shared_workers,
@@ -42,7 +41,7 @@ def check_models(document: Document, models: Models) -> None:
             check_replicas(document, (*path, "pools", name, "replicas"), pool)
         _check_capacity(document, path, model)
         _check_compression(document, path, model)
-        check_prices(document, path, model)
+        _check_prices(document, path, model)
 
 
 def _check_windows(document: Document, path: KeyPath, model: ModelConfig) -> None:
@@ -197,3 +196,28 @@ def _check_capacity(document: Document, path: KeyPath, model: ModelConfig) -> No
     for name, pool in model.pools.items():
         if pool.kv_cache_gib is not None:
             document.add((*path, "pools", name, "kv_cache_gib"), NO_KV_BYTES, KV_BYTES_FIX)
+
+
+def _check_prices(document: Document, path: KeyPath, model: ModelConfig) -> None:
+    """List prices, or a price by the hour for each pool, or neither."""
+    by_hour = [name for name, pool in model.pools.items() if pool.gpu_hour is not None]
+    if by_hour and model.price is not None:
+        document.add(
+            (*path, "pools", by_hour[0], "gpu_hour"),
+            "the model has list prices as well, so a request would have two costs",
+            "remove `price` at the model, or `gpu_hour` at its pools",
+        )
+    elif by_hour and len(by_hour) < len(model.pools):
+        without = next(name for name in model.pools if name not in by_hour)
+        document.add(
+            (*path, "pools", without),
+            f"pool `{by_hour[0]}` has a price by the hour, and this one has none",
+            "give `gpu_hour` at every pool of the model, or at none",
+        )
+    for name, pool in model.pools.items():
+        if pool.gpu_hour is None and pool.gpus != 1:
+            document.add(
+                (*path, "pools", name, "gpus"),
+                "counts for `gpu_hour` only, which this pool has not",
+                "give `gpu_hour`, or remove `gpus`",
+            )

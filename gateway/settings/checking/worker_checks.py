@@ -20,13 +20,21 @@ def check_shared_workers(document: Document, models: Models) -> None:
         for name, pool in model.pools.items():
             path: KeyPath = ("models", number, "pools", name, "workers")
             for index, worker in enumerate(pool.workers):
+                where = (*path, index)
                 if worker.url is None:
-                    _check_source(document, seen, (*path, index), worker)
+                    first = seen.setdefault(str(worker.discover), where)
+                    if first != where:
+                        line = document.place(first).line
+                        document.add(
+                            where,
+                            f"{worker.discover} is a source on line {line} already",
+                            "let each source belong to one pool",
+                        )
                     continue
-                first = seen.setdefault(_engine(worker), (*path, index))
+                first = seen.setdefault(_engine(worker), where)
                 if first[:-1] != path:  # check_workers reports duplicates within one pool
                     document.add(
-                        (*path, index),
+                        where,
                         f"worker {worker.id} is in pool `{first[3]}` of `{_name(models, first)}` "
                         f"too, on line {document.place(first).line}: its slots would count twice",
                         "give every pool engines of its own; data-parallel ranks behind one URL "
@@ -39,10 +47,7 @@ def check_workers(document: Document, path: KeyPath, pool: PoolConfig) -> None:
     seen: dict[str, int] = {}
     for index, worker in enumerate(pool.workers):
         where = (*path, index)
-        if worker.url is None:
-            _check_ca(document, where, worker)
-            continue
-        first = seen.setdefault(_engine(worker), index)
+        first = index if worker.url is None else seen.setdefault(_engine(worker), index)
         if first != index:
             document.add(
                 where,
@@ -75,18 +80,6 @@ def check_replicas(document: Document, path: KeyPath, pool: PoolConfig) -> None:
         )
     elif fewest > most:
         document.add((*path, "min"), f"{fewest} is over max, {most}", f"give at most {most}")
-
-
-def _check_source(
-    document: Document, seen: dict[str, KeyPath], path: KeyPath, worker: WorkerConfig
-) -> None:
-    first = seen.setdefault(str(worker.discover), path)
-    if first != path:
-        document.add(
-            path,
-            f"{worker.discover} is a source on line {document.place(first).line} already",
-            "let each source belong to one pool",
-        )
 
 
 def _check_ca(document: Document, where: KeyPath, worker: WorkerConfig) -> None:

@@ -75,10 +75,6 @@ def _from_url(value: object) -> object:
     return {"discover" if is_source(text) else "url": text}
 
 
-def _source_url(url: str) -> str:
-    return source_of(url).url
-
-
 def _one_place(worker: "WorkerConfig") -> "WorkerConfig":
     if (worker.url is None) == (worker.discover is None):
         reject(
@@ -93,7 +89,7 @@ class WorkerConfig(Section):
 
     url: Annotated[str, AfterValidator(_worker_url)] | None = None
     """Base URL, http or https. Its path, without a final `/v1`, is prepended to request paths."""
-    discover: Annotated[str, AfterValidator(_source_url)] | None = None
+    discover: Annotated[str, AfterValidator(lambda url: source_of(url).url)] | None = None
     """Instead of `url`, where engines are found: dns://host:port, file:///workers.yaml,
     k8s://service/NAME.NAMESPACE:port, k8s://pods?selector=...&port=... or
     inferencepool://NAME.NAMESPACE. The other keys are for each engine that is found."""
@@ -118,11 +114,6 @@ class WorkerConfig(Section):
     def id(self) -> str:
         """host:port and the path, if any; shown in headers and metrics."""
         return self.address().id
-
-    @property
-    def engine_tls(self) -> EngineTls:
-        """TLS as the upstream port takes it; `ca_file` comes before the pool's `tls.ca`."""
-        return self._tls if self.ca_file is None else replace(self._tls, ca_file=self.ca_file)
 
     def of_pool(self, tls: EngineTls) -> "WorkerConfig":
         """The worker with its pool's TLS."""
@@ -155,7 +146,8 @@ class WorkerConfig(Section):
             path_prefix=parts.path,
             api_key=self.api_key.get_secret_value() if self.api_key else None,
             served_model=self.model,
-            tls=self.engine_tls,
+            # Its own `ca_file` comes before the pool's `tls.ca`.
+            tls=self._tls if self.ca_file is None else replace(self._tls, ca_file=self.ca_file),
             rank=rank,
             rank_by=self.rank_by,
         )
