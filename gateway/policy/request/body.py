@@ -88,8 +88,10 @@ def read_body(
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise undecodable(error) from None
     model = body.model
-    if not model or len(model) > MAX_MODEL_CHARS or model.isspace():
-        raise _bad_model(model)
+    if model and len(model) > MAX_MODEL_CHARS:
+        raise invalid("model", f"longer than {MAX_MODEL_CHARS} characters.")
+    if not model or model.isspace():
+        raise missing("model")
     tally = Tally(media_tokens)
     measure = count(body, tally)
     if unknown:
@@ -199,12 +201,6 @@ def _bad_limit(name: str, value: int) -> BadRequest:
 def _shown(value: int) -> str:
     # Printing an integer of thousands of digits is slow or an error.
     return str(value) if abs(value) < 2**63 else "a huge number"
-
-
-def _bad_model(model: str) -> BadRequest:
-    if len(model) > MAX_MODEL_CHARS:
-        return invalid("model", f"longer than {MAX_MODEL_CHARS} characters.")
-    return missing("model")
 
 
 def _duplicate(names: list[str]) -> BadRequest:

@@ -108,7 +108,17 @@ class Tally:
         self.messages += len(items)
         for index, item in enumerate(items):
             if isinstance(item, Item):
-                self._add_item(item, f"{param}[{index}]")
+                where = f"{param}[{index}]"
+                self._add_content(item.content, f"{where}.content")
+                self._add_content(item.output, f"{where}.output")
+                if item.summary:
+                    self._add_parts(item.summary, f"{where}.summary")
+                texts = (item.name, item.arguments, item.input)
+                self.texts.extend(text for text in texts if text)
+                for name in (item.type, item.role, item.status, item.id, item.call_id):
+                    self._add_id(name)
+                if len(item.encrypted_content) > _ID_CHARS:
+                    self.add_json(item.encrypted_content, f"{where}.encrypted_content")
 
     def add_system(self, system: Content) -> None:
         """Anthropic's system prompt, which counts as a message unless empty."""
@@ -162,17 +172,6 @@ class Tally:
     def add_json(self, raw: Raw, where: str) -> None:
         """JSON that an engine may render as text, but for the data in it."""
         self.texts.append(without_data(compact(raw, where)))
-
-    def _add_item(self, item: Item, where: str) -> None:
-        self._add_content(item.content, f"{where}.content")
-        self._add_content(item.output, f"{where}.output")
-        if item.summary:
-            self._add_parts(item.summary, f"{where}.summary")
-        self.texts.extend(text for text in (item.name, item.arguments, item.input) if text)
-        for name in (item.type, item.role, item.status, item.id, item.call_id):
-            self._add_id(name)
-        if len(item.encrypted_content) > _ID_CHARS:
-            self.add_json(item.encrypted_content, f"{where}.encrypted_content")
 
     def _add_function(self, function: Function) -> None:
         if function.name:

@@ -58,8 +58,12 @@ def dimensions(head: bytes) -> tuple[int, int] | None:
         return int.from_bytes(head[6:8], "little"), int.from_bytes(head[8:10], "little")
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
         return _webp(head)
-    if head.startswith(b"\xff\xd8"):
-        return _jpeg(head)
+    if head.startswith(b"\xff\xd8"):  # a JPEG: its first frame says
+        at = 2
+        while at + 9 <= len(head) and head[at] == 0xFF:
+            if head[at + 1] in _FRAMES:
+                return int.from_bytes(head[at + 7 : at + 9]), int.from_bytes(head[at + 5 : at + 7])
+            at += 2 + int.from_bytes(head[at + 2 : at + 4])
     return None
 
 
@@ -78,13 +82,4 @@ def _webp(head: bytes) -> tuple[int, int] | None:
     if kind == b"VP8L":
         bits = int.from_bytes(head[21:25], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return None
-
-
-def _jpeg(head: bytes) -> tuple[int, int] | None:
-    at = 2
-    while at + 9 <= len(head) and head[at] == 0xFF:
-        if head[at + 1] in _FRAMES:
-            return int.from_bytes(head[at + 7 : at + 9]), int.from_bytes(head[at + 5 : at + 7])
-        at += 2 + int.from_bytes(head[at + 2 : at + 4])
     return None

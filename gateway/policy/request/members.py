@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
+from pydantic import TypeAdapter
 
 from gateway.errors import BadRequest
 from gateway.policy.request import schema
-from gateway.policy.request.lax import relaxed
 from gateway.policy.request.refusals import undecodable
 
 MAX_MEMBERS: Final = 1_000
@@ -64,9 +64,17 @@ class Key:
     def __init__(self, _type: type, name: str) -> None:
         global _names_left  # noqa: PLW0603 - the decoder's hook knows nothing of its call
         if not _names_left:
-            raise _too_many()
+            raise BadRequest(
+                f"The request body has more than {MAX_MEMBERS:,} members at its top level. "
+                "Send fewer.",
+                reason="too_many_members",
+            )
         if len(name) > MAX_NAME_CHARS:
-            raise _too_long()
+            raise BadRequest(
+                f"A member of the request body has a name of more than {MAX_NAME_CHARS} "
+                "characters. Send its content as a value.",
+                reason="too_complex",
+            )
         _names_left -= 1
         self.name = name
 
@@ -127,21 +135,6 @@ def body_start(raw: bytes) -> int:
     if match is None:
         raise ValueError("not a JSON object")
     return match.end()
-
-
-def _too_many() -> BadRequest:
-    return BadRequest(
-        f"The request body has more than {MAX_MEMBERS:,} members at its top level. Send fewer.",
-        reason="too_many_members",
-    )
-
-
-def _too_long() -> BadRequest:
-    return BadRequest(
-        f"A member of the request body has a name of more than {MAX_NAME_CHARS} characters. "
-        "Send its content as a value.",
-        reason="too_complex",
-    )
 
 
 _DATA_CHARS: Final = 3_072
@@ -369,7 +362,7 @@ def known_only(shape: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
     `shape` is the name of an endpoint with such bodies, `members` are the top-level ones. A value
     of an unexpected shape stays as it is.
     """
-    kept = relaxed(members)
+    kept = _relaxed(members)
     total = 0
     for name, known in _WITHIN.get(shape, {}).items():
         if name in kept:
@@ -434,3 +427,31 @@ def steering(names: Iterable[str]) -> tuple[str, ...]:
     ):
         return ()
     return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
+
+
+_integer: Final = TypeAdapter(int).validate_json
+_flag: Final = TypeAdapter(bool).validate_json
+_FORMS: Final = {
+    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens"), _integer),
+    **dict.fromkeys(("max_output_tokens",), _integer),
+    **dict.fromkeys(("stream", "background", "include_usage"), _flag),
+}
+_decode_by_name = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def _relaxed(members: Members) -> dict[str, Raw]:
+    """The members with numbers and flags in other forms as JSON's own, by the rules of pydantic.
+
+    Programs that hold every number as a double send 1024.0, and forms send "1024"; engines read
+    both as 1024. What engines refuse stays as it is, and the reader of the body refuses it, too.
+    """
+    kept = dict(members)
+    for name in kept.keys() & _FORMS.keys():
+        try:
+            kept[name] = Raw(msgspec.json.encode(_FORMS[name](bytes(kept[name]))))
+        except (ValueError, OverflowError):
+            continue
+    options = kept.get("stream_options")
+    if options is not None and bytes(memoryview(options)[:1]) == b"{":
+        kept["stream_options"] = Raw(msgspec.json.encode(_relaxed(_decode_by_name(options))))
+    return kept

@@ -5,7 +5,7 @@ Rules:
   text. For any other field in a message, item, call, part or document, msgspec raises an error,
   and `gateway.policy.request.members` counts it. msgspec skips other fields of a body in C.
 - A named field of a wrong type is an error; msgspec names its path. Numbers and flags may come
-  in the other forms that engines take (`gateway.policy.request.lax`).
+  in the other forms that engines take (`gateway.policy.request.members`).
 - `Raw` marks values that are measured or relayed without being decoded (tools, images).
 """
 
