@@ -115,7 +115,10 @@ class _Reserves:
         pool's part of them has to fit in that pool.
         """
         total = sum(e.baseline)
-        fits_over_all = self._fits_over_all(e)
+        kv_bytes, tokens_per_s = self.capacity.total_kv_bytes, self.capacity.tokens_per_s
+        fits_over_all = (not kv_bytes or sum(self._kv_bytes) + e.kv_bytes <= kv_bytes) and (
+            not tokens_per_s or sum(self._tokens_per_s) + e.tokens_per_s <= tokens_per_s
+        )
         everywhere = True
         for pool, baseline in enumerate(e.baseline[: len(self.sequences)]):
             if not baseline:
@@ -134,12 +137,6 @@ class _Reserves:
                 self.bound_until[pool] = min(self.bound_until[pool], e.created - 1)
                 everywhere = False
         return everywhere
-
-    def _fits_over_all(self, e: Entitlement) -> bool:
-        kv_bytes, rate = self.capacity.total_kv_bytes, self.capacity.tokens_per_s
-        return (not kv_bytes or sum(self._kv_bytes) + e.kv_bytes <= kv_bytes) and (
-            not rate or sum(self._tokens_per_s) + e.tokens_per_s <= rate
-        )
 
     def _fits_pool(self, pool: int, kv_bytes: float, tokens_per_s: float) -> bool:
         capacity = self.capacity

@@ -35,7 +35,16 @@ def figures_of(denial: Denial, limit: Limit | None) -> str:
 def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries."""
     if denial.reason == "budget":
-        return _used_up(denial, limit)
+        resets = resets_at(limit, denial.resets_unix_s)
+        return QuotaExceeded(
+            f"You exceeded the {title(limit)} of {owner(limit)}: {shown(limit, denial.used)} of "
+            f"{shown(limit, denial.limit)} are used, and this request needs "
+            f"{shown(limit, denial.requested)}. resets_at: {resets}. {WHERE}",
+            reason="budget",
+            code="insufficient_quota",
+            retry_after_s=float(ceil(max(1.0, denial.wait_s))),
+            should_retry=False,
+        )
     if denial.reason == "exceeds_entitlement":
         return _too_large(denial, limit)
     wait_s = float(retry_after_s(denial.wait_s, jitter))
@@ -52,19 +61,6 @@ def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
         retry_after_s=wait_s,
         should_retry=True,
         headers=() if limit.budget else _reported(denial, wait_s),
-    )
-
-
-def _used_up(denial: Denial, limit: Limit) -> QuotaExceeded:
-    resets = resets_at(limit, denial.resets_unix_s)
-    return QuotaExceeded(
-        f"You exceeded the {title(limit)} of {owner(limit)}: {shown(limit, denial.used)} of "
-        f"{shown(limit, denial.limit)} are used, and this request needs "
-        f"{shown(limit, denial.requested)}. resets_at: {resets}. {WHERE}",
-        reason="budget",
-        code="insufficient_quota",
-        retry_after_s=float(ceil(max(1.0, denial.wait_s))),
-        should_retry=False,
     )
 
 

@@ -58,11 +58,7 @@ def misfit(token_pool: TokenPool, account: Account, request: AdmissionRequest) -
         return _never("bytes of KV cache", most_kv, request.kv_bytes)
     if request.sequences == 1 and request.kv_bytes <= token_pool.terms.kv_of(request.pool):
         return None
-    return _too_large_for_pools(token_pool, request)
-
-
-def _too_large_for_pools(token_pool: TokenPool, request: AdmissionRequest) -> Denial | None:
-    """Deny what no eligible pool could hold even when empty; pools without workers may return."""
+    # What no eligible pool could hold even when empty; pools without workers may return.
     pools = (request.pool, *request.alternates)
     slots = [token_pool.terms.slots[pool] for pool in pools]
     room = max(n + overshoot(n) for n in slots)

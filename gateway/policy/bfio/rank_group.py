@@ -203,7 +203,10 @@ class RankGroup:
             self._fill_again(ranks, limited, known, out, now_s)
             jobs = [job for job in jobs if not (job.excluded or job.barred)]
             caps = [self._warm_room(rank, now_s) for rank in ranks]
-            waits_s = [self._passed_over_s(job, now_s) for job in jobs]
+            for job in jobs:
+                if job.policy.offered_s < 0:
+                    job.policy.offered_s = now_s
+            waits_s = [now_s - job.policy.offered_s for job in jobs]  # since they were candidates
             loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             maxage_s = rules.maxage_steps * self.steps.step_s
             for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
@@ -227,15 +230,6 @@ class RankGroup:
             if free:
                 loads = [self.ranks[rank].tokens(now_s) for rank in free]
                 self._send(job, free[loads.index(min(loads))], out, now_s)
-
-    @staticmethod
-    def _passed_over_s(job: Job, now_s: float) -> float:
-        """How long a job has been a candidate."""
-        notes = job.policy
-        if notes.offered_s < 0:
-            notes.offered_s = now_s
-        waited_s: float = now_s - notes.offered_s
-        return waited_s
 
     def _send(self, job: Job, worker: int, out: list[Job], now_s: float) -> None:
         self._line.take(job)

@@ -6,7 +6,6 @@ extrapolated by the step time between two counts of the streams. Requests that a
 are assumed to grow like the others.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from gateway.policy.scheduling.scheduler import Job
@@ -18,9 +17,6 @@ FIRST_STEP_S: Final = 0.03
 _MIN_TOKENS: Final = 8
 _FOREIGN_PART: Final = 0.05
 _MEMORY: Final = 0.95
-
-Emitted = Callable[[], int]
-"""Tokens of an answer that have been streamed so far."""
 
 
 class StepClock:

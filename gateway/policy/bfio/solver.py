@@ -51,7 +51,8 @@ def assign(
     count = min(len(sizes), group.slots)
     if count <= 0:
         return []
-    forced = _forced(waits, maxage, count)
+    old = [] if maxage is None else [i for i, wait in enumerate(waits) if wait >= maxage]
+    forced = sorted(old, key=waits.__getitem__, reverse=True)[:count]
     found = _lpt(group, sizes, forced)
     if len(forced) == count:
         return found
@@ -59,22 +60,16 @@ def assign(
     rest = [i for i in range(len(sizes)) if i not in out]
     if passes is None:
         passes = 1 if count <= IMPROVED_UP_TO else 0
-    return found + _balance(group, sizes, rest, count - len(forced), passes)
-
-
-def _balance(
-    group: WorkerLoads, sizes: Sequence[float], rest: Sequence[int], count: int, passes: int
-) -> list[tuple[int, int]]:
-    """Place `count` of the items that age does not force."""
+    count -= len(forced)
     if len(group.caps) == 1:  # nothing to balance
-        return [(item, 0) for item in rest[:count]]
+        return found + [(item, 0) for item in rest[:count]]
     load, free = group.load.copy(), list(group.free)
     # When all items fit, longest first levels better than slot by slot.
     if len(rest) > group.slots:
         chosen = _fill(group, Pool(sizes, rest), count, passes)
     else:
         chosen = _lpt(group, sizes, rest)
-    return _not_worse_than_fcfs(group, load, free, sizes, rest, chosen)
+    return found + _not_worse_than_fcfs(group, load, free, sizes, rest, chosen)
 
 
 def objective(
@@ -101,16 +96,6 @@ def fcfs(cap: ArrayLike, count: int) -> list[int]:
     left = caps[worker] - (np.arange(len(worker)) - (np.cumsum(caps) - caps)[worker])
     order = np.argsort(-left, kind="stable")[:count]
     return [int(w) for w in worker[order]]
-
-
-def _forced(waits: Sequence[float], maxage: float | None, count: int) -> list[int]:
-    """Items that waited `maxage` or longer, oldest first, `count` at most."""
-    if maxage is None:
-        return []
-    old = [i for i, wait in enumerate(waits) if wait >= maxage]
-    if len(old) > 1:
-        old.sort(key=lambda i: -waits[i])
-    return old[:count]
 
 
 def _lpt(group: WorkerLoads, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:

@@ -166,7 +166,12 @@ def available(pool: PoolState, now_s: float) -> list[int]:
     if pool.last_ejection_end_s <= now_s:
         return pool.alive
     if not pool.sound_from_s <= now_s < pool.sound_until_s:
-        _find_sound(pool, now_s)
+        # Once per beginning or end of an ejection, not per request.
+        ends_s = [pool.ejected_until_s[i] for i in pool.alive]
+        sound = [i for i, end_s in zip(pool.alive, ends_s, strict=True) if end_s <= now_s]
+        pool.sound = sound or pool.alive
+        pool.sound_from_s = max([end_s for end_s in ends_s if end_s <= now_s], default=-inf)
+        pool.sound_until_s = min([end_s for end_s in ends_s if end_s > now_s], default=inf)
     return pool.sound
 
 
@@ -181,15 +186,6 @@ def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
         if not draining and not pool.leaving[i] and i not in pool.unfit
     ]
     return [i for i in present if not pool.refused[i]] or (present if refused else [])
-
-
-def _find_sound(pool: PoolState, now_s: float) -> None:
-    """Recompute `sound` once per beginning or end of an ejection, not per request."""
-    ends_s = [pool.ejected_until_s[i] for i in pool.alive]
-    sound = [i for i, end_s in zip(pool.alive, ends_s, strict=True) if end_s <= now_s]
-    pool.sound = sound or pool.alive
-    pool.sound_from_s = max([end_s for end_s in ends_s if end_s <= now_s], default=-inf)
-    pool.sound_until_s = min([end_s for end_s in ends_s if end_s > now_s], default=inf)
 
 
 def refresh(pool: PoolState) -> None:

@@ -43,7 +43,11 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
 
     It is out of the rotation until a probe succeeds, or at once if `up`.
     """
-    vacant = _vacant(pool, now_s) if False in pool.present else []
+    vacant = [
+        i
+        for i, here in enumerate(pool.present)
+        if not here and now_s - pool.vacated_s[i] >= REUSE_AFTER_S
+    ]
     new = len(pool.workers)
     ranks = tuple((vacant + list(range(new, new + len(ids))))[: len(ids)])
     for rank in ranks:
@@ -51,7 +55,15 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
             _append(pool)
     warming = bool(pool.alive)
     for rank, name in zip(ranks, ids, strict=True):
-        _reset(pool, rank, name, ranks, up=up)
+        pool.workers[rank] = name
+        pool.siblings[rank] = ranks
+        pool.present[rank] = True
+        pool.leaving[rank] = pool.draining[rank] = pool.refused[rank] = False
+        pool.up[rank] = up
+        pool.why_down[rank] = "" if up else NOT_PROBED
+        pool.misses[rank] = MISSES - 1
+        pool.ejections[rank] = 0
+        pool.failures[rank] = pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0
         if warming:
             pool.warming[rank] = -1.0
             # Apart from the others', else workers that join together have their turns together.
@@ -149,15 +161,6 @@ def warmth(pool: PoolState, worker: int, now_s: float) -> float:
     return min(share, 1.0)
 
 
-def _vacant(pool: PoolState, now_s: float) -> list[int]:
-    """Vacant places that may be used again."""
-    return [
-        i
-        for i, here in enumerate(pool.present)
-        if not here and now_s - pool.vacated_s[i] >= REUSE_AFTER_S
-    ]
-
-
 def _append(pool: PoolState) -> None:
     pool.workers.append("")
     pool.siblings.append(())
@@ -168,15 +171,3 @@ def _append(pool: PoolState) -> None:
     for figures in (pool.failures, pool.doubted_until_s, pool.ejected_until_s, pool.vacated_s):
         figures.append(0.0)
     pool.why_down.append("")
-
-
-def _reset(pool: PoolState, rank: int, name: str, ranks: tuple[int, ...], *, up: bool) -> None:
-    pool.workers[rank] = name
-    pool.siblings[rank] = ranks
-    pool.present[rank] = True
-    pool.leaving[rank] = pool.draining[rank] = pool.refused[rank] = False
-    pool.up[rank] = up
-    pool.why_down[rank] = "" if up else NOT_PROBED
-    pool.misses[rank] = MISSES - 1
-    pool.ejections[rank] = 0
-    pool.failures[rank] = pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0

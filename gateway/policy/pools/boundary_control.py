@@ -134,7 +134,12 @@ class BoundaryControl:
             found = one.decide(now_s, sample, self._rules)
             if found is None:
                 continue
-            after = min(max(found.tokens, self._lowest(index)), self._highest(index))
+            least, most = one.bounds.least, one.bounds.most
+            if index > 0:
+                least = max(least, self._all[index - 1].tokens + 1)
+            if index + 1 < len(self._all):
+                most = min(most, self._all[index + 1].tokens - 1)
+            after = min(max(found.tokens, least), most)
             if (after < one.tokens) != found.tighten or after == one.tokens:
                 continue
             moves.append(
@@ -154,16 +159,6 @@ class BoundaryControl:
                 rules=self._rules,
             )
         return moves
-
-    def _lowest(self, index: int) -> int:
-        least = self._all[index].bounds.least
-        return least if index == 0 else max(least, self._all[index - 1].tokens + 1)
-
-    def _highest(self, index: int) -> int:
-        most = self._all[index].bounds.most
-        if index + 1 == len(self._all):
-            return most
-        return min(most, self._all[index + 1].tokens - 1)
 
 
 class _Found(Record, frozen=True, kw_only=True):
@@ -214,10 +209,9 @@ class _Boundary:
         self._samples = [*self._samples[1 - _MAX_SAMPLES :], sample]
         window = self.window
         whole = len(window) == _WINDOW_SAMPLES
-        wrong = (
-            _share(window, rules) > rules.tighten_above
-            and _errors(window, rules) >= rules.fewest_errors
-        )
+        errors = sum(s.preemptions + s.rescues + s.overruns for s in window)
+        errors -= _forged(window, rules)
+        wrong = _share(window, rules) > rules.tighten_above and errors >= rules.fewest_errors
         if wrong and (whole or (self._urgent and not draining)):
             lower = math.floor(self.tokens * (1 - rules.tighten_by))
             return _Found(tighten=True, tokens=lower, window=window)
@@ -283,10 +277,6 @@ def _parts(window: Sequence[PoolSample], rules: BoundaryRules) -> tuple[float, f
 
 def _share(window: Sequence[PoolSample], rules: BoundaryRules) -> float:
     return sum(_parts(window, rules))
-
-
-def _errors(window: Sequence[PoolSample], rules: BoundaryRules) -> float:
-    return sum(s.preemptions + s.rescues + s.overruns for s in window) - _forged(window, rules)
 
 
 def _reason(window: Sequence[PoolSample], rules: BoundaryRules, *, tighten: bool) -> str:

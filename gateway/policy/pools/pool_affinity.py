@@ -46,13 +46,7 @@ def stay(
     return best
 
 
-def cached_share(input_tokens: int, hits_by_pool: Sequence[int]) -> float:
-    """Largest share of a prompt that any pool is expected to have cached, 0 to 1."""
-    if input_tokens <= 0:
-        return 0.0
-    return min(1.0, max(hits_by_pool, default=0) / input_tokens)
-
-
 def mostly_new(input_tokens: int, hits_by_pool: Sequence[int]) -> bool:
     """Whether the prompt's expected cached share is small enough to compress it."""
-    return cached_share(input_tokens, hits_by_pool) < MAX_CACHED_SHARE
+    share = max(hits_by_pool, default=0) / input_tokens if input_tokens > 0 else 0.0
+    return share < MAX_CACHED_SHARE

@@ -179,9 +179,11 @@ def _edges(data: bytes, lead: int, marks: Sequence[bytes]) -> list[int]:
         at = find(marks[0], lead, at) if len(marks) == 1 else max(find(m, lead, at) for m in marks)
         if at <= lead + 1:
             break
-        before = _end_before(data, at)
-        if before:
-            edges.append(before)
+        # Encoders separate this message from the one before by a comma, with or without a space.
+        if data[at - 2 : at] == b"},":
+            edges.append(at - 1)
+        elif data[at - 3 : at] == b"}, ":
+            edges.append(at - 2)
     else:
         first = _first_end(data, lead, at)
         if 0 < first < edges[-1]:
@@ -205,16 +207,6 @@ def _first_end(data: bytes, lead: int, most: int) -> int:
         if data.startswith(_NEXT, at):
             return at
     return 0
-
-
-def _end_before(data: bytes, at: int) -> int:
-    """The end of the message before the one that begins at `at`; 0 if there is none.
-
-    JSON encoders separate the two by a comma, with or without a space.
-    """
-    if data[at - 2 : at] == b"},":
-        return at - 1
-    return at - 2 if data[at - 3 : at] == b"}, " else 0
 
 
 def block_points(

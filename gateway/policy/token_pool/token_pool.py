@@ -123,7 +123,9 @@ class TokenPool:
         else:
             self._reserve(account, -1)
             self._forget_dedicated(account.terms)
-            self._reclass(account, entitlement)
+            if entitlement.reserves != account.terms.reserves:  # what is in flight is recounted
+                for counters, sequences in zip(self.pools, account.inflight, strict=True):
+                    counters.unreserved += -sequences if entitlement.reserves else sequences
             account.terms = entitlement
             account.epoch = -1
             self._reserve(account, 1)
@@ -270,13 +272,6 @@ class TokenPool:
             if sequences
         )
 
-    def _reclass(self, account: Account, entitlement: Entitlement) -> None:
-        """Recount the sequences in flight for a change between reserving and non-reserving."""
-        if entitlement.reserves == account.terms.reserves:
-            return
-        for counters, sequences in zip(self.pools, account.inflight, strict=True):
-            counters.unreserved += -sequences if entitlement.reserves else sequences
-
     def _forget_dedicated(self, entitlement: Entitlement) -> None:
         if entitlement.service_class == "dedicated":
             del self.dedicated[bisect_left(self.dedicated, (entitlement.created, entitlement.name))]
@@ -307,15 +302,11 @@ def weight_now(token_pool: TokenPool, account: Account) -> float:
     if account.epoch != token_pool.epoch:
         _derive(token_pool, account)
     # Debt is at most 1, so `overdue_debt` of 1 turns this off.
-    if account.debt > token_pool.terms.profile.overdue_debt and _is_out(account):
-        return OVERDUE_WEIGHT
+    if account.debt > token_pool.terms.profile.overdue_debt and not account.total:
+        terms = account.terms
+        if terms.service_class == "elastic" and sum(terms.baseline) > 0:
+            return OVERDUE_WEIGHT
     return account.weight
-
-
-def _is_out(account: Account) -> bool:
-    """Whether it is elastic, has a baseline, and has nothing in flight."""
-    terms = account.terms
-    return not account.total and terms.service_class == "elastic" and sum(terms.baseline) > 0
 
 
 def max_sequences(token_pool: TokenPool, account: Account) -> int:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.pools.pool_affinity import cached_share, mostly_new, stay
+from gateway.policy.pools.pool_affinity import mostly_new, stay
 from gateway.policy.pools.routing import can_serve
 from gateway.policy.pools.routing_table import Routing
 from tests.builders import length_estimate, routing
@@ -59,8 +59,7 @@ def test_whoever_stays_fits_and_saves_prefill(
 
 
 def test_a_prompt_is_compressed_while_less_than_three_tenths_of_it_are_cached() -> None:
-    assert cached_share(1000, (200, 290)) == 0.29
     assert mostly_new(1000, (200, 290))
     assert not mostly_new(1000, (300, 0))
-    assert cached_share(1000, (5000,)) == 1.0
-    assert cached_share(0, ()) == 0.0
+    assert not mostly_new(1000, (5000,))
+    assert mostly_new(0, ())
