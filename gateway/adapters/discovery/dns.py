@@ -64,8 +64,13 @@ class DnsDiscovery:
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def looked_up(host: str) -> tuple[set[str], float]:
+            """A host's addresses as URLs have them; IPv6 only for a host without IPv4."""
             async with at_once:
-                return await self._addresses(host)
+                four, four_ttl_s = await self._ask(host, "A")
+                if four:
+                    return {record.address for record in four}, four_ttl_s
+                six, six_ttl_s = await self._ask(host, "AAAA")
+                return {f"[{record.address}]" for record in six}, min(four_ttl_s, six_ttl_s)
 
         for (_, port), (addresses, host_ttl_s) in zip(
             targets, await asyncio.gather(*(looked_up(host) for host, _ in targets)), strict=True
@@ -73,14 +78,6 @@ class DnsDiscovery:
             ttl_s = min(ttl_s, host_ttl_s)
             found |= {f"{self._scheme}://{address}:{port}" for address in addresses}
         return found, ttl_s
-
-    async def _addresses(self, host: str) -> tuple[set[str], float]:
-        """A host's addresses as URLs have them; IPv6 only for a host without IPv4."""
-        four, four_ttl_s = await self._ask(host, "A")
-        if four:
-            return {record.address for record in four}, four_ttl_s
-        six, six_ttl_s = await self._ask(host, "AAAA")
-        return {f"[{record.address}]" for record in six}, min(four_ttl_s, six_ttl_s)
 
     async def _ask(self, name: str, kind: str) -> Answer:
         try:

@@ -41,7 +41,13 @@ def append(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) ->
     finally:
         os.close(descriptor)
     if sync and not size:
-        _sync_directory(path.parent)
+        # Make the new file's name durable; not every file system supports this.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):
+                os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextlib.contextmanager
@@ -78,13 +84,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
             writable.register(descriptor, select.POLLOUT)
             if not writable.poll(WAIT_S * 1000):
                 raise OSError(errno.EWOULDBLOCK, "nobody reads this pipe") from error
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a new file's name durable; not every file system supports this."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,7 +21,7 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,7 +68,12 @@ class DecisionRing:
         self._ids.append(request_id)
         self._lines.append(line)
         if len(self._lines) >= self._most:
-            self._seal()
+            hashes = array("q", map(hash, self._ids))
+            ends = array("L", accumulate(map(len, self._lines)))
+            self._pieces.append(_Piece(hashes, ends, b"".join(self._lines)))
+            self._ids, self._lines = [], []
+            if self._most * (len(self._pieces) - 1) >= self._capacity:
+                self._pieces.popleft()
 
     def find(self, request_id: str) -> bytes | None:
         """The record of a request; the newest one if several have the id."""
@@ -88,21 +93,12 @@ class DecisionRing:
 
     def latest(self, count: int) -> list[msgspec.Raw]:
         """The newest records, newest first."""
-        return [msgspec.Raw(line) for line in islice(self._newest_first(), count)]
-
-    def _newest_first(self) -> Iterator[bytes]:
-        yield from reversed(self._lines)
-        for piece in reversed(self._pieces):
-            for at in reversed(range(len(piece.ends))):
-                yield piece.record(at)
-
-    def _seal(self) -> None:
-        lines = self._lines
-        hashes, ends = array("q", map(hash, self._ids)), array("L", accumulate(map(len, lines)))
-        self._pieces.append(_Piece(hashes, ends, b"".join(lines)))
-        self._ids, self._lines = [], []
-        if self._most * (len(self._pieces) - 1) >= self._capacity:
-            self._pieces.popleft()
+        joined = (
+            piece.record(at)
+            for piece in reversed(self._pieces)
+            for at in reversed(range(len(piece.ends)))
+        )
+        return [msgspec.Raw(line) for line in islice(chain(reversed(self._lines), joined), count)]
 
 
 FLUSH_S = 0.5

@@ -114,7 +114,10 @@ class PublishedModel:
             if not e.reserves or e.suspended:
                 continue
             if not 0 < e.expires_unix_s <= now_unix_s:
-                held = _bound_baseline(e, most)
+                held = tuple(
+                    sequences if e.created <= until else 0
+                    for sequences, until in zip(e.baseline, most.bound_until, strict=False)
+                )
                 if part := sum(held) / max(1, sum(e.baseline)):
                     reserving[e.name] = msgspec.structs.replace(
                         e,
@@ -169,14 +172,6 @@ class PublishedModel:
         else:
             _log.warning("model %s: capacity holds all baselines again", self._name)
         self._unbound = state.unbound
-
-
-def _bound_baseline(terms: Entitlement, state: EntitlementState) -> tuple[int, ...]:
-    """The part of a baseline that the pools hold, by pool."""
-    return tuple(
-        sequences if terms.created <= until else 0
-        for sequences, until in zip(terms.baseline, state.bound_until, strict=False)
-    )
 
 
 async def _assessed(

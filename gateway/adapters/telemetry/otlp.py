@@ -16,14 +16,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.metrics import Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     MetricExportResult,
@@ -92,7 +92,10 @@ class Telemetry:
             shutdown_on_exit=False,
         )
         self._meters.get_meter("sluice").create_observable_counter(
-            "sluice.telemetry.dropped", [self._observe_dropped], "{record}", "Records not exported."
+            "sluice.telemetry.dropped",
+            [lambda _: [Observation(int(sum(list(self._dropped.values.values()))))]],
+            "{record}",
+            "Records not exported.",
         )
 
     def begin(self, forwarded: bytes) -> Trace:
@@ -145,9 +148,6 @@ class Telemetry:
         """What the sampler of the environment says; asking it takes some microseconds."""
         decision = self._sampler.should_sample(parent, trace_id, "").decision
         return decision is Decision.RECORD_AND_SAMPLE
-
-    def _observe_dropped(self, _: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(sum(list(self._dropped.values.values()))))]
 
 
 class _Pending(ReadableSpan):

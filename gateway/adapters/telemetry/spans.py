@@ -14,7 +14,6 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.adapters.telemetry.names import PROVIDER, error_type, operation
 from gateway.policy.request.trace_context import QUEUE, child_id
-from gateway.records.attempt import Attempt
 from gateway.records.decision import DecisionRecord
 from gateway.records.trace import Trace
 
@@ -46,7 +45,10 @@ def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
     error = error_type(record)
     found = [_span(name, root, parent, resource, SpanKind.SERVER, times, error, _request(record))]
     if record.timing.queue_ms:
-        context, waited = _context(trace, child_id(trace, QUEUE)), _waited(record, times)
+        context, end_ns = _context(trace, child_id(trace, QUEUE)), times.end_ns
+        if record.attempts:  # of several waits, all before the first attempt
+            end_ns = began_ns + int(record.attempts[0].start_ms * 1e6)
+        waited = _Times(max(began_ns, end_ns - int(record.timing.queue_ms * 1e6)), end_ns)
         pool: Attributes = {"sluice.pool": record.pool}
         found.append(_span("queue", context, root, resource, SpanKind.INTERNAL, waited, None, pool))
     for number, attempt in enumerate(record.attempts, 1):
@@ -54,7 +56,13 @@ def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
         start_ns = began_ns + int(attempt.start_ms * 1e6)
         took = _Times(start_ns, start_ns + int(attempt.duration_ms * 1e6))
         failed = None if attempt.result == "ok" else attempt.result
-        about = _attempt(attempt)
+        host, port = address_of(attempt.worker)
+        about: Attributes = {
+            "server.address": host,
+            "server.port": port,
+            "sluice.pool": attempt.pool,
+            "sluice.worker": attempt.worker,
+        }
         found.append(
             _span("attempt", context, root, resource, SpanKind.CLIENT, took, failed, about)
         )
@@ -92,14 +100,6 @@ def _context(trace: Trace, span_id: str, *, remote: bool = False) -> SpanContext
     return SpanContext(int(trace.trace_id, 16), int(span_id, 16), remote, _SAMPLED)
 
 
-def _waited(record: DecisionRecord, request: _Times) -> _Times:
-    """Of a request that waited more than once, all of its waits before its first attempt."""
-    end_ns = request.end_ns
-    if record.attempts:
-        end_ns = request.start_ns + int(record.attempts[0].start_ms * 1e6)
-    return _Times(max(request.start_ns, end_ns - int(record.timing.queue_ms * 1e6)), end_ns)
-
-
 def _request(record: DecisionRecord) -> Attributes:
     estimate, usage, timing = record.estimate, record.usage, record.timing
     return {
@@ -131,16 +131,6 @@ def _request(record: DecisionRecord) -> Attributes:
         "sluice.spilled": record.admission.spilled,
         "sluice.rescued": record.rescued,
         "sluice.compressed": record.compression.compressed,
-    }
-
-
-def _attempt(attempt: Attempt) -> Attributes:
-    host, port = address_of(attempt.worker)
-    return {
-        "server.address": host,
-        "server.port": port,
-        "sluice.pool": attempt.pool,
-        "sluice.worker": attempt.worker,
     }
 
 

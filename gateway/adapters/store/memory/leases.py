@@ -257,7 +257,11 @@ class MemoryLeases(MemoryPools):
         admission.settle(token_pool, lease_id, charge, now_s, spent)
 
     def _counted(self, ask: Ask, pools: Sequence[PoolState]) -> Lease:
-        pool = self._choose(ask, pools)
+        # The asked pool, or the first alternate with room when it is overloaded.
+        spill_queue, now_s = self._models[ask.model].admission.spill_queue, self._clock()
+        asked = (ask.pool, *ask.alternates)
+        roomy = (pool for pool in asked if not fleet.overloaded(pools[pool], spill_queue, now_s))
+        pool = next(roomy, ask.pool)
         return Lease(
             id=ask.lease_id,
             model=ask.model,
@@ -268,14 +272,6 @@ class MemoryLeases(MemoryPools):
             sequences=ask.sequences,
             kv_bytes=ask.kv_bytes,
         )
-
-    def _choose(self, ask: Ask, pools: Sequence[PoolState]) -> int:
-        """The asked pool, or the first alternate with room when it is overloaded."""
-        spill_queue, now_s = self._models[ask.model].admission.spill_queue, self._clock()
-        for pool in (ask.pool, *ask.alternates):
-            if not fleet.overloaded(pools[pool], spill_queue, now_s):
-                return pool
-        return ask.pool
 
 
 def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:

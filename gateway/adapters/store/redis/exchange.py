@@ -18,7 +18,7 @@ Rules:
 import asyncio
 import hashlib
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -70,7 +70,11 @@ class RedisExchange:
         Subjects whose cluster node is away are left out. Raises StateFailure if all are.
         """
         self._sequence += 1
-        await self._forget_others(records)
+        # Forget subjects that are gone, and in a cluster hang up where they were.
+        self._since = {s: since for s, since in self._since.items() if s in records}
+        if not self._route.one_server:
+            for name in [name for name in self._connections if name not in records]:
+                await self._hang_up(name)
         subjects = list(records)
         parts = [subjects] if self._route.one_server else [[subject] for subject in subjects]
         answers = await asyncio.gather(*(self._tried(part, records) for part in parts))
@@ -120,13 +124,6 @@ class RedisExchange:
         except BaseException:
             await self._hang_up(name)
             raise
-
-    async def _forget_others(self, subjects: Container[str]) -> None:
-        """Forget subjects that are gone, and in a cluster hang up where they were."""
-        self._since = {s: since for s, since in self._since.items() if s in subjects}
-        if not self._route.one_server:
-            for name in [name for name in self._connections if name not in subjects]:
-                await self._hang_up(name)
 
     async def _hang_up(self, name: str) -> None:
         connection = self._connections.pop(name, None)

@@ -231,7 +231,9 @@ class RedisLink:
             raise
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(answer, Exception):
-                self._complain(op, answer)
+                if op.name not in self._complained:
+                    self._complained.add(op.name)
+                    _log.error("the script %s failed: %s", op.name, answer)
                 if op.done is not None and not op.done.done():
                     op.done.set_exception(RedisAway(str(answer)))
             elif op.done is not None and not op.done.done():
@@ -264,11 +266,6 @@ class RedisLink:
                 self._queue.remove(op)
                 self.dropped_total += 1
                 return
-
-    def _complain(self, op: Op, error: Exception) -> None:
-        if op.name not in self._complained:
-            self._complained.add(op.name)
-            _log.error("the script %s failed: %s", op.name, error)
 
 
 def _reason(error: BaseException) -> str:

@@ -87,7 +87,15 @@ class RedisModel(RedisPools):
             lease = self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
             self.leases[lease.id].epoch = self._epoch
             return lease
-        return self._admit_alone(ask)
+        if self._process.fail_mode == "closed":
+            raise _unavailable()
+        share = self._fallback.begin(self.leases.values(), self.replicas)
+        found, gives_way = self._fallback.admit(share, ask, observe=self._observes)
+        key = ask.lease_id + LOCAL_SUFFIX
+        lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
+        self.alone_total += 1
+        self.link.post("adopt", self._adoption([self.leases[lease.id].record(self.limits_key)]))
+        return lease
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool) -> Lease:
         redis_lease = self.leases.get(lease.id)
@@ -108,7 +116,16 @@ class RedisModel(RedisPools):
                 raise refused from None
         if denied is not None:
             raise refusal_of(denied, lease.entitlement, self._process.jitter())
-        return self._moved(lease, redis_lease, pool, gives_way=gives_way)
+        if self.leases.get(lease.id) is not redis_lease:  # settled meanwhile
+            return lease
+        pools = redis_lease.pools
+        pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
+        pools[pool].inflight += redis_lease.lease.sequences
+        redis_lease.lease = msgspec.structs.replace(redis_lease.lease, pool=pool)
+        self._fallback.moved(lease.id, pool)
+        self._giving_way += gives_way - redis_lease.gives_way
+        redis_lease.gives_way = gives_way
+        return redis_lease.lease
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         redis_lease = self.leases.get(lease.id)
@@ -219,17 +236,6 @@ class RedisModel(RedisPools):
             warn(lease, self.on_warning)
         return lease
 
-    def _admit_alone(self, ask: Ask) -> Lease:
-        if self._process.fail_mode == "closed":
-            raise _unavailable()
-        share = self._fallback.begin(self.leases.values(), self.replicas)
-        found, gives_way = self._fallback.admit(share, ask, observe=self._observes)
-        key = ask.lease_id + LOCAL_SUFFIX
-        lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
-        self.alone_total += 1
-        self.link.post("adopt", self._adoption([self.leases[lease.id].record(self.limits_key)]))
-        return lease
-
     def _refused_alone(self, redis_lease: RedisLease, pool: int) -> Refusal | None:
         """Why a lease may not move while Redis is away."""
         if self._process.fail_mode == "closed":
@@ -239,18 +245,6 @@ class RedisModel(RedisPools):
         if denied is None:
             return None
         return refusal_of(denied, redis_lease.lease.entitlement, self._process.jitter())
-
-    def _moved(self, lease: Lease, redis_lease: RedisLease, pool: int, *, gives_way: bool) -> Lease:
-        if self.leases.get(lease.id) is not redis_lease:  # settled meanwhile
-            return lease
-        pools = redis_lease.pools
-        pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
-        pools[pool].inflight += redis_lease.lease.sequences
-        redis_lease.lease = msgspec.structs.replace(redis_lease.lease, pool=pool)
-        self._fallback.moved(lease.id, pool)
-        self._giving_way += gives_way - redis_lease.gives_way
-        redis_lease.gives_way = gives_way
-        return redis_lease.lease
 
     def _charge(self, settlement: Settlement) -> int | None:
         usage = settlement.usage

@@ -98,11 +98,6 @@ def _packed(match: re.Match[str]) -> str:
     return f"{{{values}}}" if kind in _WITHIN else f"pack({values})"
 
 
-def _written_out(text: str) -> str:
-    text = re.sub(r"(\S+) = READ_([a-z]+)\((.+)\)\n", _read, text)
-    return re.sub(r"PACKED_([a-z]+)\(([a-z.]+)\)", _packed, text)
-
-
 def record(kind: str, raw: bytes) -> dict[str, Any]:
     """Decode a record from a key; nil fields are missing."""
     fields = RECORDS[kind]
@@ -151,7 +146,8 @@ class Scripts:
     def _read(self, name: str) -> Script:
         between = _CHECKS if name == "calls" else "local arg = unpacked(ARGV[1])"
         text = "\n".join((_BOOK, between, lua(name).replace("-- MAKE", _MAKERS), *_ENDS))
-        text = _written_out(text)
+        text = re.sub(r"(\S+) = READ_([a-z]+)\((.+)\)\n", _read, text)
+        text = re.sub(r"PACKED_([a-z]+)\(([a-z.]+)\)", _packed, text)
         if self.clock is not None:
             if _SERVER_CLOCK not in text:
                 raise ValueError(f"{name}.lua does not read the clock where it should")
@@ -188,17 +184,14 @@ class Calls:
         """An encoded call of a script with its arguments."""
         prefix = self._prefixes.get(name)
         if prefix is None:
-            prefix = self._prefixes[name] = self._prefix(name)
+            keys = [key.encode() for key in self.all_keys()]
+            self._keys = len(keys)
+            parts = [b"EVALSHA", self.scripts.all[name].sha, b"%d" % len(keys), *keys]
+            prefix = self._prefixes[name] = b"".join(map(_bulk, parts))
         if self.scripts.clock is not None:
             arguments = (*arguments, repr(self.scripts.clock()).encode())
         count = 3 + self._keys + len(arguments)
         return b"*%d\r\n%b%b" % (count, prefix, b"".join(map(_bulk, arguments)))
-
-    def _prefix(self, name: str) -> bytes:
-        keys = [key.encode() for key in self.all_keys()]
-        self._keys = len(keys)
-        parts = [b"EVALSHA", self.scripts.all[name].sha, b"%d" % len(keys), *keys]
-        return b"".join(map(_bulk, parts))
 
     def _named(self, name: str) -> str:
         return f"sluice:{VERSION}:{self.tag}:{name}"

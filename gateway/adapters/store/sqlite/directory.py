@@ -173,34 +173,22 @@ class SqliteDirectory(Generic[Entry]):
         now_s = self._wall_clock()
         file.execute("BEGIN IMMEDIATE")
         try:
-            written = self._change(file, entries, floor, now_s, removed=removed)
+            taken = {e.name: e for e in entries if not self._stale(file, e, removed=removed)}
+            (revision,) = file.execute(self._sql(_REVISION)).fetchone()
+            if taken:
+                revision = max(revision, floor) + 1
+                file.execute(self._sql("UPDATE {head} SET revision = ?"), (revision,))
+            for name, entry in taken.items():
+                text = None if removed else _encode(entry).decode()
+                if removed:
+                    file.execute(self._sql("DELETE FROM {rows} WHERE name = ?"), (name,))
+                row = _tombstone(entry) if removed else name
+                file.execute(self._sql(_PUT), (row, revision, now_s, text))
+            file.execute(self._sql(_PRUNE), (now_s - TOMBSTONE_S,))
         except BaseException:
             file.execute("ROLLBACK")
             raise
         file.execute("COMMIT")
-        return written
-
-    def _change(
-        self,
-        file: sqlite3.Connection,
-        entries: Sequence[Entry],
-        floor: int,
-        now_s: float,
-        *,
-        removed: bool,
-    ) -> Written:
-        taken = {e.name: e for e in entries if not self._stale(file, e, removed=removed)}
-        (revision,) = file.execute(self._sql(_REVISION)).fetchone()
-        if taken:
-            revision = max(revision, floor) + 1
-            file.execute(self._sql("UPDATE {head} SET revision = ?"), (revision,))
-        for name, entry in taken.items():
-            text = None if removed else _encode(entry).decode()
-            if removed:
-                file.execute(self._sql("DELETE FROM {rows} WHERE name = ?"), (name,))
-            row = _tombstone(entry) if removed else name
-            file.execute(self._sql(_PUT), (row, revision, now_s, text))
-        file.execute(self._sql(_PRUNE), (now_s - TOMBSTONE_S,))
         names = tuple(entry.name for entry in entries if entry.name not in taken)
         return Written(revision=revision, mark="", conflicts=names)
 

@@ -84,7 +84,7 @@ class SqliteState:
         try:
             opened = self._file is None
             if self._file is None:
-                self._file = self._open()
+                self._file = open_file(self._path)
             if not self._loaded:
                 received = self._load(self._file, set(records))
                 self._loaded = True
@@ -97,9 +97,6 @@ class SqliteState:
             raise StateFailure(f"{self._path}: {error}") from error
         # A reopened file may be another one: everything must be saved again.
         return ExchangeResult(missing=frozenset(records)) if opened else ExchangeResult()
-
-    def _open(self) -> sqlite3.Connection:
-        return open_file(self._path)
 
     def _load(self, file: sqlite3.Connection, subjects: set[str]) -> ExchangeResult:
         peers: dict[str, tuple[PeerRecord, ...]] = {}

@@ -111,10 +111,15 @@ class SqliteLeases:
     async def save(self) -> None:
         """Write the changes since the last save. Raises nothing except for cancellation."""
         if self._writing is not None and not self._ended(*self._writing):
-            self._bound_journals()
+            for token_pool in self._token_pools.values():
+                if token_pool.journal is not None and len(token_pool.journal.leases) > MAX_JOURNAL:
+                    self._overflowed = True
+                    token_pool.journal.leases.clear()
             return
         if self._anew:
-            self._note_all_leases()
+            for token_pool in self._token_pools.values():
+                if token_pool.journal is not None:
+                    token_pool.journal.leases = {*token_pool.leases, *token_pool.tombstones}
         batch = await collect(self._token_pools)
         if not batch.parts and not batch.limits:
             return
@@ -146,17 +151,6 @@ class SqliteLeases:
             _log.warning("limits cannot be kept across restarts, trying again: %s", error)
         self.up = False
         return True
-
-    def _note_all_leases(self) -> None:
-        for token_pool in self._token_pools.values():
-            if token_pool.journal is not None:
-                token_pool.journal.leases = {*token_pool.leases, *token_pool.tombstones}
-
-    def _bound_journals(self) -> None:
-        for token_pool in self._token_pools.values():
-            if token_pool.journal is not None and len(token_pool.journal.leases) > MAX_JOURNAL:
-                self._overflowed = True
-                token_pool.journal.leases.clear()
 
     async def _restore(self, rows: Rows) -> None:
         now_s = self._wall_clock()
