@@ -148,7 +148,7 @@ class Gateway:
         self.pipeline = self._pipeline(config, records, clock)
         known = Authenticator(self.pools.keyring)
         wrong_keys = WrongKeys(clock)
-        self.admission_service = self._external_admission(config, records, new_id, clock)
+        self.admission_service = self._external_admission(records, new_id, clock)
         self.store.on_evict(self._evict)
         self._answer(self.replicas.peers)
         control = self._control_plane(config, clock, port, known, wrong_keys)
@@ -235,11 +235,7 @@ class Gateway:
         )
 
     def _external_admission(
-        self,
-        config: Config,
-        records: Records,
-        new_id: Callable[[], str],
-        clock: Callable[[], float],
+        self, records: Records, new_id: Callable[[], str], clock: Callable[[], float]
     ) -> AdmissionService:
         """Admission for other proxies, which forward requests themselves."""
         return AdmissionService(

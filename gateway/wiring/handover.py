@@ -77,7 +77,11 @@ async def taken_over(config: Config, started: Started, sockets: list[socket.sock
 
     Connections that arrive meanwhile wait in the kernel.
     """
-    if started.link is None or not belongs_to_one(config):
+    backend = backend_of(config.state.url)
+    limited = any(managed(config, model) for model in config.models)
+    # Two processes at a time would share a file, or spend the same limits twice.
+    for_one = backend == "sqlite" or (backend == "memory" and limited)
+    if started.link is None or not for_one:
         return
     loop = asyncio.get_running_loop()
     for sock in sockets:
@@ -85,13 +89,6 @@ async def taken_over(config: Config, started: Started, sockets: list[socket.sock
     started.ready()
     _log.info("waiting until the process before has drained")
     await started.alone(loop)
-
-
-def belongs_to_one(config: Config) -> bool:
-    """Whether two processes at a time would spend the same limits twice, or share a file."""
-    backend = backend_of(config.state.url)
-    limited = any(managed(config, model) for model in config.models)
-    return backend == "sqlite" or (backend == "memory" and limited)
 
 
 def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:

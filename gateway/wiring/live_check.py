@@ -115,13 +115,17 @@ def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
         for place, name in members.present(pool):
             problem = pool.why_down[place] or pool.remarks.get(place, "")
             problem, _, fix = problem.partition(": set ")
+            if fix:
+                fix = f"set {fix}"
+            elif problem:
+                fix = next((how for word, how in _FIXES if word in problem), _OTHER)
             yield LiveFinding(
                 model=served.name,
                 pool=pool.name,
                 worker=name,
                 ready=pool.up[place],
                 problem=problem,
-                fix=f"set {fix}" if fix else _fix(problem),
+                fix=fix,
             )
 
 
@@ -138,9 +142,3 @@ def _aliases(served: ModelRuntime) -> Iterator[LiveFinding]:
                     problem=f"the alias {name} is a LoRA adapter here",
                     fix=f"move {name} from `aliases` to `loras`",
                 )
-
-
-def _fix(problem: str) -> str:
-    if not problem:
-        return ""
-    return next((fix for word, fix in _FIXES if word in problem), _OTHER)

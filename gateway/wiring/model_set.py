@@ -96,11 +96,6 @@ class _Next:
         self.ready = ready
         """Built beforehand, so that a bad file is noticed and new engines are probed."""
 
-    @property
-    def in_place(self) -> bool:
-        """Whether its pools stay."""
-        return self.before is not None and list(self.before.model.pools) == list(self.model.pools)
-
 
 class _Retiree:
     """A model, or pools of one, that is gone."""
@@ -114,11 +109,12 @@ class _Retiree:
     @property
     def over(self) -> bool:
         """Whether no request can be under way any more."""
-        scheduling = self.served.scheduling
+        scheduling, pools = self.served.scheduling, self.served.fleet.pools
+        mine = [s for p, s in zip(pools, scheduling.schedulers, strict=False) if p in self.pools]
         return (
             time.monotonic() - self.since_s >= GRACE_S
             and not any(pool.inflight or any(pool.active) for pool in self.pools)
-            and not any(where in _schedulers(self) for where in scheduling.queued.values())
+            and not any(where in mine for where in scheduling.queued.values())
         )
 
 
@@ -211,7 +207,7 @@ class ModelSet:
             return each.ready
         # Built anew: engines may have come since.
         old, new = each.before.served, served_model(target, each.model, each.before, each.ready)
-        if each.in_place:
+        if list(each.before.model.pools) == list(each.model.pools):
             _become(old, new)
             return old
         _hand_over(old, new)
@@ -263,15 +259,6 @@ class ModelSet:
 def estimator_key(served: ModelRuntime) -> str:
     """The name under which an estimator's state is stored."""
     return f"{served.estimator.profile.name}:{served.name}"
-
-
-def _schedulers(retiree: _Retiree) -> list[object]:
-    served = retiree.served
-    return [
-        scheduler
-        for pool, scheduler in zip(served.fleet.pools, served.scheduling.schedulers, strict=False)
-        if scheduler is not None and pool in retiree.pools
-    ]
 
 
 def _become(served: ModelRuntime, new: ModelRuntime) -> None:

@@ -48,7 +48,11 @@ def served_model(
     adapted = bool(model.loras) or model.discover_loras
     predicts = any(p is not None for p in predictors)
     reads = adapted or predicts or model.boundary.auto or "bfio" in policies
-    views = _views(pools, before) if reads else ()
+    views = tuple(
+        (before and before.of(pool.name, before.served.fleet.telemetry))
+        or TelemetryView(len(pool.workers))
+        for pool in (pools if reads else ())
+    )
     same_pools = before is not None and list(before.model.pools) == list(model.pools)
     return ModelRuntime(
         name=model.name,
@@ -60,7 +64,12 @@ def served_model(
         fleet=ModelFleet(
             pools=pools,
             workers=_workers(model, before),
-            health=_health(config),
+            health=HealthRules(
+                eject_after=config.health.eject_after,
+                eject_s=config.health.eject_s,
+                max_eject_s=config.health.max_eject_s,
+                stall_s=config.health.stall_s,
+            ),
             response_affinity=(
                 before.served.fleet.response_affinity
                 if before is not None and same_pools
@@ -137,14 +146,6 @@ def _pool(name: str, pool: PoolConfig) -> PoolState:
     return state
 
 
-def _views(pools: tuple[PoolState, ...], before: Former | None) -> tuple[TelemetryView, ...]:
-    return tuple(
-        (before and before.of(pool.name, before.served.fleet.telemetry))
-        or TelemetryView(len(pool.workers))
-        for pool in pools
-    )
-
-
 def _estimator(model: ModelConfig, before: Former | None) -> LengthEstimator:
     settings = ("estimator", "output_is_cap", "output_prior_tokens", "media_tokens")
     if before is not None and all(
@@ -156,16 +157,6 @@ def _estimator(model: ModelConfig, before: Former | None) -> LengthEstimator:
         output_mode="cap" if model.output_is_cap else None,
         output_prior_tokens=model.output_prior_tokens,
         media_tokens=model.media_tokens,
-    )
-
-
-def _health(config: Config) -> HealthRules:
-    health = config.health
-    return HealthRules(
-        eject_after=health.eject_after,
-        eject_s=health.eject_s,
-        max_eject_s=health.max_eject_s,
-        stall_s=health.stall_s,
     )
 
 

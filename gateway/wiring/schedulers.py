@@ -69,7 +69,7 @@ def scheduling_of(
     ]
     prefixes, gossip = _prefixes(model, pools, indexed, before)
     schedulers = tuple(
-        _reused_scheduler(policies[i], pool, predictors[i], views[i] if views else None, before)
+        _scheduler(policies[i], pool, predictors[i], views[i] if views else None, before)
         for i, pool in enumerate(pools)
     )
     # Where no pool has any, requests bind without asking pool by pool.
@@ -119,14 +119,17 @@ def _prefixes(
     return tuple(prefixes), tuple(gossip)
 
 
-def _reused_scheduler(
+def _scheduler(
     policy: str,
     pool: PoolState,
     predictor: PrefillPredictor | None,
     view: TelemetryView | None,
     before: Former | None,
 ) -> Scheduler | None:
-    """The pool's scheduler with its queue, where it would be made alike; else a new one."""
+    """The pool's scheduler with its queue, where it would be made alike; else a new one.
+
+    None if the pool's requests bind to the least loaded worker at once.
+    """
     if before is not None and before.of(pool.name, before.policies) == policy:
         served = before.served
         known = before.of(pool.name, served.scheduling.schedulers)
@@ -136,7 +139,16 @@ def _reused_scheduler(
         )
         if known is not None and alike:
             return known
-    return _scheduler(policy, pool, predictor, view)
+    if policy == "least-loaded" and predictor is None:
+        return None
+    if policy == "bfio":
+        # numpy takes about 20 MB, so it is imported only for balancing ranks.
+        solver = importlib.import_module("gateway.policy.bfio.solver")
+        observed = None if view is None else partial(held_tokens, view)
+        return RankGroup(pool, solver.assign, observed=observed)
+    reported = None if view is None else partial(kv_usage, view)
+    shadow = predictor is not None
+    return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)
 
 
 def _reports_cached(pools: tuple[PoolState, ...], before: Former | None) -> set[tuple[int, int]]:
@@ -190,19 +202,3 @@ def _section(artifact: Artifact | None, model: ModelConfig, pool: PoolState) -> 
             model.scheduling.predictor,
         )
     return section
-
-
-def _scheduler(
-    policy: str, pool: PoolState, predictor: PrefillPredictor | None, view: TelemetryView | None
-) -> Scheduler | None:
-    """A pool's scheduler; None if its requests bind to the least loaded worker at once."""
-    if policy == "least-loaded" and predictor is None:
-        return None
-    if policy == "bfio":
-        # numpy takes about 20 MB, so it is imported only for balancing ranks.
-        solver = importlib.import_module("gateway.policy.bfio.solver")
-        observed = None if view is None else partial(held_tokens, view)
-        return RankGroup(pool, solver.assign, observed=observed)
-    reported = None if view is None else partial(kv_usage, view)
-    shadow = predictor is not None
-    return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)

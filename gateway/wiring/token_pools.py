@@ -235,7 +235,8 @@ class AdmissionRuntime:
             self._managed[name] = model
             self.upkeep.respecify(name, self._spec(served[name], model))
             publishes = True
-        await self.adopt_entitlements(config)
+        self._file = File(entries(config), config.modified_unix_s)
+        await self.registry.adopt(self._file)
         if publishes:
             await self.upkeep.step()
 
@@ -262,11 +263,6 @@ class AdmissionRuntime:
         self.upkeep.forget(name)
         self._managed.pop(name, None)
         self.store.unmanage(name)
-
-    async def adopt_entitlements(self, config: Config) -> None:
-        """Apply another version of the file's entitlements."""
-        self._file = File(entries(config), config.modified_unix_s)
-        await self.registry.adopt(self._file)
 
     def _has_tenant(self, name: str) -> bool:
         return self.tenant_sync.exists(name) or bool(self.keyring.entitlements_of(name))
