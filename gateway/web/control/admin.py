@@ -1,19 +1,23 @@
-"""Admin routes: pools, entitlements, decisions, draining. Closed without a key in `server`."""
+"""Admin routes: reading, budgets, reloading, and those of modules beside. Closed without a key."""
+
+from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.web.control.admin_entitlements import entitlement_routes
-from gateway.web.control.admin_reload import reload_routes
+from gateway.errors import BadRequest
+from gateway.web.control.admin_entitlements import PAGE, Limit, entitlement_routes, read_object
 from gateway.web.control.admin_workers import worker_routes
 from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load, find_decision, newest
-from gateway.web.control.roles import admin_guard
-from gateway.web.control.surface import Control
-from gateway.web.control.tenancy.admin_budgets import budget_routes
+from gateway.web.control.roles import admin_guard, who
+from gateway.web.control.surface import BudgetService, Control
 from gateway.web.control.tenancy.admin_tenants import tenant_routes
 from gateway.web.control.tenant_decisions import decision_not_found
+from gateway.web.http.data_plane import too_large
 from gateway.web.problems import json_response
+
+MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 
 
 def admin_router(control: Control) -> APIRouter:
@@ -21,9 +25,9 @@ def admin_router(control: Control) -> APIRouter:
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
     worker_routes(app, control)
-    reload_routes(app, control)
+    _reload_routes(app, control)
     if control.budgets is not None:
-        budget_routes(app, control.budgets)
+        _budget_routes(app, control.budgets)
     if control.registry is not None:
         entitlement_routes(app, control.registry, control.peers, control.attainment)
         if control.tenants is not None:
@@ -55,6 +59,54 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         """The decision record of one request."""
         found = await any_decision(control, request_id)
         return Response(found, media_type="application/json")
+
+
+def _budget_routes(app: APIRouter, service: BudgetService) -> None:
+    @app.get("/admin/budgets")
+    async def budgets(after: str | None = None, limit: Limit = PAGE) -> Response:
+        """Budgets and limits of keys with their counters; `next` is `after` for the next page."""
+        return json_response(await service.page(after, limit))
+
+    @app.post("/admin/budgets/{budget:path}/raise")
+    async def raise_(budget: str, request: Request) -> Response:
+        """Add `{"by": 1000000}` to a budget until its window ends."""
+        fields = await read_object(request)
+        if set(fields) != {"by"}:
+            raise BadRequest('Send {"by": 1000000}.', reason="bad_request", param="by")
+        return json_response(await service.add(budget, fields["by"], who(request)))
+
+
+def _reload_routes(app: APIRouter, control: Control) -> None:
+    service = control.reload
+    if service is None:
+        return
+
+    @app.post("/admin/reload")
+    async def reload(request: Request, *, dry_run: bool = False) -> Response:
+        """Read the configuration file anew and apply what needs no restart, on every replica.
+
+        `dry_run=true` compares the body, a file, with the configuration in force instead.
+        """
+        if dry_run:
+            found = await service.compare(await _text(request))
+        else:
+            found = await service.reload()
+            await control.peers.ask("reload")
+        rows = [msgspec.to_builtins(change) for change in found]
+        restart = [row["path"] for row in rows if row["restart"]]
+        return json_response({"changes": rows, "restart_needed": restart})
+
+
+async def _text(request: Request) -> str:
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_FILE_BYTES:
+            raise too_large(MAX_FILE_BYTES)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadRequest("The file is not UTF-8.", reason="bad_configuration") from None
 
 
 async def any_decision(control: Control, request_id: str) -> bytes:
