@@ -22,7 +22,9 @@ class Management:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or not self._hides(scope):
+        path = str(scope.get("path", ""))
+        inner = any(path == each or path.startswith(each + "/") for each in INNER)
+        if scope["type"] != "http" or not inner or managed(scope, self._port):
             await self._app(scope, receive, send)
             return
         refusal = NotFound(
@@ -36,11 +38,6 @@ class Management:
             }
         )
         await send({"type": "http.response.body", "body": error_body(refusal)})
-
-    def _hides(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        inner = any(path == each or path.startswith(each + "/") for each in INNER)
-        return inner and not managed(scope, self._port)
 
 
 def managed(scope: Mapping[str, Any], port: int) -> bool:

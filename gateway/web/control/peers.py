@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from gateway.errors import BadRequest, NotFound, Refusal
+from gateway.errors import BadRequest, NotFound
 from gateway.policy.admission.external_admission import Settled, UsageReport
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
@@ -72,8 +72,6 @@ class _Timed(msgspec.Struct):
 
 
 _timed: Final = msgspec.json.Decoder(list[_Timed]).decode
-
-
 _asked_by: Final = msgspec.json.Decoder(tuple[str, str]).decode
 
 
@@ -281,12 +279,9 @@ async def settle_anywhere(
         answers = list(understood(_answer, await peers.ask("usage", asked)))
         if not answers:
             raise unknown from None
-        if answers[0].settled is None:
-            raise _refused(answers[0]) from None
-        return answers[0].settled
-
-
-def _refused(reported: _SettleAnswer) -> Refusal:
-    return BadRequest(
-        reported.message, reason=reported.reason, code=reported.code, param=reported.param
-    )
+        answer = answers[0]
+        if answer.settled is None:
+            raise BadRequest(
+                answer.message, reason=answer.reason, code=answer.code, param=answer.param
+            ) from None
+        return answer.settled

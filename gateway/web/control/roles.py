@@ -4,7 +4,6 @@
 fails until it is.
 """
 
-import hashlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -111,11 +110,6 @@ class RoleKeys(Record, frozen=True, kw_only=True):
             if sha256 is not None and hmac.compare_digest(digest, sha256):
                 found = name, role
         return found
-
-    def role_of(self, key: str) -> Role | None:
-        """The role of a presented key; None if it has none."""
-        found = self.find(hashlib.sha256(key.encode()).digest())
-        return None if found is None else found[1]
 
     @property
     def closed(self) -> bool:

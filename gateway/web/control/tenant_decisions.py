@@ -1,16 +1,12 @@
 """A tenant's view of its own requests: their figures; of workers only what the headers say."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from gateway.errors import NotFound
-from gateway.records.decision import (
-    NO_SCHEDULING,
-    AdmissionSection,
-    DecisionRecord,
-)
+from gateway.records.decision import NO_SCHEDULING, AdmissionSection, DecisionRecord
 from gateway.records.story import story_of
 
 FindDecision = Callable[[str, str], bytes | None]
@@ -24,44 +20,38 @@ def finder(matching: Callable[[str], Iterable[bytes]]) -> FindDecision:
     """Searches the records that `matching` returns, newest first, for one of the tenant's."""
 
     def find(request_id: str, tenant: str) -> bytes | None:
-        return next(_own(matching(request_id), request_id, tenant), None)
+        for line in matching(request_id):
+            record = _decode(line)
+            if (record.request_id, record.tenant) == (request_id, tenant):
+                return tenants_view(record)
+        return None
 
     return find
 
 
-def _own(records: Iterable[bytes], request_id: str, tenant: str) -> Iterator[bytes]:
-    for line in records:
-        record = _decode(line)
-        if (record.request_id, record.tenant) == (request_id, tenant):
-            yield tenants_view(record)
-
-
 def tenants_view(record: DecisionRecord) -> bytes:
     """A record without what is other tenants' or the operator's business, and its story."""
+    known = record.admission
     own = msgspec.structs.replace(
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
-        admission=_tenants_admission(record.admission),
+        admission=AdmissionSection(
+            service_class=known.service_class,
+            spilled=known.spilled,
+            admitted_unix_s=known.admitted_unix_s,
+            settled_unix_s=known.settled_unix_s,
+            reserved_tokens=known.reserved_tokens,
+            reserved_kv_bytes=known.reserved_kv_bytes,
+            priority=known.priority,
+            would_deny=known.would_deny,
+            evicted=known.evicted,
+            charge_tokens=known.charge_tokens,
+        ),
         prompt=None,
     )
     fields = msgspec.to_builtins(own)
     return _encode({**fields, "story": story_of(own)})
-
-
-def _tenants_admission(known: AdmissionSection) -> AdmissionSection:
-    return AdmissionSection(
-        service_class=known.service_class,
-        spilled=known.spilled,
-        admitted_unix_s=known.admitted_unix_s,
-        settled_unix_s=known.settled_unix_s,
-        reserved_tokens=known.reserved_tokens,
-        reserved_kv_bytes=known.reserved_kv_bytes,
-        priority=known.priority,
-        would_deny=known.would_deny,
-        evicted=known.evicted,
-        charge_tokens=known.charge_tokens,
-    )
 
 
 def decision_not_found(request_id: str) -> NotFound:

@@ -37,18 +37,17 @@ def _row(tenant: Mapping[str, Any], known: Mapping[str, CountedEntitlement]) -> 
         "suspended": tenant["suspended"],
         "keys": tenant["keys"],
         "key_count": tenant["key_count"],
-        "entitlements": [_use(each) for each in own[:MAX_ENTITLEMENTS]],
+        "entitlements": [
+            {
+                "name": each.terms.name,
+                "inflight": each.inflight,
+                "limit": each.terms.limit or None,
+            }
+            for each in own[:MAX_ENTITLEMENTS]
+        ],
         "entitlement_count": len(names),
         "inflight": sum(each.inflight for each in counted) if counted else None,
         "limit": sum(limits) if limits and all(limits) else None,
         "used_tokens": sum(a.used for each in counted if (a := each.account)) if counted else None,
         "refused": sum(sum(each.refused.values()) for each in own),
-    }
-
-
-def _use(entitlement: CountedEntitlement) -> dict[str, Any]:
-    return {
-        "name": entitlement.terms.name,
-        "inflight": entitlement.inflight,
-        "limit": entitlement.terms.limit or None,
     }

@@ -38,10 +38,6 @@ def wrong_now(
         found.append(_item("warn", text))
     if len(out) > _WORKERS:
         found.append(_item("warn", f"{len(out) - _WORKERS} more workers are out."))
-    return found + [_item("warn", text) for text in _requests(recent)]
-
-
-def _requests(recent: Iterable[Brief]) -> list[str]:
     spent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for brief in recent:
@@ -49,10 +45,11 @@ def _requests(recent: Iterable[Brief]) -> list[str]:
             spent[brief.entitlement or brief.tenant or "?"] += 1
         elif brief.outcome in ("upstream_error", "internal_error"):
             failed[brief.model or "?"] += 1
-    return [
-        *(f"{n} requests of {who} met a spent budget." for who, n in spent.most_common(_WORKERS)),
-        *(f"{n} requests to {name} failed." for name, n in failed.most_common(_WORKERS)),
-    ]
+    for who, n in spent.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests of {who} met a spent budget."))
+    for name, n in failed.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests to {name} failed."))
+    return found
 
 
 def _item(level: str, text: str) -> dict[str, Any]:

@@ -42,7 +42,6 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Usage
-from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
@@ -132,7 +131,8 @@ class AdmissionService:
             lease = asked
         except Refusal as refusal:
             record = refused_record(principal, request, served, estimate, refusal, lease_id, unix_s)
-            self._note(record, served, estimate, None)
+            count(self._metrics, record, estimate, served, None)
+            self._records.append(record)
             raise
         finally:
             if lease is None:
@@ -270,22 +270,8 @@ class AdmissionService:
         self._settled[lease.id] = (open_lease.principal.tenant, settled)
         if len(self._settled) > RETAINED_SETTLED:
             self._settled.popitem(last=False)
-        self._note(
-            settled_record(
-                open_lease, settled, cost, held_s if latency_s is None else latency_s, unix_s
-            ),
-            served,
-            open_lease.estimate,
-            lease,
-        )
-        return settled
-
-    def _note(
-        self,
-        record: DecisionRecord,
-        served: ModelRuntime | None,
-        estimate: LengthEstimate | None,
-        lease: Lease | None,
-    ) -> None:
-        count(self._metrics, record, estimate, served, lease)
+        took_s = held_s if latency_s is None else latency_s
+        record = settled_record(open_lease, settled, cost, took_s, unix_s)
+        count(self._metrics, record, open_lease.estimate, served, lease)
         self._records.append(record)
+        return settled

@@ -75,15 +75,6 @@ async def call(
     return answer.status_code, answer.text.strip('"')
 
 
-def test_one_function_says_the_role_of_a_key() -> None:
-    assert KEYS.role_of("sk-admin") is Role.OWNER
-    assert KEYS.role_of("sk-viewer") is Role.VIEWER
-    assert KEYS.role_of("sk-oncall") is Role.OPERATOR
-    assert KEYS.role_of("sk-other") is None
-    assert KEYS.role_of("") is None
-    assert RoleKeys().role_of("") is None
-
-
 READ, RUN, DECIDE = (
     ("GET", "/admin/pools"),
     ("POST", "/admin/reload"),
