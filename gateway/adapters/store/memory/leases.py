@@ -260,8 +260,9 @@ class MemoryLeases(MemoryPools):
         # The asked pool, or the first alternate with room when it is overloaded.
         spill_queue, now_s = self._models[ask.model].admission.spill_queue, self._clock()
         asked = (ask.pool, *ask.alternates)
-        roomy = (pool for pool in asked if not fleet.overloaded(pools[pool], spill_queue, now_s))
-        pool = next(roomy, ask.pool)
+        pool = next(
+            (p for p in asked if not fleet.overloaded(pools[p], spill_queue, now_s)), ask.pool
+        )
         return Lease(
             id=ask.lease_id,
             model=ask.model,
