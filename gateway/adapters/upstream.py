@@ -65,6 +65,8 @@ _FRAMES = (b"content-length", b"transfer-encoding")
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors for which the engine is not to blame: this machine has no file descriptor,
 memory or local port left."""
+_RESOLVER_FILES = 8
+"""Open at once while a name is looked up, at most."""
 _NO_PARSER = httptools.HttpResponseParser(object())
 """Stands in for the parser of a connection that is not open."""
 
@@ -647,11 +649,16 @@ async def _connect(
 
 
 def _may_open() -> bool:
-    """Whether this process has a file descriptor left."""
+    """Whether this process has the file descriptors left that a resolver takes."""
+    opened: list[int] = []
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(_RESOLVER_FILES):
+            opened.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401 - each is closed
     except OSError:
         return False
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
     return True
 
 

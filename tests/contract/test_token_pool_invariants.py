@@ -44,7 +44,7 @@ from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.policy.admission.capacity import Capacity, assess_capacity
 from gateway.policy.admission.placement import overshoot
-from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.entitlements.entitlement import Entitlement, kv_limit
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
@@ -596,11 +596,11 @@ class PoolMachine(RuleBasedStateMachine):
         if isinstance(refusal, RateLimited | Unavailable):
             assert refusal.retry_after_s is not None
             assert 1 <= refusal.retry_after_s <= 60
-        kv_limit = terms.kv_bytes_limit or terms.kv_bytes
+        most_kv = kv_limit(terms)
         rate = terms.tokens_per_s
         misfit = (
             (rate and ask.cost_tokens > account.depth_tokens)
-            or (kv_limit and ask.kv_bytes > kv_limit)
+            or (most_kv and ask.kv_bytes > most_kv)
             or ask.kv_bytes > max(pools[p].kv_capacity_bytes for p in (ask.pool, *ask.alternates))
         )
         if misfit:
@@ -610,15 +610,15 @@ class PoolMachine(RuleBasedStateMachine):
         if refusal.reason in (*FOR_THE_POOL_S_SAKE, "entitlement_degraded", "entitlement_pending"):
             self.check_nobody_lower_is_served_instead(ask, refusal.reason, account, pools)
         if refusal.status == 429 and refusal.reason in FOR_THE_POOL_S_SAKE:
-            own_kv = refusal.reason == "kv" and 0 < kv_limit < account.kv_bytes + ask.kv_bytes
+            own_kv = refusal.reason == "kv" and 0 < most_kv < account.kv_bytes + ask.kv_bytes
             self.check_refused_for_the_pool(ask, account, pool, own_kv)
 
     def check_nobody_lower_is_served_instead(
         self, ask: Ask, reason: str, account: AccountView, pools: list[PoolView]
     ) -> None:
         terms, n = self.entitlements[ask.entitlement], ask.sequences
-        kv_limit = terms.kv_bytes_limit or terms.kv_bytes
-        if reason == "kv" and 0 < kv_limit < account.kv_bytes + ask.kv_bytes:
+        most_kv = kv_limit(terms)
+        if reason == "kv" and 0 < most_kv < account.kv_bytes + ask.kv_bytes:
             return
         within = self.own(terms.name, ask.pool) + n <= terms.baseline_of(ask.pool)
         if terms.service_class not in RESERVING or not within:

@@ -24,8 +24,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoFleet]:
         yield started
 
 
-def client(fleet: DemoFleet, who: str = "guaranteed") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{fleet.url}/v1", api_key=KEYS[who], max_retries=0)
+def client(fleet: DemoFleet, key: str = KEYS["guaranteed"]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{fleet.url}/v1", api_key=key, max_retries=0)
 
 
 def ask(talker: openai.OpenAI, messages: list[prompts.Message], tokens: int = 16) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_token_pools_refuse_a_flood_and_not_the_guaranteed_tenant(fleet: DemoFle
 
     with (
         ThreadPoolExecutor(10) as threads,
-        client(fleet, "spot") as spot,
+        client(fleet, KEYS["spot"]) as spot,
         client(fleet) as talker,
     ):
         running = [threads.submit(flood, spot) for _ in range(10)]
@@ -90,7 +90,7 @@ def test_token_pools_refuse_a_flood_and_not_the_guaranteed_tenant(fleet: DemoFle
 
 def test_compression_fits_a_borderline_prompt_into_the_short_pool(fleet: DemoFleet) -> None:
     (prompt,) = prompts.retrieval(random.Random(2), 1, 38_000)
-    with client(fleet, "elastic") as talker:
+    with client(fleet, KEYS["elastic"]) as talker:
         headers = ask(talker, prompt.messages)
     before, after = map(int, headers["x-sluice-compressed"].split("->"))
     assert headers["x-sluice-pool"] == "short"
@@ -121,9 +121,22 @@ def test_quartz_predicts_prefills_and_keeps_a_conversation_where_its_prefix_is(
     assert record["usage"]["cached_tokens"] > 2000
 
 
+def on_trial(fleet: DemoFleet) -> str:
+    """The key of a tenant whose refusals are counted, not made: its requests wait in line."""
+    made = httpx.post(
+        f"{fleet.url}/admin/entitlements",
+        json={"name": "trial", "tenant": "trial", "model": MODEL, "mode": "observe"},
+        headers={"authorization": f"Bearer {ADMIN_KEY}"},
+        trust_env=False,
+    )
+    return str(made.raise_for_status().json()["key"])
+
+
 def test_bfio_keeps_one_line_for_all_ranks_and_fills_each(fleet: DemoFleet) -> None:
+    key = on_trial(fleet)
+
     def document(number: int) -> dict[str, Any]:
-        with client(fleet, "batch") as talker:
+        with client(fleet, key) as talker:
             return decision(
                 fleet, ask(talker, prompts.document(random.Random(number), 60_000), 200)
             )

@@ -243,13 +243,15 @@ class Slots:
         self.limits[worker] = self._slots
 
     def read(self, kv: Sequence[float], active: Sequence[int], backlogs: Backlogs) -> None:
-        """Take over the share of each KV cache in use; 0 when unknown."""
+        """Take over the share of each KV cache in use; 0 when unknown.
+
+        A cache that is nearly empty, or filled by what this gateway does not know, says little.
+        """
         share = 1 if backlogs.others_known else backlogs.replicas
         for worker, usage in enumerate(kv):
-            fit = self._slots
-            if usage:
-                running = active[worker] * share + backlogs.others_held[worker]
-                fit = KV_FULL * running / usage
+            running = active[worker] * share + backlogs.others_held[worker]
+            says = usage >= KV_FULL / 2 and running >= 1
+            fit = KV_FULL * running / usage if says else self._slots
             self.limits[worker] = min(self._slots, max(1.0, fit))
 
     def learn(self, worker: int, took_s: float, others: int) -> None:
