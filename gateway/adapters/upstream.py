@@ -636,8 +636,8 @@ async def _connect(
     except UnicodeError as error:  # IDNA refuses the host
         raise UpstreamFailure("connect", f"not a host's name: {error}") from error
     except OSError as error:
-        # Without a descriptor some resolvers say that there is no such name.
-        exhausted = isinstance(error, socket.gaierror) and not _may_open()
+        # Without a descriptor some resolvers find no such name, or anything at all invalid.
+        exhausted = not isinstance(error, ConnectionError) and not _may_open()
         kind: FailureKind = "local" if exhausted or error.errno in _LOCAL else "connect"
         what = "name not found: " if isinstance(error, socket.gaierror) else ""
         raise UpstreamFailure(kind, what + (error.strerror or type(error).__name__)) from error
