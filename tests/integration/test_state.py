@@ -169,7 +169,7 @@ def asked(fleet: Fleet) -> tuple[int, str] | None:
 @pytest.mark.parametrize("kind", ["killed", "hanging"])
 def test_redis_away_fails_and_delays_no_request(kind: str) -> None:
     found = outage(kind, before_s=1.5, away_s=2.5)
-    assert found.requests > 20
+    assert found.requests > 100  # on a quiet machine 1,000
     assert found.failed == 0
     assert found.delayed == 0, f"slowest {max(found.overheads_ms):.1f} ms"
     assert len(found.overheads_ms) == found.requests

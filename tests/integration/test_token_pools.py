@@ -365,7 +365,7 @@ def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
                 statuses.add(post(fleet, "a").status_code)
                 slowest_s = max(slowest_s, time.monotonic() - started_s)
             assert statuses == {200}, "local_share: this gateway's own limits"
-            assert slowest_s < 10.0, "nobody hangs"
+            assert slowest_s < 3.0
             found = read_metrics(fleet.url)
             assert found["sluice_store_up"] == 0
             assert found["sluice_store_alone_total"] == 20
