@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         mock=("--profile-file", str(profile), "--speed", "5"),
         model={"scheduling": {"policy": "quartz"}, "boundary": {"b_short": 8192}},
     ) as started:
+        # A worker's gate is open until its first token was seen.
+        with ThreadPoolExecutor(4) as threads:
+            warm = [body(("user", text(f"warm {n}", 3000))) for n in range(4)]
+            assert all(a.is_success for a in threads.map(post, [started] * 4, warm))
         yield started
 
 
@@ -77,21 +82,22 @@ def test_a_conversation_that_outgrows_the_boundary_stays_with_its_prefix(fleet: 
     told = [("system", text("outgrown", 7600)), ("user", text("first", 60))]
     answer = post(fleet, body(*told))
     assert answer.headers["x-sluice-pool"] == "short"
-    more = [*told, ("assistant", text("said", 400)), ("user", text("second", 2400))]
+    more = [*told, ("assistant", text("said", 400)), ("user", text("second", 3000))]
     answer = post(fleet, body(*more))
     assert fleet.decision(answer.headers["x-request-id"])["estimate"]["total_tokens"] > 8192
     assert answer.headers["x-sluice-pool"] == "short"
     assert fleet.decision(answer.headers["x-request-id"])["plan"]["reason"] == "prefix_held"
-    stranger = [("system", text("a stranger", 9800)), ("user", text("third", 500))]
+    stranger = [("system", text("a stranger", 12_000)), ("user", text("third", 500))]
     assert post(fleet, body(*stranger)).headers["x-sluice-pool"] == "long"
 
 
 async def test_more_than_the_gate_holds_waits_in_the_gateway_and_is_all_served(
     fleet: Fleet,
 ) -> None:
-    asked = [body(("user", text(f"flood {n}", 3000))) for n in range(24)]
+    # Two gates hold about 20 of these: half a second of prefill each.
+    asked = [body(("user", text(f"flood {n}", 3000))) for n in range(64)]
     answers = await flood(fleet, asked)
-    assert [answer.status_code for answer in answers] == [200] * 24
+    assert [answer.status_code for answer in answers] == [200] * 64
     assert all("[DONE]" in answer.text for answer in answers)
     waited = [int(answer.headers["x-sluice-queue-ms"]) for answer in answers]
     assert max(waited) > 50
