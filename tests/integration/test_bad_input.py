@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import MODEL, Fleet
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -161,3 +161,39 @@ def test_thai_that_fits_is_not_refused_at_cold_start() -> None:
         )
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] < 8188
+
+
+HUGE = ("9" * 400, "9" * 5000, "1e400", "-" + "9" * 400)
+"""Numbers that no type of a machine holds, and texts that Python reads as no number."""
+READS = (
+    *("/admin/decisions?limit={}", "/admin/audit?limit={}", "/admin/entitlements?limit={}"),
+    *("/admin/tenants?limit={}", "/admin/budgets?limit={}", "/admin/usage?first={}"),
+    *("/dashboard/history?minutes={}", "/dashboard/decisions?limit={}"),
+)
+BODIES = {
+    "/admin/workers": '{{"model": "bench-model", "pool": "short", "url": "http://h", "ranks": {}}}',
+    "/admin/budgets/none/raise": '{{"by": {}}}',
+    "/admin/entitlements": '{{"name": "e", "tenant": "t", "model": "bench-model", '
+    '"max_concurrency": {0}, "kv_cache_gib": {0}, "expires_at": {0}}}',
+    "/admin/tenants": '{{"name": "t", "budgets": [{{"tokens": {0}, "window": "day"}}]}}',
+    "/admin/reload?dry_run=true": "version: {0}\nserver: {{port: {0}, drain_timeout_s: {0}}}\n",
+    "/admission/check": '{{"model": "bench-model", "prompt_tokens": {0}, "max_tokens": {0}}}',
+    "/v1/chat/completions": '{{"model": "bench-model", "messages": [], "max_tokens": {0}, '
+    '"n": {0}, "temperature": {0}}}',
+}
+
+
+@pytest.mark.parametrize("number", HUGE, ids=["400", "5000", "1e400", "-400"])
+def test_no_number_is_too_large_to_be_refused(fleet: Fleet, number: str) -> None:
+    key = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with httpx.Client(base_url=fleet.url, headers=key, trust_env=False, timeout=20) as client:
+        answers = [client.get(path.format(number)) for path in READS]
+        answers += [
+            client.post(path, content=body.format(number), headers={"if-match": f'"{number}"'})
+            for path, body in BODIES.items()
+        ]
+        answers.append(client.delete("/admin/tenants/none", headers={"if-match": number}))
+        headers = {"x-stainless-read-timeout": number, "x-sluice-category": number}
+        answers.append(client.post("/v1/chat/completions", content=chat(), headers=headers))
+        answers.append(client.post("/admin/workers/w/drain", params={"timeout_s": number}))
+    assert {a.url.path: a.text for a in answers if a.status_code >= 500} == {}

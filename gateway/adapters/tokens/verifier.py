@@ -95,7 +95,7 @@ class Verifier:
             )
         key = self._keys[rules.issuer].find(header.kid, header.alg)
         claims = _checked(token, key, rules)
-        identity = identity_of(claims, rules, float(claims["exp"]))
+        identity = identity_of(claims, rules, claims["exp"])
         if rules.tenants is not None and identity.tenant not in {None, *rules.tenants}:
             raise _refused(
                 f"names the tenant '{(identity.tenant or '')[:64]}', for which '{rules.issuer}' "
@@ -133,10 +133,10 @@ def _decoded(part: bytes, kind: type[_S]) -> _S:
 
 
 def _checked(token: bytes, key: jwt.PyJWK, rules: IssuerRules) -> dict[str, Any]:
-    """The claims, once the signature and the times are right. Raises Unauthorized."""
+    """The claims, once signature and times are right; `exp` is a float. Raises Unauthorized."""
     issuer, audience = rules.issuer, ", ".join(rules.audience)
     try:
-        return jwt.decode(
+        claims = jwt.decode(
             token,
             key,
             algorithms=list(rules.algorithms),
@@ -145,6 +145,7 @@ def _checked(token: bytes, key: jwt.PyJWK, rules: IssuerRules) -> dict[str, Any]
             leeway=rules.leeway_s,
             options={"require": _REQUIRED},
         )
+        return {**claims, "exp": float(claims["exp"])}
     except jwt.ExpiredSignatureError:
         raise _refused(
             f"has expired. Get a new one from '{issuer}'.", reason="token_expired"
@@ -167,7 +168,7 @@ def _checked(token: bytes, key: jwt.PyJWK, rules: IssuerRules) -> dict[str, Any]
         raise _refused(
             f"is not signed by '{issuer}'. Get a new one from it.", reason="token_signature_wrong"
         ) from None
-    except (jwt.PyJWTError, ValueError, RecursionError):
+    except (jwt.PyJWTError, ValueError, OverflowError, RecursionError):  # a time of any size
         raise _malformed("its claims are not those of a JWT") from None
 
 
