@@ -1,16 +1,19 @@
 """Workers that an admin adds and removes at run time. Part of the composition root."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from gateway.adapters.engines.rotation import CONFIGURED, Rotation
+from pydantic import SecretStr
+
+from gateway.adapters.engines.rotation import ADMIN, CONFIGURED, Rotation
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.records.attempt import WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.settings import Config
 from gateway.settings.fleet.discovery import is_source
+from gateway.settings.fleet.pool import PoolConfig
+from gateway.settings.fleet.worker import WorkerConfig
 from gateway.web.control.surface import NewWorker
-
-ADMIN = "an admin"
 
 
 class Workers:
@@ -29,25 +32,29 @@ class Workers:
                 f"No pool '{asked.pool}' of a model '{asked.model}'. GET /admin/pools lists them.",
                 reason="pool_not_found",
             )
-        like = model.pools[asked.pool].workers[0]
+        pool, at = model.pools[asked.pool], names.index(asked.pool)
         found = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
         try:
             if is_source(asked.url):
                 raise ValueError("a source of engines, not an engine")
+            address = pool.workers[0].found(found)[0]
+            name = address.id.partition("#")[0]
+            like = _like(pool, address, self._rotation.sources(model.name, at).get(name, ()))
+            if asked.api_key is not None:
+                like = like.model_copy(update={"api_key": SecretStr(asked.api_key)})
             engine = like.found(found)
         except ValueError as error:
             raise BadRequest(
                 f"url: {error}. Write it as http://host:port.", reason="bad_request", param="url"
             ) from None
-        name = engine[0].id.partition("#")[0]
-        for pool, served in ((p, s) for s in self._models for p in range(len(s.fleet.pools))):
-            here = served.name == asked.model and pool == names.index(asked.pool)
-            if not here and name in self._rotation.sources(served.name, pool):
+        for place, served in ((p, s) for s in self._models for p in range(len(s.fleet.pools))):
+            here = served.name == asked.model and place == at
+            if not here and name in self._rotation.sources(served.name, place):
                 raise Conflict(
                     f"Worker {name} is in a pool already: its slots would count twice.",
                     reason="worker_exists",
                 )
-        if not self._rotation.add(asked.model, names.index(asked.pool), ADMIN, engine):
+        if not self._rotation.add(asked.model, at, ADMIN, engine):
             raise Conflict(
                 f"Worker {name} is in this pool with another key, model or number of ranks.",
                 reason="worker_exists",
@@ -71,3 +78,20 @@ class Workers:
                 for source in sources:
                     self._rotation.remove(served.name, pool, source, worker)
         return hits
+
+
+def _like(pool: PoolConfig, address: WorkerAddress, sources: Collection[str]) -> WorkerConfig:
+    """The file's worker at this address, or whose source names it, with its key; else the first.
+
+    That one is without its key: a secret of the file goes to addresses of the file.
+    """
+    for worker in pool.workers:
+        if worker.discover in sources or (
+            worker.url and _origin(worker.address()) == _origin(address)
+        ):
+            return worker
+    return pool.workers[0].model_copy(update={"api_key": None})
+
+
+def _origin(address: WorkerAddress) -> tuple[str, str, int]:
+    return address.scheme, address.host, address.port

@@ -22,6 +22,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.attempt import WorkerAddress
 
 CONFIGURED: Final = "the configuration"
+ADMIN: Final = "an admin"
 SWEEP_S: Final = 0.25
 _SPREAD: Final = 0.001
 """Seconds between the first probes of engines that come together."""
@@ -195,8 +196,8 @@ class Rotation:
                 _log.info("worker %s of %s stays: %s names it again", name, model, source)
             return True
         if known is not None:  # another key, served name or number of ranks: another engine
-            if known.sources - {source}:
-                return False  # who named it first decides
+            if known.sources - {source, ADMIN}:
+                return False  # who named it first decides, but an admin only until another does
             self._leave(served, pool, name, known)
             engines[f"{name} until {known.worker}"] = engines.pop(name)
         ranks = model_workers.join(served, pool, engine, self._clock())

@@ -148,7 +148,10 @@ class BudgetService(Protocol):
 
 
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine that an admin adds; its key, CA and way of ranks are those of the pool's first."""
+    """An engine that an admin adds; its CA and way of ranks are those of the pool's first.
+
+    It gets no key of the file's, unless the file names its address.
+    """
 
     model: str
     pool: str
@@ -157,6 +160,8 @@ class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Model name that it serves; None as configured."""
     ranks: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Data-parallel ranks; 0 as configured."""
+    api_key: Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,4096}\Z")] | None = None
+    """The engine's own key; None: the file's for this address, else none."""
 
 
 class WorkerService(Protocol):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.adapters.engines.rotation import CONFIGURED
+from gateway.adapters.engines.rotation import ADMIN, CONFIGURED
 from gateway.errors import Conflict
 from gateway.settings import parse
 from gateway.web.control.surface import NewWorker
-from gateway.wiring.workers import ADMIN, Workers
+from gateway.wiring.workers import Workers
 from tests.unit.gateway.adapters.engines.test_rotation import Bench
 
 FILE = """\
@@ -29,4 +29,14 @@ async def test_an_engine_that_others_name_with_another_model_is_not_added() -> N
     assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED}}
     assert workers.add(NewWorker(model="m", pool="only", url=URL)) == "10.0.0.1:8000"
     assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED, ADMIN}}
+    await bench.close()
+
+
+async def test_the_file_decides_over_an_admin() -> None:
+    config = parse(FILE, "sluice.yaml", {})
+    bench = Bench()
+    workers = Workers(config, [bench.served], bench.rotation)
+    workers.add(NewWorker(model="m", pool="only", url=URL, api_key="sk-of-an-admin"))
+    await bench.apply(config.models[0].pools["only"].addresses, source=CONFIGURED)
+    assert bench.rotation.sources("m", 0)["10.0.0.1:8000"] == {CONFIGURED}
     await bench.close()

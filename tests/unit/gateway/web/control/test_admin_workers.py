@@ -116,7 +116,7 @@ async def test_a_worker_is_added_by_what_the_body_says() -> None:
     "body",
     [
         {"model": "m", "pool": "short"},
-        {"model": "m", "pool": "short", "url": "http://h:1", "api_key": "sk"},
+        {"model": "m", "pool": "short", "url": "http://h:1", "api_key": "two words"},
         {"model": "m", "pool": "short", "url": "http://h:1", "ranks": 1000},
     ],
 )

@@ -1,0 +1,94 @@
+"""Secrets of the file over real sockets: no role below an owner's gets one out of the gateway."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.common.fleet import MODEL, Fleet
+from gateway.policy.request.head import digest_of
+
+OPERATOR = "sk-operator"
+ENGINES_KEY = "sk-engines-own"
+
+
+@contextmanager
+def listening(seen: list[str]) -> Iterator[str]:
+    """An engine that notes the authorization of what it is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("authorization", ""))
+            body = b'{"data": [{"id": "bench-model"}]}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def operated(fleet: Fleet) -> httpx.Client:
+    """A client with an operator's key."""
+    headers = {"authorization": f"Bearer {OPERATOR}"}
+    return httpx.Client(base_url=fleet.url, headers=headers, trust_env=False, timeout=20)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """Not started yet; its file may be changed until then."""
+    fleet = Fleet(short=1, long=0)
+    file = fleet.replicas[0].config
+    key = {"name": "oncall", "sha256": f"sha256:{digest_of(OPERATOR.encode()).hex()}"}
+    file["server"]["admin_keys"] = [{**key, "role": "operator"}]
+    return fleet
+
+
+def until(true: Callable[[], object], limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_engines_key_goes_to_addresses_of_the_file_only(fleet: Fleet) -> None:
+    seen: dict[str, list[str]] = {name: [] for name in ("own", "other", "keyed")}
+    with (
+        listening(seen["own"]) as own,
+        listening(seen["other"]) as other,
+        listening(seen["keyed"]) as keyed,
+    ):
+        workers = fleet.replicas[0].config["models"][0]["pools"]["short"]["workers"]
+        workers[:] = [{"url": url, "api_key": ENGINES_KEY} for url in (*workers, own)]
+        asked = {"model": MODEL, "pool": "short"}
+        with fleet, operated(fleet) as client:
+            for sent in ({"url": other}, {"url": keyed, "api_key": "sk-its-own"}):
+                assert client.post("/admin/workers", json=asked | sent).status_code == 201
+            until(lambda: len(seen["other"]) > 1 and len(seen["keyed"]) > 1)
+            # By an address of the file, as after a removal: the file's key.
+            client.delete(f"/admin/workers/{own.removeprefix('http://')}").raise_for_status()
+            seen["own"].clear()
+            assert client.post("/admin/workers", json={**asked, "url": own}).is_success
+            until(lambda: seen["own"])
+            shown = client.get("/admin/pools").text
+    assert set(seen["other"]) == {""}
+    assert set(seen["keyed"]) == {"Bearer sk-its-own"}
+    assert set(seen["own"]) == {f"Bearer {ENGINES_KEY}"}
+    assert ENGINES_KEY not in shown
+    assert "sk-its-own" not in shown
