@@ -135,7 +135,7 @@ class Gateway:
         self.upstream.generates = EnginePages(self.upstream, config.health.timeout_s).generates
         self._watch_engines(config, clock)
         self.ring = DecisionRing(config.decisions_kept)
-        self.own_decision = finder(self.ring.matching)
+        self.own_decision = finder(self.ring.find)
         self.tracing = _telemetry(config, self.metrics)
         records = self._records(config)
         new_id = request_ids()

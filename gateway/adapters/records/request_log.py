@@ -6,9 +6,10 @@ would hold the interpreter for milliseconds.
 
 Records in the ring stay for minutes and are rarely looked up. If each were a separate object, a
 new record would reuse the oldest one's memory, which is no longer in the processor's cache. So up
-to `MAX_IN_PIECE` records are collected and then joined into one piece (bytes and two arrays), and
+to `MAX_IN_PIECE` records are collected and then joined into one piece (bytes and an array), and
 the next records reuse the memory that was just freed. Lines for the log are joined likewise,
-`_JOINED` at a time.
+`_JOINED` at a time. Clients choose request ids and may repeat them, so an index finds the newest
+record of an id, and of each tenant with that id, however many others have it.
 
 A timer hands the lines to one writer thread. Lines that cannot be written (disk full) are kept
 up to `MAX_PENDING` records, then dropped and counted, because a full disk must not stop
@@ -20,7 +21,6 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -39,8 +39,8 @@ _PIECES: Final = 32
 
 
 class _Piece(NamedTuple):
-    hashes: "array[int]"
-    """Hashes of the request ids, in order."""
+    keys: "array[int]"
+    """The two keys of each record, in order; see `_keys`."""
     ends: "array[int]"
     """Where each record ends in `data`."""
     data: bytes
@@ -55,41 +55,47 @@ class DecisionRing:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._most = max(1, min(MAX_IN_PIECE, capacity // _PIECES))
-        self._ids: list[str] = []
+        self._keys: list[int] = []
         self._lines: list[bytes] = []
         """The newest records, not joined into a piece yet."""
         self._pieces: deque[_Piece] = deque()
+        self._dropped = 0
+        """Pieces dropped so far."""
+        self._newest: dict[int, int] = {}
+        """Key -> number of the newest record with it, counted since the start."""
 
     def __len__(self) -> int:
         return self._most * len(self._pieces) + len(self._lines)
 
-    def append(self, request_id: str, line: bytes) -> None:
+    def append(self, request_id: str, line: bytes, tenant: str | None = None) -> None:
         """Keep a record. Its line must hold no text of the request."""
-        self._ids.append(request_id)
+        number = self._most * (self._dropped + len(self._pieces)) + len(self._lines)
+        keys = _keys(request_id, tenant)
+        for key in keys:
+            self._newest[key] = number
+        self._keys += keys
         self._lines.append(line)
         if len(self._lines) >= self._most:
-            hashes = array("q", map(hash, self._ids))
             ends = array("L", accumulate(map(len, self._lines)))
-            self._pieces.append(_Piece(hashes, ends, b"".join(self._lines)))
-            self._ids, self._lines = [], []
+            self._pieces.append(_Piece(array("q", self._keys), ends, b"".join(self._lines)))
+            self._keys, self._lines = [], []
             if self._most * (len(self._pieces) - 1) >= self._capacity:
-                self._pieces.popleft()
+                self._drop()
 
-    def find(self, request_id: str) -> bytes | None:
-        """The record of a request; the newest one if several have the id."""
-        return next(self.matching(request_id), None)
+    def _drop(self) -> None:
+        self._dropped += 1
+        kept_from = self._most * self._dropped
+        for key in self._pieces.popleft().keys:
+            if self._newest.get(key, kept_from) < kept_from:
+                del self._newest[key]
 
-    def matching(self, request_id: str) -> Iterator[bytes]:
-        """The records of all requests with an id, newest first; clients may repeat an id."""
-        for known, line in zip(reversed(self._ids), reversed(self._lines), strict=True):
-            if known == request_id:
-                yield line
-        wanted = hash(request_id)
-        for piece in reversed(self._pieces):
-            if wanted in piece.hashes:
-                for at in reversed(range(len(piece.hashes))):
-                    if piece.hashes[at] == wanted:
-                        yield piece.record(at)
+    def find(self, request_id: str, tenant: str | None = None) -> bytes | None:
+        """The newest record of a request, or of the tenant's one; ids are compared by hash."""
+        number = self._newest.get(_keys(request_id, tenant)[tenant is not None])
+        if number is None:
+            return None
+        piece, at = divmod(number - self._most * self._dropped, self._most)
+        return self._lines[at] if piece == len(self._pieces) else self._pieces[piece].record(at)
 
     def latest(self, count: int) -> list[msgspec.Raw]:
         """The newest records, newest first."""
@@ -99,6 +105,11 @@ class DecisionRing:
             for at in reversed(range(len(piece.ends)))
         )
         return [msgspec.Raw(line) for line in islice(chain(reversed(self._lines), joined), count)]
+
+
+def _keys(request_id: str, tenant: str | None) -> tuple[int, int]:
+    """Keys of a record in the index: any with this request id, and this tenant's."""
+    return hash(request_id), hash((request_id, tenant))
 
 
 FLUSH_S = 0.5
@@ -221,11 +232,12 @@ class Records:
                 log.append(record)
         elif record.prompt is None:
             line = _encode(record)
-            self._ring.append(record.request_id, line)
+            self._ring.append(record.request_id, line, record.tenant)
             if log is not None:
                 log.append_line(line)
         else:  # request text may go to the file only
-            self._ring.append(record.request_id, _encode(without_prompt(record)))
+            line = _encode(without_prompt(record))
+            self._ring.append(record.request_id, line, record.tenant)
             if log is not None:
                 log.append(record)
         for sink in self._others:

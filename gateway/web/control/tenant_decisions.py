@@ -1,6 +1,6 @@
 """A tenant's view of its own requests: their figures; of workers only what the headers say."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -10,21 +10,21 @@ from gateway.records.decision import NO_SCHEDULING, AdmissionSection, DecisionRe
 from gateway.records.story import story_of
 
 FindDecision = Callable[[str, str], bytes | None]
-"""(request id, tenant) -> what the tenant may see of that request, as JSON."""
+"""(request id, tenant) -> the record of that request, or what the tenant may see of it, as JSON."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
-def finder(matching: Callable[[str], Iterable[bytes]]) -> FindDecision:
-    """Searches the records that `matching` returns, newest first, for one of the tenant's."""
+def finder(newest: FindDecision) -> FindDecision:
+    """Shows the record that `newest` has of a request id and a tenant, if it is the tenant's."""
 
     def find(request_id: str, tenant: str) -> bytes | None:
-        for line in matching(request_id):
-            record = _decode(line)
-            if (record.request_id, record.tenant) == (request_id, tenant):
-                return tenants_view(record)
-        return None
+        line = newest(request_id, tenant)
+        record = None if line is None else _decode(line)
+        if record is None or (record.request_id, record.tenant) != (request_id, tenant):
+            return None  # nothing, or another record with the same hash
+        return tenants_view(record)
 
     return find
 

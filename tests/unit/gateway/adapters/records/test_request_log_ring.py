@@ -51,19 +51,33 @@ def test_that_holds_within_a_piece_too() -> None:
 
 @given(
     st.integers(0, 40 * MAX_IN_PIECE),
-    st.lists(st.tuples(st.integers(0, 9_000), st.binary(max_size=9)), max_size=900),
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([None, "x", "y"]), st.binary(max_size=9)),
+        max_size=900,
+    ),
 )
 def test_it_is_the_newest_records_and_hardly_more(
-    capacity: int, said: list[tuple[int, bytes]]
+    capacity: int, said: list[tuple[int, str | None, bytes]]
 ) -> None:
     ring = DecisionRing(capacity)
-    for name, line in said:
-        ring.append(f"{name}", line)
-    newest = [line for _, line in reversed(said)]
+    for name, tenant, line in said:
+        ring.append(f"{name}", line, tenant)
+    newest = [line for _, _, line in reversed(said)]
     found = ids(ring.latest(len(said)))
     assert found == newest[: len(found)]
     assert min(capacity, len(said)) <= len(ring) == len(found)
     assert len(ring) < capacity + MAX_IN_PIECE
-    kept = dict(said[len(said) - len(ring) :])
-    for name in range(0, 9_000, 100):
-        assert ring.find(f"{name}") == kept.get(name)
+    kept = said[len(said) - len(ring) :]
+    for name in range(10):
+        of_id = [(tenant, line) for id_, tenant, line in kept if id_ == name]
+        assert ring.find(f"{name}") == (of_id[-1][1] if of_id else None)
+        for tenant in "xy":
+            of_tenant = [line for owner, line in of_id if owner == tenant]
+            assert ring.find(f"{name}", tenant) == (of_tenant[-1] if of_tenant else None)
+
+
+def test_what_the_ring_dropped_leaves_nothing_in_its_index() -> None:
+    ring = DecisionRing(100)
+    for n in range(10_000):
+        ring.append(f"{n}", b"", "x")
+    assert len(ring._newest) == 2 * len(ring)
