@@ -45,12 +45,12 @@ class GatewayClient:
         self.key = _key(key, key_file)
         self._headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
 
-    def get(self, *path: str) -> Any:
+    def get(self, *path: str, params: Mapping[str, str] | None = None) -> Any:
         """The JSON at a path (one part each, unquoted). Raises NotRead."""
         where = "/".join(quote(part, safe="") for part in path)
         try:
             with self._client() as client:
-                answer = client.get(f"{self.url}/{where}")
+                answer = client.get(f"{self.url}/{where}", params=params)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NotRead(f"{self.url}: {error}") from error
         return _content(self.url, answer)

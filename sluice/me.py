@@ -11,6 +11,7 @@ from sluice.gateway_client import GatewayClient, NotRead
 from sluice.tenant.admin_client import DEFAULT_URL, UrlOption
 from sluice.terminal import JsonOption, console, echo_json, stop, table
 
+_PAGE: Final = "1000"
 _VARIABLE: Final = "SLUICE_API_KEY"
 
 
@@ -31,7 +32,11 @@ def me(
         stop(f"no key: set ${_VARIABLE} to the key that your requests are sent with", 2)
     client = GatewayClient(url, own, None)
     try:
-        found = client.get("v1", "sluice", "me")
+        found = client.get("v1", "sluice", "me", params={"limit": _PAGE})
+        while found.get("next"):
+            more = client.get("v1", "sluice", "me", params={"limit": _PAGE, "after": found["next"]})
+            found["entitlements"] += more["entitlements"]
+            found["next"] = more["next"]
     except NotRead as error:
         if error.status == 401:
             stop(

@@ -70,11 +70,6 @@ class Principal(Record, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     """Of its key, its entitlement and its tenant, over all models."""
 
-    @property
-    def owner(self) -> str:
-        """Whose the request's memory is, whether or not the entitlement is chosen."""
-        return self.entitlement or f"tenant {self.tenant}"
-
     def opens(self, model: str, adapter: str = "") -> bool:
         """Whether it may use a model, or a LoRA adapter of it."""
         if self.entitlement:

@@ -45,15 +45,15 @@ from gateway.web.control.openapi import openapi_document
 from gateway.web.control.peers import (
     Peers,
     answer_audit,
+    answer_counts,
     answer_decisions,
     answer_load,
-    answer_refusals,
     answer_reload,
     answer_tenant_decisions,
     answer_usage,
 )
 from gateway.web.control.surface import Control
-from gateway.web.control.tenant_api import TenantView, refusals, tenant_router
+from gateway.web.control.tenant_api import REFUSED, TenantView, refusals, tenant_router
 from gateway.web.control.tenant_decisions import finder
 from gateway.web.dashboard.api import dashboard_router
 from gateway.web.dashboard.snapshot import Snapshots, Sources
@@ -333,7 +333,7 @@ class Gateway:
         answer_load(peers, self.models, self.served.retiring)
         answer_reload(peers, self.reloading.hang_up)
         answer_usage(peers, self.admission_service.settle)
-        answer_refusals(peers, partial(refusals, self.metrics))
+        answer_counts(peers, REFUSED, partial(refusals, self.metrics))
         Attainment(self.metrics, peers).answer()
         answer_totals(peers, self.metrics)
 

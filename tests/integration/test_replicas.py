@@ -32,6 +32,8 @@ BODY = {
 }
 LIMIT = 3
 COUNT = 2
+MANY = [f"{'w' * 60}-{number:03}" for number in range(1_000)]
+"""Entitlements with the longest names, as many as a page holds."""
 
 
 def entitlement(name: str, **more: Any) -> dict[str, Any]:
@@ -43,6 +45,10 @@ def entitlement(name: str, **more: Any) -> dict[str, Any]:
         "api_keys": [f"sha256:{digest}"],
         **more,
     }
+
+
+def key(name: str) -> dict[str, str]:
+    return {"name": name, "sha256": hashlib.sha256(f"sk-{name}".encode()).hexdigest()}
 
 
 def fleet_of(redis: RedisServer, folder: Path, *, speed: int = 20, **config: Any) -> Fleet:
@@ -113,7 +119,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(redis: RedisServer, folder: Path) -> Iterator[Fleet]:
-    with fleet_of(redis, folder) as fleet:
+    many = [
+        {"name": name, "tenant": "wide", "model": MODEL, "slo_target_ms": 5_000} for name in MANY
+    ]
+    own = [entitlement("a", max_concurrency=LIMIT), entitlement("free")]
+    wide = [{"name": "wide", "keys": [key("wide")]}]
+    with fleet_of(redis, folder, entitlements=own + many, tenants=wide) as fleet:
         for url in fleet.replicas[0].managed_at:
             wait_until(lambda url=url: _replicas_at(url) == COUNT)  # type: ignore[misc]
         yield fleet
@@ -239,6 +250,33 @@ def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> Non
     unknown = {**usage, "lease_id": "x"}
     answer = httpx.post(other + "/admission/usage", json=unknown, headers=key, trust_env=False)
     assert answer.status_code == 404
+
+
+def test_a_tenant_of_a_thousand_entitlements_is_served_by_either_alike(fleet: Fleet) -> None:
+    one, other = fleet.replicas[0].managed_at
+    headers = {"authorization": "Bearer sk-wide"}
+    asked = {"model": MODEL, "input_tokens": 100, "max_tokens": 1_000}
+    with httpx.Client(headers=headers, trust_env=False, timeout=30) as client:
+        lease = client.post(one + "/admission/authorize", json=asked).json()
+        usage = {"lease_id": lease["lease_id"], "prompt_tokens": 100, "completion_tokens": 5}
+        settled = client.post(other + "/admission/usage", json=usage)
+        assert (settled.status_code, settled.json()["charge_tokens"]) == (200, 105)
+        assert client.post(one + CHAT, json={**BODY, "stream": True}).status_code == 200
+        seen: list[str] = []
+        params: dict[str, str] = {"limit": "300"}
+        while len(seen) < len(MANY):
+            page = client.get(other + "/v1/sluice/me", params=params).json()
+            seen += [entitlement["entitlement"] for entitlement in page["entitlements"]]
+            params["after"] = page["next"]
+        assert page["next"] is None
+        assert seen == MANY
+
+    def judged(path: str, auth: dict[str, str], of: str) -> int:
+        rows = httpx.get(other + path, headers=auth, trust_env=False, timeout=30).json()[of]
+        return sum(row["slo"]["met"] + row["slo"]["missed"] for row in rows if row["slo"])
+
+    assert judged("/admin/entitlements?limit=1000", ADMIN, "data") == 1
+    assert judged("/v1/sluice/me?limit=1000", headers, "entitlements") == 1
 
 
 def test_a_tenant_finds_its_own_decision_whichever_replica_is_asked(fleet: Fleet) -> None:

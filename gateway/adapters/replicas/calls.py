@@ -2,8 +2,8 @@
 
 A replica registers a token beside its address, and a call must carry the called replica's token.
 So only processes that can read Redis may call. A replica that does not answer within LIMIT_S is
-left out. At most MAX_CONCURRENT calls run at a time, because any tenant's look-up may cause some;
-further calls wait.
+left out, but a search fails then: "not there" needs the word of every replica. At most
+MAX_CONCURRENT calls run at a time, because any tenant's look-up may cause some; further calls wait.
 """
 
 import asyncio
@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import httpx
-import msgspec
+
+from gateway.errors import Unavailable
 
 LIMIT_S: Final = 1.0
 MAX_CONCURRENT: Final = 8
 MAX_ANSWER_BYTES: Final = 16 << 20
+RETRY_S: Final = 2.0
+"""When to search again; by then a replica that died is no longer registered."""
 PATH: Final = "/internal/replicas/"
 
 _log = logging.getLogger("sluice.state")
@@ -52,22 +55,28 @@ class ReplicaCalls:
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def answer(self, topic: str, payload: bytes) -> bytes | None:
-        """Answer another replica; None without an answer or for a version not understood."""
-        try:
-            return self._answers[topic](payload)
-        except (KeyError, ValueError, msgspec.MsgspecError):
-            return None
+        """Answer another replica; None without an answer.
+
+        Raises KeyError, ValueError or MsgspecError for a question of another version.
+        """
+        return self._answers[topic](payload)
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """Collect the other replicas' answers. Raises nothing."""
-        if not self._living():
-            return []
-        async with self._turns:
-            client = self._client = self._client or httpx.AsyncClient(
-                timeout=LIMIT_S, trust_env=False
+        return [found for found in await self._ask_all(topic, payload) if isinstance(found, bytes)]
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        """The same; raises Unavailable if no replica has an answer and one could not be asked."""
+        found = await self._ask_all(topic, payload)
+        answers = [each for each in found if isinstance(each, bytes)]
+        if not answers and any(found):
+            raise Unavailable(
+                "Another gateway, which may know more, does not answer now. Try again.",
+                reason="replica_silent",
+                code="replica_silent",
+                retry_after_s=RETRY_S,
             )
-            asked = (self._ask(client, address, topic, payload) for address in self._living())
-            return [found for found in await asyncio.gather(*asked) if found is not None]
+        return answers
 
     async def close(self) -> None:
         """Close connections."""
@@ -75,9 +84,20 @@ class ReplicaCalls:
             await self._client.aclose()
             self._client = None
 
+    async def _ask_all(self, topic: str, payload: bytes) -> list[bytes | Exception | None]:
+        """By replica: its answer, None if it has none, or why it did not say."""
+        if not self._living():
+            return []
+        async with self._turns:
+            client = self._client = self._client or httpx.AsyncClient(
+                timeout=LIMIT_S, trust_env=False
+            )
+            asked = (self._ask(client, address, topic, payload) for address in self._living())
+            return await asyncio.gather(*asked)
+
     async def _ask(
         self, client: httpx.AsyncClient, address: Address, topic: str, payload: bytes
-    ) -> bytes | None:
+    ) -> bytes | Exception | None:
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
@@ -88,14 +108,16 @@ class ReplicaCalls:
                     headers={"authorization": f"Bearer {address.token}"},
                 ) as answer,
             ):
-                if answer.status_code != 200:
+                if answer.status_code == 204:
                     return None
+                answer.raise_for_status()
                 found = bytearray()
                 async for part in answer.aiter_bytes():
                     found += part
                     if len(found) > MAX_ANSWER_BYTES:
-                        return None
+                        raise OSError(f"an answer over {MAX_ANSWER_BYTES} bytes")
                 return bytes(found)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
-            _log.info("a replica at %s did not answer: %s", address.url, type(error).__name__)
-            return None
+            why = str(error) or type(error).__name__
+            _log.info("a replica at %s did not answer '%s': %s", address.url, topic, why)
+            return error

@@ -48,6 +48,14 @@ class UsageReport(Record, frozen=True, kw_only=True):
     latency_s: float | None = None
 
 
+class Reporter(Record, frozen=True, kw_only=True):
+    """What the settlement of a lease needs to know of who reports, at whichever replica."""
+
+    tenant: str
+    trusted: bool
+    """Whether its reports may teach the tenant's estimates."""
+
+
 class Settled(Record, frozen=True, kw_only=True):
     """The settlement of a lease; repeated reports get the same answer."""
 
@@ -78,8 +86,6 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     lease: Lease
     served: ModelRuntime
     principal: Principal
-    place: str
-    """The owner that the place is counted for."""
     slots_of: str
     """The pool whose slots for other proxies it counts against; "" for none."""
     estimate: LengthEstimate

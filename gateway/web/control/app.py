@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
@@ -39,8 +40,8 @@ from gateway.web.metrics.exposition import write
 from gateway.web.problems import dialect_of, error_body, error_headers, json_response
 
 REPLICAS: Final = "/internal/replicas/"
-MAX_ASKED_BYTES: Final = 65_536
-"""Largest body of a call from another replica."""
+MAX_ASKED_BYTES: Final = 1 << 20
+"""Largest body of a call from another replica; the names of a page of entitlements fit."""
 SHOWN: Final = 100
 """Most workers that /ready names."""
 
@@ -175,7 +176,10 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
             asked += part
             if len(asked) > MAX_ASKED_BYTES:
                 raise too_large(MAX_ASKED_BYTES)
-        found = answers.answer(topic, bytes(asked))
+        try:
+            found = answers.answer(topic, bytes(asked))
+        except (KeyError, ValueError, msgspec.MsgspecError):
+            raise BadRequest("Not understood.", reason="bad_request") from None
         if found is None:
             return Response(status_code=204)
         return Response(found, media_type="application/octet-stream")

@@ -1,19 +1,10 @@
 """How often entitlements kept their target time to first token, over all replicas."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
-
-import msgspec
+from collections.abc import Collection, Mapping
 
 from gateway.metrics import Metrics
 from gateway.policy.entitlements.slo import RESULTS
-from gateway.web.control.peers import NoPeers, Peers, understood
-
-Counts = dict[str, dict[str, int]]
-"""Requests by entitlement and result (`RESULTS`)."""
-_counts: Final = msgspec.json.Decoder(Counts).decode
-_names: Final = msgspec.json.Decoder(list[str]).decode
+from gateway.web.control.peers import Counts, NoPeers, Peers, all_counts, answer_counts
 
 
 class Attainment:
@@ -23,7 +14,7 @@ class Attainment:
         self._metrics = metrics
         self._peers = peers or NoPeers()
 
-    def own(self, names: Sequence[str]) -> Counts:
+    def own(self, names: Collection[str]) -> Counts:
         """What this replica counted since it started."""
         values = self._metrics.slo_requests.values
         return {
@@ -33,20 +24,12 @@ class Attainment:
 
     def answer(self) -> None:
         """Tell other replicas what this one counted."""
-        self._peers.on("slo", lambda payload: msgspec.json.encode(self.own(_names(payload))))
+        answer_counts(self._peers, "slo", self.own)
 
     async def of(self, targets: Mapping[str, float]) -> dict[str, dict[str, object]]:
         """By entitlement, what all replicas counted; `targets` in ms, by name."""
-        if not targets:
-            return {}
-        names = list(targets)
-        total = {name: Counter(counts) for name, counts in self.own(names).items()}
-        for reported in understood(
-            _counts, await self._peers.ask("slo", msgspec.json.encode(names))
-        ):
-            for name in total.keys() & reported.keys():
-                total[name].update(reported[name])
-        return {name: _shown(targets[name], total[name]) for name in names}
+        total = await all_counts(self._peers, "slo", self.own(targets))
+        return {name: _shown(target_ms, total[name]) for name, target_ms in targets.items()}
 
 
 def _shown(target_ms: float, counts: Mapping[str, int]) -> dict[str, object]:

@@ -2,22 +2,25 @@
 
 A client reaches any one replica, and the answers must not depend on which one. Decisions are found
 on the replica that made them, lists and loads cover all replicas, and usage reports reach the
-replica that holds the lease. Replicas that answer too late, or in another version's format, are
-left out.
+replica that holds the lease. Lists and loads leave out replicas that answer too late, or in another
+version's format; what is searched for is called unknown only if every replica says so.
+
+A question says no more than its answer needs, so that its size is bounded: a name, an id, or the
+names of one page.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from gateway.errors import BadRequest, NotFound
-from gateway.policy.admission.external_admission import Settled, UsageReport
+from gateway.policy.admission.external_admission import Reporter, Settled, UsageReport
 from gateway.policy.fleet.fleet import PoolState
 from gateway.policy.model_runtime import ModelRuntime
+from gateway.policy.request.head import MAX_REQUEST_ID
 from gateway.records.record import Record
-from gateway.records.request import Principal
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -31,6 +34,10 @@ class Peers(Protocol):
         """Ask all of them; returns the answers received. Raises nothing."""
         ...
 
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        """The same; raises Unavailable if there is no answer and a replica could not be asked."""
+        ...
+
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         """Register the function that answers a topic."""
 
@@ -42,13 +49,16 @@ class Answers(Protocol):
         """Whether this token is valid."""
 
     def answer(self, topic: str, payload: bytes) -> bytes | None:
-        """Answer of this replica; None if it has none."""
+        """Answer of this replica; None if it has none. Raises for one of another version."""
 
 
 class NoPeers:
     """Peers of a single replica."""
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        return []
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
         return []
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
@@ -93,7 +103,13 @@ def answer_decisions(
 
 async def find_decision(peers: Peers, request_id: str) -> bytes | None:
     """The record of a request from another replica, as JSON."""
-    found = await peers.ask("decision", request_id.encode())
+    return await _search(peers, "decision", request_id, request_id.encode())
+
+
+async def _search(peers: Peers, topic: str, request_id: str, payload: bytes) -> bytes | None:
+    if len(request_id) > MAX_REQUEST_ID:  # of no request
+        return None
+    found = await peers.search(topic, payload)
     return found[0] if found else None
 
 
@@ -109,8 +125,7 @@ def answer_tenant_decisions(peers: Peers, find: Callable[[str, str], bytes | Non
 
 async def find_tenant_decision(peers: Peers, request_id: str, tenant: str) -> bytes | None:
     """What a tenant may see of its own request, from another replica, as JSON."""
-    found = await peers.ask("tenant_decision", _json((request_id, tenant)))
-    return found[0] if found else None
+    return await _search(peers, "tenant_decision", request_id, _json((request_id, tenant)))
 
 
 async def newest(
@@ -127,22 +142,27 @@ def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) 
     peers.on("audit", lambda payload: _json(audit(int(payload))))
 
 
-# -- refusals
+# -- counts of entitlements
 
-_counts: Final = msgspec.json.Decoder(dict[str, int]).decode
-
-
-def answer_refusals(peers: Peers, refusals: Callable[[str], dict[str, int]]) -> None:
-    """Tell other replicas how often this replica refused an entitlement, by reason."""
-    peers.on("refused", lambda payload: _json(refusals(payload.decode())))
+Counts = dict[str, dict[str, int]]
+"""By entitlement, and by what is counted."""
+_counts: Final = msgspec.json.Decoder(Counts).decode
+_names: Final = msgspec.json.Decoder(list[str]).decode
 
 
-async def all_refusals(peers: Peers, own: Mapping[str, int], name: str) -> dict[str, int]:
-    """How often all replicas refused an entitlement, by reason; `own` is this replica's count."""
-    total = Counter(own)
-    for reported in understood(_counts, await peers.ask("refused", name.encode())):
-        total.update(reported)
-    return dict(total)
+def answer_counts(peers: Peers, topic: str, count: Callable[[Collection[str]], Counts]) -> None:
+    """Tell other replicas what this replica counted of some entitlements."""
+    peers.on(topic, lambda payload: _json(count(_names(payload))))
+
+
+async def all_counts(peers: Peers, topic: str, own: Counts) -> Counts:
+    """What all replicas counted of some entitlements; `own` is this replica's count of each."""
+    total = {name: Counter(counts) for name, counts in own.items()}
+    if total:
+        for reported in understood(_counts, await peers.ask(topic, _json(list(own)))):
+            for name in total.keys() & reported.keys():
+                total[name].update(reported[name])
+    return {name: dict(counts) for name, counts in total.items()}
 
 
 # -- load
@@ -231,8 +251,8 @@ async def load_at(peers: Peers, worker: str) -> int:
 
 
 class _Reported(Record, frozen=True, kw_only=True):
-    principal: Principal
     report: UsageReport
+    reporter: Reporter
 
 
 class _SettleAnswer(Record, frozen=True, kw_only=True):
@@ -246,7 +266,7 @@ class _SettleAnswer(Record, frozen=True, kw_only=True):
 
 _reported: Final = msgspec.msgpack.Decoder(_Reported).decode
 _answer: Final = msgspec.msgpack.Decoder(_SettleAnswer).decode
-Settle = Callable[[Principal, UsageReport], Settled]
+Settle = Callable[[UsageReport, Reporter], Settled]
 
 
 def answer_usage(peers: Peers, settle: Settle) -> None:
@@ -255,7 +275,7 @@ def answer_usage(peers: Peers, settle: Settle) -> None:
     def settled(payload: bytes) -> bytes | None:
         reported = _reported(payload)
         try:
-            return _pack(_SettleAnswer(settled=settle(reported.principal, reported.report)))
+            return _pack(_SettleAnswer(settled=settle(reported.report, reported.reporter)))
         except NotFound:
             return None
         except BadRequest as error:
@@ -269,14 +289,14 @@ def answer_usage(peers: Peers, settle: Settle) -> None:
 
 
 async def settle_anywhere(
-    peers: Peers, settle: Settle, principal: Principal, report: UsageReport
+    peers: Peers, settle: Settle, report: UsageReport, reporter: Reporter
 ) -> Settled:
-    """Settle a lease on the replica that holds it. Raises NotFound, BadRequest."""
+    """Settle a lease on the replica that holds it. Raises NotFound, BadRequest, Unavailable."""
     try:
-        return settle(principal, report)
+        return settle(report, reporter)
     except NotFound as unknown:
-        asked = _pack(_Reported(principal=principal, report=report))
-        answers = list(understood(_answer, await peers.ask("usage", asked)))
+        asked = _pack(_Reported(report=report, reporter=reporter))
+        answers = list(understood(_answer, await peers.search("usage", asked)))
         if not answers:
             raise unknown from None
         answer = answers[0]

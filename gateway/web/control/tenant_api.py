@@ -4,24 +4,30 @@ The presented key alone selects the entitlement. No route or query contains the 
 tenant can ask for another's.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.errors import BadRequest
 from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape, fields_from
 from gateway.policy.request.head import read_head
 from gateway.ports import AccountView
-from gateway.records.limit import Limit
+from gateway.records.limit import Limit as KeyLimit
 from gateway.records.record import Record
 from gateway.records.request import Principal
+from gateway.web.control.admin_entitlements import PAGE, Limit
 from gateway.web.control.attainment import Attainment
-from gateway.web.control.peers import NoPeers, Peers, all_refusals, find_tenant_decision
+from gateway.web.control.peers import Counts, NoPeers, Peers, all_counts, find_tenant_decision
 from gateway.web.control.surface import Authenticate
 from gateway.web.control.tenant_decisions import FindDecision, decision_not_found
 from gateway.web.problems import json_response
+
+REFUSED: Final = "refused"
+"""The replicas' question of how often they refused entitlements."""
 
 
 class TenantView(Record, frozen=True, kw_only=True):
@@ -32,7 +38,7 @@ class TenantView(Record, frozen=True, kw_only=True):
     """Current terms of an entitlement, by name."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
     """`TokenPools.view`; called for managed models only."""
-    limits: Callable[[Sequence[Limit]], Awaitable[list[dict[str, object]]]]
+    limits: Callable[[Sequence[KeyLimit]], Awaitable[list[dict[str, object]]]]
     """Limits over all models, with their counters."""
     managed: Callable[[str], bool]
     """Whether the model of this name is managed."""
@@ -50,17 +56,30 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     app = APIRouter()
 
     @app.get("/v1/sluice/me")
-    async def me(request: Request) -> Response:
-        """What the presented key opens: terms, state, usage, debt, SLO attainment."""
+    async def me(request: Request, after: str | None = None, limit: Limit = PAGE) -> Response:
+        """What the presented key opens: terms, state, usage, debt, SLO attainment.
+
+        Of a tenant's key, a page of its entitlements; `next` is `after` for the next page.
+        """
         principal = await tenant.authenticate(read_head(request.scope["headers"]))
         if principal.entitlement:
-            return json_response(await _describe(tenant, principal))
-        opened = [choice for choices in principal.choices.values() for choice in choices]
+            return json_response((await _described(tenant, [principal]))[0])
+        opened = {c.entitlement: c for choices in principal.choices.values() for c in choices}
+        names = list(opened)
+        if after is not None and after not in opened:
+            raise BadRequest(
+                "The key opens no such entitlement now. Begin with the first page.",
+                reason="invalid_cursor",
+                param="after",
+            )
+        start = 0 if after is None else names.index(after) + 1
+        page = names[start : start + limit]
         return json_response(
             {
                 "tenant": principal.tenant,
                 "key": principal.key,
-                "entitlements": [await _describe(tenant, choice) for choice in opened],
+                "entitlements": await _described(tenant, [opened[name] for name in page]),
+                "next": page[-1] if start + limit < len(names) else None,
             }
         )
 
@@ -77,34 +96,48 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     return app
 
 
-async def _describe(tenant: TenantView, principal: Principal) -> dict[str, Any]:
-    name, model = principal.entitlement, principal.model
-    found: dict[str, Any] = {
-        "entitlement": name,
-        "tenant": principal.tenant,
-        "model": model,
-        "managed": model is not None and tenant.managed(model),
-        "refused": await all_refusals(tenant.peers, refusals(tenant.metrics, name), name),
-    }
-    if principal.limits:
-        found["limits"] = await tenant.limits(principal.limits)
-    terms = tenant.terms(name)
-    shape = None if model is None else tenant.shapes.get(model)
-    if model is None or terms is None or shape is None:
-        return found
-    fields = fields_from(terms, shape)
-    for known in ("name", "tenant", "model"):
-        fields.pop(known, None)
-    found["terms"] = fields
-    if terms.slo_ms:
-        board = Attainment(tenant.metrics, tenant.peers)
-        found["slo"] = (await board.of({name: terms.slo_ms}))[name]
-    if not found["managed"]:
-        return found
-    for account in await tenant.view(model, [name]):
-        found["state"] = account.state
-        found["usage"] = _usage(account, shape)
-    return found
+async def _described(tenant: TenantView, opened: Sequence[Principal]) -> list[dict[str, Any]]:
+    """Each entitlement, with one question a store and model, and one of a kind to the replicas."""
+    names = [principal.entitlement for principal in opened]
+    refused = await all_counts(tenant.peers, REFUSED, refusals(tenant.metrics, names))
+    distinct = {limit.id: limit for principal in opened for limit in principal.limits}
+    shown = await tenant.limits(list(distinct.values()))
+    limits = dict(zip(distinct, shown, strict=True))
+    terms = {name: tenant.terms(name) for name in names}
+    targets = {name: found.slo_ms for name, found in terms.items() if found and found.slo_ms}
+    kept = await Attainment(tenant.metrics, tenant.peers).of(targets)
+    of_model: dict[str, list[str]] = {}
+    for principal in opened:
+        model = principal.model
+        if model is not None and model in tenant.shapes and tenant.managed(model):
+            of_model.setdefault(model, []).append(principal.entitlement)
+    views = await asyncio.gather(*(tenant.view(model, of_model[model]) for model in of_model))
+    accounts = {account.name: account for found in views for account in found}
+    described = []
+    for principal in opened:
+        name, model = principal.entitlement, principal.model
+        found: dict[str, Any] = {
+            "entitlement": name,
+            "tenant": principal.tenant,
+            "model": model,
+            "managed": model is not None and tenant.managed(model),
+            "refused": refused[name],
+        }
+        if principal.limits:
+            found["limits"] = [limits[limit.id] for limit in principal.limits]
+        shape = None if model is None else tenant.shapes.get(model)
+        stated = terms[name]
+        if stated is not None and shape is not None:
+            fields = fields_from(stated, shape)
+            of_key = ("name", "tenant", "model")
+            found["terms"] = {field: v for field, v in fields.items() if field not in of_key}
+            if name in kept:
+                found["slo"] = kept[name]
+            if (account := accounts.get(name)) is not None:
+                found["state"] = account.state
+                found["usage"] = _usage(account, shape)
+        described.append(found)
+    return described
 
 
 def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
@@ -122,10 +155,10 @@ def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def refusals(metrics: Metrics, name: str) -> dict[str, int]:
-    """Refusals of an entitlement by reason, counted by this replica since its start."""
-    return {
-        reason: int(count)
-        for (entitlement, decision, reason), count in metrics.admission.values.items()
-        if entitlement == name and decision == "denied"
-    }
+def refusals(metrics: Metrics, names: Collection[str]) -> Counts:
+    """Refusals of entitlements by reason, counted by this replica since its start."""
+    found: Counts = {name: {} for name in names}
+    for (entitlement, decision, reason), count in metrics.admission.values.items():
+        if decision == "denied" and entitlement in found:
+            found[entitlement][reason] = int(count)
+    return found

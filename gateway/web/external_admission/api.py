@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from gateway.errors import TooLarge
 from gateway.policy.admission.denials import limit_lines
-from gateway.policy.admission.external_admission import ExternalRequest, UsageReport
+from gateway.policy.admission.external_admission import ExternalRequest, Reporter, UsageReport
 from gateway.policy.entitlements.entitlement import key_name
 from gateway.policy.request.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.policy.request.head import MAX_REQUEST_ID, read_head
@@ -121,7 +121,8 @@ def admission_router(
         principal = await authenticate(read_head(request.scope["headers"]))
         body = await _read(request, _usage)
         report = UsageReport(**msgspec.structs.asdict(body))
-        return _answer(await settle_anywhere(others, service.settle, principal, report))
+        reporter = Reporter(tenant=principal.tenant, trusted=principal.trusted_usage)
+        return _answer(await settle_anywhere(others, service.settle, report, reporter))
 
     return app
 

@@ -8,7 +8,7 @@ is the service. Rules:
   repeated report gets the same settlement.
 - A lease without a report in time is charged its estimate. Every lease is charged at least what
   its slots produce in the time that it held them.
-- The number of held leases is bounded: in total, per entitlement and, beyond reserved baselines,
+- The number of held leases is bounded: in total, per tenant and, beyond reserved baselines,
   per pool.
 - A lease that must give way to a protected request ends at once and is charged its estimate.
 - Reports may not exceed the pool's window. They teach estimates only where the entitlement has
@@ -28,6 +28,7 @@ from gateway.policy.admission.external_admission import (
     ExternalGrant,
     ExternalLease,
     ExternalRequest,
+    Reporter,
     Settled,
     UsageReport,
     estimated_usage,
@@ -109,10 +110,9 @@ class AdmissionService:
         served: ModelRuntime | None = None
         estimate: LengthEstimate | None = None
         lease: Lease | None = None
-        place = principal.owner
         if self._draining():
             raise shutting_down()
-        self._places.take(place)
+        self._places.take(principal.tenant)
         try:
             served = stage_estimate.find_model(self._models, request.model)
             principal = stage_authenticate.entitled(
@@ -136,12 +136,11 @@ class AdmissionService:
             raise
         finally:
             if lease is None:
-                self._places.free(place)
+                self._places.free(principal.tenant)
         self._held[lease_id] = ExternalLease(
             lease=lease,
             served=served,
             principal=principal,
-            place=place,
             slots_of=slots_of,
             estimate=estimate,
             request=request,
@@ -185,7 +184,7 @@ class AdmissionService:
         if (open_lease := self._held.get(lease_id)) is not None:
             self._end(open_lease, "evicted", estimated_usage(open_lease))
 
-    def settle(self, principal: Principal, report: UsageReport) -> Settled:
+    def settle(self, report: UsageReport, reporter: Reporter) -> Settled:
         """Charge the reported usage and release the lease; an ended lease returns its settlement.
 
         Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
@@ -193,10 +192,10 @@ class AdmissionService:
         """
         self.sweep()
         known = self._settled.get(report.lease_id)
-        if known is not None and known[0] == principal.tenant:
+        if known is not None and known[0] == reporter.tenant:
             return known[1]
         open_lease = self._held.get(report.lease_id)
-        if open_lease is None or open_lease.principal.tenant != principal.tenant:
+        if open_lease is None or open_lease.principal.tenant != reporter.tenant:
             raise NotFound(
                 f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
                 "gave it.",
@@ -205,7 +204,7 @@ class AdmissionService:
             )
         usage = usage_of(report, open_lease)
         settled = self._end(open_lease, report.status, usage, report.latency_s)
-        if principal.trusted_usage and open_lease.principal.trusted_usage:
+        if reporter.trusted and open_lease.principal.trusted_usage:
             lesson = lesson_of(report, usage, open_lease)
             if lesson is not None:
                 open_lease.served.estimator.learn(lesson)
@@ -250,7 +249,7 @@ class AdmissionService:
         """
         lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
-        self._places.free(open_lease.place)
+        self._places.free(open_lease.principal.tenant)
         if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
             self._places.free_slots(lease, open_lease.slots_of)
         held_s = self._clock() - open_lease.received_s

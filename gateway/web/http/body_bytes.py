@@ -4,9 +4,9 @@ One bound holds for all of them together:
 
 - Unfinished requests without a known key may hold an eighth, as far as that is free. Past it, the
   connections that hold most are dropped, so a few large senders cannot keep out many small ones.
-- Requests with a known key, from announcement to answer: an entitlement may hold as much as is
-  still free. One entitlement gets at most half of the whole, two get a third each, so there is
-  always room for another. The first request of an entitlement only has to fit.
+- Requests with a known key, from announcement to answer: a tenant may hold as much as is still
+  free, over all of its entitlements. One tenant gets at most half of the whole, two get a third
+  each, so there is always room for another. The first request of a tenant only has to fit.
 """
 
 from collections.abc import Hashable
@@ -32,7 +32,7 @@ class Holder(Hashable, Protocol):
 
 
 class BodyBytes:
-    """Bytes held, by connection (without a known key) or by entitlement."""
+    """Bytes held, by connection (without a known key) or by tenant."""
 
     def __init__(
         self, most_bytes: int = MAX_BYTES, *, most_unproven_bytes: int = MAX_UNPROVEN_BYTES
@@ -62,7 +62,7 @@ class BodyBytes:
             each.drop()
 
     def take(self, owner: str, size: int) -> None:
-        """Add `size` bytes to the entitlement `owner`; a negative `size` gives bytes back.
+        """Add `size` bytes to the tenant `owner`; a negative `size` gives bytes back.
 
         Raises Refusal, with nothing taken, if its share is exceeded.
         """
@@ -93,7 +93,7 @@ class BodyBytes:
 
 
 class Share:
-    """The part of an entitlement's bytes that one request takes."""
+    """The part of a tenant's bytes that one request takes."""
 
     __slots__ = ("_bodies", "_owner", "_size")
 

@@ -293,9 +293,9 @@ class DataPlane:
             return False
 
     def share(self, head: RequestHead) -> Share:
-        """The share that counts this request's body, for the entitlement of its key."""
+        """The share that counts this request's body, for the tenant of its key."""
         try:
-            owner = self._pipeline.know(head).owner
+            owner = self._pipeline.know(head).tenant
         except Refusal:
             owner = ""
         return Share(self.bodies, owner)

@@ -80,7 +80,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append(f"{self.command} {self.path} {self.headers['authorization']}")
         self.rfile.read(int(self.headers.get("content-length", 0)))
-        status, content = self.server.answers[self.path.partition("?")[0]]
+        answers = self.server.answers
+        status, content = answers.get(self.path) or answers[self.path.partition("?")[0]]
         body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
@@ -167,7 +168,17 @@ def test_a_client_sees_its_own_limits_and_use(gateway: Gateway) -> None:
     assert "tenant acme tokens per day 18,592 50,000 anew at 2030-01-01T00:00:00Z" in rows
     assert "refused 4 tokens_per_second" in rows
     assert json.loads(gateway.run("me", "--json").stdout) == ME
-    assert gateway.asked[0] == "GET /v1/sluice/me Bearer mine"
+    assert gateway.asked[0] == "GET /v1/sluice/me?limit=1000 Bearer mine"
+
+
+def test_a_client_with_many_entitlements_sees_all_pages(gateway: Gateway) -> None:
+    own: dict[str, Any] = json.loads(json.dumps(ME["entitlements"]))[0]
+    first, last = ({**own, "entitlement": name} for name in ("chat", "code"))
+    pages = ({**ME, "entitlements": [one], "next": then} for one, then in
+             ((first, "chat"), (last, None)))  # fmt: skip
+    query = "/v1/sluice/me?limit=1000"
+    gateway.answers[query], gateway.answers[f"{query}&after=chat"] = ((200, page) for page in pages)
+    assert json.loads(gateway.run("me", "--json").stdout)["entitlements"] == [first, last]
 
 
 def test_a_wrong_key_is_told_which_one_is_meant(gateway: Gateway) -> None:

@@ -11,6 +11,7 @@ import respx
 
 from gateway.adapters.replicas import calls as replica_calls
 from gateway.adapters.replicas.calls import MAX_CONCURRENT, PATH, Address, ReplicaCalls
+from gateway.errors import Unavailable
 
 ONE = Address("http://one:1", "t1")
 TWO = Address("http://two:2", "t2")
@@ -55,6 +56,29 @@ async def test_whoever_has_no_answer_is_left_out(
 
 
 @respx.mock
+async def test_only_the_word_of_every_replica_makes_something_unknown(calls: ReplicaCalls) -> None:
+    one, two = (respx.post(address.url + PATH + "usage") for address in (ONE, TWO))
+    one.respond(204)
+    two.respond(204)
+    assert await calls.search("usage", b"?") == []
+    two.respond(200, content=b"here")
+    assert await calls.search("usage", b"?") == [b"here"]
+    for wrong in (
+        httpx.Response(400),
+        httpx.Response(413),
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("silent"),
+    ):
+        one.mock(side_effect=[wrong] * 2)
+        assert await calls.search("usage", b"?") == [b"here"]
+        two.respond(204)
+        with pytest.raises(Unavailable) as refused:
+            await calls.search("usage", b"?")
+        assert (refused.value.reason, refused.value.status) == ("replica_silent", 503)
+        two.respond(200, content=b"here")
+
+
+@respx.mock
 async def test_nobody_is_waited_for_longer_than_the_limit(
     calls: ReplicaCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,9 +111,9 @@ def test_what_this_replica_says() -> None:
     calls.on("length", length)
     assert calls.answer("length", b"four") == b"4"
     assert calls.answer("length", b"") is None
-    for question in (b"?", b"!"):
-        assert calls.answer("length", question) is None, "of another version"
-    assert calls.answer("unknown", b"four") is None
+    for topic, question in (("length", b"?"), ("length", b"!"), ("unknown", b"four")):
+        with pytest.raises((KeyError, ValueError, msgspec.MsgspecError)):
+            calls.answer(topic, question)  # of another version
     assert calls.knows(calls.token)
     assert not any(map(calls.knows, ("", "x", ReplicaCalls(list).token, "\u00e9")))
 

@@ -15,7 +15,7 @@ from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.records.request import Principal, RequestHead
 from gateway.web.control import admin_workers
 from gateway.web.control.app import control_app
-from gateway.web.control.peers import _ReplicaLoad
+from gateway.web.control.peers import NoPeers, _ReplicaLoad
 from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control, NewWorker
 from gateway.web.metrics.page import MetricsPage
@@ -41,7 +41,7 @@ class Service:
         return int(worker == "short-1")
 
 
-class OnePeer:
+class OnePeer(NoPeers):
     """Another replica, with so many sequences at a worker."""
 
     def __init__(self) -> None:

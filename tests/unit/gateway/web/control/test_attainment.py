@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from gateway.metrics import Metrics
 from gateway.web.control.attainment import Attainment
+from gateway.web.control.peers import NoPeers
 
 
-class Others:
+class Others(NoPeers):
     """Other replicas: two of this one's kind, and one that answers in another format."""
 
     def __init__(self) -> None:

@@ -1,22 +1,22 @@
 """What the control plane asks other replicas, over peers that answer at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.errors import BadRequest, NotFound
-from gateway.policy.admission.external_admission import Settled, UsageReport
-from gateway.records.request import Principal
+from gateway.policy.admission.external_admission import Reporter, Settled, UsageReport
 from gateway.web.control import peers as module
 from gateway.web.control.peers import (
+    Counts,
     NoPeers,
     add_load,
-    all_refusals,
+    all_counts,
+    answer_counts,
     answer_decisions,
     answer_load,
-    answer_refusals,
     answer_usage,
     find_decision,
     newest,
@@ -24,7 +24,7 @@ from gateway.web.control.peers import (
 )
 from tests.builders import served_model
 
-WHO = Principal(entitlement="e", tenant="t")
+WHO = Reporter(tenant="t", trusted=True)
 REPORT = UsageReport(lease_id="a", prompt_tokens=7)
 DONE = Settled(
     lease_id="a",
@@ -36,7 +36,7 @@ DONE = Settled(
 )
 
 
-class Others:
+class Others(NoPeers):
     """Other replicas, as one answers them."""
 
     def __init__(self, count: int = 1) -> None:
@@ -46,6 +46,9 @@ class Others:
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         answers = [self.topics[topic](payload) for _ in range(self.count)]
         return [answer for answer in answers if answer is not None]
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        return await self.ask(topic, payload)
 
     def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
         self.topics[topic] = respond
@@ -65,16 +68,16 @@ class Made(msgspec.Struct):
     time_unix_s: float
 
 
-def known(who: Principal, report: UsageReport) -> Settled:
-    assert (who, report) == (WHO, REPORT)
+def known(report: UsageReport, reporter: Reporter) -> Settled:
+    assert (reporter, report) == (WHO, REPORT)
     return DONE
 
 
-def unknown(_who: Principal, _report: UsageReport) -> Settled:
+def unknown(_report: UsageReport, _reporter: Reporter) -> Settled:
     raise NotFound("unknown", reason="lease_not_found")
 
 
-def implausible(_who: Principal, _report: UsageReport) -> Settled:
+def implausible(_report: UsageReport, _reporter: Reporter) -> Settled:
     raise BadRequest("more than the window", reason="implausible", code="c", param="p")
 
 
@@ -132,19 +135,28 @@ async def test_load_is_added_up_by_worker_whatever_their_order() -> None:
     assert [worker["reserved_tokens"] for worker in pool["workers"]] == [1900, 0, 0]
 
 
-async def test_refusals_are_added_up() -> None:
+async def test_counts_are_added_up_for_all_names_by_one_question() -> None:
     others = Odd(2)
-    answer_refusals(others, lambda name: {"tokens": 2} if name == "e" else {})
-    own = {"tokens": 1, "kv": 1}
-    assert await all_refusals(others, own, "e") == {"tokens": 5, "kv": 1}
-    assert await all_refusals(others, own, "f") == own
+    asked = []
+
+    def counts(names: Collection[str]) -> Counts:
+        asked.append(list(names))
+        return {name: {"tokens": 2} if name == "e" else {} for name in names}
+
+    answer_counts(others, "refused", counts)
+    own = {"e": {"tokens": 1, "kv": 1}, "f": {"kv": 1}}
+    found = await all_counts(others, "refused", own)
+    assert found == {"e": {"tokens": 5, "kv": 1}, "f": {"kv": 1}}
+    assert asked == [["e", "f"]] * 2
+    assert await all_counts(others, "refused", {}) == {}
+    assert len(asked) == 2
 
 
 async def test_usage_is_settled_by_whoever_holds_the_lease() -> None:
     others = Odd()
     answer_usage(others, known)
-    assert await settle_anywhere(others, unknown, WHO, REPORT) == DONE
-    assert await settle_anywhere(NoPeers(), lambda *_: DONE, WHO, REPORT) == DONE
+    assert await settle_anywhere(others, unknown, REPORT, WHO) == DONE
+    assert await settle_anywhere(NoPeers(), lambda *_: DONE, REPORT, WHO) == DONE
 
 
 async def test_usage_of_a_lease_that_nobody_holds_is_not_found() -> None:
@@ -152,14 +164,14 @@ async def test_usage_of_a_lease_that_nobody_holds_is_not_found() -> None:
     answer_usage(others, unknown)
     for peers in (others, NoPeers()):
         with pytest.raises(NotFound):
-            await settle_anywhere(peers, unknown, WHO, REPORT)
+            await settle_anywhere(peers, unknown, REPORT, WHO)
 
 
 async def test_a_report_that_the_holder_refuses_is_refused_alike() -> None:
     others = Others()
     answer_usage(others, implausible)
     with pytest.raises(BadRequest) as refused:
-        await settle_anywhere(others, unknown, WHO, REPORT)
+        await settle_anywhere(others, unknown, REPORT, WHO)
     error = refused.value
     assert (error.message, error.reason, error.code, error.param) == (
         "more than the window",

@@ -9,15 +9,17 @@ import pytest
 from fastapi import FastAPI, Response
 
 from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.errors import NotFound, Unauthorized
+from gateway.errors import BadRequest, NotFound, Unauthorized
 from gateway.metrics import Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import ModelShape
 from gateway.policy.request.head import digest_of
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.ports import AccountView
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
+from gateway.web.control.peers import NoPeers
 from gateway.web.control.tenant_api import TenantView, tenant_router
 from tests.builders import ask, served_model
 from tests.fakes import FakeClock
@@ -33,12 +35,36 @@ ACME = Entitlement(
     tokens_per_s=100.0,
     kv_bytes=1 << 30,
 )
+WHOLE = Limit(id="tenant:acme:tokens:day", scope="tenant", name="acme", unit="tokens", amount=9)
 RIVAL = msgspec.structs.replace(ACME, name="rival-prod", tenant="rival", tokens_per_s=7_777.0)
 OWNERS = {
     digest_of(b"sk-acme"): Principal(entitlement="acme-prod", tenant="acme", model="m"),
     digest_of(b"sk-plain"): Principal(entitlement="plain", tenant="acme", model="bare"),
+    digest_of(b"sk-both"): Principal(
+        entitlement="",
+        tenant="acme",
+        key="both",
+        choices={
+            model: tuple(
+                Principal(entitlement=f"{model}-{n}", tenant="acme", model=model, limits=(WHOLE,))
+                for n in range(40)
+            )
+            for model in ("m", "bare")
+        },
+    ),
     b"": Principal(entitlement="open", tenant="open"),
 }
+
+
+class Peers(NoPeers):
+    """Other replicas, which were asked these topics."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        self.asked.append(topic)
+        return []
 
 
 class Bench:
@@ -53,6 +79,9 @@ class Bench:
         self.store = MemoryLeases(
             {"m": served_model()}, self.clock, {"m": self.book}, wall_clock=self.clock
         )
+        self.peers = Peers()
+        self.limits_read = 0
+        self.viewed: list[tuple[str, int]] = []
         self.decisions = {("r-1", "acme"): b'{"request_id":"r-1"}'}
         self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
         shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
@@ -66,8 +95,9 @@ class Bench:
                 TenantView(
                     authenticate=self._authenticate,
                     terms=self.terms.get,
-                    view=self.store.view,
+                    view=self._view,
                     limits=self._limits,
+                    peers=self.peers,
                     managed=lambda model: model == "m",
                     shapes=self.shapes,
                     metrics=self.metrics,
@@ -78,7 +108,12 @@ class Bench:
         self._transport = httpx.ASGITransport(app=app)
 
     async def _limits(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
+        self.limits_read += 1
         return [{"id": limit.id} for limit in limits]
+
+    async def _view(self, model: str, names: Sequence[str]) -> list[AccountView]:
+        self.viewed.append((model, len(names)))
+        return await self.store.view(model, names)
 
     async def decision(self, request_id: str, key: str) -> httpx.Response:
         """The answer of a look-up."""
@@ -87,11 +122,11 @@ class Bench:
                 f"/v1/sluice/decisions/{request_id}", headers={"authorization": f"Bearer {key}"}
             )
 
-    async def me(self, key: str = "sk-acme") -> dict[str, Any]:
+    async def me(self, key: str = "sk-acme", query: str = "") -> dict[str, Any]:
         """The answer for a key."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with httpx.AsyncClient(transport=self._transport, base_url="http://g") as client:
-            answer = await client.get("/v1/sluice/me", headers=headers)
+            answer = await client.get("/v1/sluice/me" + query, headers=headers)
         assert answer.status_code == 200
         found: dict[str, Any] = answer.json()
         return found
@@ -180,6 +215,44 @@ async def test_attainment_is_told_where_a_target_is_stated() -> None:
     }
     bench.terms["acme-prod"] = msgspec.structs.replace(ACME, slo_ms=0)
     assert "slo" not in await bench.me()
+
+
+async def test_a_key_of_many_entitlements_asks_each_store_and_the_replicas_once() -> None:
+    bench = Bench()
+    for model in ("m", "bare"):
+        for n in range(40):
+            name = f"{model}-{n}"
+            terms = msgspec.structs.replace(ACME, name=name, model=model)
+            bench.terms[name] = terms
+            if model == "m":
+                bench.book.define(terms)
+    found = await bench.me("sk-both")
+    rows = found["entitlements"]
+    assert [row["entitlement"] for row in rows] == [
+        f"{model}-{n}" for model in ("m", "bare") for n in range(40)
+    ]
+    assert all(row["limits"] == [{"id": WHOLE.id}] for row in rows)
+    assert [row["state"] for row in rows[:40]] == ["bound"] * 40
+    assert not any("usage" in row for row in rows[40:])
+    assert bench.viewed == [("m", 40)]
+    assert sorted(bench.peers.asked) == ["refused", "slo"]
+    assert bench.limits_read == 1
+
+
+async def test_a_key_of_many_entitlements_is_told_page_by_page() -> None:
+    bench = Bench()
+    whole = await bench.me("sk-both")
+    seen, after = [], ""
+    while True:
+        page = await bench.me("sk-both", f"?limit=30{after}")
+        seen += page["entitlements"]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert seen == whole["entitlements"]
+    assert whole["next"] is None
+    with pytest.raises(BadRequest):
+        await bench.me("sk-both", "?after=gone")
 
 
 async def test_nothing_of_other_tenants_is_told() -> None:

@@ -746,12 +746,14 @@ async def test_at_shutdown_what_is_held_is_settled(bench: Bench) -> None:
     assert [r.outcome for r in bench.sink.records] == ["expired", "expired"]
 
 
-async def test_one_entitlement_can_hold_so_many_and_no_more(
+async def test_one_tenant_can_hold_so_many_and_no_more_with_all_of_its_entitlements(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_slots, "MAX_HELD_EACH", 1)
     lease = (await bench.authorize()).json()["lease_id"]
-    assert error(await bench.authorize()) == (429, "rate_limit_exceeded", "too_many_leases")
+    for key in ("sk-acme", "sk-acme-test"):
+        refused = await bench.authorize({"authorization": f"Bearer {key}"})
+        assert error(refused) == (429, "rate_limit_exceeded", "too_many_leases")
     assert (await bench.authorize(OTHER)).status_code == 200
     await bench.usage(lease, prompt_tokens=1)
     assert (await bench.authorize()).status_code == 200

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import UpstreamBroken
+from gateway.errors import RateLimited, UpstreamBroken
 from gateway.policy.request.head import read_head
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT, MESSAGES
@@ -50,7 +50,7 @@ class FakePipeline:
 
     def know(self, head: RequestHead) -> Principal:
         """See Serve."""
-        return Principal(entitlement="e", tenant="t")
+        return Principal(entitlement=f"e-{head.entitlement}", tenant="t")
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
         """See Serve."""
@@ -434,3 +434,13 @@ async def test_the_watcher_ends_with_its_request() -> None:
     await Plane().ask(Client(part()))
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+def test_bodies_count_for_the_tenant_whichever_entitlement_they_are_of() -> None:
+    plane = Plane().app
+    shares = [plane.share(RequestHead(entitlement=name)) for name in "abcd"]
+    most = plane.bodies._most
+    shares[0].cover(most // 4)
+    shares[1].cover(most // 4)
+    with pytest.raises(RateLimited):
+        shares[2].cover(most // 4)
