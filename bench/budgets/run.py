@@ -1,21 +1,21 @@
 """`bench budgets`: what 400 clients on four replicas spend of a budget, and what budgets cost.
 
-Four stores, as four gateways have them, share a Redis of the bench's own. 100 clients of each ask,
-use up to twice what they reserved, and settle, until the budget refuses them; a part is refunded.
-Then one store admits and settles with a tenant's budget, a key's limits and an entitlement's
-budget, and without any, by turns: CPU of Redis and of this process by request, and of the
-embedded store.
+Four stores, as four gateways have them, share a Redis of the bench's own. The 400 clients are one
+tenant's: they teach the gateways' estimators short answers, and then all at once use up to their
+limit of each request, until a budget in tokens or in money refuses them; a part is refunded. Then
+one store admits and settles with a tenant's budget, a key's limits and an entitlement's budget, and
+without any, by turns: CPU of Redis and of this process by request, and of the embedded store.
 """
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+import orjson
 import uvloop
 from redis import Redis
 
@@ -24,19 +24,30 @@ from bench.common.report import Report, Row, at_most, equals
 from bench.scale.traffic import fleet_of
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.errors import RateLimited, StateFailure, Unavailable
+from gateway.errors import RateLimited, Unavailable
 from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.policy.prices import cost_nano, token_price
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate, Observation, Plan
+from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
+from gateway.records.request import Principal, RequestHead
+from gateway.stages import estimate as estimating
+from gateway.stages.admit import admit
 
-BUDGET: Final = 10_000_000
+BUDGET: Final = 1_000_000
+"""Tokens, or nano-units of money: at this price they are the same."""
 REPLICAS: Final = 4
 CLIENTS: Final = 400
-RESERVED: Final = 4_000
+SHORT: Final = 60
+"""Tokens of the answers that teach."""
+SHORT_TURNS: Final = 5
+LONG: Final = 8_000
+"""Limit of every answer (`max_tokens`)."""
 COUNTED: Final = 6_000
 """Requests of each round that is measured."""
 ROUNDS: Final = 15
@@ -44,15 +55,9 @@ ROUNDS: Final = 15
 _SEED: Final = 7
 _PATIENCE: Final = 100
 _PATIENCE_S: Final = 0.3
-_MONTH: Final = Limit(
-    id="tenant:t:tokens:month",
-    scope="tenant",
-    name="t",
-    unit="tokens",
-    amount=BUDGET,
-    window="month",
-    zone="Europe/Berlin",
-    warn=BUDGET * 8 // 10,
+_PRICE: Final = token_price(0.001, 0.001, None)
+_BODY: Final = orjson.dumps(
+    {"model": "m", "max_tokens": LONG, "messages": [{"role": "user", "content": "Go on, please."}]}
 )
 _LARGE: Final = 1 << 50
 LIMITS: Final = (
@@ -68,19 +73,22 @@ class Spending(NamedTuple):
     """What clients had of a budget."""
 
     used: int
-    most: int
-    """The highest level, reservations included."""
     counted: int
     reserved: int
     refused: int
+    expected: int
+    """Tokens that an estimator expected of a request once it was taught."""
+    most: int
+    """What a request can use at most."""
 
 
 def run() -> Report:
     """Both parts."""
     with RedisServer() as server, server.client() as client:
-        spent = uvloop.run(spend(server.url))
-        client.flushall()
-        rows = _spending_rows(spent)
+        rows: list[Row] = []
+        for unit in UNITS:
+            rows += _spending_rows(unit, uvloop.run(spend(server.url, unit)))
+            client.flushall()
         embedded = uvloop.run(_embedded_us())
         shared = uvloop.run(_shared_us(server.url, client))
     redis = [tuple(case[0] for case in each) for each in shared]
@@ -110,57 +118,108 @@ def _more_rows(name: str, rounds: Sequence[tuple[float, ...]]) -> list[Row]:
     ]
 
 
-def _spending_rows(spent: Spending) -> list[Row]:
+UNITS: Final[tuple[Literal["tokens", "money"], ...]] = ("tokens", "money")
+
+
+def _spending_rows(unit: str, spent: Spending) -> list[Row]:
     beyond = max(0, spent.counted - BUDGET)
     return [
-        Row(metric="budget, tokens", measured=BUDGET),
-        at_most("used beyond it, tokens", beyond, CLIENTS * RESERVED, "a reservation a client"),
-        at_most("reserved and used at once, at most", spent.most, BUDGET + CLIENTS * RESERVED),
-        equals("counted less used, tokens", spent.counted - spent.used, 0),
-        equals("reserved once all ended", spent.reserved, 0),
-        Row(metric="refused", measured=spent.refused),
+        Row(metric=f"budget of {unit}", measured=BUDGET),
+        Row(metric=f"{unit}: expected of a request by what was taught", measured=spent.expected),
+        at_most(f"{unit}: used beyond the budget", beyond, spent.most, "one request at its limit"),
+        equals(f"{unit}: counted less used", spent.counted - spent.used, 0),
+        equals(f"{unit}: reserved once all ended", spent.reserved, 0),
+        Row(metric=f"{unit}: refused", measured=spent.refused),
     ]
 
 
-async def spend(url: str) -> Spending:
-    """Have the clients spend the budget on a server."""
+async def spend(url: str, unit: Literal["tokens", "money"]) -> Spending:
+    """Have the clients spend a budget on a server."""
+    limit = Limit(
+        id=f"tenant:t:{unit}:month",
+        scope="tenant",
+        name="t",
+        unit=unit,
+        amount=BUDGET,
+        window="month",
+        zone="Europe/Berlin",
+        warn=BUDGET * 8 // 10,
+    )
     async with AsyncExitStack() as closing:
-        stores = [await closing.enter_async_context(_store(url, f"r{n}")) for n in range(REPLICAS)]
-        levels: list[int] = []
-        tasks = [_client(stores[n % REPLICAS], n) for n in range(CLIENTS)]
-        watching = asyncio.create_task(_watch(stores[0], levels))
+        gateways = [
+            _Gateway(await closing.enter_async_context(_store(url, f"r{n}")), limit)
+            for n in range(REPLICAS)
+        ]
+        taught = asyncio.Barrier(CLIENTS)
+        tasks = [_client(gateways[n % REPLICAS], n, taught) for n in range(CLIENTS)]
         found = await asyncio.gather(*tasks)
-        watching.cancel()
-        for store in stores:
-            await store.pools("m")  # what was posted before is done after it
-        view = await _view(stores[0])
+        for gateway in gateways:
+            await gateway.store.pools("m")  # what was posted before is done after it
+        view = await _view(gateways[0].store, limit)
         used, refused = sum(each[0] for each in found), sum(each[1] for each in found)
-        return Spending(used, max(levels), view.used, view.reserved, refused)
+        most = (gateways[0].estimate().most_input_tokens or 0) + LONG
+        return Spending(used, view.used, view.reserved, refused, found[0][2], most)
 
 
-async def _view(store: RedisLeases) -> LimitView:
+async def _view(store: RedisLeases, limit: Limit) -> LimitView:
     for _ in range(_PATIENCE):
         if store.up:
             break
         await asyncio.sleep(_PATIENCE_S)  # a busy machine
-    return (await store.levels([_MONTH]))[0]
+    return (await store.levels([limit]))[0]
 
 
-async def _watch(store: RedisLeases, levels: list[int]) -> None:
-    while True:
-        with contextlib.suppress(StateFailure):
-            levels.append((await store.levels([_MONTH]))[0].used)
-        await asyncio.sleep(0.01)
+class _Gateway:
+    """A store, and the stages that decide what is asked of it."""
+
+    def __init__(self, store: RedisLeases, limit: Limit) -> None:
+        self.store = store
+        self._served = fleet_of("least-loaded", 64)
+        self._served.price = _PRICE
+        self._principal = Principal(entitlement="e", tenant="t", limits=(limit,))
+        self._facts = estimating.read(CHAT, _BODY, RequestHead())
+
+    def estimate(self) -> LengthEstimate:
+        """Of any of the requests, which are all alike."""
+        return estimating.estimate(self._served, CHAT, self._facts, self._principal)
+
+    async def admit(self, lease_id: str) -> Lease:
+        """Admit one request. Raises Refusal."""
+        plan = Plan(pool=0, alternates=(), reason="bench")
+        return await admit(
+            self.store, self._served, self._principal, lease_id, self.estimate(), plan
+        )
+
+    def settle(self, lease: Lease, usage: Usage | None) -> None:
+        """End it, and learn from it."""
+        if usage is None:
+            self.store.settle(lease, Settlement(usage=None, dispatched=True))
+            return
+        money = cost_nano(_PRICE, usage.prompt_tokens, usage.completion_tokens)
+        self.store.settle(lease, Settlement(usage=usage, dispatched=True, money=money))
+        self._served.estimator.learn(
+            Observation(
+                endpoint=CHAT.name,
+                tenant="t",
+                measure=self._facts.measure,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                sequences=1,
+                output_censored=usage.completion_tokens == LONG,
+            )
+        )
 
 
-async def _client(store: RedisLeases, number: int) -> tuple[int, int]:
-    """Ask until the budget is used up; returns tokens used, and refusals."""
+async def _client(gateway: _Gateway, number: int, taught: asyncio.Barrier) -> tuple[int, int, int]:
+    """Ask until the budget is used up; returns tokens used, refusals, and what was taught."""
     rng = random.Random(_SEED * 10_000 + number)
-    used = turn = refused = 0
+    used = turn = refused = expected = 0
     while refused < 3:
-        turn += 1
+        if turn == SHORT_TURNS and not expected:
+            await taught.wait()
+            expected = gateway.estimate().cost_tokens
         try:
-            lease = await store.admit(_ask(f"c{number}.{turn}", (_MONTH,), RESERVED))
+            lease = await gateway.admit(f"c{number}.{turn}")
         except RateLimited as refusal:
             refused += 1 if refusal.reason == "budget" else 0
             await asyncio.sleep(0.02)
@@ -169,13 +228,14 @@ async def _client(store: RedisLeases, number: int) -> tuple[int, int]:
             await asyncio.sleep(_PATIENCE_S)
             continue
         await asyncio.sleep(rng.random() * 0.02)
+        turn += 1
         if rng.random() < 0.1:
-            store.settle(lease, Settlement(usage=None, dispatched=True))
+            gateway.settle(lease, None)
             continue
-        tokens = rng.randrange(2 * RESERVED)
-        store.settle(lease, _used(tokens))
-        used += tokens
-    return used, refused
+        answer = SHORT if turn <= SHORT_TURNS else rng.choice((LONG // 2, LONG))
+        gateway.settle(lease, Usage(prompt_tokens=10, completion_tokens=answer))
+        used += 10 + answer
+    return used, refused, expected
 
 
 def _ask(lease_id: str, limits: tuple[Limit, ...], tokens: int = 500) -> Ask:

@@ -31,6 +31,10 @@ class LengthEstimate(Record, frozen=True, kw_only=True):
     cost_tokens: int
     """L_cost = sum of prompts + sequences x L_out."""
     sequences: int
+    most_input_tokens: int | None = None
+    """Tokens of all prompts at most, whatever was learned; None where only the window tells."""
+    limit_tokens: int | None = None
+    """Limit of one answer that the engine gets: the client's own or the default; None for none."""
 
 
 class Plan(Record, frozen=True, kw_only=True):

@@ -26,6 +26,9 @@ class Ask(Record, frozen=True, kw_only=True):
     """Of the key, the entitlement and the tenant, over all models."""
     money: int = 0
     """Cost of `cost_tokens` in nano-units; 0 where no budget is in money."""
+    most_tokens: int = 0
+    """What it can use at most, whatever was learned; budgets reserve it. 0: `cost_tokens`."""
+    most_money: int = 0
 
 
 class Limits(Record, frozen=True, kw_only=True):

@@ -68,8 +68,11 @@ class Holding(Record, frozen=True, kw_only=False, array_like=True):
     id: str
     unit: LimitUnit
     slice_s: float
-    """Start of the part of the window that it is counted in; a later settlement corrects that."""
+    """Start of the part of the window in which its use will be counted."""
     amount: int
+    """Of a budget, the most that the request may use."""
+    expected: int = 0
+    """What a budget counts of a lease that expires."""
 
 
 class Spent(Record, frozen=True, kw_only=False, array_like=True):
@@ -80,9 +83,10 @@ class Spent(Record, frozen=True, kw_only=False, array_like=True):
 
 
 class LimitUse(Record, frozen=True, kw_only=False, array_like=True):
-    """A limit's level after a grant, reservations included."""
+    """What a grant is told of a limit."""
 
     level: int
+    """Used in its window with what this request is expected to use; of sequences, in flight."""
     amount: int
     """What may be used, with what an administrator added."""
     crossed: bool
@@ -102,4 +106,4 @@ class LimitView(Record, frozen=True, kw_only=True):
     resets_unix_s: float
     """When it is next counted from nothing, or, of the last days, when the oldest part ends."""
     total: int
-    """Since the beginning."""
+    """Since the beginning, reservations included."""

@@ -27,13 +27,17 @@ async def admit(
 ) -> Lease:
     """Take the request's one lease. Raises Refusal.
 
-    Reserved is the careful estimate. What would be refused for ever by that alone is asked for
-    once more by the lowest count that is plausible: its bucket pays what it turns out to use.
+    Reserved is the careful estimate, and of budgets all that the request may use at most: what was
+    learned of a tenant never decides how far a tenant passes a hard limit. What would be refused
+    for ever by the estimate alone is asked for once more by the lowest count that is plausible:
+    its bucket pays what it turns out to use.
     """
     cost_tokens = estimate.cost_tokens
     window_tokens = served.routing.pools[-1].window_tokens
     if estimate.sequences == 1 and cost_tokens > window_tokens:
         cost_tokens = window_tokens  # no engine can use more for one sequence
+    most_tokens = _most_tokens(estimate, window_tokens) if principal.limits else 0
+    priced = any(limit.unit == "money" for limit in principal.limits)
     ask = Ask(
         lease_id=lease_id,
         model=served.name,
@@ -45,7 +49,9 @@ async def admit(
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,
         limits=principal.limits,
-        money=_cost(served, principal, estimate, cost_tokens) if principal.limits else 0,
+        money=_cost(served, estimate, cost_tokens) if priced else 0,
+        most_tokens=most_tokens,
+        most_money=_most_cost(served, estimate, most_tokens) if priced else 0,
     )
     try:
         return await store.admit(ask)
@@ -54,20 +60,42 @@ async def admit(
         if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
             raise
     kv_bytes = lowest * served.admission.kv_bytes_per_token
-    money = ask.money and _cost(served, principal, estimate, lowest)
+    money = ask.money and _cost(served, estimate, lowest)
     return await store.admit(
         msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes, money=money)
     )
 
 
-def _cost(
-    served: ModelRuntime, principal: Principal, estimate: LengthEstimate, cost_tokens: int
-) -> int:
-    """What a budget in money reserves for so many tokens, none of them cached."""
-    if served.price is None or not any(limit.unit == "money" for limit in principal.limits):
-        return 0
+def _most_tokens(estimate: LengthEstimate, window_tokens: int) -> int:
+    """What the request may use at most: its prompts' bytes and its limit, or whole windows."""
+    windows = estimate.sequences * window_tokens
+    if estimate.most_input_tokens is None or estimate.limit_tokens is None:
+        return windows
+    return min(windows, estimate.most_input_tokens + estimate.sequences * estimate.limit_tokens)
+
+
+def _cost(served: ModelRuntime, estimate: LengthEstimate, cost_tokens: int) -> int:
+    """What so many tokens are expected to cost, none of them cached.
+
+    Nobody knows what time at workers will cost; but it is not nothing, which always fits.
+    """
+    if served.price is None:
+        return int(served.by_hour)
     prompt_tokens = min(estimate.input_tokens_total, cost_tokens)
     return cost_nano(served.price, prompt_tokens, cost_tokens - prompt_tokens)
+
+
+def _most_cost(served: ModelRuntime, estimate: LengthEstimate, most_tokens: int) -> int:
+    """What so many tokens cost at most, however many of them are the answer's."""
+    if served.price is None:
+        return 0
+    answer_tokens = most_tokens
+    if estimate.limit_tokens is not None:
+        answer_tokens = min(most_tokens, estimate.sequences * estimate.limit_tokens)
+    return max(
+        cost_nano(served.price, most_tokens, 0),
+        cost_nano(served.price, most_tokens - answer_tokens, answer_tokens),
+    )
 
 
 def lowest_cost_tokens(estimate: LengthEstimate) -> int:

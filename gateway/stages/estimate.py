@@ -137,4 +137,6 @@ def estimate(
     found = served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
     if endpoint.computes:
         return found
-    return msgspec.structs.replace(found, input_tokens_lowest=0, cost_tokens=0)
+    return msgspec.structs.replace(
+        found, input_tokens_lowest=0, cost_tokens=0, most_input_tokens=0, limit_tokens=0
+    )

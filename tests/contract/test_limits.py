@@ -249,20 +249,63 @@ async def test_an_expired_lease_is_charged_until_its_usage_comes(opener: Opener)
         await opened.close()
 
 
-async def test_a_stream_that_outgrows_its_reservation_is_counted_as_it_runs(
-    opener: Opener,
+@pytest.mark.parametrize("unit", ["tokens", "money"])
+async def test_who_teaches_short_answers_passes_a_budget_by_less_than_one_request(
+    opener: Opener, unit: Any
 ) -> None:
     opened = await opener(TERMS, [entitled("e")])
-    cost = like(MONTH, id="tenant:t:money:month", unit="money", amount=10**9, warn=0)
+    budget = like(MONTH, id=f"tenant:t:{unit}:month", unit=unit, amount=50_000, warn=0)
+    asked = {"tokens": 60, "money": 60, "most_tokens": 8_000, "most_money": 8_000}
+    spent = 0
     try:
-        lease = await take(opened, "a", MONTH, cost, tokens=100, money=5_000)
-        opened.store.resize(lease, 300, 0)
-        assert (await seen(opened, MONTH)).used == 300
-        assert (await seen(opened, cost)).used == 15_000
-        opened.store.settle(lease, used(310, 1_234))
-        view = await seen(opened, MONTH)
-        assert (view.used, view.reserved, view.total) == (310, 0, 310)
-        assert ((view := await seen(opened, cost)).used, view.reserved) == (1_234, 0)
+        for round_number in range(20):
+            found = await asyncio.gather(
+                *(take(opened, f"{round_number}.{n}", budget, **asked) for n in range(200)),
+                return_exceptions=True,
+            )
+            leases = [each for each in found if isinstance(each, Lease)]
+            assert spent + 8_000 * len(leases) < 50_000 + 8_000
+            refused = [each for each in found if isinstance(each, RateLimited)]
+            assert len(leases) + len(refused) == 200
+            reason = "budget_reserved" if spent + 60 <= 50_000 else "budget"
+            assert {each.reason for each in refused} == {reason}
+            for number, lease in enumerate(leases):
+                took = 30 if number % 2 else 8_000
+                opened.store.settle(lease, used(took, took))
+                spent += took
+            view = await seen(opened, budget)
+            assert (view.used, view.reserved, view.total) == (spent, 0, spent)
+        assert 50_000 - 60 < spent < 58_000
+    finally:
+        await opened.close()
+
+
+async def test_what_costs_nothing_is_not_refused_for_money(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    money = like(MONTH, id="tenant:t:money:month", unit="money", amount=100, warn=0)
+    try:
+        opened.store.settle(await take(opened, "a", money, money=90), used(1, 200))
+        assert (await refusal(opened, "b", money, money=1)).reason == "budget"
+        await take(opened, "free", money)
+    finally:
+        await opened.close()
+
+
+async def test_a_new_windows_used_up_budget_is_used_up_whatever_still_runs(opener: Opener) -> None:
+    opened = await opener(TERMS, [entitled("e")])
+    day = like(MONTH, id="tenant:t:tokens:day", window="day", amount=1_000, warn=0)
+    try:
+        running = await take(opened, "old", day, tokens=900)
+        opened.at(NOW_S + 86_400 - 10)
+        await opened.store.renew()
+        opened.at(NOW_S + 86_400)
+        await opened.store.renew()
+        opened.store.settle(await take(opened, "new", day), used(1_000))
+        found = await refusal(opened, "b", day)
+        assert isinstance(found, QuotaExceeded)
+        assert found.should_retry is False
+        opened.store.settle(running, used(850))
+        assert (await seen(opened, day)).used == 1_000, "the old one counts in its own day"
     finally:
         await opened.close()
 
@@ -292,8 +335,9 @@ async def test_the_first_request_to_reach_warn_at_tells_so_once(opener: Opener) 
     store.on_warning = lambda limit, use: heard.append((limit.id, use.level))
     try:
         for number in range(9):
-            lease = await take(opened, f"l{number}", MONTH, tokens=1_000)
+            lease = await take(opened, f"l{number}", MONTH, tokens=1_000, most_tokens=2_000)
             assert (lease.uses[0].level >= MONTH.warn) == (number >= 7)
+            opened.store.settle(lease, used(1_000))
         assert heard == [(MONTH.id, 8_000)]
     finally:
         await opened.close()
@@ -307,7 +351,7 @@ async def test_an_administrator_adds_to_a_budget_for_its_window_alone(opener: Op
         opened.store.settle(await take(opened, "a", day), used(100))
         assert (await refusal(opened, "b", day)).reason == "budget"
         assert (await store.add(day, 500)).added == 500
-        await take(opened, "b", day, tokens=500)
+        opened.store.settle(await take(opened, "b", day, tokens=500), used(500))
         assert (await store.add(day, -100)).added == 400
         opened.at(NOW_S + 86_400)
         view = await seen(opened, day)
@@ -333,7 +377,7 @@ async def test_what_a_wrong_clock_counted_ahead_counts_in_the_current_window(
         if opened.starts_again:
             await opened.start_again(TERMS, [entitled("e")])
         assert (await seen(opened, budget)).used == 7_600
-        lease = await take(opened, "d", budget, tokens=400)
+        lease = await take(opened, "d", budget, tokens=500)
         assert lease.uses[0].crossed
         opened.store.settle(running, used(90))
         opened.store.settle(lease, used(400))
@@ -390,16 +434,16 @@ async def test_a_turn_of_the_day_loses_and_doubles_nothing(
                 turns += today not in counted
                 asked = [take(opened, f"l{now_s}.{n}", day, tokens=50) for n in range(5)]
                 running += [(today, lease) for lease in await asyncio.gather(*asked)]
-                counted[today] = counted.get(today, 0) + 5 * 50
+                counted.setdefault(today, 0)
                 while len(running) > 20 or (step == 29 and running):
                     began, lease = running.pop(0)
                     tokens = len(running) * 7 % 90
                     opened.store.settle(lease, used(tokens) if tokens % 11 else REFUND)
-                    counted[began] += (tokens if tokens % 11 else 0) - 50
+                    counted[began] += tokens if tokens % 11 else 0
                 view = await seen(opened, day)
-                assert view.used == counted[today]
-                assert view.reserved == 50 * len(running)
-                assert view.total == sum(counted.values())
+                assert view.reserved == 50 * len(running), "of yesterday's requests, too"
+                assert view.used == counted[today] + view.reserved
+                assert view.total == sum(counted.values()) + view.reserved
                 ends = datetime.fromtimestamp(view.resets_unix_s, zone)
                 assert (
                     ends.hour,
@@ -432,16 +476,16 @@ def test_after_any_history_exactly_what_was_used_is_counted(
                     spent += tokens or 0
                     continue
                 try:
-                    lease = await take(opened, f"l{number}", *limits, tokens=800)
+                    most = {"tokens": 800, "most_tokens": 2_500}
+                    lease = await take(opened, f"l{number}", *limits, **most)
                 except RateLimited:
-                    assert spent + 800 * len(open_leases) + 800 > 10_000 or len(open_leases) == 4
+                    assert spent + 2_500 * len(open_leases) + 800 > 10_000 or len(open_leases) == 4
                 else:
                     open_leases.append(lease)
             view = await seen(opened, MONTH)
-            assert (view.used, view.reserved) == (
-                spent + 800 * len(open_leases),
-                800 * len(open_leases),
-            )
+            reserved = 2_500 * len(open_leases)
+            assert (view.used, view.reserved) == (spent + reserved, reserved)
+            assert spent < 10_000 + 2_500
         finally:
             await opened.close()
 

@@ -367,7 +367,9 @@ def some_step(pair: Pair, pick: Pick) -> None:
                 sequences=pick((1, 1, 1, 2, 3)),
                 owner=pick(("x", "y")),
                 limits=pick(((),) * 4 + (LIMITS, LIMITS[:2], LIMITS[2:], LIMITS[3:])),
-                money=pick((10, 700)),
+                money=pick((0, 10, 700)),
+                most_tokens=pick((0, 0, 600)),
+                most_money=pick((0, 900)),
             )
             pair.admit(request, observe=pick((False,) * 9 + (True,)))
         case "settle":
@@ -497,7 +499,7 @@ def test_debt_in_every_unit_grows_alike(redis_process: RedisServer, owed: dict[s
 
 
 def _asked(limit: Limit) -> tuple[Any, ...]:
-    wanted = Wanted(1, 50, 70)
+    wanted = Wanted(1, 50, 70, 400, 90)
     return tuple(LimitEncoder().asked((limit,), wanted, 1_700_000_000.25, "limits")[1])
 
 

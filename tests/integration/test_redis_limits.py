@@ -204,7 +204,7 @@ async def test_a_model_that_redis_lost_counts_what_runs_once(redis_server: Redis
         async with opened(redis_server.url, *TENANTS, models=("m", "n"), terms=WIDE) as store:
             await store.tick()
             lease = await take(store, "a", BUDGET, FLIGHT)
-            client.delete(*client.keys("sluice:6:{m}:*"))
+            client.delete(*client.keys("sluice:7:{m}:*"))
             await store.renew()
             await eventually(lambda: store.up)
             await store.tick()
@@ -224,7 +224,7 @@ async def test_lost_counters_count_what_runs_and_never_less_than_nothing(
         async with opened(redis_server.url, TENANTS[0], terms=WIDE) as store:
             await store.tick()
             first = await taken(store, 6, BUDGET, FLIGHT, name="a")
-            client.delete("sluice:6:limits")
+            client.delete("sluice:7:limits")
             await store.tick()
             assert len(await taken(store, 9, BUDGET, FLIGHT, name="b")) == 2
             for lease in first:

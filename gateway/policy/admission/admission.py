@@ -131,7 +131,9 @@ def admit(
     )
     uses: tuple[LimitUse, ...] = ()
     if request.limits:
-        lease.held, uses = token_pool.limits.reserve(request.limits, weighed)
+        lease.held, uses = token_pool.limits.reserve(
+            request.limits, weighed, own_limits.wanted(request)
+        )
     token_pool.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own" and not would_deny:
         account.level -= request.estimate_tokens  # check 5 filled it and found enough

@@ -42,6 +42,9 @@ class AdmissionRequest(Record, frozen=True, kw_only=True):
     """Of its key, its entitlement and its tenant, over all models."""
     money: int = 0
     """What it costs if it uses its estimate, in billionths; 0 where no budget is in money."""
+    most_tokens: int = 0
+    """What it uses at most, by no estimate; budgets reserve it. 0: the estimate."""
+    most_money: int = 0
     demoted: bool = False
     """Leftovers only: a budget that it passes says `on_exceed: spot`."""
 

@@ -36,8 +36,9 @@ def limit_refusal(denial: Denial, limit: Limit, jitter: float) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries."""
     if denial.reason == "budget":
         resets = resets_at(limit, denial.resets_unix_s)
+        spent = shown(limit, denial.used - denial.reserved)
         return QuotaExceeded(
-            f"You exceeded the {title(limit)} of {owner(limit)}: {shown(limit, denial.used)} of "
+            f"You exceeded the {title(limit)} of {owner(limit)}: {spent} of "
             f"{shown(limit, denial.limit)} are used, and this request needs "
             f"{shown(limit, denial.requested)}. resets_at: {resets}. {WHERE}",
             reason="budget",

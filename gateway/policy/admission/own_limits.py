@@ -22,7 +22,13 @@ _UNITS: Final[dict[str, Unit]] = {
 
 def wanted(request: AdmissionRequest) -> Wanted:
     """What a request would take of its limits."""
-    return Wanted(request.sequences, request.estimate_tokens, request.money)
+    return Wanted(
+        request.sequences,
+        request.estimate_tokens,
+        request.money,
+        request.most_tokens,
+        request.most_money,
+    )
 
 
 def weigh(

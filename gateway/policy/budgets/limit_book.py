@@ -1,9 +1,13 @@
 """Counters of all limits of keys, entitlements and tenants, over all models of a process.
 
-A lease reserves of each limit of its request what it may use; its settlement corrects that to what
-it used, in the slice of time that it was admitted in. A reservation must fit, so a budget is
-passed only by what an answer uses beyond its reservation. Lua repeats these functions
-(`limits.lua`). Times are Unix seconds of the store's clock; all amounts are whole numbers.
+A budget counts what was used, in the slice of time in which a request was admitted, and apart from
+that what running requests reserve: the most that each may use, by no prediction that a client could
+teach. A request is admitted if what it is expected to use fits beside both. So whatever clients do,
+a budget is passed by less than the most that one request may use. Budgets that demote instead of
+refusing reserve what is expected.
+
+Lua repeats these functions (`limits.lua`). Times are Unix seconds of the store's clock; all amounts
+are whole numbers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +26,9 @@ class Counter:
 
     def __init__(self) -> None:
         self.total = 0
-        """Since the beginning, reservations included."""
+        """Used since the beginning."""
         self.reserved = 0
-        """By leases in force; of sequences, those in flight."""
+        """By leases in force, of whatever window; of sequences, those in flight."""
         self.warned_s = NEVER
         """Start of the last slice in which the level that warns was reached."""
         self.added = 0
@@ -80,10 +84,6 @@ class Counter:
                 self.spent[at] = max(0, self.spent[at] + amount)
                 return
 
-    def release(self, amount: int) -> None:
-        """End a reservation, which a counter begun anew does not know."""
-        self.reserved = max(0, self.reserved - amount)
-
     def allowed(self, amount: int, now_s: float) -> int:
         """A limit's amount, with what was added to it."""
         return amount + self.added if now_s < self.added_until_s else amount
@@ -105,6 +105,7 @@ class Over(NamedTuple):
     place: int
     """Of the limit, among the request's."""
     used: int
+    """Reservations included."""
     requested: int
     amount: int
     reserved: int
@@ -120,15 +121,16 @@ class Weighed:
     A plain class, because compiled code makes and reads it faster than a named tuple.
     """
 
-    __slots__ = ("amount", "asked", "counter", "level", "since_s", "start_s")
+    __slots__ = ("amount", "asked", "counter", "since_s", "spent", "start_s")
 
     def __init__(
-        self, counter: Counter, asked: int, amount: int, level: int, start_s: float, since_s: float
+        self, counter: Counter, asked: int, amount: int, spent: int, start_s: float, since_s: float
     ) -> None:
         self.counter = counter
         self.asked = asked
         self.amount = amount
-        self.level = level
+        self.spent = spent
+        """In the window; of sequences, those in flight."""
         self.start_s = start_s
         """Of the current slice."""
         self.since_s = since_s
@@ -136,19 +138,28 @@ class Weighed:
 
 
 class Wanted(NamedTuple):
-    """What a request would take."""
+    """What a request would take: as expected, and at most."""
 
     sequences: int
     tokens: int
     money: int
+    most_tokens: int = 0
+    most_money: int = 0
 
     def of(self, unit: LimitUnit) -> int:
-        """The amount in a limit's unit."""
+        """What it is expected to take, in a limit's unit."""
         if unit == "tokens":
             return self.tokens
         if unit == "money":
             return self.money
         return self.sequences if unit == "sequences" else 1
+
+    def reserved_of(self, limit: Limit) -> int:
+        """What a lease reserves of a limit."""
+        asked = self.of(limit.unit)
+        if limit.spot or not limit.budget:
+            return asked
+        return max(asked, self.most_tokens if limit.unit == "tokens" else self.most_money)
 
 
 class LimitBook:
@@ -184,15 +195,17 @@ class LimitBook:
             counter = self.counter(limit.id)
             asked, whole = wanted.of(limit.unit), counter.allowed(limit.amount, now_s)
             amount = whole if self.parts == 1 else max(1, whole // self.parts)
-            level, start_s, since_s, resets_s = counter.reserved, 0.0, 0.0, 0.0
+            level = spent = counter.reserved
+            start_s = since_s = resets_s = 0.0
             if limit.window:
                 span = self.spans.at(limit.window, limit.zone, now_s)
                 start_s = counter.roll(span, now_s)
                 since_s = start_s - span.kept_s
-                level = counter.level(since_s)
+                spent = counter.level(since_s)
+                level += spent
                 if level + asked > amount:
-                    resets_s = _resets_s(counter, span, start_s, level + asked - amount)
-            if level + asked <= amount or (over is not None and over.never):
+                    resets_s = _resets_s(counter, span, start_s, spent + asked - amount)
+            if not asked or level + asked <= amount or (over is not None and over.never):
                 pass
             elif limit.spot:
                 demoted = True
@@ -201,72 +214,62 @@ class LimitBook:
                 never = asked > max(whole, limit.amount)
                 if over is None or (never and not over.never):
                     over = Over(len(found), level, asked, amount, counter.reserved, resets_s, never)
-            found.append(Weighed(counter, asked, amount, level, start_s, since_s))
+            found.append(Weighed(counter, asked, amount, spent, start_s, since_s))
         return found, over, demoted
 
     def reserve(
-        self, limits: Sequence[Limit], weighed: Sequence[Weighed]
+        self, limits: Sequence[Limit], weighed: Sequence[Weighed], wanted: Wanted
     ) -> tuple[tuple[Holding, ...], tuple[LimitUse, ...]]:
         """Take what a request may use of its limits, whether or not it fits."""
         held: list[Holding] = []
         uses: list[LimitUse] = []
         for limit, one in zip(limits, weighed, strict=True):
-            counter, asked, level = one.counter, one.asked, one.level
-            counter.reserved += asked
-            crossed = False
-            if limit.window:
-                counter.spent[-1] += asked
-                counter.total += asked
-                if 0 < limit.warn <= level + asked and counter.warned_s < one.since_s:
-                    counter.warned_s, crossed = one.start_s, True
-            held.append(Holding(limit.id, limit.unit, one.start_s, asked))
-            uses.append(LimitUse(level + asked, one.amount, crossed))
+            counter, level, amount = one.counter, one.spent + one.asked, wanted.reserved_of(limit)
+            if limit.unit == "requests":
+                counter.post(one.start_s, amount)
+            else:
+                counter.reserved += amount
+            crossed = 0 < limit.warn <= level and counter.warned_s < one.since_s
+            if crossed:
+                counter.warned_s = one.start_s
+            held.append(Holding(limit.id, limit.unit, one.start_s, amount, one.asked))
+            uses.append(LimitUse(level, one.amount, crossed))
             self._note(limit.id)
         return tuple(held), tuple(uses)
 
     def settle(self, held: Sequence[Holding], spent: Spent | None) -> None:
-        """Replace reservations by what was used; None gives everything back."""
+        """End reservations and count what was used; None gives everything back."""
         for holding in held:
-            self.counter(holding.id).release(holding.amount)
-        self.correct(held, spent)
+            self._release(holding, used_of(holding, spent))
 
     def lapse(self, held: Sequence[Holding]) -> None:
-        """End reservations that were used up, as far as anybody knows."""
+        """End the reservations of a lease that expired: what was expected counts as used."""
         for holding in held:
-            self.counter(holding.id).release(holding.amount)
-            self._note(holding.id)
+            self._release(holding, holding.expected)
+
+    def _release(self, holding: Holding, used: int) -> None:
+        counter = self.counter(holding.id)
+        self._note(holding.id)
+        if holding.unit == "requests":
+            used -= holding.amount  # counted when it was admitted
+        else:
+            counter.reserved = max(0, counter.reserved - holding.amount)
+        if used and holding.unit != "sequences":
+            counter.post(holding.slice_s, used)
 
     def correct(self, held: Sequence[Holding], spent: Spent | None) -> None:
-        """Replace what ended reservations counted by what was used."""
+        """Replace what lapsed reservations counted by what was used."""
         for holding in held:
             self._note(holding.id)
-            more = used_of(holding, spent) - holding.amount
+            more = used_of(holding, spent) - holding.expected
             if more and holding.unit != "sequences":
                 self.counter(holding.id).post(holding.slice_s, more)
 
-    def resize(
-        self, held: tuple[Holding, ...], before_tokens: int, after_tokens: int
-    ) -> tuple[Holding, ...]:
-        """Reserve more or less, as the lease does; money in proportion."""
-        resized = []
-        for holding in held:
-            amount = holding.amount
-            if holding.unit == "tokens":
-                amount = after_tokens
-            elif holding.unit == "money":
-                amount = amount * after_tokens // max(1, before_tokens)
-            if amount != holding.amount:
-                counter = self.counter(holding.id)
-                counter.reserved += amount - holding.amount
-                counter.post(holding.slice_s, amount - holding.amount)
-                self._note(holding.id)
-            resized.append(Holding(holding.id, holding.unit, holding.slice_s, amount))
-        return tuple(resized)
-
     def hold(self, held: Sequence[Holding]) -> None:
-        """Count the leases of a former process as in force; what they took is counted already."""
+        """Count the leases of a former process as in force."""
         for holding in held:
-            self.counter(holding.id).reserved += holding.amount
+            if holding.unit != "requests":
+                self.counter(holding.id).reserved += holding.amount
 
     def add(self, limit: Limit, amount: int, now_s: float) -> LimitView:
         """Add to a limit's amount, until its window ends; of the latest days, for as many."""
@@ -281,11 +284,12 @@ class LimitBook:
     def view(self, limit: Limit, now_s: float) -> LimitView:
         """A limit's counters now."""
         counter = self.counter(limit.id)
-        used, resets_s = counter.reserved, 0.0
-        if limit.unit != "sequences":
+        used, total, resets_s = counter.reserved, 0, 0.0
+        if limit.window:
             span = self.spans.at(limit.window, limit.zone, now_s)
             start_s = counter.roll(span, now_s)
-            used = counter.level(start_s - span.kept_s)
+            used += counter.level(start_s - span.kept_s)
+            total = counter.total + counter.reserved
             resets_s = _resets_s(counter, span, start_s, 1)
         return LimitView(
             id=limit.id,
@@ -293,7 +297,7 @@ class LimitBook:
             reserved=counter.reserved,
             added=counter.allowed(0, now_s),
             resets_unix_s=resets_s,
-            total=counter.total,
+            total=total,
         )
 
     def sweep(self, ids: Iterable[str], defined: Callable[[str], bool], now_s: float) -> None:

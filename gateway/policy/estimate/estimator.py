@@ -46,6 +46,18 @@ def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
     return "pair" if endpoint in _PAIRED else "plain"
 
 
+def _most_template(measure: Measure) -> int:
+    """Most fixed tokens that chat templates are believed to add."""
+    return int(MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages)
+
+
+def _most_input(measure: Measure) -> int | None:
+    """Tokens of all prompts at most: no tokenizer needs more than one for a byte of text."""
+    if measure.media_parts:
+        return None
+    return measure.text_bytes + measure.exact_tokens + _most_template(measure)
+
+
 class LengthEstimator:
     """Estimates lengths for one model, and learns from served requests."""
 
@@ -117,9 +129,11 @@ class LengthEstimator:
         sequences = prompts * facts.sequences_per_prompt
         cap = facts.cap_tokens
         expected = output = 0
+        limit: int | None = 0
         if endpoint.generates:
+            limit = default_max_tokens if cap is None else cap
             expected = self._figures.outputs.expected(endpoint.name, category, tenant)
-            output = self._output_tokens(expected, default_max_tokens if cap is None else cap)
+            output = self._output_tokens(expected, limit)
         return LengthEstimate(
             category=category,
             text_bytes=longest_bytes,
@@ -135,6 +149,8 @@ class LengthEstimator:
             fit_tokens=longest + output,
             cost_tokens=total + sequences * output,
             sequences=sequences,
+            most_input_tokens=_most_input(measure),
+            limit_tokens=limit,
         )
 
     def _media_tokens(self, measure: Measure, tenant: str) -> int:
@@ -193,8 +209,7 @@ class LengthEstimator:
         if size > HIGHEST_RATIO * tokens:
             return False
         if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
-            room = MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages
-            return tokens <= size / LOWEST_RATIO + room
+            return tokens <= size / LOWEST_RATIO + _most_template(measure)
         text = tokens - fixed
         return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
 

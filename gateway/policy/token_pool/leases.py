@@ -148,9 +148,6 @@ def resize(
     else:
         account.refunded -= more
     token_pool.move(account, lease.pool, 0, kv_bytes - lease.kv_bytes)
-    if lease.held:
-        before = lease.estimate_tokens
-        lease.held = token_pool.limits.resize(lease.held, before, estimate_tokens)
     lease.estimate_tokens = estimate_tokens
     lease.kv_bytes = kv_bytes
     token_pool.note(account, lease)

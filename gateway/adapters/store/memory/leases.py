@@ -230,6 +230,8 @@ class MemoryLeases(MemoryPools):
             owner=self.owner,
             limits=ask.limits,
             money=ask.money,
+            most_tokens=ask.most_tokens,
+            most_money=ask.most_money,
         )
         served = self._models[ask.model]
         now_s = self._now()

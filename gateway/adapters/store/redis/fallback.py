@@ -61,6 +61,8 @@ class LocalFallback:
             sequences=ask.sequences,
             limits=ask.limits,
             money=ask.money,
+            most_tokens=ask.most_tokens,
+            most_money=ask.most_money,
         )
         found = admission.admit(share, request, self._now_s(), observe=observe)
         record = share.leases.get(ask.lease_id)

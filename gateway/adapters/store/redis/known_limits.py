@@ -16,14 +16,14 @@ from gateway.records.limit import Holding, Limit, LimitView, Spent
 
 
 class _Heard:
-    """A limit's level, as Redis reported it last."""
+    """What was used of a limit, without reservations, as Redis reported it last."""
 
-    __slots__ = ("allowed", "level", "limit", "slice_s")
+    __slots__ = ("allowed", "limit", "slice_s", "spent")
 
-    def __init__(self, limit: Limit, slice_s: float, level: int, allowed: int) -> None:
+    def __init__(self, limit: Limit, slice_s: float, spent: int, allowed: int) -> None:
         self.limit = limit
         self.slice_s = slice_s
-        self.level = level
+        self.spent = spent
         self.allowed = allowed
 
 
@@ -44,27 +44,30 @@ class KnownLimits:
         if isinstance(found, Denial):
             if found.limit_index >= 0:
                 limit = limits[found.limit_index]
-                self._update(limit, int(found.used), int(found.limit), now_s)
+                self._update(limit, int(found.used - found.reserved), int(found.limit), now_s)
             return
         for limit, held, use in zip(limits, found.held, found.uses, strict=False):
-            self._heard[limit.id] = _Heard(limit, held.slice_s, use.level, use.amount)
+            # A request counts when it is admitted, tokens and money when they are used.
+            spent = use.level - (held.expected if limit.budget else 0)
+            self._heard[limit.id] = _Heard(limit, held.slice_s, spent, use.amount)
 
     def note_views(self, limits: Sequence[Limit], views: Sequence[LimitView], now_s: float) -> None:
         """Take over levels that were read from Redis."""
         for limit, view in zip(limits, views, strict=True):
-            self._update(limit, view.used, limit.amount + view.added, now_s)
+            self._update(limit, view.used - view.reserved, limit.amount + view.added, now_s)
 
-    def _update(self, limit: Limit, level: int, allowed: int, now_s: float) -> None:
+    def _update(self, limit: Limit, spent: int, allowed: int, now_s: float) -> None:
         if limit.window:
             start_s = self.encoder.spans.at(limit.window, limit.zone, now_s).start_s
-            self._heard[limit.id] = _Heard(limit, start_s, level, allowed)
+            self._heard[limit.id] = _Heard(limit, start_s, spent, allowed)
 
     def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Correct them by what a request used."""
         for holding in held:
             heard = self._heard.get(holding.id)
             if heard is not None and heard.slice_s == holding.slice_s:
-                heard.level += used_of(holding, spent) - holding.amount
+                used = used_of(holding, spent)
+                heard.spent += used - (holding.amount if holding.unit == "requests" else 0)
 
     def sweep(self, defined: Callable[[str], bool], now_s: float) -> None:
         """Forget limits that nobody defines any more, once their window is over."""
@@ -84,10 +87,10 @@ class KnownLimits:
             return
         counter = self._known.counter(limit.id)
         span = self.encoder.spans.at(limit.window, limit.zone, heard.slice_s)
-        counter.starts, counter.spent = [heard.slice_s], [heard.level]
+        counter.starts, counter.spent = [heard.slice_s], [heard.spent]
         counter.added = heard.allowed - limit.amount
         counter.added_until_s = span.next_s + span.kept_s
-        if limit.warn and heard.level >= limit.warn:
+        if limit.warn and heard.spent >= limit.warn:
             counter.warned_s = heard.slice_s
 
     def begin(self, user: int, kept: Iterable[RedisLease], replicas: int) -> LimitBook:

@@ -107,7 +107,7 @@ class LimitEncoder:
                 or not known[1].start_s <= now_s < known[1].next_s
             ):
                 known = self._encoded(limit, now_s)
-            found.append((wanted.of(limit.unit), known[2]))
+            found.append((wanted.of(limit.unit), known[2], wanted.reserved_of(limit)))
         return found
 
     def sweep(self, defined: Callable[[str], bool]) -> None:

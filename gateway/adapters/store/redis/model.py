@@ -69,7 +69,10 @@ class RedisModel(RedisPools):
             return known.lease
         asked = None
         if ask.limits:
-            asked = self._encoded(ask.limits, Wanted(ask.sequences, ask.cost_tokens, ask.money))
+            wanted = Wanted(
+                ask.sequences, ask.cost_tokens, ask.money, ask.most_tokens, ask.most_money
+            )
+            asked = self._encoded(ask.limits, wanted)
         packed = admit_argument(ask, self._process.owner, asked, observe=self._observes)
         for _ in range(2):
             if not self.link.up:

@@ -19,7 +19,7 @@ from gateway.policy.entitlements.entitlement import AdmissionProfile, Entitlemen
 from gateway.policy.token_pool.terms import Terms
 from gateway.records.record import Record
 
-VERSION: Final = 6
+VERSION: Final = 7
 
 
 def lua(name: str) -> str:

@@ -1,4 +1,4 @@
--- admit, version 6: decides whether a request is admitted, and takes the lease.
+-- admit, version 7: decides whether a request is admitted, and takes the lease.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,

@@ -1,4 +1,4 @@
--- adopt, version 6: takes over leases that this server lost or never knew.
+-- adopt, version 7: takes over leases that this server lost or never knew.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leases}, 500 at most; a lease: {id, entitlement, pool, sequences,

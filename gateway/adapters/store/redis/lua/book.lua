@@ -1,9 +1,9 @@
--- book, version 6: code that all scripts of the lease store share, put before each of them.
+-- book, version 7: code that all scripts of the lease store share, put before each of them.
 --
 -- A transcription of gateway/policy/token_pool/token_pool.py, buckets.py and leases.py, including
 -- names and the order of floating-point operations, so that both give the same decisions.
 --
--- KEYS     all of one model and one hash tag, `sluice:6:{MODEL}:NAME`, the same for every script:
+-- KEYS     all of one model and one hash tag, `sluice:7:{MODEL}:NAME`, the same for every script:
 --   1 state         hash: "terms", "book" -> records; "clock" -> two times, see book_time
 --   2 defs          hash: entitlement -> record of its terms
 --   3 accounts      hash: entitlement -> record of its counters; absent: all are zero

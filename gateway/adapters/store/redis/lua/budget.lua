@@ -1,4 +1,4 @@
--- budget, version 6: reads limits' counters, and adds to one of them for its window.
+-- budget, version 7: reads limits' counters, and adds to one of them for its window.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {asked, added}: limits as limits.lua takes them; added to the first one, or 0

@@ -1,4 +1,4 @@
--- calls, version 6: executes several calls on one model in order, as if each came alone.
+-- calls, version 7: executes several calls on one model in order, as if each came alone.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {name}: admit, transfer, resize or settle; ARGV[2] is its record, and so on in pairs

@@ -1,4 +1,4 @@
--- change, version 6: sets a model's capacity and rules.
+-- change, version 7: sets a model's capacity and rules.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner, leader_ms, terms (map), epoch}: only the leader's terms count. If the model is

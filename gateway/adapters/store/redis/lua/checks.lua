@@ -1,4 +1,4 @@
--- checks, version 6: the checks of admission. With place.lua, made only if the fast path fails.
+-- checks, version 7: the checks of admission. With place.lua, made only if the fast path fails.
 --
 -- A transcription of gateway/policy/admission/limits.py, and of the part of admission.py that
 -- records refusals.

@@ -1,4 +1,4 @@
--- define, version 6: adds entitlements or changes their terms; counters stay.
+-- define, version 7: adds entitlements or changes their terms; counters stay.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {entitlements}, 500 at most: a list of {name, terms (map)}

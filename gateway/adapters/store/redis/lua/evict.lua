@@ -1,4 +1,4 @@
--- evict, version 6: marks leases in a waiting lease's pool for eviction; a transcription of
+-- evict, version 7: marks leases in a waiting lease's pool for eviction; a transcription of
 -- gateway/policy/admission/eviction.py.
 --
 -- KEYS     see book.lua

@@ -1,4 +1,4 @@
--- evicted, version 6: a replica's leases that other replicas evicted; each is returned once.
+-- evicted, version 7: a replica's leases that other replicas evicted; each is returned once.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {owner}

@@ -1,4 +1,4 @@
--- limits, version 6: limits of keys, entitlements and tenants, over all models. Made only for
+-- limits, version 7: limits of keys, entitlements and tenants, over all models. Made only for
 -- requests that have any. A transcription of gateway/policy/budgets/limit_book.py.
 --
 -- All counters are fields of one hash, whose name comes with each call: models without limits
@@ -11,8 +11,9 @@
 -- its last tick, its epoch before}. What epochs that are not in there reserved is dropped (heal); a
 -- model that is not counts its leases (tick.lua).
 --
--- asked    {hash, {wanted, {id, unit, amount, step_s, start_s, next_s, kept_s, warn, spot}} ...}
--- held     of a lease: {hash, {id, unit, slice_s, amount} ...}
+-- asked    {hash, {wanted, {id, unit, amount, step_s, start_s, next_s, kept_s, warn, spot}, most}
+--          ...}; most: what the lease reserves
+-- held     of a lease: {hash, {id, unit, slice_s, amount, expected} ...}
 
 local TOTAL, RESERVED, WARNED_S, ADDED, ADDED_UNTIL_S, OF, SLICES = 1, 2, 3, 4, 5, 6, 7
 local now_s, timed = now_s, not read_s -- of limits, once counters were read
@@ -118,7 +119,7 @@ local function roll(counter, limit)
   return start_s
 end
 
--- The start of the current slice, and the level.
+-- The start of the current slice, and what was used in the window; of sequences, those in flight.
 local function measure(counter, limit)
   if limit.unit == 'sequences' then return 0, reserved_of(counter) end
   local start_s = roll(counter, limit)
@@ -130,7 +131,7 @@ local function read(asked)
   for i = 2, #asked do
     local limit
     limit = READ_limit(asked[i][2])
-    limit.wanted = asked[i][1]
+    limit.wanted, limit.most = asked[i][1], asked[i][3]
     limits[i - 1], ids[i - 1] = limit, limit.id
   end
   return {hash = asked[1], counters = counters_of(asked[1], ids), ids = ids, limits = limits}
@@ -143,10 +144,16 @@ local function weigh(known, service_s)
   for i, limit in ipairs(known.limits) do
     local counter = known.counters[i]
     local amount = allowed(counter, limit.amount)
-    local start_s, used = measure(counter, limit)
-    if start_s == 0 and used + limit.wanted > amount then used = more().heal(known.hash, counter) end
-    limit.began_s, limit.level = start_s, used
-    if used + limit.wanted <= amount then
+    local start_s, spent = measure(counter, limit)
+    local windowed = start_s > 0
+    local used = windowed and spent + reserved_of(counter) or spent
+    if used + limit.wanted > amount then
+      local reserved = more().heal(known.hash, counter)
+      used = windowed and spent + reserved or reserved
+      if not windowed then spent = used end
+    end
+    limit.began_s, limit.spent = start_s, spent
+    if limit.wanted == 0 or used + limit.wanted <= amount then
       -- it fits
     elseif limit.spot then
       demoted = true
@@ -163,18 +170,18 @@ end
 local function reserve(known)
   local held, uses = {known.hash}, {}
   for i, limit in ipairs(known.limits) do
-    local counter, start_s, used, crossed = known.counters[i], limit.began_s, limit.level, false
+    local counter, start_s, used, crossed = known.counters[i], limit.began_s, limit.spent, false
     if not used then start_s, used = measure(counter, limit) end
     used = used + limit.wanted
-    hold(counter, limit.wanted)
-    if limit.unit ~= 'sequences' then
-      counter[#counter] = counter[#counter] + limit.wanted
-      counter[TOTAL] = counter[TOTAL] + limit.wanted
-      if 0 < limit.warn and limit.warn <= used and counter[WARNED_S] < start_s - limit.kept_s then
-        counter[WARNED_S], crossed = start_s, true
-      end
+    if limit.unit == 'requests' then
+      post(counter, start_s, limit.most)
+    else
+      hold(counter, limit.most)
     end
-    held[#held + 1] = {known.ids[i], limit.unit, start_s, limit.wanted}
+    if 0 < limit.warn and limit.warn <= used and counter[WARNED_S] < start_s - limit.kept_s then
+      counter[WARNED_S], crossed = start_s, true
+    end
+    held[#held + 1] = {known.ids[i], limit.unit, start_s, limit.most, limit.wanted}
     uses[#uses + 1] = {used, allowed(counter, limit.amount), crossed}
   end
   save_counters(known.hash, known.ids, known.counters)
@@ -182,24 +189,24 @@ local function reserve(known)
 end
 
 -- Changes the counters of a lease's limits: `sign` -1 ends its reservations, 1 begins them again,
--- and `correction` gives for each of them the change of what was counted.
-local function change(held, sign, correction)
+-- and `used` gives for each of them what is counted besides.
+local function change(held, sign, used)
   local counters, ids = counters_held(held)
   for i, counter in ipairs(counters) do
-    local _, unit, slice_s, amount = unpack(held[i + 1])
-    hold(counter, sign * amount)
-    local more = unit ~= 'sequences' and correction(unit, amount) or 0
+    local _, unit, slice_s, amount, expected = unpack(held[i + 1])
+    if unit ~= 'requests' then hold(counter, sign * amount) end
+    local more = unit ~= 'sequences' and used(unit, amount, expected) or 0
     if more ~= 0 then post(counter, slice_s, more) end
   end
   save_counters(held[1], ids, counters)
 end
 
--- What was used instead of what was reserved: {tokens, money}, or false for nothing.
+-- What was used: of `spent`, {tokens, money} or false for nothing. A request was counted when it
+-- was admitted.
 local function used_by(spent)
   return function(unit, amount)
-    if not spent then return -amount end
-    if unit == 'tokens' then return spent[1] - amount end
-    return unit == 'money' and spent[2] - amount or 0
+    if unit == 'requests' then return spent and 0 or -amount end
+    return spent and spent[unit == 'tokens' and 1 or 2] or 0
   end
 end
 

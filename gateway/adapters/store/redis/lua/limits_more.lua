@@ -1,4 +1,4 @@
--- more of limits, version 6: what few requests need, and upkeep. Made within limits.lua.
+-- more of limits, version 7: what few requests need, and upkeep. Made within limits.lua.
 
 local function by_epoch(counter)
   local reserved = counter[RESERVED]
@@ -73,12 +73,13 @@ local function resets_s(counter, limit, start_s, amount)
   return start_s + limit.kept_s + limit.step_s
 end
 
--- The denial by a limit that has no room, its place, what is used of it, and when it has room.
+-- The denial by a limit that has no room, its place, what is used of it with what is reserved, and
+-- when it has room.
 local function denial(known, i, amount, used, start_s, service_s)
   local counter, limit = known.counters[i], known.limits[i]
-  local reserved, free_s = heal(known.hash, counter), 0
+  local reserved, free_s = reserved_of(counter), 0
   if start_s > 0 then
-    free_s = resets_s(counter, limit, start_s, used + limit.wanted - amount)
+    free_s = resets_s(counter, limit, start_s, used - reserved + limit.wanted - amount)
   end
   local reason, wait_s = 'key_requests', free_s - now_s
   if limit.wanted > max(amount, limit.amount) then
@@ -96,28 +97,13 @@ local function denial(known, i, amount, used, start_s, service_s)
   return {reason, wait_s, amount, used, limit.wanted, limit.unit, false, i - 1, reserved, free_s}
 end
 
-local function nothing() return 0 end
-
-local function resized(held, before, after)
-  local resizes = {held[1]}
-  local counters, ids = counters_held(held)
-  for i, counter in ipairs(counters) do
-    local id, unit, slice_s, amount = unpack(held[i + 1])
-    local now = amount
-    if unit == 'tokens' then now = after end
-    if unit == 'money' then now = math.floor(amount * after / max(1, before)) end
-    if now ~= amount then
-      hold(counter, now - amount)
-      post(counter, slice_s, now - amount)
-    end
-    resizes[#resizes + 1] = {id, unit, slice_s, now}
-  end
-  save_counters(held[1], ids, counters)
-  return resizes
+-- What counts as used of a lease that expires.
+local function expected_of(unit, _, expected)
+  return unit ~= 'requests' and expected or 0
 end
 
 -- Counts the reservations of a lease that this server did not know, which was counted under an
--- epoch of the model. If only the model was lost since, what windows count is still there.
+-- epoch of the model. If only the model was lost since, its place in the minute is still there.
 local function adopt(held, epoch)
   local counters, ids = counters_held(held)
   local model = models_of(held[1])[STATE]
@@ -125,12 +111,15 @@ local function adopt(held, epoch)
     and (epoch == model[1] or epoch == model[3])
   for i, counter in ipairs(counters) do
     local _, unit, slice_s, amount = unpack(held[i + 1])
-    hold(counter, amount)
-    if unit ~= 'sequences' and not counted then
+    if unit ~= 'sequences' then
       local newest = #counter - 1
       if newest < SLICES or (counter[newest] < slice_s and slice_s <= now_s) then
         counter[#counter + 1], counter[#counter + 2] = min(slice_s, now_s), 0
       end
+    end
+    if unit ~= 'requests' then
+      hold(counter, amount)
+    elseif not counted then
       post(counter, slice_s, amount)
     end
   end
@@ -143,8 +132,8 @@ local function view(known, i)
   local reserved = heal(known.hash, counter)
   if limit.unit == 'sequences' then return {reserved, reserved, 0, 0, 0} end
   local start_s = roll(counter, limit)
-  return {level(counter, start_s - limit.kept_s), reserved, allowed(counter, 0),
-    resets_s(counter, limit, start_s, 1), counter[TOTAL]}
+  return {level(counter, start_s - limit.kept_s) + reserved, reserved, allowed(counter, 0),
+    resets_s(counter, limit, start_s, 1), counter[TOTAL] + reserved}
 end
 
 local function add(known, i, amount)
@@ -192,8 +181,8 @@ local function recount(hash)
     local lease
     lease = READ_lease(kept)
     for i = 2, lease.held and #lease.held or 0 do
-      local id, _, _, amount = unpack(lease.held[i])
-      sums[id] = (sums[id] or 0) + amount
+      local id, unit, _, amount = unpack(lease.held[i])
+      if unit ~= 'requests' then sums[id] = (sums[id] or 0) + amount end
     end
   end
   for id, sum in pairs(sums) do
@@ -219,9 +208,16 @@ local function tick(hash, time_s, silent_s)
 end
 
 return {
-  hold = hold_apart, heal = heal, recall = recall, denial = denial, resized = resized,
+  hold = hold_apart, heal = heal, recall = recall, denial = denial,
   adopt = adopt, view = view, add = add, sweep = sweep, tick = tick,
-  lapse = function(held) change(held, -1, nothing) end,
-  revive = function(held) change(held, 1, nothing) end,
-  correct = function(held, spent) change(held, 0, used_by(spent)) end,
+  lapse = function(held) change(held, -1, expected_of) end,
+  revive = function(held)
+    change(held, 1, function(unit, _, expected) return -expected_of(unit, nil, expected) end)
+  end,
+  correct = function(held, spent)
+    local used = used_by(spent)
+    change(held, 0, function(unit, amount, expected)
+      return used(unit, amount) - expected_of(unit, nil, expected)
+    end)
+  end,
 }

@@ -1,4 +1,4 @@
--- place, version 6: finds a pool for a request, or the denial and its wait. Shared by the scripts
+-- place, version 7: finds a pool for a request, or the denial and its wait. Shared by the scripts
 -- that admit and transfer. A transcription of gateway/policy/admission/placement.py, of check 4 in
 -- limits.py, and of retry_after.py.
 --

@@ -1,4 +1,4 @@
--- reap, version 6: ends expired leases, charging their estimate.
+-- reap, version 7: ends expired leases, charging their estimate.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {most}: 500 at most

@@ -1,4 +1,4 @@
--- remove, version 6: forgets an entitlement that has nothing in flight.
+-- remove, version 7: forgets an entitlement that has nothing in flight.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {name}

@@ -1,4 +1,4 @@
--- renew, version 6: keeps leases in force for another term.
+-- renew, version 7: keeps leases in force for another term.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_ids}, 500 at most

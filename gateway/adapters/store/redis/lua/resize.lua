@@ -1,4 +1,4 @@
--- resize, version 6: changes a lease's reservation. Never refused; its bucket pays.
+-- resize, version 7: changes a lease's reservation. Never refused; its bucket pays.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, estimate_tokens, kv_bytes}: the new reservation
@@ -14,9 +14,6 @@ return function(id, estimate_tokens, kv_bytes)
   local more_bytes = kv_bytes - lease.kv_bytes
   lease.estimate_tokens = estimate_tokens
   lease.kv_bytes = kv_bytes
-  if lease.held then
-    lease.held = limits().more().resized(lease.held, estimate_tokens - more, estimate_tokens)
-  end
   keep(lease, id)
   pay(account, lease.funded, more)
   if more >= 0 then

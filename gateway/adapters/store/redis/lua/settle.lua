@@ -1,4 +1,4 @@
--- settle, version 6: ends a lease and charges it, once.
+-- settle, version 7: ends a lease and charges it, once.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, charge, timely, spent}: charge in tokens, false refunds all. timely: it ended

@@ -1,4 +1,4 @@
--- sweep, version 6: drops counters of limits that nobody defines and whose window is over.
+-- sweep, version 7: drops counters of limits that nobody defines and whose window is over.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {hash, page, ids}: of limits (limits.lua); page "0" is the first; ids of those of the

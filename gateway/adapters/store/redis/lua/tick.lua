@@ -1,4 +1,4 @@
--- tick, version 6: notes that a replica lives; if it leads and a tick is due, applies one slice.
+-- tick, version 7: notes that a replica lives; if it leads and a tick is due, applies one slice.
 --
 -- A transcription of gateway/policy/admission/debt.py. A tick is applied in slices of `most`
 -- entitlements, all with the elapsed time and contention of its start. A new leader continues an

@@ -1,4 +1,4 @@
--- transfer, version 6: moves a lease to another pool; after a denial the old place stays in force.
+-- transfer, version 7: moves a lease to another pool; after a denial the old place stays in force.
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, pool, force}; without force, only if that pool admits it

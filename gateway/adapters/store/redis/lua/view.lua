@@ -1,4 +1,4 @@
--- view, version 6: reads counters, for the admin API and metrics; changes nothing.
+-- view, version 7: reads counters, for the admin API and metrics; changes nothing.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {names}
