@@ -119,6 +119,8 @@ def _diff(file: Path, url: str, *, as_json: bool) -> None:
         typer.echo(json.dumps({"ok": True, **found}, indent=2))
         return
     echo_changes(found["changes"], "nothing would change")
+    if found["not_compared"]:
+        typer.echo(f"not compared: {', '.join(found['not_compared'])}")
 
 
 def _live(config: Config, notes: list[str], *, as_json: bool) -> None:
@@ -146,7 +148,7 @@ def summary(config: Config) -> dict[str, Any]:
     """Summary of the configuration, without secrets."""
     return {
         "listen": f"{config.server.host}:{config.server.port}",
-        "state": config.state.shown,
+        "state": str(config.state.url),
         "models": [{**_model(model), "managed": managed(config, model)} for model in config.models],
         "entitlements": [_entitlement(entitlement) for entitlement in config.entitlements],
         "aliases": {alias.name: dict(alias.split) for alias in config.aliases},

@@ -79,6 +79,11 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
+    def file(self) -> Path:
+        """Its configuration file, once the fleet runs."""
+        return Path(self.command[self.command.index("-c") + 1])
+
+    @property
     def managed_at(self) -> list[str]:
         """Where each of its processes shows its metrics and takes an admin's calls."""
         server = self.config["server"]

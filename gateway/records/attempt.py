@@ -39,6 +39,9 @@ class WorkerAddress(Record, frozen=True, kw_only=True):
     rank_by: Literal["header", "body"] = "header"
     """Carrier of the rank: header X-data-parallel-rank, or the body's data_parallel_rank."""
 
+    def __repr__(self) -> str:
+        return f"WorkerAddress({self.url}, rank={self.rank})"  # without its key
+
     @property
     def url(self) -> str:
         """Base URL, without a trailing slash."""

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -19,7 +18,8 @@ from pydantic import (
 
 from gateway.settings.fleet.model import ModelConfig, SplitAliasConfig
 from gateway.settings.fleet.model_parts import TimeoutsConfig
-from gateway.settings.state import is_redis, state_url, without_password
+from gateway.settings.problems import KeyPath
+from gateway.settings.state import StateUrl, is_redis
 from gateway.settings.tenancy.auth import AdminKeyConfig, AuthConfig
 from gateway.settings.tenancy.budgets import Budgets
 from gateway.settings.tenancy.sections import KeyHash, TenantConfig
@@ -95,7 +95,7 @@ class ServerConfig(Section):
 class StateConfig(Section):
     """Where admission counters and learned values are kept and shared."""
 
-    url: Annotated[Text, AfterValidator(state_url)] = Field(default="memory://", repr=False)
+    url: StateUrl = StateUrl("memory://")
     """memory:// is lost when the process ends; sqlite:///PATH survives restarts of one gateway.
     Replicas share redis://HOST:PORT/DB (rediss:// with TLS),
     redis+cluster://HOST:PORT,HOST:PORT and redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB."""
@@ -108,28 +108,24 @@ class StateConfig(Section):
     @property
     def shared(self) -> bool:
         """Whether replicas share the state, which is then on Redis."""
-        return is_redis(self.url)
+        return is_redis(self.url.get_secret_value())
 
     @model_validator(mode="after")
     def _one_password(self) -> "StateConfig":
-        user = self.url.partition("://")[2].rpartition("@")[0]
+        user = self.url.get_secret_value().partition("://")[2].rpartition("@")[0]
         if self.password and ":" in user:
             reject("a password beside the URL's", "keep one of them")
         return self
 
     @property
     def address(self) -> str:
-        """The URL with its password."""
+        """The URL in clear text, with its password."""
+        url = self.url.get_secret_value()
         if not (self.password and self.shared):
-            return self.url
-        scheme, _, rest = self.url.partition("://")
+            return url
+        scheme, _, rest = url.partition("://")
         user, _, place = rest.rpartition("@")
         return f"{scheme}://{user}:{quote(self.password.get_secret_value(), safe='')}@{place}"
-
-    @property
-    def shown(self) -> str:
-        """The URL without its password."""
-        return without_password(self.url)
 
 
 class RequestLogConfig(Section):
@@ -312,6 +308,7 @@ class Config(Section):
     _file: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
 
     @property
     def administered(self) -> bool:
@@ -324,6 +321,19 @@ class Config(Section):
     def file(self) -> str:
         """The file that it was read from; "" for none."""
         return self._file
+
+    @property
+    def references(self) -> Mapping[KeyPath, str]:
+        """Settings that were given as `${NAME}`, as written; not those that options gave."""
+        return {
+            path: written
+            for path, written in self._references.items()
+            if path[0] != "server" or path[1] not in self._given
+        }
+
+    def note_references(self, references: Mapping[KeyPath, str]) -> None:
+        """Remember which settings were given as `${NAME}`."""
+        self._references = references
 
     @property
     def digest(self) -> str:

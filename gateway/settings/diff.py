@@ -5,7 +5,7 @@ Values of secrets are never shown, and hashes of keys by their fingerprints.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import SecretStr
@@ -14,6 +14,7 @@ from gateway.records.record import Record
 from gateway.settings.config import Config
 from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.fleet.pool import PoolConfig
+from gateway.settings.problems import KeyPath, dotted
 
 FIXED: Final = (
     *("server", "auth", "state", "request_log", "usage_export", "telemetry", "compressor"),
@@ -47,11 +48,17 @@ class Change(Record, frozen=True, kw_only=True):
 
 def changes(before: Config, after: Config) -> list[Change]:
     """Every setting that differs, in the file's order."""
-    found = list(_compared("", before.model_dump(), after.model_dump()))
-    known = {model.name for model in before.models}
-    for model in after.models:
-        if model.name not in known and model.compression.enabled:
-            path = f"models[{model.name}].compression.enabled"
+    return changes_of(before, after, Config.model_dump)
+
+
+def changes_of(before: Config, after: Config, read: Callable[[Config], Any]) -> list[Change]:
+    """The same, of the settings as `read` gives them."""
+    old, new = read(before), read(after)
+    found = list(_compared("", old, new))
+    known = {model["name"] for model in old["models"]}
+    for model in new["models"]:
+        if model["name"] not in known and model["compression"]["enabled"]:
+            path = f"models[{model['name']}].compression.enabled"
             found.append(Change(path=path, before="False", after="True", restart=True))
     return found
 
@@ -71,7 +78,17 @@ def merged(before: Config, after: Config) -> Config:
         pools = {name: _merged_pool(old, name, pool) for name, pool in model.pools.items()}
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
     fixed = {name: getattr(before, name) for name in FIXED}
-    return after.model_copy(update={**fixed, "models": tuple(models)})
+    found = after.model_copy(update={**fixed, "models": tuple(models)})
+    found.note_references(
+        {path: written for path, written in after.references.items() if not _is_fixed(path)}
+        | {path: written for path, written in before.references.items() if _is_fixed(path)}
+    )
+    return found
+
+
+def _is_fixed(path: KeyPath) -> bool:
+    """Whether a setting outside the models changes only with a restart."""
+    return path[0] != "models" and _FIXED.fullmatch(dotted(path)) is not None
 
 
 def _merged_pool(old: ModelConfig | None, name: str, pool: PoolConfig) -> PoolConfig:

@@ -17,6 +17,7 @@ from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.explain import explain
 from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.problems import ConfigError, Problem
+from gateway.settings.sent import only_secrets, stand_in_for_references
 from gateway.settings.source import MAX_BYTES, Document, read
 from gateway.settings.types import Section
 
@@ -47,18 +48,32 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     return config
 
 
-def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
-    """Read a configuration from text. Raises ConfigError, and nothing else."""
+def parse(text: str, filename: str, environ: Mapping[str, str] | None) -> Config:
+    """Read a configuration from text. Raises ConfigError, and nothing else.
+
+    A text that a caller sent has no environment: it could name secrets in what is told of it.
+    """
     document = read(text, filename, environ)
+    if document.sent:
+        stand_in_for_references(document)
     config: Config | None = None
     try:
         config = Config.model_validate(document.data)
     except ValidationError as error:
         explain(document, error)
-    else:
+    if not document.sent or (config is not None and only_secrets(document.references, config)):
+        _check_relations(document, config)
+    if document.problems or config is None:
+        raise ConfigError(document.problems)
+    config.note_references(document.references)
+    return config
+
+
+def _check_relations(document: Document, config: Config | None) -> None:
+    """What settings must agree on; without a configuration, those of its valid sections."""
+    if config is not None:  # all sections are valid; validating again would double the time
         check_config(document, config)
         check_auth(document, config)
-    if config is not None:  # all sections are valid; validating again would double the time
         models = list(enumerate(config.models))
         entitlements = list(enumerate(config.entitlements))
     else:
@@ -70,9 +85,6 @@ def parse(text: str, filename: str, environ: Mapping[str, str]) -> Config:
         check_references(document, config)
         loras = {model.name: model.loras for _, model in models}
         check_tenants(document, list(enumerate(config.tenants)), entitlements, loras)
-    if document.problems or config is None:
-        raise ConfigError(document.problems)
-    return config
 
 
 def _valid(document: Document, key: str, section: type[_S]) -> list[tuple[int, _S]]:

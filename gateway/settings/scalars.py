@@ -4,6 +4,7 @@ Rules:
 
 - `${NAME}` is the environment's value. An unset or empty variable is an error, because an empty
   secret is nearly always a mistake. `${NAME:-default}` gives the default in both cases.
+- In a text that a caller sent, a reference is not resolved: `reference-NAME` stands in for it.
 - `$${` stands for a literal `${`. Substituted text is not scanned again and cannot add structure,
   because references are resolved after the YAML is parsed.
 - A value with a reference is an `EnvValue`: text that becomes a number or a flag only where the
@@ -55,10 +56,20 @@ def mask(text: str) -> tuple[str, dict[int, str]]:
     return _MASKED.sub(lambda match: match[0].translate(hide), text), table
 
 
-def substitute(text: str, environ: Mapping[str, str]) -> str:
+def stand_in(written: str, value: str = "") -> EnvValue:
+    """A text with this value in place of its references; by default their names."""
+
+    def of(found: re.Match[str]) -> str:
+        return "${" if found[0] == "$${" else value or f"reference-{found[1]}"
+
+    return EnvValue(_REFERENCE.sub(of, written))
+
+
+def substitute(text: str, environ: Mapping[str, str] | None) -> str:
     """Resolve the references in one scalar; the text itself when there are none.
 
-    Raises BadReference for a malformed reference and for a missing variable.
+    Without an environment each has a stand-in. Raises BadReference for a malformed reference and
+    for a missing variable.
     """
     if "${" not in text:
         return text
@@ -75,6 +86,8 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
                 "write `${NAME}` or `${NAME:-default}`, and `$${` for a literal `${`",
             )
         found = True
+        if environ is None:
+            return str(stand_in(match[0]))
         known = environ.get(name, "")
         if known:
             return known

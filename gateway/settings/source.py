@@ -30,8 +30,12 @@ _QUOTE_FIX = "check the indentation, and quote values that hold `: `, ` #` or st
 class Document:
     """A parsed file: its `data`, the place of every key and value, and the problems found."""
 
-    def __init__(self, filename: str) -> None:
+    def __init__(self, filename: str, *, sent: bool = False) -> None:
         self.filename = filename
+        self.sent = sent
+        """Whether a caller sent it: then neither the environment nor a file it names is read."""
+        self.references: dict[KeyPath, str] = {}
+        """Values with references, as written."""
         self.data: object = None
         self.problems: list[Problem] = []
         self.unresolved: set[KeyPath] = set()
@@ -75,6 +79,10 @@ class Document:
                 path = (*path, step)
         return path
 
+    def put(self, path: KeyPath, value: object) -> None:
+        """Replace the value at a path."""
+        self.value(path[:-1])[path[-1]] = value
+
     def value(self, path: KeyPath) -> Any:
         """The plain data at a path; None when there is none."""
         found: Any = self.data
@@ -86,9 +94,12 @@ class Document:
         return found
 
 
-def read(text: str, filename: str, environ: Mapping[str, str]) -> Document:
-    """Parse a file's text. Raises ConfigError when it is not YAML at all."""
-    document = Document(filename)
+def read(text: str, filename: str, environ: Mapping[str, str] | None) -> Document:
+    """Parse a file's text, one that a caller sent without an environment.
+
+    Raises ConfigError when it is not YAML at all.
+    """
+    document = Document(filename, sent=environ is None)
     if len(text) > MAX_BYTES:
         document.add((), f"the file is larger than {MAX_BYTES} bytes", "split the fleet in two")
         raise ConfigError(document.problems)
@@ -168,7 +179,7 @@ class _Reader:
     """Nodes -> data. Keys are always text; the last step of a path is its key or index."""
 
     def __init__(
-        self, document: Document, table: dict[int, str], environ: Mapping[str, str]
+        self, document: Document, table: dict[int, str], environ: Mapping[str, str] | None
     ) -> None:
         self._document = document
         self._table = table
@@ -206,6 +217,7 @@ class _Reader:
             self._document.unresolved.add(path)
             return None
         if isinstance(text, EnvValue):
+            self._document.references[path] = raw
             return None if not text and node.style is None else text
         if node.tag == _TAG + "str":
             return text if node.style else number(text)  # 1e3 is a number in YAML 1.2

@@ -1,11 +1,14 @@
-"""Checks `state.url` without connecting: memory://, sqlite:///PATH, redis:// and its variants."""
+"""The type of `state.url`: memory://, sqlite:///PATH, redis:// and its variants, checked here."""
 
 import importlib.util
 import re
+from typing import Annotated
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from pydantic import AfterValidator, Secret
+
 from gateway.settings.install import install
-from gateway.settings.types import reject
+from gateway.settings.types import Text, reject
 
 _REDIS = frozenset({"redis", "rediss"})
 _MANY = frozenset({"redis+sentinel", "redis+cluster"})
@@ -48,11 +51,6 @@ def is_redis(url: str) -> bool:
     return url.partition("://")[0] in _REDIS | _MANY
 
 
-def without_password(url: str) -> str:
-    """The URL with its credentials masked."""
-    return re.sub(r"//[^/]*@", "//***@", url)
-
-
 def _check_redis(parts: SplitResult) -> None:
     try:
         port = parts.port
@@ -90,3 +88,15 @@ def _check_many(scheme: str, rest: str) -> None:
 def _check_client() -> None:
     if importlib.util.find_spec("redis") is None:
         reject("the client for Redis is not installed", install("redis"))
+
+
+def without_credentials(url: str) -> str:
+    """The text of a URL with its credentials masked, as read or as written."""
+    return re.sub(r"//.*@", "//***@", url)
+
+
+class StateUrl(Secret[Annotated[Text, AfterValidator(state_url)]]):
+    """The URL, which may hold a password; shown without its credentials."""
+
+    def _display(self) -> str:
+        return without_credentials(self.get_secret_value())

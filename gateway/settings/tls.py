@@ -62,8 +62,8 @@ def unfit_server_tls(tls: ServerTlsConfig) -> tuple[str, str, str] | None:
     return _unfit_pair(tls.cert, tls.key) or _unfit_ca("client_ca", tls.client_ca)
 
 
-def unfit_engine_tls(tls: EngineTlsConfig) -> tuple[str, str, str] | None:
-    """What is wrong with the files: setting, problem and fix."""
+def unfit_engine_tls(tls: EngineTlsConfig, *, read: bool = True) -> tuple[str, str, str] | None:
+    """What is wrong with the files, which are looked at with `read`: setting, problem and fix."""
     if (tls.cert is None) != (tls.key is None):
         return "cert", "cert and key go together", "give both, or neither"
     if tls.verify == "chain" and tls.ca is None:
@@ -72,6 +72,8 @@ def unfit_engine_tls(tls: EngineTlsConfig) -> tuple[str, str, str] | None:
             "chain without a `ca` would trust any certificate of a public authority",
             "give ca, or verify: full",
         )
+    if not read:
+        return None
     for name, file in (("ca", tls.ca), ("cert", tls.cert), ("key", tls.key)):
         if file is not None and (found := _unreadable(file)) is not None:
             return name, found, "give the path of a PEM file that the gateway may read"

@@ -77,7 +77,7 @@ async def taken_over(config: Config, started: Started, sockets: list[socket.sock
 
     Connections that arrive meanwhile wait in the kernel.
     """
-    backend = backend_of(config.state.url)
+    backend = backend_of(config.state.address)
     limited = any(managed(config, model) for model in config.models)
     # Two processes at a time would share a file, or spend the same limits twice.
     for_one = backend == "sqlite" or (backend == "memory" and limited)

@@ -9,21 +9,18 @@ is tried again until it is done.
 
 import asyncio
 import logging
-import os
-import re
 import time
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.errors import BadRequest
 from gateway.policy.model_runtime import adapted_aliases
 from gateway.settings import Config, ConfigError, load, parse
 from gateway.settings.diff import Change, changes, merged
+from gateway.settings.sent import Comparison, compare
 from gateway.web.metrics.page import ReloadStatus
 from gateway.wiring.model_set import ModelSet, Parts
 from predictor.artifact import ArtifactError
@@ -33,10 +30,6 @@ RETRY_S: Final = 10.0
 """When a reload is tried again that failed for another reason than the file."""
 RETIRE_EVERY_S: Final = 1.0
 """How often models that are gone are looked at."""
-
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET_LENGTH: Final = 4
-"""Shorter values are shown: they are numbers or words."""
 
 _log = logging.getLogger("sluice.reload")
 
@@ -67,7 +60,7 @@ class Reloading:
         """Stop."""
         await self._background.close()
 
-    async def compare(self, text: str) -> list[Change]:
+    async def compare(self, text: str) -> Comparison:
         """What a file with this text would change. Raises BadRequest, which names its problems."""
         async with self._comparing:  # one thread, however many ask
             try:
@@ -211,19 +204,8 @@ def _read(running: Config) -> tuple[Config, list[Change]]:
     return after, changes(running, after)
 
 
-def _compared(running: Config, text: str) -> list[Change]:
-    after = running.as_started(parse(text, "the file", os.environ))
-    return [_masked(change, text) for change in changes(running, after)]
-
-
-def _masked(change: Change, text: str) -> Change:
-    """The change without values of the environment, which are not for whoever sent the text."""
-    shown = {"path": change.path, "before": change.before, "after": change.after}
-    for name in set(_VARIABLE.findall(text)):
-        value = os.environ.get(name, "")
-        if len(value) >= _SECRET_LENGTH:
-            shown = {k: v.replace(value, f"${{{name}}}") for k, v in shown.items()}
-    return msgspec.structs.replace(change, **shown)
+def _compared(running: Config, text: str) -> Comparison:
+    return compare(running, running.as_started(parse(text, "the file", None)))
 
 
 def _refused(error: Exception) -> BadRequest:

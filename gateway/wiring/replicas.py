@@ -185,7 +185,7 @@ def _balanced(config: Config) -> list[str]:
 def loopback_of_many(config: Config) -> str | None:
     """A warning if this replica registers a loopback address that other hosts cannot use."""
     host = _asked_at(config)
-    redis = _host_of(config.state.url)
+    redis = _host_of(config.state.address)
     if not config.state.shared or not _loopback(host) or _loopback(redis):
         return None
     return (
@@ -195,7 +195,7 @@ def loopback_of_many(config: Config) -> str | None:
 
 
 def _asked_at(config: Config) -> str:
-    return own_address(config.server.host, _host_of(config.state.url))
+    return own_address(config.server.host, _host_of(config.state.address))
 
 
 def _loopback(host: str) -> bool:

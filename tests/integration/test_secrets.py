@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
-from bench.common.fleet import MODEL, Fleet
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from gateway.policy.request.head import digest_of
 
 OPERATOR = "sk-operator"
 ENGINES_KEY = "sk-engines-own"
+ENTITLEMENT = {"name": "e", "tenant": "t", "model": "none"}
 
 
 @contextmanager
@@ -92,3 +94,31 @@ def test_the_engines_key_goes_to_addresses_of_the_file_only(fleet: Fleet) -> Non
     assert set(seen["own"]) == {f"Bearer {ENGINES_KEY}"}
     assert ENGINES_KEY not in shown
     assert "sk-its-own" not in shown
+
+
+def test_a_dry_run_tells_nothing_of_the_environment_or_the_file(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
+    config = fleet.replicas[0].config
+    config["server"]["admin_key"] = "${SLUICE_ADMIN_KEY}"
+    reference = "${SLUICE_ADMIN_KEY}"
+    pools = config["models"][0]["pools"]
+    changed: list[dict[str, Any]] = [
+        {"models": [{"name": reference, "pools": pools}], "entitlements": [ENTITLEMENT]},
+        {"models": [{"name": MODEL, "pools": pools, "aliases": [reference, reference]}]},
+        {"models": [{"name": MODEL, "pools": pools, "fallbacks": [reference]}]},
+        {"models": [{"name": f"{reference[:-1]}:-d}}", "pools": pools}]},
+        {"aliases": [{"name": reference, "split": {"none": 1}}]},
+        {"state": {"url": f"redis://:a-password{reference}@127.0.0.1:9/0"}},
+        {"server": {"admin_key": "sk-guess", "viewer_key": reference, "host": reference}},
+    ]
+    with fleet, operated(fleet) as client:
+        file = yaml.safe_load(fleet.replicas[0].file.read_text())
+        for change in changed:
+            answer = client.post(
+                "/admin/reload", params={"dry_run": "1"}, content=yaml.safe_dump(file | change)
+            )
+            assert answer.status_code in (200, 400)
+            assert ADMIN_KEY not in answer.text
+            assert "a-password" not in answer.text

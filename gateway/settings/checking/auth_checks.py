@@ -34,6 +34,8 @@ def check_auth(document: Document, config: Config) -> None:
 
 
 def _check_file(document: Document, path: KeyPath, name: str) -> None:
+    if document.sent:
+        return
     try:
         Path(name).open("rb").close()
     except OSError as error:

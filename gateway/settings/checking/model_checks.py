@@ -125,6 +125,8 @@ def _check_scheduling(document: Document, path: KeyPath, model: ModelConfig) -> 
         fix = "set policy: quartz, or shadow: true beside another policy, or leave it out"
         document.add(where, "no pool is predicted", fix)
         return
+    if document.sent:
+        return
     try:
         artifact = load(predictor)
     except ArtifactError as error:
@@ -176,7 +178,7 @@ def _check_compression(document: Document, path: KeyPath, model: ModelConfig) ->
             "the reader is not installed",
             install("exact"),
         )
-    if not is_file(str(asked.tokenizer)):
+    if not document.sent and not is_file(str(asked.tokenizer)):
         document.add((*where, "tokenizer"), "no such file", "give the path of tokenizer.json")
 
 

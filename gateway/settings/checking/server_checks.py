@@ -40,7 +40,8 @@ def check_config(document: Document, config: Config) -> None:
         document.add(("state", "url"), *found)
     if (found := unfit_ports(config)) is not None:
         document.add(("server", "management_port"), *found)
-    if config.server.tls is not None and (wrong := unfit_server_tls(config.server.tls)):
+    tls = None if document.sent else config.server.tls
+    if tls is not None and (wrong := unfit_server_tls(tls)):
         document.add(("server", "tls", wrong[0]), *wrong[1:])
     if config.server.tls is not None and config.state.shared and not config.server.management_port:
         document.add(
@@ -58,7 +59,7 @@ def check_config(document: Document, config: Config) -> None:
 
 def unfit_limits(config: Config) -> tuple[str, str] | None:
     """Why no tenant and no key may have limits of its own: (problem, fix)."""
-    if not config.state.url.startswith("redis+cluster://"):
+    if not config.state.address.startswith("redis+cluster://"):
         return None
     return (
         "limits of tenants and keys count over all models, which a cluster spreads",

@@ -64,7 +64,7 @@ def check_tls(document: Document, path: KeyPath, pool: PoolConfig) -> None:
         return
     if all((w.url or f"{w.scheme}://").startswith("http://") for w in pool.workers):
         document.add(path, "TLS for a pool without an https worker", "use https URLs, or drop it")
-    elif (wrong := unfit_engine_tls(pool.tls)) is not None:
+    elif (wrong := unfit_engine_tls(pool.tls, read=not document.sent)) is not None:
         document.add((*path, wrong[0]), *wrong[1:])
 
 
@@ -89,7 +89,7 @@ def _check_ca(document: Document, where: KeyPath, worker: WorkerConfig) -> None:
         document.add(
             (*where, "ca_file"), "a CA for a worker without TLS", "use an https URL, or drop it"
         )
-    elif not is_file(worker.ca_file):
+    elif not document.sent and not is_file(worker.ca_file):
         document.add(
             (*where, "ca_file"),
             "no such file",

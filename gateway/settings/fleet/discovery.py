@@ -35,7 +35,7 @@ def source_of(url: str) -> DiscoverySource:
     except ValueError:
         reject("not a URL", _FORMS[scheme])
     known = {"dns": {"server"}, "k8s": {"selector", "port", "namespace"}}.get(scheme, set())
-    if parts.fragment or parts.username or set(asked) - known:
+    if parts.fragment or "@" in parts.netloc or set(asked) - known:
         reject(f"a {scheme}:// URL has other parts", _FORMS[scheme])
     options = {name: values[-1] for name, values in asked.items()}
     if scheme == "dns":

@@ -30,6 +30,8 @@ def _jwks(value: str) -> str:
             "keys that come over plain http can be replaced on the way",
             "write https://, or keep the keys in a file and name it here",
         )
+    if value.startswith("https:") and "@" in value.partition("://")[2].partition("/")[0]:
+        reject("credentials in the URL of public keys", "have the issuer publish them without")
     return value
 
 

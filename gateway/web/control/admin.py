@@ -88,13 +88,12 @@ def _reload_routes(app: APIRouter, control: Control) -> None:
         `dry_run=true` compares the body, a file, with the configuration in force instead.
         """
         if dry_run:
-            found = await service.compare(await _text(request))
+            found = msgspec.to_builtins(await service.compare(await _text(request)))
         else:
-            found = await service.reload()
+            found = {"changes": msgspec.to_builtins(await service.reload())}
             await control.peers.ask("reload")
-        rows = [msgspec.to_builtins(change) for change in found]
-        restart = [row["path"] for row in rows if row["restart"]]
-        return json_response({"changes": rows, "restart_needed": restart})
+        restart = [row["path"] for row in found["changes"] if row["restart"]]
+        return json_response({**found, "restart_needed": restart})
 
 
 async def _text(request: Request) -> str:

@@ -163,6 +163,9 @@ class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     api_key: Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,4096}\Z")] | None = None
     """The engine's own key; None: the file's for this address, else none."""
 
+    def __repr__(self) -> str:
+        return f"NewWorker({self.url}, {self.model}/{self.pool})"  # without its key
+
 
 class WorkerService(Protocol):
     """Workers at run time, as the admin routes use them. All methods raise Refusal."""
@@ -180,8 +183,8 @@ class ReloadService(Protocol):
     async def reload(self) -> Sequence[msgspec.Struct]:
         """Read the file and apply it; returns what changed, as `Change` of the settings."""
 
-    async def compare(self, text: str) -> Sequence[msgspec.Struct]:
-        """What a file with this text would change."""
+    async def compare(self, text: str) -> msgspec.Struct:
+        """What a file with this text would change, as `Comparison` of the settings."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ def test_the_image_is_not_root_s() -> None:
 def test_the_image_has_the_client_for_redis() -> None:
     assert "redis" in pins("runtime")
     config = load(ROOT / COMPOSE_CONFIG, environ={})
-    assert config.state.url == "redis://redis:6379/0"
+    assert config.state.address == "redis://redis:6379/0"
     assert "redis" in services()
 
 

@@ -269,7 +269,7 @@ async def test_a_comparison_shows_no_value_of_the_environment(
     reloaded.model["name"] = "m-${OF_THE_GATEWAY}"
     reloaded.model["aliases"] = ["${OF_THE_GATEWAY}"]
     found = await reloaded.gateway.reloading.compare(yaml.safe_dump(reloaded.config))
-    assert "models[m-${OF_THE_GATEWAY}]" in [change.path for change in found]
+    assert "models[m-${OF_THE_GATEWAY}]" in [change.path for change in found.changes]
     assert "secret" not in str(found)
 
 

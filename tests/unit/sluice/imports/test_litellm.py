@@ -69,7 +69,7 @@ def test_equal_names_are_one_model_and_a_larger_window_is_its_second_pool(tmp_pa
 
 def test_settings_around_the_models_are_carried_over(tmp_path: Path) -> None:
     config, report = with_keys(tmp_path)
-    assert config.state.url == "redis://:set@redis:6379/0"
+    assert config.state.address == "redis://:set@redis:6379/0"
     assert config.retry.max_attempts == 3
     assert (config.health.eject_after, config.health.eject_s) == (4, 30.0)
     assert config.timeouts.first_byte_s == 300.0
@@ -514,7 +514,7 @@ def test_an_empty_value_sets_nothing(tmp_path: Path, nothing: str) -> None:
     given = rows(f"q: openai/q, api_key: {nothing}") + 'general_settings: {master_key: ""}\n'
     text, _ = written(tmp_path, given + 'router_settings: {redis_url: "", redis_host: ""}\n')
     assert "${" not in text
-    assert parse(text, "s", {}).state.url == "memory://"
+    assert parse(text, "s", {}).state.address == "memory://"
 
 
 def test_fallbacks_of_every_model_are_read_under_their_star(tmp_path: Path) -> None:

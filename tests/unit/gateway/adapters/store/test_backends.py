@@ -9,6 +9,7 @@ from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState
 from gateway.ports import Directory, EntitlementEntry
 from gateway.settings.config import StateConfig
+from gateway.settings.state import StateUrl
 
 
 def opened(url: str) -> Directory[EntitlementEntry]:
@@ -25,7 +26,7 @@ REDIS = (
 
 @pytest.mark.parametrize("url", REDIS)
 def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: str) -> None:
-    assert StateConfig(url=url).shared
+    assert StateConfig(url=StateUrl(url)).shared
     assert backend_of(url) == "redis"
     assert type(opened(url)).__name__ == "RedisDirectory"
     assert type(open_state(url)).__name__ == "RedisState"
@@ -33,7 +34,7 @@ def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///a.db"])
 def test_memory_and_a_file_are_one_gateway_s(url: str) -> None:
-    assert not StateConfig(url=url).shared
+    assert not StateConfig(url=StateUrl(url)).shared
     assert backend_of(url) == url.partition(":")[0]
 
 
