@@ -30,8 +30,9 @@ def _jwks(value: str) -> str:
             "keys that come over plain http can be replaced on the way",
             "write https://, or keep the keys in a file and name it here",
         )
-    if value.startswith("https:") and "@" in value.partition("://")[2].partition("/")[0]:
-        reject("credentials in the URL of public keys", "have the issuer publish them without")
+    scheme, is_url, rest = value.partition("://")
+    if is_url and (scheme not in {"http", "https"} or "@" in rest.partition("/")[0]):
+        reject("not a plain https URL", "write https://HOST/PATH without credentials, or a path")
     return value
 
 
