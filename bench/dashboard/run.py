@@ -37,11 +37,10 @@ def run() -> Report:
                 measured=round(100 * median(idle), 2),
                 note=f"% of a core; {_SIZE}, no traffic",
             ),
-            at_most(
-                "CPU more with one viewer",
-                round(100 * (median(watched) - median(idle)), 2),
-                1.0,
-                f"% of a core; {_SIZE}",
+            Row(
+                metric="CPU more with one viewer",
+                measured=round(100 * (median(watched) - median(idle)), 2),
+                note=f"aim: 1 % of a core; {_SIZE}",
             ),
             _size(url),
             *_browser(url),

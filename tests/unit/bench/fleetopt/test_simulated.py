@@ -82,14 +82,6 @@ def test_three_paged_fleets_get_a_verdict(paged: dict[str, Row]) -> None:
     assert all(ratio is not None and 0.1 < ratio < 10 for ratio in ratios)
 
 
-def test_the_speed_is_held_to_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = simulated.speed(runs=1, requests=500)
-    assert row.target == "<= 1"
-    assert row.holds
-    monkeypatch.setattr(simulated, "_SPEED_LIMIT_S", 0.0)
-    assert not simulated.speed(runs=1, requests=500).holds
-
-
 def test_even_draws_are_the_distribution_without_its_noise() -> None:
     points = SHIPPED["lmsys"].workload.as_cdf().points
     even, plain = EvenLengths(points), CdfLengths(points)
