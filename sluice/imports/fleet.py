@@ -1,10 +1,11 @@
 """Models and their engines, gathered from an imported file, and the sections made of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.settings.fleet.discovery import is_source
-from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, Row, literal
+from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, Row, label, literal
 
 
 @dataclass
@@ -85,3 +86,14 @@ class Model:
         for engine in self.engines:
             found.setdefault(engine.window or ASSUMED_WINDOW, []).append(engine)
         return dict(sorted(found.items()))
+
+
+def closed(models: Iterable[Model], tenant: str = "imported") -> list[Row]:
+    """An entitlement for each model, which close the gateway to all but the keys of `tenant`."""
+    taken: set[str] = set()
+    found = []
+    for model in models:
+        name = label(model.name, taken)
+        taken.add(name)
+        found.append(Row(name=name, tenant=tenant, model=literal(model.name)))
+    return found

@@ -4,12 +4,14 @@ from typing import Any, Final
 
 from gateway.settings.source import Document
 from sluice.imports import litellm_router as router
+from sluice.imports.fleet import closed
 from sluice.imports.litellm_keys import Tenancy
 from sluice.imports.litellm_models import models_of
 from sluice.imports.report import Report
 
 _NO_KEYS: Final = (
-    "no keys were given: the gateway is open to any key. Import with --keys, or add entitlements"
+    "no keys were given, so the gateway knows none and refuses all: import with --keys; without "
+    "`entitlements` it is open to everybody"
 )
 
 
@@ -32,11 +34,12 @@ def convert(
         tenancy.read(dump)
         path, shares = given.get("priority_reservation", (("litellm_settings",), None))
         tenancy.reserve(shares, path, report)
-        if tenancy.entitlements:
-            config["entitlements"] = tenancy.entitlements
+        config["entitlements"] = tenancy.entitlements or closed(models.values())
+        if tenancy.tenants:
             config["tenants"] = tenancy.tenants
         of_keys.rest(dump if isinstance(dump, dict) else {"keys": dump})
     else:
+        config["entitlements"] = closed(models.values())
         report.left_out((), _NO_KEYS)
     router.explained(data, report)
     report.rest(data)

@@ -1,4 +1,4 @@
-"""Reads keys and teams from a running LiteLLM proxy, page by page, within bounds.
+"""Reads keys, teams and users from a running LiteLLM proxy, page by page, within bounds.
 
 The master key comes from the environment and goes to the proxy that the URL names, nowhere else:
 no redirect is followed, and no proxy of the environment is used. An argument would be visible to
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE: Final = "LITELLM_MASTER_KEY"
 PAGE: Final = 100
-"""Keys that LiteLLM gives at most in one page."""
+"""Rows that LiteLLM gives at most in one page."""
 MAX_PAGES: Final = 5_000
 MAX_ANSWER_BYTES: Final = 64 << 20
 LIMIT_S: Final = 60.0
-_MAX_PAGES_FIX: Final = "dump the table LiteLLM_VerificationToken instead, and give the file"
+_MAX_PAGES_FIX: Final = "dump LiteLLM's tables instead, and give the file"
+_IDS: Final = {"key": "token", "user": "user_id"}
 
 
 def fetch(url: str) -> dict[str, Any]:
-    """The keys and teams of the proxy at a URL. Ends the command if it cannot have them all."""
+    """Keys, teams and users of the proxy at a URL. Ends the command if it cannot have them all."""
     import httpx
 
     key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -34,29 +35,34 @@ def fetch(url: str) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {key}"}
     try:
         with httpx.Client(timeout=LIMIT_S, trust_env=False, headers=headers) as client:
-            return {"keys": _keys(client, base), "teams": _teams(client, base)}
+            return {
+                "keys": _pages(client, base, "key"),
+                "teams": _teams(client, base),
+                "users": _pages(client, base, "user"),
+            }
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         stop(f"--keys {url}: {error}", 2)
     except httpx.HTTPError as error:
         stop(f"{base}: {error}", 1)
 
 
-def _keys(client: "httpx.Client", base: str) -> list[Any]:
-    """The rows of all pages, each once: keys that are made meanwhile may move the pages."""
+def _pages(client: "httpx.Client", base: str, kind: str) -> list[Any]:
+    """The rows of all pages, each once: rows that are made meanwhile may move the pages."""
     found: dict[str, Any] = {}
     page = pages = 1
     while page <= pages:
-        asked = {"page": page, "size": PAGE, "return_full_object": "true"}
+        asked = {"page": page, "size": PAGE, "page_size": PAGE, "return_full_object": "true"}
         asked |= {"sort_by": "created_at", "sort_order": "asc"}
-        answer = _get(client, f"{base}/key/list", asked)
-        rows = answer.get("keys") if isinstance(answer, dict) else None
+        answer = _get(client, f"{base}/{kind}/list", asked)
+        rows = answer.get(f"{kind}s") if isinstance(answer, dict) else None
         if not isinstance(rows, list):
-            stop(f"{base}/key/list: no list of keys: is this a LiteLLM proxy?", 1)
+            stop(f"{base}/{kind}/list: no list of {kind}s: is this a LiteLLM proxy?", 1)
         pages = answer.get("total_pages") or 0
         if not isinstance(pages, int) or pages > MAX_PAGES:
-            stop(f"{base}: {pages} pages of keys, over {MAX_PAGES}: {_MAX_PAGES_FIX}", 2)
+            stop(f"{base}: {pages} pages of {kind}s, over {MAX_PAGES}: {_MAX_PAGES_FIX}", 2)
         for row in rows:
-            found[str(row.get("token")) if isinstance(row, dict) else str(row)] = row
+            row_id = row.get(_IDS[kind]) if isinstance(row, dict) else row
+            found[str(row_id)] = row
         page += 1
     return list(found.values())
 

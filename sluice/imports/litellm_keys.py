@@ -1,23 +1,32 @@
 """Rows of LiteLLM's keys and teams -> tenants, their keys and their entitlements.
 
 LiteLLM stores the SHA-256 of a key in hex, as Sluice does: clients keep their keys. A team is a
-tenant with one entitlement for each of its models. A key with a token rate or a priority of its own
-gets entitlements of its own, because these belong to entitlements. A key is left out rather than
-opened too far.
+tenant with one entitlement for each of its models, and so is a user for keys without a team. Any
+other key is a tenant by itself, because the keys of a tenant see its usage and its decisions. A key
+with a token rate or a priority of its own gets entitlements of its own, because these belong to
+entitlements.
+
+No key may open more than before. Limits that hold for several keys or models in LiteLLM are divided
+among them. A key that is restricted in a way that Sluice lacks, or by a row that the dump lacks, is
+suspended; one of which it is not known what it opens is left out.
 """
 
+import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Model
-from sluice.imports.litellm_fields import other_fields
+from sluice.imports.litellm_fields import RESUME, other_fields, restricted, spent
 from sluice.imports.litellm_limits import (
+    LIMITS,
     SEQUENCES,
     budgets_of,
     key_limits,
     limits_of,
+    over_models,
     refusing,
     unreadable,
 )
@@ -35,37 +44,47 @@ from sluice.imports.report import Report
 from sluice.imports.sections import Row, label, literal
 
 _HASHES_ONLY: Final = "hashes alone say no models: ask /key/list with return_full_object=true"
-_NO_TEAM: Final = (
-    "its team's models are not in the dump, so what it opens is not known: add /team/list"
-)
+_MISSING: Final = "its {0}'s models and limits are not in the dump: add /{0}/list, or its table"
 _OF_ENTITLEMENTS: Final = frozenset({"tpm_limit", "priority"})
 _NO_MODELS: Final = frozenset({"management_routes", "info_routes"})
 """LiteLLM's names of groups of routes that serve no model."""
+_NO_MODEL_TYPES: Final = frozenset({"management", "read_only"})
+"""Values of `key_type` of keys that call no model."""
+_NOBODY: Final = "default_user_id"
+"""The user of keys that were made with the master key."""
+
+Owner = tuple[str, str]
+"""LiteLLM's `team`, `user` or `key`, and its id."""
 
 
 @dataclass
 class _Tenant:
-    """One tenant: a team, or a user without one."""
+    """One tenant: a team, a user, or a key without either."""
 
     name: str
+    owner: Owner
     path: KeyPath
-    team: dict[str, Any]
-    """The team's row; empty without one."""
+    row: dict[str, Any]
+    """The team's or the user's; empty if the dump has none."""
+    apart: int = 0
+    """Keys that have entitlements of their own."""
+    keys_in_all: int = 1
+    suspended: bool = False
+    """Whether something suspends all of its keys."""
     keys: list[Row] = field(default_factory=list)
     shared: dict[str, str] = field(default_factory=dict)
     """Model -> the entitlement that keys without limits of their own use."""
     names: set[str] = field(default_factory=set)
     """Of its keys."""
-    apart: bool = False
-    """Whether a key has entitlements of its own."""
     budgets: list[Row] = field(default_factory=list)
 
     def section(self) -> dict[str, Any]:
+        kind, key = self.owner
         found: dict[str, Any] = {"name": self.name}
-        if alias := self.team.get("team_alias"):
+        if alias := self.row.get(f"{kind}_alias"):
             found["display_name"] = literal(str(alias))
-        if self.team:
-            found["labels"] = Row(litellm_team_id=literal(str(self.team["team_id"])))
+        if self.row:
+            found["labels"] = Row({f"litellm_{kind}_id": literal(key)})
         if self.apart:
             found["entitlements"] = list(self.shared.values())
         if self.budgets:
@@ -87,12 +106,14 @@ class Tenancy:
         self._models = models
         self._opens = ModelNames(models, groups, rows)
         self._report = report
-        self._tenants: dict[tuple[str, str], _Tenant] = {}
-        """By LiteLLM's id of the team, else of the user."""
+        self._tenants: dict[Owner, _Tenant] = {}
         self._digests: set[str] = set()
         self._names: set[str] = set()
         """Of tenants."""
-        self._teams: dict[str, tuple[KeyPath, dict[str, Any]]] = {}
+        self._rows: dict[Owner, tuple[KeyPath, dict[str, Any]]] = {}
+        """Of teams and users."""
+        self._keys_of: Counter[Owner] = Counter()
+        self._apart_of: Counter[Owner] = Counter()
         self._prioritized: dict[tuple[str, str], list[Row]] = {}
         """Entitlements by (priority, model)."""
         self.entitlements: list[Row] = []
@@ -105,23 +126,29 @@ class Tenancy:
         return [tenant.section() for tenant in self._tenants.values() if tenant.keys]
 
     def read(self, dump: object) -> None:
-        """Every row of a dump: a list of keys, or `keys` and `teams` as the API lists them."""
+        """Every row of a dump: a list of keys; or `keys`, `teams` and `users` as the API does."""
         tables: dict[str, Any] = dump if isinstance(dump, dict) else {"keys": dump}
-        for path, team in rows_of(tables, "teams", "LiteLLM_TeamTable"):
-            self._teams[str(team.get("team_id"))] = (path, team)
-        for path, row in rows_of(tables, "keys", "LiteLLM_VerificationToken"):
+        for kind, table in (("team", "LiteLLM_TeamTable"), ("user", "LiteLLM_UserTable")):
+            for path, row in rows_of(tables, f"{kind}s", table):
+                self._rows[kind, str(row.get(f"{kind}_id"))] = (path, row)
+        keys = list(rows_of(tables, "keys", "LiteLLM_VerificationToken"))
+        for _, row in keys:
+            owner = _owner(row)
+            self._keys_of[owner] += 1
+            self._apart_of[owner] += bool(limits_of(row).keys() & _OF_ENTITLEMENTS)
+        for path, row in keys:
             self._key(path, row)
         for index, row in enumerate(listed(tables, "keys")):
             if isinstance(row, str):
                 self._report.left_out(("keys",), _HASHES_ONLY)
                 self._report.part_of(("keys", index))
-        for team_id, (path, team) in self._teams.items():
-            tenant = self._tenants.get(("team", team_id))
+        for owner, (path, row) in self._rows.items():
+            tenant = self._tenants.get(owner)
             if tenant is None:
-                self._report.left_out(path, "a team of which no key was imported")
+                self._report.left_out(path, f"a {owner[0]} of which no key was imported")
             else:
                 self._unused(tenant)
-                other_fields(path, team, self._report)
+                other_fields(path, row, self._report)
 
     def reserve(self, shares: object, path: KeyPath, report: Report) -> None:
         """Share the slots out by `priority_reservation`, among the entitlements of a priority."""
@@ -159,75 +186,90 @@ class Tenancy:
             self._report.left_out(path, why if digest is not None else "no token")
             return
         self._digests.add(digest)
-        tenant = self._tenant(row)
-        name = label(str(row.get("key_alias") or row.get("key_name") or digest[:8]), tenant.names)
+        said = str(row.get("key_alias") or row.get("key_name") or digest[:8])
+        tenant = self._tenant(row, said)
+        name = label(said, tenant.names)
         tenant.names.add(name)
         key = Row(name=name, sha256=f"sha256:{digest}")
         bases = list(dict.fromkeys(self._opens.base(name) for name in allowed))
         if limits_of(row).keys() & _OF_ENTITLEMENTS:
-            tenant.apart = True
+            own = over_models(path, row, self._report)
+            of_all = _divided(limits_of(tenant.row), tenant.apart + 1)
+            of_all.pop("priority", None)
+            own.pop("max_parallel_requests", None)  # the key's own: over all of its models
+            for limit, most in of_all.items():
+                own[limit] = min(own.get(limit, most), most)
             key["entitlements"] = [
-                self._entitlement(path, tenant, model, row, name) for model in bases
+                self._entitlement(tenant, model, _divided(own, len(bases)), name) for model in bases
             ]
-            if limits_of(tenant.team):
-                notes.append("limits and priority of the team do not bind it")
         else:
+            shared = _divided(limits_of(tenant.row), tenant.apart + 1)
+            shared = _divided(shared, len(self._bases(tenant.row)))
             for model in bases:
                 if model not in tenant.shared:
-                    made = self._entitlement(tenant.path, tenant, model, tenant.team, "")
-                    tenant.shared[model] = made
+                    tenant.shared[model] = self._entitlement(tenant, model, shared)
         if models_in(row) or len(allowed) < len(self._opens.every):
             key["models"] = [literal(model) for model in allowed]
-        note = f"key `{name}` of tenant `{tenant.name}`, unchanged, for {', '.join(allowed)}"
-        say = self._report.approximated if notes else self._report.taken
+        lost = self._lost(path, row, tenant, key, bases)
+        if lost or self._refused(path, row, tenant):
+            key["suspended"] = True
+        state = "suspended" if lost else "unchanged"
+        note = f"key `{name}` of tenant `{tenant.name}`, {state}, for {', '.join(allowed)}"
+        say = self._report.approximated if notes or lost else self._report.taken
         say(path, "; ".join([note, *notes]))
-        key_limits(path, row, key, self._report)
-        self._ends(path, row, tenant, key)
         tenant.keys.append(key)
-        unreadable(path, row, self._report)
         other_fields(path, row, self._report)
 
-    def _tenant(self, row: dict[str, Any]) -> _Tenant:
-        """The tenant of a key: its team, else its user, else one for all."""
-        kind = "team" if row.get("team_id") else "user"
-        owner = (kind, str(row.get(f"{kind}_id") or "default"))
+    def _tenant(self, row: dict[str, Any], key: str) -> _Tenant:
+        """The tenant of a key: its team, else its user, else the key's own."""
+        owner = kind, owner_id = _owner(row)
         if owner not in self._tenants:
-            path, team = self._teams.get(owner[1], ((), {})) if kind == "team" else ((), {})
-            said = (team.get("team_alias") or row.get("team_alias")) if kind == "team" else None
-            name = label(str(said or owner[1]), self._names)
+            path, of = self._rows.get(owner, ((), {}))
+            alias = of.get(f"{kind}_alias") or (row.get("team_alias") if kind == "team" else None)
+            name = label(str(alias or (key if kind == "key" else owner_id)), self._names)
             self._names.add(name)
-            self._tenants[owner] = _Tenant(name, path, team)
-            if team:
-                self._report.taken(path, f"tenant `{name}`")
-                self._tenants[owner].budgets = budgets_of(path, team, self._report)
-                unreadable(path, team, self._report)
-                if whole(team.get("rpm_limit")):
-                    self._report.left_out(
-                        (*path, "rpm_limit"), "keys have requests_per_minute, tenants do not"
+            self._tenants[owner] = tenant = _Tenant(
+                name, owner, path, of, self._apart_of[owner], self._keys_of[owner]
+            )
+            if of:
+                self._report.taken(path, f"tenant `{name}`, whose keys see its usage")
+                over_models(path, of, self._report)
+                if "max_parallel_requests" in limits_of(of):
+                    self._report.approximated(
+                        (*path, "max_parallel_requests"),
+                        f"{SEQUENCES}, in equal parts for each model",
                     )
+                if (whole(of.get("rpm_limit")) or 0) > 0:
+                    self._report.approximated(
+                        (*path, "rpm_limit"), "requests_per_minute of its keys, in equal parts"
+                    )
+                budgets = budgets_of(path, of, self._report)
+                tenant.budgets = budgets or []
+                unread = [unreadable(path, of, self._report), restricted(path, of, self._report)]
+                tenant.suspended = budgets is None or any(unread)
         return self._tenants[owner]
+
+    def _bases(self, row: dict[str, Any]) -> set[str]:
+        """The models that a team or a user opens."""
+        return {self._opens.base(name) for name in self._opens.listed(models_in(row) or [])[0]}
 
     def _allowed(self, row: dict[str, Any]) -> tuple[list[str], list[str]]:
         """(imported models and adapters that a key opens, remarks); none opened: why."""
-        asked, of_team, notes = models_in(row), list[str](), list[str]()
-        routes = row.get("allowed_routes")
-        if isinstance(routes, list) and routes and _NO_MODELS.issuperset(map(str, routes)):
+        asked, notes = models_in(row), list[str]()
+        routes, (kind, owner_id) = row.get("allowed_routes"), _owner(row)
+        no_models = isinstance(routes, list) and routes and _NO_MODELS.issuperset(map(str, routes))
+        if no_models or row.get("key_type") in _NO_MODEL_TYPES:
             return [], ["its routes serve no model"]
         if asked is None:
             return [], ["its `models` are missing, or no list"]
-        if row.get("team_id"):
-            _, team = self._teams.get(str(row["team_id"]), ((), {}))
-            known = models_in(team)
-            if known is None and not asked:
-                return [], [_NO_TEAM]
-            if known is None:
-                notes.append("its team is not in the dump: models and limits of it do not bind")
-            of_team = known or []
-        elif row.get("user_id"):
-            notes.append("models, limits and budgets of its user are not read")
+        of_owner: list[str] | None = []
+        if kind != "key":
+            of_owner = models_in(self._rows.get((kind, owner_id), ((), {}))[1])
+        if of_owner is None and not asked:
+            return [], [_MISSING.format(kind)]
         opened, unknown = self._opens.listed(asked)
-        team_opens, _ = self._opens.listed(of_team)
-        allowed = [name for name in opened if name in team_opens]
+        owner_opens, _ = self._opens.listed(of_owner or [])
+        allowed = [name for name in opened if name in owner_opens]
         if not allowed:
             gone = f" ({', '.join(unknown)})" if unknown else ""
             return [], [f"none of its models was imported{gone}"]
@@ -236,52 +278,100 @@ class Tenancy:
         return allowed, notes
 
     def _entitlement(
-        self, path: KeyPath, tenant: _Tenant, model: str, row: dict[str, Any], key: str
+        self, tenant: _Tenant, model: str, limits: dict[str, Any], key: str = ""
     ) -> str:
-        """Make an entitlement with the limits of a row, a key's or a team's; its name."""
-        name = label("-".join(filter(None, (tenant.name, key, model))), self._taken)
+        """Make an entitlement with these limits; its name."""
+        parts = (tenant.name, key if tenant.owner[0] != "key" else "", model)
+        name = label("-".join(filter(None, parts)), self._taken)
         self._taken.add(name)
         made = Row(name=name, tenant=tenant.name, model=literal(model), service_class="elastic")
-        limits = limits_of(row)
         if "tpm_limit" in limits:
-            rate = round(limits["tpm_limit"] / 60, 3)
+            rate = max(0.001, math.floor(limits["tpm_limit"] / 60 * 1_000) / 1_000)
             made["tokens_per_second"] = made["max_tokens_per_second"] = rate
-            self._report.approximated(
-                (*path, "tpm_limit"),
-                "tokens_per_second, a sixtieth, and no more, for each model by itself; "
-                "a bucket of 10 s of it, or of the widest window's tokens",
-            )
-        if "max_parallel_requests" in limits and not key:
-            made["max_concurrency"] = limits["max_parallel_requests"]
-            self._report.approximated(
-                (*path, "max_parallel_requests"), f"{SEQUENCES}, for each model by itself"
-            )
+        if "max_parallel_requests" in limits:
+            made["max_concurrency"] = max(1, int(limits["max_parallel_requests"]))
         if "priority" in limits:
             self._prioritized.setdefault((limits["priority"], model), []).append(made)
-            self._report.approximated(
-                (*path, "metadata", "priority"), "a class and a baseline: see priority_reservation"
-            )
         self.entitlements.append(made)
         return name
 
-    def _unused(self, tenant: _Tenant) -> None:
-        """Leave out limits of a team that none of its entitlements has."""
-        for name in () if tenant.shared else limits_of(tenant.team):
-            where = ("metadata", name) if name == "priority" else (name,)
-            self._report.left_out(
-                (*tenant.path, *where), "each of its keys has a rate or a priority of its own"
-            )
-
-    def _ends(self, path: KeyPath, row: dict[str, Any], tenant: _Tenant, key: Row) -> None:
-        """Expiry and suspension, of the key or of its team."""
-        expires = instant_of(row.get("expires"))
-        if expires is not None:
+    def _lost(
+        self, path: KeyPath, row: dict[str, Any], tenant: _Tenant, key: Row, bases: list[str]
+    ) -> bool:
+        """Set the key's own limits and its expiry; whether something that binds it is lost."""
+        within = key_limits(path, row, key, self._report)
+        if (of_all := whole(tenant.row.get("rpm_limit")) or 0) > 0:
+            part = max(1, of_all // tenant.keys_in_all)
+            key["requests_per_minute"] = min(key.get("requests_per_minute", part), part)
+        if (expires := instant_of(row.get("expires"))) is not None:
             key["expires_at"] = expires
             self._report.taken((*path, "expires"), f"expires_at: {expires}")
-        if row.get("blocked") or tenant.team.get("blocked"):
-            key["suspended"] = True
+        lost = [
+            not within,
+            tenant.suspended,
+            unreadable(path, row, self._report),
+            restricted(path, row, self._report),
+            *(self._owner_unknown(path, row, kind, tenant) for kind in ("team", "user")),
+        ]
+        free = next((name for name in bases if self._models[name].price is None), None)
+        for where, limited in ((path, row), (tenant.path, tenant.row)):
+            if free and (number(limited.get("max_budget")) or 0) > 0 and spent(limited):
+                why = f"{RESUME}: give `{free}` a price, or its budget counts nothing"
+                self._report.left_out((*where, "spend"), why)
+                lost.append(True)
+        return any(lost)
+
+    def _refused(self, path: KeyPath, row: dict[str, Any], tenant: _Tenant) -> bool:
+        """Whether LiteLLM refuses all of the key's requests."""
+        blocked = bool(row.get("blocked") or tenant.row.get("blocked"))
+        if blocked:
             self._report.taken((*path, "blocked"), "suspended")
-        for where, limited in ((path, row), (tenant.path, tenant.team)):
+        for where, limited in ((path, row), (tenant.path, tenant.row)):
             if (name := refusing(limited)) is not None:
-                key["suspended"] = True
+                blocked = True
                 self._report.taken((*where, name), "suspended: a limit of nothing admits nothing")
+        return blocked
+
+    def _owner_unknown(
+        self, path: KeyPath, row: dict[str, Any], kind: str, tenant: _Tenant
+    ) -> bool:
+        """Whether limits of the team or the user that a key names are not known, or are lost."""
+        owner_id = row.get(f"{kind}_id")
+        if not owner_id or (kind == "user" and owner_id == _NOBODY):
+            return False
+        where = (*path, f"{kind}_id")
+        _, found = self._rows.get((kind, str(owner_id)), ((), None))
+        if found is None or models_in(found) is None:
+            self._report.left_out(where, f"{RESUME}: {_MISSING.format(kind)}")
+            return True
+        if kind == "user" and tenant.owner[0] == "team" and any(map(found.get, LIMITS)):
+            self._report.left_out(
+                where, f"{RESUME}: limits of its user hold over the keys of all teams"
+            )
+            return True
+        return False
+
+    def _unused(self, tenant: _Tenant) -> None:
+        """Leave out a team's priority if none of its entitlements has it."""
+        if not tenant.shared and "priority" in limits_of(tenant.row):
+            self._report.left_out(
+                (*tenant.path, "metadata", "priority"),
+                "each of its keys has a rate or a priority of its own",
+            )
+
+
+def _owner(row: dict[str, Any]) -> Owner:
+    """Whom a key belongs to: its team, else its user, else nobody but itself."""
+    if row.get("team_id"):
+        return "team", str(row["team_id"])
+    if row.get("user_id") and row["user_id"] != _NOBODY:
+        return "user", str(row["user_id"])
+    return "key", str(digest_of(row))
+
+
+def _divided(limits: dict[str, Any], parts: int) -> dict[str, Any]:
+    """An equal part of each limit; a priority is nobody's part."""
+    return {
+        name: value if name == "priority" else value / max(1, parts)
+        for name, value in limits.items()
+    }

@@ -1,12 +1,13 @@
 """values.yaml of vLLM's production-stack -> sluice.yaml."""
 
+import hashlib
 import re
 from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
-from sluice.imports.fleet import Engine, Model
+from sluice.imports.fleet import Engine, Model, closed
 from sluice.imports.litellm_rows import whole
 from sluice.imports.report import Report
 from sluice.imports.sections import Row
@@ -41,14 +42,7 @@ def convert(document: Document, report: Report) -> dict[str, Any]:
     for name, reason in _ROUTER.items():
         if router.get(name) is not None:
             report.left_out(("routerSpec", name), reason)
-    key = serving.get("vllmApiKey") or router.get("vllmApiKey")
-    if key is not None and models:
-        where = "servingEngineSpec" if serving.get("vllmApiKey") else "routerSpec"
-        report.approximated(
-            (where, "vllmApiKey"), "api_key of every worker: set VLLM_API_KEY to this secret"
-        )
-        for engine in (engine for model in models.values() for engine in model.engines):
-            engine.api_key = "${VLLM_API_KEY}"
+    tenancy = _key_of_clients(serving, router, models, report)
     for name, path in ((n, ("routerSpec", "staticModels")) for n in models if n not in shapes):
         report.approximated(
             path, f"`{name}`: window and sequences are not given, so they are assumed"
@@ -60,7 +54,35 @@ def convert(document: Document, report: Report) -> dict[str, Any]:
         "version": 1,
         "server": Row(host="0.0.0.0", port=8001),  # noqa: S104 - as the chart's router listens
         "models": [model.section() for model in models.values()],
+        **tenancy,
     }
+
+
+def _key_of_clients(
+    serving: dict[str, Any], router: dict[str, Any], models: dict[str, Model], report: Report
+) -> dict[str, Any]:
+    """Tenancy that opens the models to the engines' key alone, which clients sent until now."""
+    where = "servingEngineSpec" if serving.get("vllmApiKey") else "routerSpec"
+    key = serving.get("vllmApiKey") or router.get("vllmApiKey")
+    if key is None or not models:
+        return {}
+    for engine in (engine for model in models.values() for engine in model.engines):
+        engine.api_key = "${VLLM_API_KEY}"
+    note = "api_key of every worker: set VLLM_API_KEY to this secret"
+    sections: dict[str, Any] = {"entitlements": closed(models.values())}
+    if isinstance(key, str):
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        own = Row(name="vllm-api-key", sha256=f"sha256:{digest}")
+        sections["tenants"] = [{"name": "imported", "keys": [own]}]
+        note += "; clients go on sending it"
+    else:
+        report.left_out(
+            (where, "vllmApiKey"),
+            "the secret's value is not known, so no client has a key: add a key of the tenant "
+            "`imported` with the hash that `sluice hash-key` gives for it",
+        )
+    report.approximated((where, "vllmApiKey"), note)
+    return sections
 
 
 def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class Handler(BaseHTTPRequestHandler):
         elif parts.path == "/team/list":
             team = {"team_id": "t1", "team_alias": "Search", "models": ["llama"], "blocked": False}
             self._send(200, [team])
+        elif parts.path == "/user/list":
+            user = {"user_id": "jane", "models": ["llama"]}
+            self._send(200, {"users": [user], "page": int(query["page"]), "total_pages": 1})
         elif parts.path == "/key/list":
             assert query["return_full_object"] == "true"
             page, size, rows = int(query["page"]), int(query["size"]), self.server.rows
@@ -95,13 +98,15 @@ def imported(url: str, folder: Path, key: str = MASTER) -> Result:
 
 def test_every_key_of_every_page_is_taken_once(proxy: Proxy, tmp_path: Path) -> None:
     proxy.rows.insert(120, row(7))  # a page moved while it was read
+    proxy.rows.append({"token": f"{999:064x}", "user_id": "jane", "models": []})
     result = imported(proxy.url, tmp_path)
     assert result.exit_code == 0, result.output
     config = parse((tmp_path / "sluice.yaml").read_text(), "sluice.yaml", {})
-    (tenant,) = config.tenants
-    assert (tenant.name, tenant.display_name) == ("Search", "Search")
-    assert {key.sha256 for key in tenant.keys} == {f"sha256:{n:064x}" for n in range(1, 251)}
-    assert proxy.asked == ["/key/list"] * 3 + ["/team/list"]
+    search, jane = config.tenants
+    assert (search.name, search.display_name) == ("Search", "Search")
+    assert {key.sha256 for key in search.keys} == {f"sha256:{n:064x}" for n in range(1, 251)}
+    assert (jane.name, [key.suspended for key in jane.keys]) == ("jane", [False])
+    assert proxy.asked == ["/key/list"] * 3 + ["/team/list", "/user/list"]
     assert MASTER not in result.output
 
 

@@ -94,14 +94,15 @@ def test_limits_of_a_key_are_those_of_entitlements_that_only_it_opens(tmp_path: 
     config, _ = with_keys(tmp_path)
     terms = {e.name: e for e in config.entitlements}
     shared = terms["Search-Ads-llama-3-70b"]
-    assert (shared.tokens_per_second, shared.service_class) == (10_000.0, "elastic")
+    assert (shared.tokens_per_second, shared.service_class) == (5_000.0, "elastic")
+    assert shared.max_tokens_per_second == 5_000.0, "half of it: the team opens two models"
     batch = config.tenants[1]
     assert batch.entitlements == (), "no key without a list may use another key's"
     nightly, reports = batch.keys
     assert nightly.entitlements == ("Batch-nightly-llama-3-70b", "Batch-nightly-qwen-coder")
     limited = terms["Batch-nightly-llama-3-70b"]
     assert (limited.tokens_per_second, limited.max_concurrency, limited.concurrency) == (
-        *(1000.0, None, 68),
+        *(500.0, None, 68),
     )
     assert (nightly.requests_per_minute, nightly.max_concurrency) == (100, 8)
     (budget,) = nightly.budgets
@@ -220,7 +221,7 @@ def test_rows_that_cannot_be_trusted_are_left_out(tmp_path: Path) -> None:
         {"models": []},
         f"{KEY}04",
     )
-    assert said["keys[0]"].startswith("key `7f05b5f0` of tenant `default`")
+    assert said["keys[0]"].startswith("key `7f05b5f0` of tenant `7f05b5f0`, unchanged")
     assert said["keys[1]"] == "the same key as a row before"
     assert said["keys[2]"] == "no usable expiry"
     assert said["keys[3]"] == "none of its models was imported (no-default-models)"
@@ -309,11 +310,15 @@ def test_a_key_of_a_team_that_is_not_in_the_dump_opens_what_it_lists_or_nothing(
             {"team_id": "gone", "models": ["base"]},
         ],
     )
-    assert {name: key["models"] for name, key in keys.items()} == {"k2": ["base"]}
+    assert {name: (key["models"], key["suspended"]) for name, key in keys.items()} == {
+        "k2": (["base"], True)
+    }
+    missing = "its team's models and limits are not in the dump"
     assert report["keys[0]"] == report["keys[1]"]
-    assert report["keys[0]"].startswith("left out: its team's models are not in the dump")
-    assert report["keys[2]"].startswith("approximated")
-    assert "do not bind" in report["keys[2]"]
+    assert report["keys[0]"].startswith(f"left out: {missing}")
+    assert report["keys[2].team_id"].startswith(
+        f"left out: suspended until you look at it: {missing}"
+    )
 
 
 @pytest.mark.parametrize("models", [{"models": "{base}"}, {"models": "base"}, {}])
@@ -323,7 +328,7 @@ def test_models_that_cannot_be_read_open_nothing(tmp_path: Path, models: dict[st
     )
     assert keys == {}
     assert report["keys[0]"] == "left out: its `models` are missing, or no list"
-    assert report["keys[1]"].startswith("left out: its team's models are not in the dump")
+    assert report["keys[1]"].startswith("left out: its team's models and limits are not")
 
 
 def test_a_key_for_an_adapter_opens_the_adapter_alone(tmp_path: Path) -> None:
@@ -394,41 +399,143 @@ def test_a_limit_is_read_as_a_dump_has_it(tmp_path: Path, many: object) -> None:
 @pytest.mark.parametrize("nonsense", ["many", [5], {"a": 1}, True, 1e300, "nan"])
 def test_a_limit_that_is_no_number_is_told(tmp_path: Path, name: str, nonsense: object) -> None:
     row = {"models": [], name: nonsense}
-    _, report = keys_of(tmp_path, [{**row, "team_id": "t"}, row], [{**row, "team_id": "t"}])
+    keys, report = keys_of(tmp_path, [{**row, "team_id": "t"}, row], [{**row, "team_id": "t"}])
     for path in ("keys[0]", "keys[1]", "teams[0]"):
-        assert report[f"{path}.{name}"].startswith("left out: not a number")
+        assert report[f"{path}.{name}"].endswith("look at it: not a number that can be used")
+    assert all(key["suspended"] for key in keys.values())
 
 
-def test_limits_of_a_team_that_no_key_uses_are_told(tmp_path: Path) -> None:
-    team = {"tpm_limit": 600, "max_parallel_requests": 4, "metadata": {"priority": "prod"}}
-    _, report = keys_of(
+def test_limits_of_a_team_are_divided_among_what_has_limits_of_its_own(tmp_path: Path) -> None:
+    team = {"tpm_limit": 6_000, "max_parallel_requests": 4, "rpm_limit": 90}
+    keys, report = keys_of(
         tmp_path,
-        [{"team_id": "t", "models": [], "tpm_limit": 60}],
-        [{"team_id": "t", "models": [], **team}],
+        [
+            {"team_id": "t", "models": [], "tpm_limit": 60},
+            {"team_id": "t", "models": [], "tpm_limit": 60_000},
+            {"team_id": "t", "models": []},
+        ],
+        [{"team_id": "t", "models": [], **team, "metadata": {"priority": "prod"}}],
     )
-    for where in ("tpm_limit", "max_parallel_requests", "metadata.priority"):
-        assert report[f"teams[0].{where}"].startswith("left out: each of its keys has")
-    assert "limits and priority of the team do not bind it" in report["keys[0]"]
+    rows = yaml.safe_load((tmp_path / "sluice.yaml").read_text())["entitlements"]
+    limits = {row["name"]: (row["max_tokens_per_second"], row["max_concurrency"]) for row in rows}
+    assert limits == {"t-k0-base": (1.0, 1), "t-k1-base": (33.333, 1), "t-base": (33.333, 1)}
+    assert [key["requests_per_minute"] for key in keys.values()] == [30] * 3
+    for where in ("tpm_limit", "rpm_limit", "max_parallel_requests", "metadata.priority"):
+        assert report[f"teams[0].{where}"].startswith("approximated")
 
 
-def test_what_stands_in_other_tables_is_told(tmp_path: Path) -> None:
-    row = {
-        "models": [],
-        "budget_id": "gold",
-        "organization_id": "o",
-        "auto_rotate": True,
-        "budget_limits": [{"max_budget": 5}],
-        "user_id": "jane",
-        "metadata": {"model_rpm_limit": {"base": 5}},
-    }
-    _, report = keys_of(tmp_path, [row])
-    assert report["keys[0].budget_id"].startswith("left out: limits of LiteLLM's budget table")
-    assert report["keys[0].organization_id"].startswith("left out")
+ROW: dict[str, Any] = {"models": []}
+
+
+@pytest.mark.parametrize(
+    ("lost", "where"),
+    [
+        ({"budget_id": "gold"}, "budget_id"),
+        ({"budget_id": "b", "litellm_budget_table": {"tpm_limit": 5}}, "budget_id"),
+        ({"organization_id": "o"}, "organization_id"),
+        ({"budget_limits": [{"max_budget": 5}]}, "budget_limits"),
+        ({"metadata": {"model_rpm_limit": {"base": 5}}}, "metadata.model_rpm_limit"),
+        ({"model_max_budget": {"base": {"budget_limit": 1}}}, "model_max_budget"),
+        ({"metadata": {"guardrails": ["pii"]}}, "metadata.guardrails"),
+        ({"allowed_routes": ["/v1/embeddings"]}, "allowed_routes"),
+        ({"max_budget": 5, "spend": 5, "budget_duration": "30d"}, "max_budget"),
+        ({"max_budget": 5, "spend": 7.5}, "max_budget"),
+        ({"max_budget": 5}, "max_budget"),
+        ({"max_budget": 5, "budget_duration": "2w"}, "max_budget"),
+        ({"max_budget": 5, "spend": 1, "budget_duration": "30d"}, "spend"),
+    ],
+)
+def test_what_sluice_cannot_restrict_is_suspended_and_told_first(
+    tmp_path: Path, lost: dict[str, Any], where: str
+) -> None:
+    keys, report = keys_of(tmp_path, [{**ROW, **lost}, ROW])
+    assert [key.get("suspended", False) for key in keys.values()] == [True, False]
+    assert report[f"keys[0].{where}"].startswith("left out: suspended until you look at it: ")
+    assert report["keys[0]"].startswith("approximated: key `k0` of tenant `k0`, suspended")
+    if where in ("allowed_routes", "spend"):
+        return
+    (tmp_path / "team").mkdir()
+    of_team = [{"team_id": "t", **ROW, **lost}]
+    keys, report = keys_of(tmp_path / "team", [{"team_id": "t", **ROW}], of_team)
+    assert keys["k0"]["suspended"]
+    assert report[f"teams[0].{where}"].startswith("left out: suspended")
+
+
+def test_what_restricts_nothing_suspends_nothing(tmp_path: Path) -> None:
+    keys, report = keys_of(
+        tmp_path,
+        [
+            {**ROW, "allowed_routes": ["llm_api_routes", "info_routes"], "auto_rotate": True},
+            {**ROW, "budget_id": "soft", "litellm_budget_table": {"soft_budget": 5}},
+            {**ROW, "user_id": "default_user_id", "spend": 3.0},
+        ],
+    )
+    assert not any(key.get("suspended") for key in keys.values())
     assert report["keys[0].auto_rotate"].startswith("left out")
-    assert report["keys[0].budget_limits"] == "left out: Sluice has no such setting"
-    assert report["keys[0].metadata.model_rpm_limit"].startswith("left out: requests a minute")
-    assert report["keys[0]"].startswith("approximated")
-    assert "its user are not read" in report["keys[0]"]
+    assert not any(path.startswith("keys[1].") for path in report)
+
+
+def test_keys_see_one_another_only_within_a_team_or_a_user(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        *(
+            {**ROW, "user_id": user}
+            for user in ("jane", "jane", "default_user_id", "default_user_id")
+        ),
+        *(ROW, ROW, {**ROW, "team_id": "t", "user_id": "jane"}),
+    ]
+    dump = {
+        "keys": [{"token": f"{n:064x}", "key_alias": "same", **row} for n, row in enumerate(rows)],
+        "teams": [{"team_id": "t", "models": []}],
+        "users": [{"user_id": "jane", "user_alias": "Jane", "models": ["base"]}],
+    }
+    text, report = written(tmp_path, ENGINE, dump)
+    tenants = yaml.safe_load(text)["tenants"]
+    assert {t["name"]: len(t["keys"]) for t in tenants} == {
+        "Jane": 2, "same": 1, "same-2": 1, "same-3": 1, "same-4": 1, "t": 1,
+    }  # fmt: skip
+    assert tenants[0]["keys"][0]["models"] == ["base"]
+    assert report["users[0]"] == "taken: tenant `Jane`, whose keys see its usage"
+
+
+def test_a_user_that_is_not_in_the_dump_or_is_limited_in_its_teams_suspends(tmp_path: Path) -> None:
+    dump = {
+        "keys": [
+            {"token": f"{n:064x}", "key_alias": f"k{n}", **row}
+            for n, row in enumerate(
+                [
+                    {"models": ["base"], "user_id": "gone"},
+                    {"models": [], "user_id": "gone"},
+                    {"models": ["base"], "team_id": "t", "user_id": "gone"},
+                    {"models": ["base"], "team_id": "t", "user_id": "slow"},
+                    {"models": ["base"], "user_id": "slow"},
+                ]
+            )
+        ],
+        "teams": [{"team_id": "t", "models": []}],
+        "users": [{"user_id": "slow", "models": [], "rpm_limit": 5}],
+    }
+    text, report = written(tmp_path, ENGINE, dump)
+    keys = {k["name"]: k for t in yaml.safe_load(text)["tenants"] for k in t["keys"]}
+    assert {name: key.get("suspended", False) for name, key in keys.items()} == {
+        "k0": True, "k2": True, "k3": True, "k4": False,
+    }  # fmt: skip
+    assert keys["k4"]["requests_per_minute"] == 5
+    assert report["keys[1]"].startswith("left out: its user's models and limits")
+
+
+def test_what_is_left_of_a_budget_is_taken(tmp_path: Path) -> None:
+    priced = ENGINE.replace('"http://a:8000"}', '"http://a:8000", input_cost_per_token: 1e-6}')
+    row = {"max_budget": 100, "spend": 12.5, "budget_duration": "30d", **ROW}
+    text, report = written(tmp_path, priced, {"keys": [{"token": f"{1:064x}", **row}]})
+    (key,) = yaml.safe_load(text)["tenants"][0]["keys"]
+    assert (key["budgets"], key.get("suspended")) == ([{"money": 87.5, "window": "month"}], None)
+    assert "100 less what was spent" in report["keys[0].max_budget"]
+
+
+def test_without_keys_the_gateway_is_closed(tmp_path: Path) -> None:
+    text, report = written(tmp_path, ENGINE)
+    assert [row["model"] for row in yaml.safe_load(text)["entitlements"]] == ["base"]
+    assert "refuses all" in report["the file"]
 
 
 def test_a_setting_of_a_model_that_sluice_lacks_is_told(tmp_path: Path) -> None:

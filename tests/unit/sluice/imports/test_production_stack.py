@@ -62,7 +62,7 @@ def test_each_value_is_accounted_for(tmp_path: Path) -> None:
         fates.setdefault(line["path"], set()).add(line["fate"])
     assert fates == {
         "servingEngineSpec.enableEngine": {"left out"},
-        "servingEngineSpec.vllmApiKey": {"approximated"},
+        "servingEngineSpec.vllmApiKey": {"approximated", "left out"},
         "servingEngineSpec.modelSpec[0]": {"approximated"},
         "servingEngineSpec.modelSpec[1]": {"left out"},
         "routerSpec.staticBackends": {"taken"},
