@@ -15,23 +15,26 @@ from gateway.settings.config import Config
 from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.fleet.pool import PoolConfig
 from gateway.settings.problems import KeyPath, dotted
+from gateway.settings.types import Section
 
 FIXED: Final = (
-    *("server", "auth", "state", "request_log", "usage_export", "telemetry", "compressor"),
+    *("server", "state", "request_log", "usage_export", "telemetry", "compressor"),
     *("decisions_kept", "ledger", "currency"),
 )
 """Sections that change only with a restart: most have sockets, files or processes of their own."""
+KEYS: Final = ("admin_key", "viewer_key", "admin_keys")
+"""Settings of `server` that change without one."""
 OWN_PROCESSES: Final = ("enabled", "tokenizer")
 """Settings of a model's `compression` that its processes are started with."""
 BY_HOUR: Final = ("gpu_hour", "gpus")
 """Settings of a pool by which its bill is counted from the start."""
 _FIXED: Final = re.compile(
-    rf"(?:{'|'.join(FIXED)})(?:\..*)?"
+    rf"(?!server\.(?:{'|'.join(KEYS)})\b)(?:{'|'.join(FIXED)})(?:\..*)?"
     rf"|models\[[^\]]+\]\.compression\.(?:{'|'.join(OWN_PROCESSES)})"
     rf"|models\[[^\]]+\]\.pools\[[^\]]+\]\.(?:{'|'.join(BY_HOUR)})"
 )
 _HASH: Final = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
-_NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys"})
+_NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys", "admin_keys"})
 _WHOLE: Final = frozenset({"workers", "aliases", "loras", "api_keys"})
 
 
@@ -77,7 +80,9 @@ def merged(before: Config, after: Config) -> Config:
         compression = model.compression.model_copy(update=kept)
         pools = {name: _merged_pool(old, name, pool) for name, pool in model.pools.items()}
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
-    fixed = {name: getattr(before, name) for name in FIXED}
+    fixed: dict[str, Section] = {name: getattr(before, name) for name in FIXED}
+    keys = {name: getattr(after.server, name) for name in KEYS}
+    fixed["server"] = fixed["server"].model_copy(update=keys)
     found = after.model_copy(update={**fixed, "models": tuple(models)})
     found.note_references(
         {path: written for path, written in after.references.items() if not _is_fixed(path)}

@@ -59,7 +59,7 @@ def unfit_server_tls(tls: ServerTlsConfig) -> tuple[str, str, str] | None:
     for name, file in (("cert", tls.cert), ("key", tls.key), ("client_ca", tls.client_ca)):
         if file is not None and (found := _unreadable(file)) is not None:
             return name, found, "give the path of a PEM file that the gateway may read"
-    return _unfit_pair(tls.cert, tls.key) or _unfit_ca("client_ca", tls.client_ca)
+    return _unfit_pair(tls.cert, tls.key) or unfit_ca("client_ca", tls.client_ca)
 
 
 def unfit_engine_tls(tls: EngineTlsConfig, *, read: bool = True) -> tuple[str, str, str] | None:
@@ -79,7 +79,7 @@ def unfit_engine_tls(tls: EngineTlsConfig, *, read: bool = True) -> tuple[str, s
             return name, found, "give the path of a PEM file that the gateway may read"
     if tls.cert is not None and tls.key is not None and (pair := _unfit_pair(tls.cert, tls.key)):
         return pair
-    return _unfit_ca("ca", tls.ca)
+    return unfit_ca("ca", tls.ca)
 
 
 def _unreadable(file: str) -> str | None:
@@ -100,7 +100,8 @@ def _unfit_pair(cert: str, key: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _unfit_ca(name: str, file: str | None) -> tuple[str, str, str] | None:
+def unfit_ca(name: str, file: str | None) -> tuple[str, str, str] | None:
+    """What is wrong with a file of authorities' certificates: setting, problem and fix."""
     if file is None:
         return None
     try:

@@ -115,6 +115,7 @@ class Gateway:
             event_sink=self.log,
             decide_anew=self._decide_anew,
         )
+        self.role_keys = role_keys(config, self.pools.tokens)
         self.store = self.pools.store
         self.replicas = Replicas(
             config,
@@ -282,7 +283,7 @@ class Gateway:
             draining=lambda: self.data_plane.draining,
             unread=lambda: self.pools.keyring.unread,
             clock=clock,
-            keys=role_keys(config, self.pools.tokens),
+            keys=self.role_keys,
             authenticate=known,
             version=version(),
             created_unix_s=int(time.time()),
@@ -366,7 +367,7 @@ class Gateway:
             self.discovery.report,
             lambda: self.reloading.status,
             lambda: None if self.certificates is None else self.certificates.status,
-            tuple if self.pools.tokens is None else self.pools.tokens.ages,
+            lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
         )
 
     @asynccontextmanager

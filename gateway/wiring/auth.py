@@ -23,9 +23,13 @@ def token_verifier(
     if not config.auth.jwt:
         return None
     module = importlib.import_module("gateway.adapters.tokens.verifier")  # of the extra `jwt`
-    rules = [_rules(issuer) for issuer in config.auth.jwt]
-    made: Verifier = module.Verifier(rules, metrics, clock)
+    made: Verifier = module.Verifier(issuer_rules(config), metrics, clock)
     return made
+
+
+def issuer_rules(config: Config) -> list[IssuerRules]:
+    """The issuers whose tokens are taken."""
+    return [_rules(issuer) for issuer in config.auth.jwt]
 
 
 def _rules(issuer: JwtIssuerConfig) -> IssuerRules:

@@ -26,6 +26,8 @@ from gateway.policy.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
 from gateway.settings.fleet.boundaries import control_of
 from gateway.settings.fleet.worker import WorkerConfig
+from gateway.web.control.roles import RoleKeys
+from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model
 from gateway.wiring.replicas import Replicas
@@ -55,6 +57,7 @@ class Parts(Protocol):
     workers: Workers
     replicas: Replicas
     bill: FleetBill
+    role_keys: RoleKeys
     served: "Served"
 
 
@@ -196,6 +199,7 @@ class ModelSet:
         served.models[:] = [now for _, now in after]
         served.name(target)
         gateway.pools.use(target, {now.name: now for _, now in after})
+        gateway.role_keys.follow(role_keys(target, gateway.pools.tokens))
         gateway.learning.replace({estimator_key(m): m.estimator for m in served.models})
         gateway.config = gateway.workers.config = target
         gateway.replicas.follow(target)

@@ -45,7 +45,7 @@ from gateway.settings.token_pools import (
 )
 from gateway.stages.authenticate import Keyring
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
-from gateway.wiring.auth import token_verifier
+from gateway.wiring.auth import issuer_rules, token_verifier
 from gateway.wiring.tenants import make_tenants, tenant_file
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ class AdmissionRuntime:
                 closing.push_async_callback(self.store.close)
                 await self.store.start()
             closing.push_async_callback(self.registry.close)
+            closing.push_async_callback(self._close_tokens)
             if self.tokens is not None:
-                closing.push_async_callback(self.tokens.close)
                 await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
             await self.registry.start(self._file, guarded=self._guarded)
@@ -237,13 +237,31 @@ class AdmissionRuntime:
             publishes = True
         self._file = File(entries(config), config.modified_unix_s)
         await self.registry.adopt(self._file)
+        await self._prepare_tokens(config)
         if publishes:
             await self.upkeep.step()
+
+    async def _prepare_tokens(self, config: Config) -> None:
+        if self.tokens is not None:
+            await self.tokens.prepare(issuer_rules(config))
+        elif (tokens := token_verifier(config, self._metrics, self._clock)) is not None:
+            self.tokens = tokens
+            tokens.on_change(self.keyring.tokens.clear)
+            await tokens.start()
+
+    async def _close_tokens(self) -> None:
+        if self.tokens is not None:
+            await self.tokens.close()
 
     def use(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:
         """Decide by another configuration from now on; models that are gone go with `forget`."""
         self._served.update(served)
         self.store.pending.clear()
+        if self.tokens is not None:
+            self.tokens.use()
+            # A gateway that tokens closed stays closed, as one whose last entitlement went.
+            self.keyring.open = False
+            self.keyring.verifier = self.tokens if config.auth.jwt else None
         for model in config.models:
             name = model.name
             if self._is_managed(config, model):

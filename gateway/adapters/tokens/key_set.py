@@ -29,6 +29,8 @@ READ_LIMIT_S: Final = 5.0
 MAX_BYTES: Final = 1_048_576
 MAX_KEYS: Final = 100
 MIN_RSA_BITS: Final = 2048
+_OWN: Final = ("issuer", "jwks", "ca_file", "algorithms", "refresh_s", "max_stale_s")
+"""Rules that the keys depend on."""
 _FAMILIES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 """First letters of an algorithm -> type of its keys. Keys of HMAC (`oct`) are never taken."""
 
@@ -74,19 +76,29 @@ class KeySet:
         """Time since the keys were last read; None if they never were."""
         return None if self._read_at_s is None else self._clock() - self._read_at_s
 
+    def fits(self, rules: IssuerRules) -> bool:
+        """Whether these are the keys of an issuer with other rules, too."""
+        return all(getattr(rules, name) == getattr(self._rules, name) for name in _OWN)
+
     async def start(self) -> None:
         """Read the keys, within KEYS_WAIT_S if possible, and keep them current from now on."""
-        self._ask()
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+            self._ask()
         await self.read()
-        self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
 
     async def close(self) -> None:
         """Stop."""
+        tasks = self.stop()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Stop soon; returns what is to end."""
         tasks = [task for task in (self._refreshing, self._reading) if task is not None]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        return tasks
 
     async def read(self) -> None:
         """Wait until the keys that are being read are known, KEYS_WAIT_S at most."""

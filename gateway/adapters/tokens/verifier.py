@@ -7,7 +7,7 @@ audience and times; the algorithm is the operator's choice, never the token's.
 import asyncio
 import time
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import jwt
@@ -45,14 +45,48 @@ class Verifier:
         """`clock` monotonic, in seconds; expiry is compared with the wall clock."""
         self._metrics = metrics
         self._listeners: list[Callable[[], None]] = []
-        self._rules = {rules.issuer: rules for rules in issuers}
-        self._keys = {
-            rules.issuer: KeySet(rules, self._changed, self._noted, clock) for rules in issuers
-        }
+        self._rules: dict[str, IssuerRules] = {}
+        self._keys: dict[str, KeySet] = {}
+        self._coming = {rules.issuer: (rules, self._key_set(rules, clock)) for rules in issuers}
+        self._clock = clock
+        self.use()
+
+    def _key_set(self, rules: IssuerRules, clock: Callable[[], float]) -> KeySet:
+        return KeySet(rules, self._changed, self._noted, clock)
 
     async def start(self) -> None:
         """Read all keys and keep them current."""
         await asyncio.gather(*(keys.start() for keys in self._keys.values()))
+
+    async def prepare(self, issuers: Sequence[IssuerRules]) -> None:
+        """Read the keys of the issuers that `use` will trust, within KEYS_WAIT_S if possible."""
+        before = {name: keys for name, (_, keys) in self._coming.items()}
+        known = {**before, **self._keys}
+        coming = {}
+        for rules in issuers:
+            keys = known.get(rules.issuer)
+            if keys is None or not keys.fits(rules):
+                keys = self._key_set(rules, self._clock)
+            coming[rules.issuer] = rules, keys
+        self._coming = coming
+        self._drop(before.values())
+        await asyncio.gather(*(keys.start() for _, keys in coming.values()))
+
+    def use(self) -> None:
+        """Trust the issuers that were prepared, and no others; after a change verify anew."""
+        before, rules_before = self._keys, self._rules
+        self._rules = {name: rules for name, (rules, _) in self._coming.items()}
+        self._keys = {name: keys for name, (_, keys) in self._coming.items()}
+        self._drop(before.values())
+        if self._rules != rules_before:
+            self._changed()
+
+    def _drop(self, key_sets: Iterable[KeySet]) -> None:
+        """Stop those that no issuer has now or will have."""
+        kept = [*self._keys.values(), *(keys for _, keys in self._coming.values())]
+        for keys in key_sets:
+            if keys not in kept:
+                keys.stop()
 
     async def close(self) -> None:
         """Stop."""

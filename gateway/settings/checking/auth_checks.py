@@ -9,6 +9,7 @@ from gateway.settings.explain import nearest
 from gateway.settings.install import install
 from gateway.settings.problems import KeyPath
 from gateway.settings.source import Document
+from gateway.settings.tls import unfit_ca
 
 
 def check_auth(document: Document, config: Config) -> None:
@@ -24,8 +25,11 @@ def check_auth(document: Document, config: Config) -> None:
         _taken(document, seen, issuer.issuer, (*path, "issuer"), "list an issuer once")
         if not issuer.jwks.startswith(("https:", "http:")):
             _check_file(document, (*path, "jwks"), issuer.jwks)
-        if issuer.ca_file is not None:
-            _check_file(document, (*path, "ca_file"), str(issuer.ca_file))
+        ca_file = None if issuer.ca_file is None else str(issuer.ca_file)
+        if ca_file is not None and _check_file(document, (*path, "ca_file"), ca_file):
+            wrong = unfit_ca("ca_file", ca_file)
+            if wrong is not None:
+                document.add((*path, wrong[0]), *wrong[1:])
         for at, name in enumerate(issuer.tenants or ()):
             if name not in tenants:
                 document.add(
@@ -33,13 +37,16 @@ def check_auth(document: Document, config: Config) -> None:
                 )
 
 
-def _check_file(document: Document, path: KeyPath, name: str) -> None:
+def _check_file(document: Document, path: KeyPath, name: str) -> bool:
+    """Whether a file can be read; False for one that a sent text names, which nobody looks at."""
     if document.sent:
-        return
+        return False
     try:
         Path(name).open("rb").close()
     except OSError as error:
         document.add(path, f"cannot read the file: {error.strerror}", "check the path")
+        return False
+    return True
 
 
 def _check_admin_keys(document: Document, config: Config) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Annotated, Final
 
+import msgspec
 from fastapi import Header, Request
 
 from gateway.errors import Forbidden, KeysAwaited, Unauthorized
@@ -88,8 +89,11 @@ class NamedKey(Record, frozen=True, kw_only=True):
     role: Role
 
 
-class RoleKeys(Record, frozen=True, kw_only=True):
-    """SHA-256 digests of the keys that have a role, and the tokens that may."""
+class RoleKeys(msgspec.Struct, kw_only=True):
+    """SHA-256 digests of the keys that have a role, and the tokens that may; a reload changes it.
+
+    Each check reads it anew, so a key that is gone opens nothing from the next request on.
+    """
 
     admin_sha256: bytes | None = None
     """An owner's."""
@@ -99,6 +103,15 @@ class RoleKeys(Record, frozen=True, kw_only=True):
     """Verifies tokens, some of which have a role; None: no token does."""
     open_dashboard: bool = False
     """Whether the dashboard opens without a key, on a gateway that listens on loopback only."""
+    revision: int = 0
+    """Counts its changes: whoever answers for long ends after one, and has to be asked again."""
+
+    def follow(self, other: "RoleKeys") -> None:
+        """Have the other's keys from now on."""
+        if other == msgspec.structs.replace(self, revision=other.revision):
+            return
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(other, name) if name != "revision" else self.revision + 1)
 
     def find(self, digest: bytes) -> tuple[str, Role] | None:
         """(name, role) of a presented key by its digest; a short form's name is its fingerprint."""

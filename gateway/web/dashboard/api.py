@@ -62,8 +62,9 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
     async def frames(view: View) -> AsyncIterator[bytes]:
         nonlocal viewers
         viewers += 1
+        revision = control.keys.revision
         try:
-            while not control.draining():
+            while not control.draining() and control.keys.revision == revision:
                 yield b"data: " + await snapshots.of(view) + b"\n\n"
                 await asyncio.sleep(PERIOD_S)
         finally:
