@@ -273,7 +273,15 @@ def test_pods_roll_only_for_what_a_reload_cannot_change() -> None:
     pools = load_yaml(values_named("discovery"))["config"]["models"][0]["pools"]
     more = {**pools, "long": {**pools["long"], "max_num_seqs": 9}}
     assert digest() == digest(f"--set-json={model}={json.dumps({'name': 'llama', 'pools': more})}")
-    assert digest() == digest("--set=config.health.interval_s=3")
+    issuer = {"issuer": "https://id.example", "jwks": "https://id.example/keys", "audience": ["s"]}
+    key = {"name": "oncall", "sha256": f"sha256:{'a' * 64}", "role": "operator"}
+    for reloaded in (
+        "--set=config.health.interval_s=3",
+        f"--set-json=config.auth={json.dumps({'jwt': [issuer]})}",
+        f"--set-json=config.server.admin_keys={json.dumps([key])}",
+        f"--set-json=config.tenants={json.dumps([{'name': 'acme'}])}",
+    ):
+        assert digest() == digest(reloaded)
     renamed = {"name": "llama", "pools": {**pools, "longer": pools["long"]}}
     assert digest() != digest(f"--set-json={model}={json.dumps(renamed)}")
     assert digest() != digest("--set=config.server.max_connections=99")

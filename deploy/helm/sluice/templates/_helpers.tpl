@@ -67,8 +67,11 @@ spend each limit twice, or the next one could not mount a ReadWriteOnce volume. 
 {{- $kept := omit . "default_max_tokens" "spill_queue" "cache_salt" "engine_priority" "timeouts" "admission" }}
 {{- $models = append $models (merge (dict "pools" $pools) (omit $kept "pools")) }}
 {{- end }}
-{{- $config := omit .Values.config "models" "entitlements" "health" "timeouts" "retry" }}
-{{- list $config $models | toJson | sha256sum }}
+{{- $reloaded := list "models" "aliases" "entitlements" "tenants" "auth" "health" "timeouts" "retry" }}
+{{- $config := omit .Values.config "server" }}
+{{- range $reloaded }}{{- $config = omit $config . }}{{- end }}
+{{- $server := omit .Values.config.server "admin_key" "viewer_key" "admin_keys" }}
+{{- list $config $server $models | toJson | sha256sum }}
 {{- end }}
 
 {{/* Kind of discovery in `config` -> its namespaces ("": the release's), as JSON. */}}
