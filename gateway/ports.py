@@ -4,7 +4,7 @@ Each port has a shipped implementation in `gateway.adapters` and a fake in `test
 One contract suite tests both.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -181,11 +181,14 @@ class LeaseStore(Protocol):
         The caller ends that request and settles its lease as usual.
         """
 
-    def settle(self, lease: Lease, settlement: Settlement) -> None:
+    def settle(
+        self, lease: Lease, settlement: Settlement, *, heard: bool = False
+    ) -> Awaitable[None] | None:
         """Release the lease and post its usage. Settling a lease again changes nothing.
 
         Takes effect at once or soon, never waits and never raises: it runs while a
-        cancelled request unwinds.
+        cancelled request unwinds. With `heard`, returns what to await until every admission
+        anywhere counts it; None where that is so at once, or while nobody can tell.
         """
 
 

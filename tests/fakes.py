@@ -320,7 +320,7 @@ class FakeStore:
         """See LeaseStore."""
         self.evict = evict
 
-    def settle(self, lease: Lease, settlement: Settlement) -> None:
+    def settle(self, lease: Lease, settlement: Settlement, *, heard: bool = False) -> None:
         """See LeaseStore."""
         self.settlements.append((lease, settlement))
         self.leases.pop(lease.id, None)

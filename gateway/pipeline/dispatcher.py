@@ -118,6 +118,7 @@ class Dispatcher:
                 else:
                     self._metrics.retries.add(result.kind)
         finally:
+            attempts.over = None  # it holds the request, which holds the attempts
             if attempts.scheduler is not None:
                 self._release(attempts)
 
@@ -290,7 +291,8 @@ class Dispatcher:
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
-        slot_cost_nano = _slot_cost_nano(pool, binding.worker, started_s)
+        slot_time = _SlotTime(attempts, pool, binding.worker, started_s)
+        relay.on_end = partial(self._ends, attempts, slot_time)
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
         pending = self._pending(attempts, relay)
         if self._loop is None:  # asked for once: it costs a call of the system
@@ -314,12 +316,11 @@ class Dispatcher:
             answer = Fault(kind="frozen", message="it gave no token to anybody")
             result = answer.kind
         finally:
-            attempts.sender = None
+            attempts.sender = relay.on_end = None
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()
-            slot_cost_nano = _slot_cost_nano(pool, binding.worker, ended_s) - slot_cost_nano
-            attempts.slot_nano += lease.sequences * slot_cost_nano
+            slot_time.count(ended_s)
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.progress.end(binding.worker, pending, answered=computed)
@@ -338,6 +339,12 @@ class Dispatcher:
             )
         self._note_health(incoming, attempts, binding, answer)
         return answer
+
+    async def _ends(self, attempts: Attempts, slot_time: "_SlotTime", outcome: Outcome) -> None:
+        """The client is about to see the answer's end."""
+        slot_time.count(self._clock())
+        if attempts.over is not None:
+            await attempts.over(outcome)
 
     def _pending(self, attempts: Attempts, relay: stage_forward.Relay) -> Pending:
         """What is watched of an attempt while it is under way."""
@@ -491,9 +498,12 @@ class Dispatcher:
         falls = fault.kind != "overflow" and attempts.guilty != "ended"
         if attempts.admitted.served.fallbacks and falls:
             raise refusal  # another model may answer
-        await reply.refuse(refusal, answer_lines(incoming, attempts))
         label = "error" if fault.kind == "overflow" else "upstream_error"
-        return Outcome(label=label, status=refusal.status)
+        outcome = Outcome(label=label, status=refusal.status)
+        if attempts.over is not None:
+            await attempts.over(outcome)
+        await reply.refuse(refusal, answer_lines(incoming, attempts))
+        return outcome
 
 
 def _pools(attempts: Attempts) -> tuple[int, ...]:
@@ -505,12 +515,32 @@ def _pools(attempts: Attempts) -> tuple[int, ...]:
     return (held_in, *(pool for pool in pools if pool != held_in))
 
 
-def _slot_cost_nano(pool: PoolState, worker: int, now_s: float) -> float:
-    """The total of what one sequence owes for this worker; 0 where it has no price by the hour."""
-    clock = pool.slot_clock
-    if clock is None:
-        return 0.0
-    return clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
+class _SlotTime:
+    """What one attempt owes for its time at a worker; nothing where that has no price by the hour.
+
+    `count` may be called again, as long as the attempt lasts.
+    """
+
+    __slots__ = ("_attempts", "_before_nano", "_begun_nano", "_pool", "_worker")
+
+    def __init__(self, attempts: Attempts, pool: PoolState, worker: int, now_s: float) -> None:
+        self._attempts = attempts
+        self._pool = pool
+        self._worker = worker
+        self._before_nano = attempts.slot_nano
+        self._begun_nano = self._read(now_s)
+
+    def count(self, now_s: float) -> None:
+        """Have the request owe for all its attempts up to now."""
+        sequences = self._attempts.admitted.lease.current.sequences
+        owed_nano = sequences * (self._read(now_s) - self._begun_nano)
+        self._attempts.slot_nano = self._before_nano + owed_nano
+
+    def _read(self, now_s: float) -> float:
+        pool, worker = self._pool, self._worker
+        if pool.slot_clock is None:
+            return 0.0
+        return pool.slot_clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
 
 
 def require(value: _T | None) -> _T:

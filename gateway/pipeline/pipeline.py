@@ -10,6 +10,7 @@ disconnect or cancellation.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from math import inf
 from types import coroutine
 
@@ -125,6 +126,7 @@ class Pipeline:
             if not reply.started:
                 following = following_of(progress, refusal, instead, self._wall_clock())
             outcome = _refused(progress, refusal, following)
+            await self._over(incoming, progress, outcome)
             if following is None:
                 await reply.refuse(refusal, known_lines(incoming, progress))
         except asyncio.CancelledError:
@@ -137,6 +139,7 @@ class Pipeline:
             gave_way = _gave_way()
             heard = told(gave_way)
             outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
+            await self._over(incoming, progress, outcome)
             await reply.refuse(gave_way, known_lines(incoming, progress))
         finally:
             # 10 settle: without an await, so no cancellation can come between.
@@ -159,7 +162,7 @@ class Pipeline:
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
         held = self._held.get(lease_id)
-        if held is not None and not held.evicted:
+        if held is not None and not held.evicted and held.progress.released is None:
             held.evicted = True
             held.task.cancel()
 
@@ -170,7 +173,7 @@ class Pipeline:
         """
         for held in self._held.values():
             attempts = held.progress.attempts
-            if attempts is None or attempts.relay is None:
+            if attempts is None or attempts.relay is None or held.progress.released is not None:
                 continue
             admitted, lease = attempts.admitted, attempts.admitted.lease
             expected = attempts.sending.estimate.input_tokens_total
@@ -324,7 +327,14 @@ class Pipeline:
         progress.attempts = attempts = Attempts(
             Admitted(principal, facts, served, lease, estimate, sending), progress.timer
         )
+        attempts.over = partial(self._over, incoming, progress)
         return await self._dispatcher.run(incoming, reply, attempts)
+
+    async def _over(self, incoming: Incoming, progress: RequestProgress, outcome: Outcome) -> None:
+        """Settle a request whose client is about to see its end, or that another model takes."""
+        arrival = self._settler.release(incoming, progress, outcome, heard=True)
+        if arrival is not None:
+            await arrival
 
     def _hold(self, progress: RequestProgress, lease_id: str) -> None:
         """Note who may have to give way, or to reserve more."""

@@ -6,7 +6,7 @@ own.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from gateway.policy.prefix.cache_estimate import ExpectedHit
 from gateway.policy.prefix.digests import Points
 from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
 from gateway.ports import LeaseStore, Lines
-from gateway.records.attempt import Attempt, Binding, Outcome
+from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
@@ -164,6 +164,7 @@ class Attempts:
         "guilty",
         "job",
         "moved",
+        "over",
         "queue_s",
         "relay",
         "rescued",
@@ -178,6 +179,8 @@ class Attempts:
 
     def __init__(self, admitted: Admitted, timer: StageTimer = UNTIMED) -> None:
         self.timer = timer
+        self.over: Callable[[Outcome], Awaitable[None]] | None = None
+        """Settles the request; awaited before its client sees the end."""
         self.admitted = admitted
         self.sending = admitted.sending
         """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
@@ -212,7 +215,23 @@ class Attempts:
     @property
     def sent(self) -> bool:
         """Whether an engine may have got the request: not every connection failed."""
+        if self.relay is not None and self.relay.sent:
+            return True
         return any(attempt.result not in ("local", "connect") for attempt in self.done)
+
+
+class Released(NamedTuple):
+    """How a request was settled."""
+
+    usage: Usage | None
+    """Of its outcome, if it can be true."""
+    charged: Usage | None
+    """What its lease was charged; None for a full refund."""
+    cost_nano: int | None
+    """Of that; None where its model has no prices, too."""
+    ended_s: float
+    """By the clock of durations."""
+    ended_unix_s: float
 
 
 class RequestProgress:
@@ -231,6 +250,7 @@ class RequestProgress:
         "plan",
         "planned",
         "principal",
+        "released",
         "sending",
         "served",
         "timer",
@@ -254,6 +274,8 @@ class RequestProgress:
         self.sending: Sending | None = None
         """What is to be sent, compressed or not."""
         self.attempts: Attempts | None = None
+        self.released: Released | None = None
+        """Once it is settled, a moment before its client sees the end."""
 
 
 class RequestEnding(NamedTuple):

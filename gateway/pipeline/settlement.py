@@ -1,22 +1,24 @@
 """Stage 10, settle: however a request ended, its lease once, then what is learned and recorded.
 
-The lease is settled at once. What is learned, counted and recorded waits until all have ended
-that do so in this turn of the event loop: nobody waits for it, and done for one after the other
-it finds its code and data in the processor's caches. Where requests end one at a time nothing
-waits. Of those of one kind that end in one turn, one teaches the estimator: so many a second
-tell it nothing more.
+The lease is settled before the client sees the end, so that no limit counts it against what the
+client asks next, wherever that is admitted. What is learned, counted and recorded waits until all
+have ended that do so in this turn of the event loop: nobody waits for it, and done for one after
+the other it finds its code and data in the processor's caches. Where requests end one at a time
+nothing waits. Of those of one kind that end in one turn, one teaches the estimator: so many a
+second tell it nothing more.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.metrics import Metrics
-from gateway.pipeline.request_progress import RequestEnding, RequestProgress, Sending
+from gateway.pipeline.dispatcher import require
+from gateway.pipeline.request_progress import Released, RequestEnding, RequestProgress, Sending
 from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.policy.token_pool.leases import believed, beyond_window
 from gateway.ports import LeaseStore, RecordSink
@@ -63,10 +65,19 @@ class Settler:
         self._priorities_told: set[str] = set()
         """Models of which it was told that an engine refuses priorities."""
 
-    def settle(self, incoming: Incoming, progress: RequestProgress, ending: RequestEnding) -> None:
-        """Settle the lease, if there is one. Raises nothing that a client could cause."""
+    def release(
+        self,
+        incoming: Incoming,
+        progress: RequestProgress,
+        outcome: Outcome,
+        *,
+        heard: bool = False,
+    ) -> Awaitable[None] | None:
+        """Settle the lease, if there is one, once; see LeaseStore for `heard` and the result."""
+        if progress.released is not None:
+            return None
         progress.timer.begin()
-        outcome, served, attempts = ending.outcome, progress.served, progress.attempts
+        served, attempts = progress.served, progress.attempts
         lease = None if progress.lease is None else progress.lease.current
         sending = progress.sending if attempts is None else attempts.sending
         estimate = progress.estimate if sending is None else sending.estimate
@@ -76,9 +87,9 @@ class Settler:
         if served is not None and relay is not None and relay.priority_refused:
             self._note_priority(served)
         now_s, now_unix_s = self._clock(), self._wall_clock()
-        charged, cost_nano = None, None
+        charged, cost_nano, arrival = None, None, None
         if lease is not None and estimate is not None:
-            charged, cost_nano = stage_settle.settle(
+            charged, cost_nano, arrival = stage_settle.settle(
                 self._store,
                 lease,
                 outcome,
@@ -88,20 +99,21 @@ class Settler:
                 computes=incoming.endpoint.computes,
                 unix_s=now_unix_s,
                 slot_nano=0.0 if attempts is None else attempts.slot_nano,
+                heard=heard,
             )
+        progress.released = Released(outcome.usage, charged, cost_nano, now_s, now_unix_s)
         progress.timer.end("settle")
-        settled = _Settled(
-            incoming,
-            progress,
-            ending,
-            sending,
-            estimate,
-            outcome,
-            charged,
-            cost_nano,
-            now_s,
-            now_unix_s,
-        )
+        return arrival
+
+    def settle(self, incoming: Incoming, progress: RequestProgress, ending: RequestEnding) -> None:
+        """Settle what is not settled yet, and note it. Raises nothing that a client could cause."""
+        self.release(incoming, progress, ending.outcome)
+        released, attempts = require(progress.released), progress.attempts
+        sending = progress.sending if attempts is None else attempts.sending
+        estimate = progress.estimate if sending is None else sending.estimate
+        outcome = msgspec.structs.replace(ending.outcome, usage=released.usage)
+        settled = _Settled(incoming, progress, ending, sending, estimate, outcome, released)
+        now_s = released.ended_s
         if self._ended:
             self._ended.append(settled)
         elif now_s - self._newest_s < TOGETHER_S:
@@ -194,13 +206,7 @@ class _Settled(NamedTuple):
     """Of that, or of the client's own prompt where it did not get so far."""
     outcome: Outcome
     """With usage that can be true."""
-    charged: Usage | None
-    """What its lease was charged; None for a full refund."""
-    cost_nano: int | None
-    """Of that; None where its model has no prices, too."""
-    ended_s: float
-    """By the clock of durations."""
-    ended_unix_s: float
+    released: Released
 
 
 def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
@@ -235,12 +241,12 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
             first_s=None if relay is None else relay.first_s,
         ),
         attempts=() if attempts is None else tuple(attempts.done),
-        usage=decision_record.usage_section(settled.charged, settled.cost_nano),
+        usage=decision_record.usage_section(settled.released.charged, settled.released.cost_nano),
         timing=decision_record.timing_section(
             outcome=outcome,
             received_s=incoming.received_s,
             sent_s=None if attempts is None else attempts.sent_s,
-            ended_s=settled.ended_s,
+            ended_s=settled.released.ended_s,
             queue_s=0.0 if attempts is None else attempts.queue_s,
             compress_s=progress.compress_s,
         ),
@@ -260,10 +266,10 @@ def _admission(settled: _Settled) -> AdmissionSection:
         taken=lease.taken,
         principal=progress.principal,
         served=served,
-        charged=settled.charged,
+        charged=settled.released.charged,
         lease_changes=tuple(lease.changes),
         evicted=settled.ending.evicted,
-        settled_unix_s=settled.ended_unix_s,
+        settled_unix_s=settled.released.ended_unix_s,
     )
 
 

@@ -4,13 +4,14 @@ Rules:
 - No byte reaches the client before the engine's first body byte, so everything that fails
   until then can be tried elsewhere (`Fault`). An answer in JSON is read whole first, for the same
   reason, up to HELD_BYTES. Everything else is relayed as it comes, no faster than it is read.
+- Who waits for it hears of the answer (`on_end`) before its last bytes are sent.
 - Once a stream has started, a failure is an in-band error event, never a faked stop; in a body
   that has no events, the connection is cut.
 - What an engine does after the end of its stream is no failure: the answer is whole.
 - The response is always aborted or read to its end: an engine does not generate for nobody.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -53,6 +54,7 @@ class Relay:
     __slots__ = (
         "_answered",
         "_clock",
+        "_end_bytes",
         "_endpoint",
         "_facts",
         "_last_s",
@@ -65,6 +67,7 @@ class Relay:
         "_window_tokens",
         "broke",
         "first_s",
+        "on_end",
         "on_first",
         "priority_refused",
         "sent",
@@ -93,6 +96,10 @@ class Relay:
         """Whether the engine refused for the priority it was sent."""
         self.on_first: Callable[[float], None] | None = None
         """Told when a stream's first token came."""
+        self.on_end: Callable[[Outcome], Awaitable[None]] | None = None
+        """Awaited with what the answer comes to, before the client sees its end."""
+        self._end_bytes = b""
+        """The end of a stream, until that was done."""
         self._last_s: float | None = None
         self._strip_usage = strip_usage
         self._window_tokens = window_tokens
@@ -100,7 +107,7 @@ class Relay:
         self._meter: StreamMeter | None = None
         self._response_id: str | None = None
         self._answered: Outcome | None = None
-        """What a whole answer comes to that is being sent."""
+        """What an answer comes to whose end is being sent."""
         self.sent = False
         """The request reached an engine (or may have)."""
         self.broke: Refusal | None = None
@@ -196,28 +203,25 @@ class Relay:
             self._note_first()
         if not self._reply.started:
             await self._reply.start(200, head, events=not isinstance(meter, BodyMeter))
-        if first:
+        if meter.done:
+            self._end_bytes = first
+        elif first:
             await self._reply.write(first)
         self._timer.end("forward")
         try:
-            await self._pass_on(response, meter)
+            await self._pass_on(response, meter, first)
         except UpstreamFailure as failure:
-            if not meter.complete:
+            if self._answered is None and not meter.complete:
                 return await self._break_off(failure, meter)
-        self._last_s = self._clock()
         if not meter.whole and not meter.failed_in_band:
             return await self._break_off(
                 UpstreamFailure("reset", "the stream ended unfinished", head_received=True), meter
             )
-        if closing := meter.closing():
-            await self._reply.write(closing)
+        outcome = await self._end(meter, first)
         await self._reply.finish()
-        outcome = self._metered(meter, completed=meter.whole)
-        if meter.failed_in_band and in_band_status(in_band_error(first)) < 500:
-            return msgspec.structs.replace(outcome, label="error")
         return outcome
 
-    async def _pass_on(self, response: UpstreamResponse, meter: StreamMeter) -> None:
+    async def _pass_on(self, response: UpstreamResponse, meter: StreamMeter, first: bytes) -> None:
         """Relay the rest of a body. Raises UpstreamFailure."""
         write_now, feed = self._reply.write_now, meter.feed
 
@@ -225,22 +229,40 @@ class Relay:
             ready = feed(data)
             if self.first_s is None and meter.begun:
                 self._note_first()
-            if not ready:
-                return not (meter.overlong or meter.done)
-            return write_now(ready) and not meter.done
+            if meter.done:
+                self._end_bytes += ready
+                return False
+            return write_now(ready) if ready else not meter.overlong
 
-        ended = meter.done
-        if ended:
-            response.expect_end()
-        while not await response.relay(take):
+        while meter.done or not await response.relay(take):
             if meter.overlong:
                 raise UpstreamFailure("protocol", "an event is too long", head_received=True)
             await self._reply.drain()
             if meter.done:
-                if ended:  # it goes on after its end
-                    break
-                ended = True
+                await self._end(meter, first)
                 response.expect_end()
+                await response.relay(take)  # what follows the end is left
+                break
+
+    async def _end(self, meter: StreamMeter, first: bytes) -> Outcome:
+        """What a stream came to, whose last bytes are sent once that was heard. Idempotent.
+
+        `first`: its first events.
+        """
+        if self._answered is None:
+            self._last_s = self._clock()
+            outcome = self._metered(meter, completed=meter.whole)
+            if meter.failed_in_band and in_band_status(in_band_error(first)) < 500:
+                outcome = msgspec.structs.replace(outcome, label="error")
+            self._answered = outcome
+            await self._conclude(outcome)
+            if ending := self._end_bytes + meter.closing():
+                await self._reply.write(ending)
+        return self._answered
+
+    async def _conclude(self, outcome: Outcome) -> None:
+        if self.on_end is not None:
+            await self.on_end(outcome)
 
     def _note_first(self) -> None:
         """The first token came."""
@@ -299,8 +321,10 @@ class Relay:
             f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
             reason=reason,
         )
+        outcome = msgspec.structs.replace(self._metered(meter, completed=False), status=status)
+        await self._conclude(outcome)
         await self._reply.break_off(self.broke)
-        return msgspec.structs.replace(self._metered(meter, completed=False), status=status)
+        return outcome
 
     # -- whole answers
 
@@ -339,6 +363,7 @@ class Relay:
             self._answered = outcome = self._whole_outcome(answer)
         else:
             outcome = Outcome(label="error", status=status, ttft_s=self._ttft_s())
+        await self._conclude(outcome)
         shaped = not self._reply.started and has_error_shape(body, anthropic=anthropic)
         if status >= 400 and not shaped:
             message = engine_message(body) or f"The engine refused with status {status}."

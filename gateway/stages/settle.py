@@ -6,6 +6,7 @@ limit reached) is a lower bound of its length, never an observation of it. The c
 finished request's figures from its decision record.
 """
 
+from collections.abc import Awaitable
 from typing import get_args
 
 import msgspec
@@ -42,19 +43,21 @@ def settle(
     computes: bool = True,
     unix_s: float = 0.0,
     slot_nano: float = 0.0,
-) -> tuple[Usage | None, int | None]:
-    """Release the lease; the usage it was charged (None for a full refund), and its cost.
+    heard: bool = False,
+) -> tuple[Usage | None, int | None, Awaitable[None] | None]:
+    """Release the lease; the usage it was charged (None for a full refund), its cost, its arrival.
 
     What no model computed (`computes` is false) is charged nothing.
     `slot_nano` is what its time at workers costs, where they have a price by the hour. The cost
-    is in nano-units of the currency, None where the model has no prices.
+    is in nano-units of the currency, None where the model has no prices. The arrival is awaited
+    by who asked to be `heard` (see LeaseStore).
     """
     usage = charged(outcome, estimate) if dispatched and computes else None
     dispatched = dispatched and outcome.label != "fell_back"
     cost = None if served is None or usage is None else cost_of(served, usage, slot_nano)
     money = money_of(lease, cost) if lease.asked else 0
-    store.settle(lease, Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s, money=money))
-    return usage, cost
+    settlement = Settlement(usage=usage, dispatched=dispatched, unix_s=unix_s, money=money)
+    return usage, cost, store.settle(lease, settlement, heard=heard)
 
 
 def cost_of(served: ModelRuntime, usage: Usage, slot_nano: float = 0.0) -> int | None:

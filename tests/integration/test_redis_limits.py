@@ -249,3 +249,21 @@ async def test_what_runs_is_counted_in_a_redis_that_lost_its_data(own_server: Re
         await store.pools("m")
         (budget, flight) = await store.levels([BUDGET, FLIGHT])
         assert (budget.used, budget.reserved, flight.used) == (70, 0, 0)
+
+
+async def test_who_waits_for_a_settlement_waits_no_longer_than_for_redis(
+    own_server: RedisServer,
+) -> None:
+    async with opened(own_server.url, TENANTS[0], terms=WIDE) as store:
+        known, lost = [await take(store, name, FLIGHT, BUDGET) for name in ("known", "lost")]
+        arrival = store.settle(known, used(30, 0), heard=True)
+        assert arrival is not None
+        await arrival
+        assert (await store.levels([FLIGHT]))[0].used == 1, "it arrived"
+        own_server.hang()
+        arrival = store.settle(lost, used(40, 0), heard=True)
+        assert arrival is not None
+        await arrival
+        own_server.resume()
+        await eventually(lambda: store.up)
+        assert [view.used for view in await store.levels([FLIGHT, BUDGET])] == [0, 70]

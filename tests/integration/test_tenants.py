@@ -19,13 +19,17 @@ CHAT = "/v1/chat/completions"
 
 
 def two_models(
-    keys: list[dict[str, Any]], more: dict[str, Any] | None = None, **first: Any
+    keys: list[dict[str, Any]],
+    more: dict[str, Any] | None = None,
+    *,
+    gateways: int = 1,
+    **first: Any,
 ) -> Fleet:
     """A model on each of two engines, and a tenant with two entitlements for the first."""
-    fleet = Fleet(short=2, long=0, mock=("--speed", "50"))
-    config = fleet.replicas[0].config
+    fleet = Fleet(short=2, long=0, mock=("--speed", "50"), further=[{}] * (gateways - 1))
     names = (MODEL, CODER)
     pool = {"max_model_len": 8192, "max_num_seqs": 128}
+    config: dict[str, Any] = {}
     config["models"] = [
         {
             "name": name,
@@ -41,6 +45,8 @@ def two_models(
     ]
     config["tenants"] = [{"name": "acme", "keys": [{**key, **hashed(key)} for key in keys]}]
     config.update(more or {})
+    for replica in fleet.replicas:
+        replica.config.update(config)
     return fleet
 
 

@@ -122,7 +122,11 @@ def admission_router(
         body = await _read(request, _usage)
         report = UsageReport(**msgspec.structs.asdict(body))
         reporter = Reporter(tenant=principal.tenant, trusted=principal.trusted_usage)
-        return _answer(await settle_anywhere(others, service.settle, report, reporter))
+        settled = await settle_anywhere(others, service.settle, report, reporter)
+        arrival, service.arrival = service.arrival, None
+        if arrival is not None:
+            await arrival
+        return _answer(settled)
 
     return app
 

@@ -18,7 +18,7 @@ is the service. Rules:
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from heapq import heapify, heappop, heappush
 
 from gateway.errors import NotFound, Refusal
@@ -92,6 +92,8 @@ class AdmissionService:
         self._draining = draining
         self._replicas = replicas
         self._task: asyncio.Task[None] | None = None
+        self.arrival: Awaitable[None] | None = None
+        """Of the last settlement: awaited before a proxy hears that its lease ended."""
         self._held: dict[str, ExternalLease] = {}
         self._places = HeldSlots()
         self._deadlines: list[tuple[float, str]] = []
@@ -256,7 +258,7 @@ class AdmissionService:
         usage, held_tokens = with_time_held(open_lease, usage, held_s)
         unix_s = self._wall_clock()
         cost = None if usage is None else cost_of(served, usage, nano_held(open_lease, held_s))
-        self._store.settle(
+        self.arrival = self._store.settle(
             lease,
             Settlement(
                 usage=usage,
@@ -264,6 +266,7 @@ class AdmissionService:
                 unix_s=unix_s,
                 money=money_of(lease, cost),
             ),
+            heard=True,
         )
         settled = settled_as(open_lease, ending, usage, held_tokens)
         self._settled[lease.id] = (open_lease.principal.tenant, settled)

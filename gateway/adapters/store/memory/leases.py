@@ -102,7 +102,7 @@ class MemoryLeases(MemoryPools):
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
         self.extend(lease.id, lease.model, cost_tokens, kv_bytes)
 
-    def settle(self, lease: Lease, settlement: Settlement) -> None:
+    def settle(self, lease: Lease, settlement: Settlement, *, heard: bool = False) -> None:
         self.end(lease.id, lease.model, settlement)
 
     async def reclaim(self, lease: Lease) -> None:

@@ -22,6 +22,8 @@ _decode = msgspec.msgpack.decode
 LOCAL_SUFFIX = "+"
 """Suffix of the key of a lease that was taken without Redis. It must differ from the plain id,
 because an admission whose answer was lost may have taken that one and is being given back."""
+AT_ONCE: Final = 16
+"""Most leases of one limit that are supposed to begin within a few milliseconds."""
 UNLIMITED: Final = 16
 """Fields of a grant without limits over all models."""
 UNWINDOWED: Final = Span(0.0, inf, 0, 0)
@@ -70,6 +72,18 @@ class RedisLease:
         self.resizing: Op | None = None
         """Its last resize; a later one replaces it until it is sent."""
 
+    @property
+    def nearly_full(self) -> bool:
+        """Whether a limit may be reached while others still count this lease, which has ended."""
+        lease, own = self.lease, self.lease.limits
+        if own is not None and _nearly(own.sequences, own.sequences_free, lease.sequences):
+            return True
+        return any(
+            _nearly(use.amount, use.amount - use.level, holding.amount)
+            for use, holding in zip(lease.uses, self.held, strict=True)
+            if holding.unit != "requests"
+        )
+
     def record(self, limits_key: str) -> dict[str, Any]:
         """The lease in the form that `lua/adopt.lua` takes."""
         return {
@@ -85,6 +99,11 @@ class RedisLease:
             "held": (limits_key, *self.held) if self.held else None,
             "epoch": self.epoch,
         }
+
+
+def _nearly(amount: int, left: int, taken: int) -> bool:
+    """Whether less than half is left of an amount, or less than what AT_ONCE such leases take."""
+    return left < max(amount // 2, AT_ONCE * taken)
 
 
 class LimitEncoder:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -205,15 +205,21 @@ class RedisLeases:
         else:
             model.resize(lease, cost_tokens, kv_bytes)
 
-    def settle(self, lease: Lease, settlement: Settlement) -> None:
+    def settle(
+        self, lease: Lease, settlement: Settlement, *, heard: bool = False
+    ) -> Awaitable[None] | None:
         model = self._holder(lease.model, lease.id)
         if model is None:
             self._local.settle(lease, settlement)
-        elif model.settle(lease, settlement):
-            if settlement.usage is None:
-                self.refunded_total += 1
-            else:
-                self.settled_total += 1
+            return None
+        posted = model.settle(lease, settlement, heard=heard)
+        if posted is None:
+            return None
+        if settlement.usage is None:
+            self.refunded_total += 1
+        else:
+            self.settled_total += 1
+        return posted.done
 
     async def reclaim(self, lease: Lease) -> None:
         model = self._holder(lease.model, lease.id)

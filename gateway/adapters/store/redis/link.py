@@ -9,8 +9,8 @@ breaker decides when to try again.
   trip fails.
 - A *post* must arrive eventually. Posts are queued (MAX_POSTS at most, then the oldest are
   dropped), sent in order, and sent again if their delivery is uncertain, so their effect must be
-  idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script; until then
-  Redis counts its lease as held, so no limit is exceeded.
+  idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script, unless
+  somebody waits to hear of it; until then Redis counts its lease as held, so no limit is exceeded.
 
 The link is up once it is connected, `prepare` has run and the queued posts were sent. A call
 therefore waits for two round trips at most.
@@ -128,18 +128,24 @@ class RedisLink:
             raise RedisAway("Redis is away")
         if len(self._queue) >= MAX_CALLS:
             raise RedisAway("Redis is too slow")
-        op = Op(name, argument, asyncio.get_running_loop().create_future())
+        op = Op(name, argument, asyncio.get_running_loop().create_future(), lasting=False)
         self._queue.append(op)
         self._wake.set()
         return op
 
-    def post(self, name: str, argument: bytes) -> Op:
-        """Queue a script call that needs no answer. Never raises."""
-        op = Op(name, argument, None)
+    def post(self, name: str, argument: bytes, *, heard: bool = False) -> Op:
+        """Queue a script call that needs no answer. Never raises.
+
+        With `heard` it is sent at once, and `done` is set when it arrived, or when the link went
+        down: it is delivered later then.
+        """
+        done = None if self._loop is None or not (heard and self.up) else self._loop.create_future()
+        op = Op(name, argument, done)
         self._queue.append(op)
         if len(self._queue) > MAX_POSTS:
             self._drop()
-        if self._loop is None or name not in COMPANIONS or len(self._queue) >= MAX_GROUPED:
+        now = done is not None or name not in COMPANIONS or len(self._queue) >= MAX_GROUPED
+        if self._loop is None or now:
             self._wake.set()
         elif self._timer is None:
             self._timer = self._loop.call_later(POST_WAIT_S, self._wake.set)
@@ -147,7 +153,7 @@ class RedisLink:
 
     async def ask(self, name: str, argument: bytes) -> Any:
         """Call a script within `prepare`. Raises ModelLost and connection errors."""
-        op = Op(name, argument, None)
+        op = Op(name, argument)
         async with asyncio.timeout(TIMEOUT_S):
             (answer,) = await self._wire.answers([op])
         if isinstance(answer, Exception):
@@ -215,7 +221,7 @@ class RedisLink:
 
     async def _send(self, ops: Sequence[Op]) -> None:
         """One round trip; on failure, posts return to the queue and calls fail."""
-        ops = [op for op in ops if op.done is None or not op.done.done()]
+        ops = [op for op in ops if op.lasting or op.done is None or not op.done.done()]
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answers = await self._wire.answers(ops)
@@ -226,16 +232,14 @@ class RedisLink:
             self._queue.extendleft(op for op in reversed(ops) if op.lasting)
             message = _reason(error)
             for op in ops:
-                if op.done is not None and not op.done.done():
-                    op.done.set_exception(RedisAway(message, sent=True))
+                _fail(op, RedisAway(message, sent=True))
             raise
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(answer, Exception):
                 if op.name not in self._complained:
                     self._complained.add(op.name)
                     _log.error("the script %s failed: %s", op.name, answer)
-                if op.done is not None and not op.done.done():
-                    op.done.set_exception(RedisAway(str(answer)))
+                _fail(op, RedisAway(str(answer)))
             elif op.done is not None and not op.done.done():
                 op.done.set_result(answer)
 
@@ -255,8 +259,7 @@ class RedisLink:
     def _fail_calls(self, error: RedisAway) -> None:
         kept = [op for op in self._queue if op.lasting]
         for op in self._queue:
-            if op.done is not None and not op.done.done():
-                op.done.set_exception(RedisAway(str(error), sent=op.sent))
+            _fail(op, RedisAway(str(error), sent=op.sent))
         self._queue.clear()
         self._queue.extend(kept)
 
@@ -265,7 +268,18 @@ class RedisLink:
             if op.lasting:
                 self._queue.remove(op)
                 self.dropped_total += 1
+                _fail(op, RedisAway("too many posts wait"))
                 return
+
+
+def _fail(op: Op, error: RedisAway) -> None:
+    """Tell who waits for a call that it failed, and who waits for a post not to wait any more."""
+    if op.done is None or op.done.done():
+        return
+    if op.lasting:
+        op.done.set_result(None)
+    else:
+        op.done.set_exception(error)
 
 
 def _reason(error: BaseException) -> str:

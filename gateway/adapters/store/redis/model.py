@@ -24,6 +24,7 @@ from gateway.adapters.store.redis.lease_codec import (
 from gateway.adapters.store.redis.link import RedisAway
 from gateway.adapters.store.redis.scripts import argument, grouped
 from gateway.adapters.store.redis.token_pools import Process, RedisPools
+from gateway.adapters.store.redis.wire import Op
 from gateway.errors import Refusal, Unavailable
 from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.admission.denials import refusal_of
@@ -145,8 +146,8 @@ class RedisModel(RedisPools):
             redis_lease.resizing = self.link.post("resize", packed)
         self._fallback.resized(lease.id, cost_tokens, kv_bytes)
 
-    def settle(self, lease: Lease, settlement: Settlement) -> bool:
-        """See LeaseStore; returns whether the lease was in force here."""
+    def settle(self, lease: Lease, settlement: Settlement, *, heard: bool) -> Op | None:
+        """See LeaseStore; None where the lease was not in force here."""
         charge = self._charge(settlement)
         spent = spent_by(settlement.usage, settlement.money, dispatched=settlement.dispatched)
         redis_lease = self.leases.pop(lease.id, None)
@@ -154,7 +155,7 @@ class RedisModel(RedisPools):
             # Another gateway's lease, or one from before this gateway restarted.
             for key in (lease.id, lease.id + LOCAL_SUFFIX):
                 self._release(key, charge, spent)
-            return False
+            return None
         redis_lease.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
         bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
@@ -162,9 +163,10 @@ class RedisModel(RedisPools):
             self._process.limits.note_settled(redis_lease.held, spent)
         else:
             spent = None
-        self._release(redis_lease.key, charge, spent)
+        heard = heard and redis_lease.nearly_full
+        posted = self._release(redis_lease.key, charge, spent, heard=heard)
         self._fallback.settled(lease.id, charge, spent)
-        return True
+        return posted
 
     async def reclaim(self, lease: Lease) -> None:
         redis_lease = self.leases.get(lease.id)
@@ -262,10 +264,12 @@ class RedisModel(RedisPools):
         encoder = self._process.limits.encoder
         return encoder.asked(limits, wanted, self._now_s(), self.limits_key)
 
-    def _release(self, key: str, charge: int | None, spent: Spent | None = None) -> None:
+    def _release(
+        self, key: str, charge: int | None, spent: Spent | None = None, *, heard: bool = False
+    ) -> Op:
         charged: Any = False if charge is None else charge
         packed = grouped("settle", lease_id=key, charge=charged, timely=self.link.up, spent=spent)
-        self.link.post("settle", packed)
+        return self.link.post("settle", packed, heard=heard)
 
 
 def _unavailable() -> Unavailable:

@@ -26,13 +26,21 @@ class Op:
 
     __slots__ = ("argument", "done", "lasting", "name", "sent", "tag")
 
-    def __init__(self, name: str, argument: bytes, done: "asyncio.Future[Any] | None") -> None:
+    def __init__(
+        self,
+        name: str,
+        argument: bytes,
+        done: "asyncio.Future[Any] | None" = None,
+        *,
+        lasting: bool = True,
+    ) -> None:
         self.name = name
         self.tag = name.encode()
         self.argument = argument
         self.done = done
-        """Future of the answer; None for a post."""
-        self.lasting = done is None
+        """Future of a call's answer; of a post, that it arrived, where somebody waits for that."""
+        self.lasting = lasting
+        """A post: sent again until it arrives."""
         self.sent = False
 
 

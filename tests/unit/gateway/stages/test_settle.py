@@ -42,6 +42,6 @@ def test_a_budget_in_money_counts_the_cost_that_the_record_has(
     found = settle(
         store, lease, outcome, length_estimate(), served, dispatched=True, slot_nano=77_000.4
     )
-    assert found == (USED, cost_nano)
+    assert found == (USED, cost_nano, None)
     ((_, settlement),) = store.settlements
     assert settlement.money == (cost_nano or 0 if limit is MONEY else 0)

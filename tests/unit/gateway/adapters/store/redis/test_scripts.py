@@ -62,7 +62,7 @@ def test_a_call_is_one_command_with_its_keys_and_its_argument() -> None:
 
 def test_calls_that_may_share_a_script_do_in_their_order() -> None:
     def named(names: str) -> list[list[str]]:
-        ops = [Op(known[name], b"", None) for name in names]
+        ops = [Op(known[name], b"") for name in names]
         return [[op.name[0] for op in group] for group in wire._groups(ops)]
 
     known = {"a": "admit", "s": "settle", "t": "transfer", "r": "renew"}
