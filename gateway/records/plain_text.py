@@ -13,3 +13,8 @@ _HIDDEN: Final = re.compile(
 def plain(text: str) -> str:
     r"""The text with control, bidirectional and invisible characters as \x1b, \u202e and so on."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def without_credentials(url: str) -> str:
+    """The text of a URL with its credentials masked, as read or as written."""
+    return re.sub(r"//.*@", "//***@", url)

@@ -13,13 +13,13 @@ from typing import Any, Final
 from pydantic import Secret, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.records.plain_text import without_credentials
 from gateway.records.record import Record
 from gateway.settings.config import Config
 from gateway.settings.diff import Change, changes_of
 from gateway.settings.problems import KeyPath, dotted
 from gateway.settings.scalars import EnvValue, stand_in
 from gateway.settings.source import Document
-from gateway.settings.state import without_credentials
 
 _LIMITS: Final = {"ge": 0, "gt": 1, "le": 0, "lt": -1}
 """Bound of a number -> what is to be added for a number within it."""

@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Secret
 
+from gateway.records.plain_text import without_credentials
 from gateway.settings.install import install
 from gateway.settings.types import Text, reject
 
@@ -88,11 +89,6 @@ def _check_many(scheme: str, rest: str) -> None:
 def _check_client() -> None:
     if importlib.util.find_spec("redis") is None:
         reject("the client for Redis is not installed", install("redis"))
-
-
-def without_credentials(url: str) -> str:
-    """The text of a URL with its credentials masked, as read or as written."""
-    return re.sub(r"//.*@", "//***@", url)
 
 
 class StateUrl(Secret[Annotated[Text, AfterValidator(state_url)]]):

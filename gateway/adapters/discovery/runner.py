@@ -15,6 +15,7 @@ from gateway.adapters.background_task import TasksByKey
 from gateway.ports import Discovery, DiscoveryFailure
 from gateway.records.attempt import WorkerAddress
 from gateway.records.discovery import FoundEngine
+from gateway.records.plain_text import without_credentials
 
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0
@@ -86,7 +87,8 @@ class Source:
             except ValueError as error:
                 wrong += 1
                 if wrong <= WRONG_SHOWN:
-                    _log.warning("%s names %.200s: %s", self.url, each.urls[0], error)
+                    named = without_credentials(each.urls[0].partition("?")[0])
+                    _log.warning("%s names %.200s: %s", self.url, named, error)
             if workers > MAX_WORKERS:
                 raise DiscoveryFailure(f"it names over {MAX_WORKERS} workers")
             if number % SLICE == 0:

@@ -164,7 +164,7 @@ class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The engine's own key; None: the file's for this address, else none."""
 
     def __repr__(self) -> str:
-        return f"NewWorker({self.url}, {self.model}/{self.pool})"  # without its key
+        return f"NewWorker({self.model}/{self.pool})"  # neither its key nor its URL's
 
 
 class WorkerService(Protocol):

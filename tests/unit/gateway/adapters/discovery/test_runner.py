@@ -127,3 +127,15 @@ async def test_two_thousand_engines_at_once_let_requests_run() -> None:
     assert max(after[1] - before[1] for before, after in pairwise(turns)) == 1
     await bench.prober.close()
     await bench.telemetry.close()
+
+
+async def test_a_secret_in_a_url_that_is_refused_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    urls = ("http://me:secret@h:80", "http://:secret@h", "http://h:80?token=secret")
+    await followed(bench, source_of(bench, *(FoundEngine(urls=(url,)) for url in urls)))
+    assert "//***@h" in caplog.text
+    assert "secret" not in caplog.text
+    await bench.prober.close()
+    await bench.telemetry.close()
