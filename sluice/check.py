@@ -17,9 +17,9 @@ from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
 from gateway.settings.tenancy.sections import TenantConfig
 from gateway.settings.token_pools import managed
 from planner.catalogue import MODELS
-from sluice.changes import echo_changes
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
-from sluice.tenant.admin_client import DEFAULT_URL, URL_VARIABLE, AdminClient
+from sluice.operate.admin_client import DEFAULT_URL, URL_VARIABLE, AdminClient
+from sluice.operate.changes import echo_changes
 from sluice.terminal import JsonOption, console, stop, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})

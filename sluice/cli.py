@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from sluice.operate.former_words import in_present_words
 from sluice.plain_output import plain_output
 
 app = typer.Typer(
@@ -57,20 +58,20 @@ COMMANDS: Final = {
     "train": "sluice.train.command",
     "top": "sluice.top.command",
     "traffic": "sluice.traffic",
-    "why": "sluice.why",
+    "why": "sluice.operate.why",
     "usage": "sluice.usage",
-    "me": "sluice.me",
-    "workers": "sluice.operate",
-    "drain": "sluice.operate",
-    "undrain": "sluice.operate",
-    "reload": "sluice.operate",
+    "me": "sluice.operate.me",
+    "workers": "sluice.operate.workers",
+    "drain": "sluice.operate.workers",
+    "undrain": "sluice.operate.workers",
+    "reload": "sluice.operate.workers",
 }
 """Verbs by name, each a function of its module."""
 GROUPS: Final = {
-    "tenant": "sluice.tenant.command",
-    "tenants": "sluice.tenant.tenants",
-    "key": "sluice.tenant.keys",
-    "budget": "sluice.budget.command",
+    "entitlement": "sluice.operate.entitlement",
+    "tenant": "sluice.operate.tenant",
+    "key": "sluice.operate.key",
+    "budget": "sluice.operate.budget",
     "import": "sluice.imports.command",
 }
 """Verbs with verbs of their own."""
@@ -92,5 +93,6 @@ def register(verb: str = "") -> None:
 def main() -> None:
     """Entry point of the console script and of `python -m sluice`."""
     plain_output()
-    register(sys.argv[1] if len(sys.argv) > 1 else "")
-    app()
+    arguments = in_present_words(sys.argv[1:])
+    register(arguments[0] if arguments else "")
+    app(arguments)

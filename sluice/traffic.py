@@ -11,7 +11,7 @@ import typer
 
 from sluice.demo.command import OnceOption, PaceOption, display
 from sluice.demo.story import ACTS, tell
-from sluice.tenant.admin_client import DEFAULT_URL, URL_VARIABLE
+from sluice.operate.admin_client import DEFAULT_URL, URL_VARIABLE
 from sluice.terminal import stop
 
 _ELSEWHERE = tuple(name for name in ACTS if name != "engine")

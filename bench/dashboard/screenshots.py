@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from bench.common.browser import Browser, until
-from sluice.gateway_client import GatewayClient
+from sluice.operate.gateway_client import GatewayClient
 from sluice.top.command import once_of
 from sluice.top.screen import screen
 

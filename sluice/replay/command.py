@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from sluice.operate.admin_client import URL_VARIABLE
 from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
-from sluice.tenant.admin_client import URL_VARIABLE
 from sluice.terminal import JsonOption, PlainConsole, needs_extra
 
 if TYPE_CHECKING:

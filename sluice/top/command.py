@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from sluice.gateway_client import (
+from sluice.operate.gateway_client import (
     DEFAULT_URL,
     GatewayClient,
     KeyFileOption,

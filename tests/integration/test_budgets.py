@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bench.budgets import run as bench
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from bench.common.redis_server import RedisServer
-from sluice.budget.command import budget
+from sluice.operate.budget import budget
 from tests.integration.test_tenants import CODER, get, hashed, post, two_models
 
 WEB: list[dict[str, Any]] = [{"name": "web"}]

@@ -60,7 +60,7 @@ def fleet_on(state: str, *further: dict[str, Any]) -> Iterator[Fleet]:
 
 def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
     with fleet_on(f"sqlite:///{tmp_path}/sluice.db") as fleet:
-        made(fleet, "tenants", "create", "acme", "--display-name", "Acme", "--label", "cost=7")
+        made(fleet, "tenant", "create", "acme", "--display-name", "Acme", "--label", "cost=7")
         key = made(fleet, "key", "add", "acme", "web", "--models", MODEL)["key"]
         assert status(fleet.url, key) == 200
         shown = sluice(fleet, "key", "list", "acme").output
@@ -72,31 +72,31 @@ def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
         made(fleet, "key", "suspend", "acme", "web")
         assert (status(fleet.url, key), status(fleet.url, fresh)) == (403, 403)
         made(fleet, "key", "resume", "acme", "web")
-        made(fleet, "tenants", "suspend", "acme")
+        made(fleet, "tenant", "suspend", "acme")
         assert status(fleet.url, fresh) == 403
-        made(fleet, "tenants", "resume", "acme")
+        made(fleet, "tenant", "resume", "acme")
 
         fleet.kill_replica(fleet.replicas[0])
         fleet.start_replica(fleet.replicas[0])
         fleet.wait_ready(fleet.replicas[0])
         assert (status(fleet.url, key), status(fleet.url, fresh)) == (200, 200)
-        (row,) = made(fleet, "tenants", "list")
+        (row,) = made(fleet, "tenant", "list")
         assert (row["name"], row["key_count"], row["uses"]) == ("acme", 2, ["chat"])
         made(fleet, "key", "expire", "acme", "web", "--at", "2020-01-01T00:00:00Z")
         assert status(fleet.url, fresh) == 403
         made(fleet, "key", "revoke", "acme", "web")
         assert (status(fleet.url, key), status(fleet.url, fresh)) == (401, 401)
-        assert "tenant acme" in sluice(fleet, "tenant", "audit").output
-        made(fleet, "tenants", "delete", "acme")
-        refused = sluice(fleet, "tenants", "show", "acme")
-        assert (refused.exit_code, "sluice tenants list" in refused.output) == (2, True)
+        assert "tenant acme" in sluice(fleet, "entitlement", "audit").output
+        made(fleet, "tenant", "delete", "acme")
+        refused = sluice(fleet, "tenant", "show", "acme")
+        assert (refused.exit_code, "sluice tenant list" in refused.output) == (2, True)
 
 
 def test_a_key_s_own_limits_hold_are_raised_and_outlive_rotation_and_restart(
     tmp_path: Path,
 ) -> None:
     with fleet_on(f"sqlite:///{tmp_path}/sluice.db") as fleet:
-        made(fleet, "tenants", "create", "acme")
+        made(fleet, "tenant", "create", "acme")
         free = made(fleet, "key", "add", "acme", "free")["key"]
         limits = ("--requests-per-minute", "2", "--budget", "tokens=100000,window=day")
         key = made(fleet, "key", "add", "acme", "web", *limits)["key"]
@@ -138,7 +138,7 @@ def test_a_key_s_own_limits_hold_are_raised_and_outlive_rotation_and_restart(
 def test_a_key_s_limit_counts_over_two_gateways(redis_server: RedisServer) -> None:
     with fleet_on(redis_server.url, {}) as fleet:
         other = fleet.replicas[1].url
-        made(fleet, "tenants", "create", "acme")
+        made(fleet, "tenant", "create", "acme")
         key = made(fleet, "key", "add", "acme", "web", "--requests-per-minute", "8")["key"]
 
         def used() -> int:
@@ -156,7 +156,7 @@ def test_a_key_s_limit_counts_over_two_gateways(redis_server: RedisServer) -> No
 def test_a_key_made_at_one_gateway_opens_the_other(redis_server: RedisServer) -> None:
     with fleet_on(redis_server.url, {}) as fleet:
         other = fleet.replicas[1].url
-        made(fleet, "tenants", "create", "acme")
+        made(fleet, "tenant", "create", "acme")
         key = made(fleet, "key", "add", "acme", "web")["key"]
         assert status(fleet.url, key) == 200
         assert until(lambda: status(other, key) == 200)

@@ -1,17 +1,17 @@
-"""`sluice tenant`: manage the entitlements of a running gateway through its admin API."""
+"""`sluice entitlement`: who may use which model of a running gateway, and how much of it."""
 
 from typing import Annotated, Any
 
 import typer
 
-from sluice.tenant import tables
-from sluice.tenant.admin_client import (
+from sluice.operate import tables
+from sluice.operate.admin_client import (
     DEFAULT_URL,
     AdminClient,
     KeyFileOption,
     UrlOption,
 )
-from sluice.tenant.options import (
+from sluice.operate.options import (
     Class,
     Concurrency,
     Expires,
@@ -30,19 +30,19 @@ from sluice.terminal import JsonOption, console, echo_json, stop
 PAGE = 1_000
 """Entitlements requested per page."""
 
-tenant = typer.Typer(
-    name="tenant",
+entitlement = typer.Typer(
+    name="entitlement",
     help="Entitlements of a running gateway: who may use it, and how much.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 keys = typer.Typer(help="An entitlement's keys.", no_args_is_help=True)
-tenant.add_typer(keys, name="keys")
+entitlement.add_typer(keys, name="keys")
 
 Name = Annotated[str, typer.Argument(help="The entitlement.", show_default=False)]
 
 
-@tenant.command("list")
+@entitlement.command("list")
 def list_(
     model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
     of: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
@@ -71,7 +71,7 @@ def list_(
         typer.echo(f"left out for want of room: {', '.join(left_out)}", err=True)
 
 
-@tenant.command()
+@entitlement.command()
 def show(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -86,7 +86,7 @@ def show(
         console().print(tables.card(found))
 
 
-@tenant.command()
+@entitlement.command()
 def create(
     name: Name,
     of: Annotated[
@@ -130,7 +130,7 @@ def create(
     _tell_key(made)
 
 
-@tenant.command()
+@entitlement.command()
 def change(
     name: Name,
     of: Tenant = None,
@@ -175,7 +175,7 @@ def change(
     _change(client, as_json, "PATCH", name, body=body)
 
 
-@tenant.command()
+@entitlement.command()
 def suspend(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -187,7 +187,7 @@ def suspend(
     _change(client, as_json, "POST", name, "suspend")
 
 
-@tenant.command()
+@entitlement.command()
 def resume(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -199,7 +199,7 @@ def resume(
     _change(client, as_json, "POST", name, "resume")
 
 
-@tenant.command()
+@entitlement.command()
 def expire(
     name: Name,
     at: Annotated[
@@ -215,7 +215,7 @@ def expire(
     _change(client, as_json, "POST", name, "expire", body=body)
 
 
-@tenant.command()
+@entitlement.command()
 def delete(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -245,7 +245,7 @@ def add(
 @keys.command("revoke")
 def revoke(
     name: Name,
-    fingerprint: Annotated[str, typer.Argument(help="As `sluice tenant show` lists it.")],
+    fingerprint: Annotated[str, typer.Argument(help="As `sluice entitlement show` lists it.")],
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
@@ -255,7 +255,7 @@ def revoke(
     _change(client, as_json, "DELETE", name, "keys", fingerprint)
 
 
-@tenant.command()
+@entitlement.command()
 def audit(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 100,
     url: UrlOption = DEFAULT_URL,
@@ -290,8 +290,8 @@ def _change(
     _tell_key(after)
 
 
-def _tell_key(entitlement: dict[str, Any]) -> None:
+def _tell_key(made: dict[str, Any]) -> None:
     """Print a new key alone on the last line."""
-    if "key" in entitlement:
+    if "key" in made:
         typer.echo("Its key, shown this once:", err=True)
-        typer.echo(entitlement["key"])
+        typer.echo(made["key"])

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from sluice.tenant.admin_client import DEFAULT_URL, KEY_VARIABLE, KeyFileOption, UrlOption
+from sluice.operate.admin_client import DEFAULT_URL, KEY_VARIABLE, KeyFileOption, UrlOption
 from sluice.terminal import stop
 
 __all__ = ["DEFAULT_URL", "GatewayClient", "KeyFileOption", "KeyOption", "NotRead", "UrlOption"]

@@ -1,4 +1,4 @@
-"""`sluice tenant` against a gateway's admin routes, over a real socket."""
+"""`sluice entitlement` against a gateway's admin routes, over a real socket."""
 
 import asyncio
 import hashlib
@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from gateway.errors import StateFailure
 from gateway.policy.request.head import digest_of
-from sluice.tenant.command import tenant
-from sluice.tenant.tables import listing
+from sluice.operate.entitlement import entitlement
+from sluice.operate.tables import listing
 from tests.entitlement_fakes import EntitlementRig
 from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
 
@@ -45,7 +45,7 @@ class Gateway:
     def run(self, *args: str, key: str = ADMIN_KEY) -> Result:
         """One command."""
         runner = CliRunner(env={"SLUICE_ADMIN_KEY": key, "COLUMNS": "200"})
-        return runner.invoke(tenant, [*args, "--url", self.url])
+        return runner.invoke(entitlement, [*args, "--url", self.url])
 
     def json(self, *args: str) -> Any:
         """One command that succeeds, for machines."""
@@ -202,14 +202,14 @@ def test_messages_name_commands_and_no_routes(gateway: Gateway) -> None:
         gateway.run(*NEW).stderr,
         gateway.run("list", key="sk-wrong").stderr,
     ]
-    assert "sluice tenant list" in told[0]
-    assert "sluice tenant change" in told[1]
+    assert "sluice entitlement list" in told[0]
+    assert "sluice entitlement change" in told[1]
     assert "SLUICE_ADMIN_KEY" in told[2]
     assert not re.search("GET|PATCH|POST|/admin|Bearer", "".join(told))
 
 
 def test_a_list_goes_through_all_pages(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.tenant.command.PAGE", 2)
+    monkeypatch.setattr("sluice.operate.entitlement.PAGE", 2)
     for n in range(5):
         gateway.run("create", f"e{n}", "--tenant", "t", "--model", "m")
     assert [e["name"] for e in gateway.json("list")] == [f"e{n}" for n in range(5)]
@@ -270,6 +270,6 @@ def test_a_gateway_that_is_not_there(url: str, code: int) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as unused:
         port = unused.getsockname()[1]
     runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY})
-    result = runner.invoke(tenant, ["list", "--url", url.format(port=port)])
+    result = runner.invoke(entitlement, ["list", "--url", url.format(port=port)])
     assert result.exit_code == code, result.output
     assert ADMIN_KEY not in result.output

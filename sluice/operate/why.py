@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from gateway.records.decision import DecisionRecord
 from gateway.records.story import Step, steps_of
-from sluice.gateway_client import (
+from sluice.operate.gateway_client import (
     DEFAULT_URL,
     GatewayClient,
     KeyFileOption,

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sluice.tenant import keys
-from sluice.tenant.admin_client import AdminClient
-from sluice.tenant.tables import key_table
+from sluice.operate import key as keys
+from sluice.operate.admin_client import AdminClient
+from sluice.operate.tables import key_table
 
 ROW: dict[str, Any] = {
     "name": "web",

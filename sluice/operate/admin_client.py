@@ -21,11 +21,12 @@ KEY_VARIABLE: Final = "SLUICE_ADMIN_KEY"
 LIMIT_S: Final = 30.0
 _BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
 _INSTEAD: Final = {
-    "entitlement_not_found": "`sluice tenant list` shows those that there are.",
+    "entitlement_not_found": "`sluice entitlement list` shows those that there are.",
     "worker_not_found": "`sluice workers` lists them.",
-    "entitlement_exists": "`sluice tenant change` gives it other terms.",
-    "tenant_not_found": "`sluice tenants list` shows those that there are.",
-    "tenant_exists": "`sluice tenants change` changes it.",
+    "entitlement_exists": "`sluice entitlement change` gives it other terms.",
+    "tenant_not_found": "`sluice tenant list` shows those that there are; the verbs of "
+    "entitlements are `sluice entitlement VERB NAME`.",
+    "tenant_exists": "`sluice tenant change` changes it.",
 }
 """Error code -> hint for the command line; the gateway's own hint names an HTTP route."""
 

@@ -128,7 +128,7 @@ def test_a_worker_is_drained_and_returned(gateway: Gateway) -> None:
 
 
 def test_changes_fit_a_terminal(gateway: Gateway, tmp_path: Path) -> None:
-    gateway.answers["/admin/reload"] = (200, {"changes": CHANGES})
+    gateway.answers["/admin/reload"] = (200, {"changes": CHANGES, "not_compared": []})
     file = tmp_path / "sluice.yaml"
     file.write_text(CONTRACT)
     env = {"LONG_KEY": "k", "SLUICE_ADMIN_KEY": "sk-admin-secret"}

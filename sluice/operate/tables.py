@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.changes import WIDTH
 from sluice.fitted_table import fitted
+from sluice.operate.changes import WIDTH
 from sluice.terminal import table
 
 _LIST = ("name", "tenant", "model", "class", "state", "in flight", "tokens/s", "debt", "keys")

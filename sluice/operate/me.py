@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from sluice.gateway_client import GatewayClient, NotRead
-from sluice.tenant.admin_client import DEFAULT_URL, UrlOption
+from sluice.operate.admin_client import DEFAULT_URL, UrlOption
+from sluice.operate.gateway_client import GatewayClient, NotRead
 from sluice.terminal import JsonOption, console, echo_json, stop, table
 
 _PAGE: Final = "1000"

@@ -1,19 +1,19 @@
-"""`sluice tenants`: who holds keys and entitlements at a running gateway."""
+"""`sluice tenant`: who holds keys and entitlements at a running gateway."""
 
 from typing import Annotated, Any
 
 import typer
 
-from sluice.tenant.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
-from sluice.tenant.tables import card, key_table, tenant_table
+from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.tables import card, key_table, tenant_table
 from sluice.terminal import JsonOption, console, echo_json, stop
 
 PAGE = 1_000
 """Tenants requested per page."""
 
-tenants = typer.Typer(
-    name="tenants",
-    help="Tenants of a running gateway. Their keys: `sluice key`; their rights: `sluice tenant`.",
+tenant = typer.Typer(
+    name="tenant",
+    help="Tenants of a running gateway. Their keys: `sluice key`; rights: `sluice entitlement`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -35,7 +35,7 @@ Prefer = Annotated[
 ]
 
 
-@tenants.command("list")
+@tenant.command("list")
 def list_(
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
@@ -57,7 +57,7 @@ def list_(
         console().print(tenant_table(found))
 
 
-@tenants.command()
+@tenant.command()
 def show(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -74,7 +74,7 @@ def show(
     console().print(key_table(keys))
 
 
-@tenants.command()
+@tenant.command()
 def create(
     name: Name,
     display_name: DisplayName = None,
@@ -84,12 +84,12 @@ def create(
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a tenant; `sluice tenant create` gives it rights, `sluice key add` keys."""
+    """Create a tenant; `sluice entitlement create` gives it rights, `sluice key add` keys."""
     body = {"name": name, **fields_of(display_name, label, entitlements)}
     _tell(AdminClient(url, admin_key_file).call("POST", "tenants", body=body), as_json)
 
 
-@tenants.command()
+@tenant.command()
 def change(
     name: Name,
     display_name: DisplayName = None,
@@ -109,7 +109,7 @@ def change(
     _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
 
 
-@tenants.command()
+@tenant.command()
 def suspend(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -121,7 +121,7 @@ def suspend(
     _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
 
 
-@tenants.command()
+@tenant.command()
 def resume(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -133,7 +133,7 @@ def resume(
     _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
 
 
-@tenants.command()
+@tenant.command()
 def delete(
     name: Name,
     url: UrlOption = DEFAULT_URL,
@@ -176,9 +176,9 @@ def listed(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def _tell(tenant: dict[str, Any], as_json: bool) -> None:
+def _tell(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        echo_json(tenant)
+        echo_json(found)
     else:
-        tenant.pop("keys", None)
-        console().print(card(tenant))
+        found.pop("keys", None)
+        console().print(card(found))

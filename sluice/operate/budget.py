@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from sluice.fitted_table import fitted
-from sluice.tenant.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
 from sluice.terminal import JsonOption, console, echo_json
 
 PAGE = 1_000

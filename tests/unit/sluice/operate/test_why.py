@@ -9,7 +9,7 @@ import respx
 from typer.testing import CliRunner
 
 from sluice.cli import app, register
-from sluice.tenant.admin_client import KEY_VARIABLE
+from sluice.operate.admin_client import KEY_VARIABLE
 
 URL = "http://127.0.0.1:8080"
 RECORD = {

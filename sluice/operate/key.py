@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sluice.tenant.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
-from sluice.tenant.tables import card, key_table
-from sluice.tenant.tenants import listed, removed
+from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.tables import card, key_table
+from sluice.operate.tenant import listed, removed
 from sluice.terminal import JsonOption, console, echo_json, stop
 
 _NUMBERS: Final = frozenset({"tokens", "money", "warn_at"})

@@ -1,1 +1,0 @@
-"""`sluice budget`: budgets of a running gateway."""

@@ -1,0 +1,1 @@
+"""What an operator, and a client, does to a running gateway."""
