@@ -136,14 +136,18 @@ def resume(
 @tenant.command()
 def delete(
     name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Its entitlements and their keys, too.")
+    ] = False,
     url: UrlOption = DEFAULT_URL,
     admin_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a tenant and its keys. Its entitlements stay."""
-    AdminClient(url, admin_key_file).call("DELETE", "tenants", name)
+    """Delete a tenant and its keys. Refused while entitlements name it, except with `--force`."""
+    params = {"force": "true"} if force else {}
+    said = AdminClient(url, admin_key_file).call("DELETE", "tenants", name, params=params)
     if as_json:
-        echo_json({"name": name, "deleted": True})
+        echo_json({"name": name, "deleted": True, **(said or {})})
     else:
         typer.echo(f"{name}: deleted")
 
