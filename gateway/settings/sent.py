@@ -23,7 +23,7 @@ from gateway.settings.source import Document
 
 _LIMITS: Final = {"ge": 0, "gt": 1, "le": 0, "lt": -1}
 """Bound of a number -> what is to be added for a number within it."""
-_TURNS: Final = 10
+_TURNS: Final = 24
 """Values that are tried for one reference, at most."""
 _SECRET: Final = "a secret"  # noqa: S105 - shown instead of one
 
@@ -59,9 +59,12 @@ def stand_in_for_references(document: Document) -> None:
             found = {document.resolve(each["loc"]): each for each in error.errors()}
         else:
             return
-        for path in found.keys() & document.references.keys():
-            value = _value(document.references[path], found[path], turn)
-            document.put(path, value)
+        for path, written in document.references.items():
+            detail, section = found.get(path), found.get(path[:-1])
+            if detail is None and section is not None and section["type"] == "sluice":
+                detail = section  # its settings do not agree
+            if detail is not None:
+                document.put(path, _value(written, detail, turn))
 
 
 def only_secrets(references: Mapping[KeyPath, str], config: Config) -> bool:
@@ -82,8 +85,8 @@ def _value(written: str, detail: ErrorDetails, turn: int) -> EnvValue:
     digest = hashlib.sha256(written.encode()).hexdigest()
     tried = (
         stand_in(written, "1"),
-        *("false", f"sha256:{digest}", f"http://{digest[:16]}.invalid", "memory://"),
-        *("day", "UTC", "2100-01-01T00:00:00Z"),
+        *("0", "false", f"sha256:{digest}", f"http://{digest[:16]}.invalid", "memory://"),
+        *("dns://reference:1", "day", "UTC", "2100-01-01T00:00:00Z"),
     )
     return EnvValue(tried[turn % len(tried)])
 

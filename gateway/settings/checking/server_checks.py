@@ -62,7 +62,7 @@ def unfit_limits(config: Config) -> tuple[str, str] | None:
     if not config.state.address.startswith("redis+cluster://"):
         return None
     return (
-        "limits of tenants and keys count over all models, which a cluster spreads",
+        "a limit of a tenant or a key counts over all models, which a cluster spreads over servers",
         "use one server (redis:// or redis+sentinel://), or give budgets to entitlements",
     )
 

@@ -3,9 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.settings import Config, ConfigError, parse
 from gateway.settings.sent import Comparison, compare
@@ -151,6 +156,46 @@ entitlements: [{name: e, tenant: t, model: n}]
 """
     assert "no model is named `n`" in told(plain)
     assert "no model is named" not in told(plain.replace("name: m,", 'name: "${MODEL}",'))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every value of a file, by its path."""
+    if isinstance(value, dict | list):
+        for step, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, step))
+    elif value is not None:
+        yield path
+
+
+WHOLE = Path("docs/sluice.yaml").read_text()
+KEYS = {"SLUICE_ADMIN_KEY": "sk-an-admin", "LONG_KEY": "sk-an-engine"}
+LEAVES = list(leaves(yaml.safe_load(WHOLE)))
+
+
+def referring(places: Iterable[tuple[Any, ...]]) -> tuple[str, dict[str, str]]:
+    """The documented file with references at these places, and the environment they need."""
+    file, environ = yaml.safe_load(WHOLE), dict(KEYS)
+    for number, path in enumerate(places):
+        inner = file
+        for step in path[:-1]:
+            inner = inner[step]
+        value = KEYS.get(str(inner[path[-1]])[2:-1], inner[path[-1]])
+        environ[f"R{number}"] = str(value).lower() if isinstance(value, bool) else str(value)
+        inner[path[-1]] = f"${{R{number}}}"
+    return yaml.safe_dump(file), environ
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=lambda path: ".".join(map(str, path)))
+def test_every_setting_may_be_a_reference(path: tuple[Any, ...]) -> None:
+    text, environ = referring([path])
+    assert compare(parse(text, "f", environ), parse(text, "sent", None)).changes == []
+
+
+@given(places=st.sets(st.sampled_from(LEAVES), min_size=2, max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_many_settings_may_be_references(places: set[tuple[Any, ...]]) -> None:
+    text, environ = referring(places)
+    assert compare(parse(text, "f", environ), parse(text, "sent", None)).changes == []
 
 
 FILES = """

@@ -21,7 +21,8 @@ def test_on_a_cluster_the_answer_names_the_stores_that_count_them() -> None:
         checked_limits(config, {"budgets": [{"tokens": 5}]})
     assert (caught.value.status, caught.value.param) == (400, "budgets")
     assert caught.value.message == (
-        "budgets: limits of tenants and keys count over all models, which a cluster spreads; use "
-        "one server (redis:// or redis+sentinel://), or give budgets to entitlements."
+        "budgets: a limit of a tenant or a key counts over all models, which a cluster spreads "
+        "over servers; use one server (redis:// or redis+sentinel://), or give budgets to "
+        "entitlements."
     )
     assert tenant_file(config).currency == "EUR"
