@@ -13,6 +13,10 @@ _NO_KEYS: Final = (
     "no keys were given, so the gateway knows none and refuses all: import with --keys; without "
     "`entitlements` it is open to everybody"
 )
+_OBSERVED: Final = (
+    "limits and budgets refuse nobody while a model has `mode: observe`: before you point clients "
+    "here, remove it from the models whose keys have limits"
+)
 
 
 def convert(
@@ -37,6 +41,8 @@ def convert(
         config["entitlements"] = tenancy.entitlements or closed(models.values())
         if tenancy.tenants:
             config["tenants"] = tenancy.tenants
+        if tenancy.limited:
+            of_keys.left_out((), _OBSERVED)
         of_keys.rest(dump if isinstance(dump, dict) else {"keys": dump})
     else:
         config["entitlements"] = closed(models.values())

@@ -46,6 +46,9 @@ from sluice.imports.sections import Row, label, literal
 _HASHES_ONLY: Final = "hashes alone say no models: ask /key/list with return_full_object=true"
 _MISSING: Final = "its {0}'s models and limits are not in the dump: add /{0}/list, or its table"
 _OF_ENTITLEMENTS: Final = frozenset({"tpm_limit", "priority"})
+_LIMITS: Final = frozenset(
+    {"max_tokens_per_second", "max_concurrency", "requests_per_minute", "budgets"}
+)
 _NO_MODELS: Final = frozenset({"management_routes", "info_routes"})
 """LiteLLM's names of groups of routes that serve no model."""
 _NO_MODEL_TYPES: Final = frozenset({"management", "read_only"})
@@ -124,6 +127,13 @@ class Tenancy:
     def tenants(self) -> list[dict[str, Any]]:
         """The section of each tenant."""
         return [tenant.section() for tenant in self._tenants.values() if tenant.keys]
+
+    @property
+    def limited(self) -> bool:
+        """Whether a limit or a budget was imported."""
+        sections = [*self.entitlements, *self.tenants]
+        rows = [*sections, *(key for tenant in self.tenants for key in tenant["keys"])]
+        return any(not _LIMITS.isdisjoint(row) for row in rows)
 
     def read(self, dump: object) -> None:
         """Every row of a dump: a list of keys; or `keys`, `teams` and `users` as the API does."""

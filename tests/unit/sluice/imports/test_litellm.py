@@ -530,6 +530,7 @@ def test_what_is_left_of_a_budget_is_taken(tmp_path: Path) -> None:
     (key,) = yaml.safe_load(text)["tenants"][0]["keys"]
     assert (key["budgets"], key.get("suspended")) == ([{"money": 87.5, "window": "month"}], None)
     assert "100 less what was spent" in report["keys[0].max_budget"]
+    assert report["the file"].startswith("left out: limits and budgets refuse nobody while")
 
 
 def test_without_keys_the_gateway_is_closed(tmp_path: Path) -> None:
