@@ -285,6 +285,10 @@ class Dispatcher:
             reply,
             self._clock,
             strip_usage=stage_dispatch.injects_usage(served, incoming.endpoint, admitted.facts),
+            strip_running=stage_dispatch.asks_running_usage(
+                served, incoming.endpoint, admitted.facts, lease, binding
+            ),
+            bytes_per_token=attempts.sending.estimate.ratio,
             window_tokens=served.routing.pools[binding.pool].window_tokens,
             timer=attempts.timer,
         )

@@ -2,7 +2,7 @@
 
 What is edited: the model's name where the worker knows another (never to the base's where the
 client named a LoRA adapter), the adapter's name in SGLang's field, a defaulted output limit,
-`stream_options.include_usage` so that every stream is metered, and fields that steer an engine,
+`stream_options` so that every stream is metered, and fields that steer an engine,
 which are removed; the class's own `priority` where the engines have such a field, and the
 data-parallel rank where the worker is one (a header, or a field for older SGLang). Of the
 headers only those listed in `gateway.policy.request.head` travel: client keys never do. Each
@@ -17,7 +17,13 @@ import orjson
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.routing import defaulted_cap
 from gateway.policy.request.header_lines import lines_of, pairs_of
-from gateway.policy.request.members import ADAPTER_FIELD, Pieces, edits, with_usage
+from gateway.policy.request.members import (
+    ADAPTER_FIELD,
+    RUNNING_USAGE,
+    Pieces,
+    edits,
+    with_usage,
+)
 from gateway.policy.request.multipart import written
 from gateway.policy.request.trace_context import lines_to_engine
 from gateway.policy.response.dialects import stream_shape
@@ -63,9 +69,15 @@ def upstream_call(
         return _form_call(served, worker, incoming, facts, prompt, lines)
     if worker.rank is not None and worker.rank_by != "body":
         lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
+    options = None
+    running = asks_running_usage(served, incoming.endpoint, facts, lease, binding)
+    if running or injects_usage(served, incoming.endpoint, facts):
+        options = with_usage(facts.members.get("stream_options"), running=running)
     priority = _engine_priority(served, principal, lease, incoming.endpoint)
     salt = _cache_salt(served, principal, incoming.endpoint)
-    edited = _edits(served, worker, incoming, facts, default_cap, prompt.body, priority, salt)
+    edited = _edits(
+        served, worker, incoming, facts, default_cap, prompt.body, priority, salt, options
+    )
     return _call(served, incoming, lines, [prompt.body] if edited is None else edited)
 
 
@@ -89,6 +101,29 @@ def injects_usage(served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts) ->
         and stream_shape(endpoint).in_chunks
         and not served.routing.observe
     )
+
+
+def asks_running_usage(
+    served: ModelRuntime, endpoint: Endpoint, facts: BodyFacts, lease: Lease, binding: Binding
+) -> bool:
+    """Whether the gateway asks for usage in every chunk, so that a stream that is cut counts right.
+
+    Only where limits apply, of engines that are known to have the option, and of one choice: they
+    count each choice by itself.
+    """
+    telemetry = served.fleet.telemetry
+    if (
+        not facts.stream
+        or lease.limits is None
+        or not telemetry
+        or lease.sequences > 1
+        or not stream_shape(endpoint).in_chunks
+        or served.routing.observe
+        or telemetry[binding.pool].samples[binding.worker].engine != "vllm"
+    ):
+        return False
+    options = facts.members.get("stream_options")
+    return options is None or RUNNING_USAGE.encode() not in bytes(options)
 
 
 def _engine_priority(
@@ -187,6 +222,7 @@ def _edits(
     body: bytes,
     priority: int | None,
     salt: str | None,
+    stream_options: bytes | None,
 ) -> Pieces | None:
     name = facts.adapter or worker.served_model or served.name
     replace: dict[str, bytes] = {}
@@ -197,9 +233,8 @@ def _edits(
         field = _CAP_FIELDS.get(incoming.endpoint.name, "max_tokens")
         # The client's own may be there, and null: of two the engine would take the last.
         (replace if field in facts.members else insert)[field] = b"%d" % default_cap
-    if injects_usage(served, incoming.endpoint, facts):
-        options = with_usage(facts.members.get("stream_options"))
-        (replace if facts.has_stream_options else insert)["stream_options"] = options
+    if stream_options is not None:
+        (replace if facts.has_stream_options else insert)["stream_options"] = stream_options
     if facts.adapter:
         # SGLang takes no adapter's name as the model, and would have the base answer.
         insert[ADAPTER_FIELD] = orjson.dumps(facts.adapter)

@@ -53,6 +53,7 @@ class Relay:
 
     __slots__ = (
         "_answered",
+        "_bytes_per_token",
         "_clock",
         "_end_bytes",
         "_endpoint",
@@ -62,6 +63,7 @@ class Relay:
         "_reply",
         "_response_id",
         "_started_s",
+        "_strip_running",
         "_strip_usage",
         "_timer",
         "_window_tokens",
@@ -81,10 +83,15 @@ class Relay:
         clock: Callable[[], float],
         *,
         strip_usage: bool,
+        strip_running: bool,
+        bytes_per_token: float,
         window_tokens: int,
         timer: StageTimer = UNTIMED,
     ) -> None:
-        """`facts`: what the client asked for; `window_tokens`: of the pool as configured."""
+        """`facts`: what the client asked for; `window_tokens`: of the pool as configured.
+
+        `strip_usage`, `strip_running`, `bytes_per_token`: see `StreamMeter`.
+        """
         self._endpoint = incoming.endpoint
         self._facts = facts
         self._reply = reply
@@ -102,6 +109,8 @@ class Relay:
         """The end of a stream, until that was done."""
         self._last_s: float | None = None
         self._strip_usage = strip_usage
+        self._strip_running = strip_running
+        self._bytes_per_token = bytes_per_token
         self._window_tokens = window_tokens
         self._timer = timer
         self._meter: StreamMeter | None = None
@@ -152,7 +161,7 @@ class Relay:
         return await self._whole(response, kind, lines, call, first)
 
     def cut_short(self) -> Outcome:
-        """What was served when the client left: the tokens emitted so far."""
+        """What was served when the client left: the tokens delivered so far."""
         if self._answered is not None:  # all were
             return msgspec.structs.replace(self._answered, label="disconnected", status=499)
         meter = self._meter
@@ -167,8 +176,8 @@ class Relay:
         return self._meter is not None and self._meter.opened
 
     def emitted(self) -> int:
-        """Events relayed so far: about the tokens of a stream."""
-        return 0 if self._meter is None else self._meter.events
+        """About the tokens of a stream that were relayed so far."""
+        return 0 if self._meter is None else self._meter.emitted_tokens
 
     # -- streams
 
@@ -184,6 +193,8 @@ class Relay:
         self._meter = meter = StreamMeter(
             self._endpoint,
             strip_usage=self._strip_usage,
+            strip_running=self._strip_running,
+            bytes_per_token=self._bytes_per_token,
             choices=self._facts.choices_per_prompt * self._facts.measure.prompts,
         )
         head = _stream_head(kind, lines)
@@ -377,7 +388,7 @@ class Relay:
         self, response: UpstreamResponse, kind: bytes, lines: Lines, first: bytes
     ) -> Outcome:
         """An answer that is too large to hold; `first` is its beginning."""
-        self._meter = meter = BodyMeter(self._endpoint)
+        self._meter = meter = BodyMeter(self._endpoint, bytes_per_token=self._bytes_per_token)
         meter.feed(first)
         if self._endpoint is RESPONSES:
             self._response_id = response_id(first)
@@ -386,7 +397,7 @@ class Relay:
     def _whole_outcome(self, answer: Answer) -> Outcome:
         usage = answer.usage
         if usage is None and self._endpoint.generates:
-            usage = _counted(by_bytes(answer.generated_bytes))
+            usage = _counted(by_bytes(answer.generated_bytes, self._bytes_per_token))
         if self._endpoint is RESPONSES:
             self._response_id = answer.id
         return self._outcome(usage, answer.finish_reason, completed=True)

@@ -148,6 +148,9 @@ class _Stream:
         self._no_finish = "no-finish" in active
         self._usage_every = "usage-every" in active
         self._slow = _own_slow_factor(exchange)
+        self._interval = int(active.value("interval") or 1)
+        self._pieces: dict[int, list[bytes]] = {}
+        """Of the next event of each choice."""
 
     async def run(self) -> None:
         """Write until the last token, a fault, or the client's disconnect."""
@@ -191,6 +194,12 @@ class _Stream:
                 break
             spec = self._job.choices[choice]
             piece = answers.piece_json(spec.seed, emission.index)
+            if self._interval > 1:
+                pieces = self._pieces.setdefault(choice, [])
+                pieces.append(piece[1:-1])
+                if len(pieces) < self._interval and not emission.finished:
+                    continue
+                piece = b'"%b"' % b"".join(self._pieces.pop(choice))
             if emission.finished and not self._no_finish:
                 usage = self._usage_at(self._tokens, last=True)
                 out.append(self._dialect.last(choice, piece, spec.finish_reason, usage))

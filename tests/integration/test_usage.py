@@ -13,9 +13,12 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from typer.testing import CliRunner
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from simulator.mock_server import tokenizer
+from simulator.mock_server.api import answers
 from sluice.cli import app, register
 
 PRICE = {"input": 0.6, "cached_input": 0.15, "output": 1.8}
@@ -25,7 +28,7 @@ TENANTS = ("acme", "zeta")
 TOKENS = {"input": "input_tokens", "cached_input": "cached_input_tokens", "output": "output_tokens"}
 
 
-def keeping(folder: Path, *, long: int = 0, **model: Any) -> Fleet:
+def keeping(folder: Path, *, long: int = 0, faults: str = "", **model: Any) -> Fleet:
     """A fleet with a ledger and an export, and a key for each tenant."""
     digest = {name: hashlib.sha256(f"sk-{name}".encode()).hexdigest() for name in TENANTS}
     config = {
@@ -38,7 +41,8 @@ def keeping(folder: Path, *, long: int = 0, **model: Any) -> Fleet:
             for name in TENANTS
         ],
     }
-    return Fleet(short=1, long=long, mock=("--speed", "50"), config=config, model=model)
+    mock = ("--speed", "50", *(("--fail", faults) if faults else ()))
+    return Fleet(short=1, long=long, mock=mock, config=config, model=model)
 
 
 def client_of(fleet: Fleet, tenant: str) -> openai.OpenAI:
@@ -95,6 +99,50 @@ def metered(fleet: Fleet) -> dict[str, int]:
 def figures(total: dict[str, Any], less: dict[str, Any] | None = None) -> dict[str, int]:
     names = (*TOKENS.values(), "cost_nano")
     return {name: total[name] - (less[name] if less else 0) for name in names}
+
+
+def leave_after(fleet: Fleet, events: int) -> str:
+    """The text that a client got which leaves a stream after so many events with text."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Go on"}]}
+    pieces: list[str] = []
+    completions = client_of(fleet, "acme").chat.completions
+    asked["extra_body"] = {"ignore_eos": True}
+    with completions.create(**asked, max_tokens=2_000, stream=True) as stream:
+        for chunk in stream:
+            assert chunk.usage is None, "the client did not ask for it"
+            pieces += [piece] if (piece := chunk.choices[0].delta.content) else []
+            if len(pieces) == events:
+                break
+    fleet.wait_until_idle()
+    time.sleep(FLUSHED_S)
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "another"])
+def test_a_stream_that_its_client_leaves_is_charged_the_text_that_was_delivered(
+    tmp_path: Path, engine: str
+) -> None:
+    """However many tokens an event has, and whether or not the engine says how many."""
+    ledger, export = tmp_path / "ledger.db", tmp_path / "usage.jsonl"
+    kind = "" if engine == "vllm" else "sglang-metrics,"
+    with keeping(tmp_path, price=PRICE, faults=kind.rstrip(",")) as fleet:
+        completions = client_of(fleet, "acme").chat.completions
+        for number in range(30):  # its texts are like the answers
+            content = answers.text(7 * number, 600)
+            messages: Any = [{"role": "user", "content": content}]
+            completions.create(model=MODEL, messages=messages, max_tokens=1)
+        time.sleep(2 * FLUSHED_S)  # the engine's metrics are read every two seconds
+        for interval in (1, 4, 10, 50):
+            before = reported(ledger)["total"]["output_tokens"]
+            events = 950 // interval
+            spec = f"{kind}interval:{interval},stall:{events}"
+            httpx.post(f"{fleet.engines[0].url}/mock/fail", json={"spec": spec}).raise_for_status()
+            delivered = tokenizer.count(leave_after(fleet, events))
+            after = reported(ledger)
+            assert after == reported(export)
+            assert figures(after["total"]) == metered(fleet)
+            charged = after["total"]["output_tokens"] - before
+            assert charged == pytest.approx(delivered, rel=0.02), (interval, delivered)
 
 
 def test_ledger_export_and_metrics_are_the_same_also_after_kill_9(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 NEEDED: Final = ("running", "waiting", "kv_usage")
 """Fields that every engine is expected to report."""
 
+_ENGINES: Final = ("vllm", "sglang")
 _SHARES: Final = frozenset({"kv_usage", "hit_rate"})
 _ADAPTERS: Final = b"vllm:lora_requests_info{"
 _ADAPTER_LINE: Final = re.compile(
@@ -114,7 +115,8 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
             continue
         total = math.fsum(samples)
         found[field] = min(1.0, total / len(samples)) if field in _SHARES else total
-    return EngineSample(**found)
+    engine = next((e for e in _ENGINES if any(name.startswith(f"{e}:") for name in values)), "")
+    return EngineSample(engine=engine, **found)
 
 
 class RunningAdapters(NamedTuple):

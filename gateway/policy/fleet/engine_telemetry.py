@@ -40,6 +40,8 @@ class EngineSample(Record, frozen=True, kw_only=True):
     """Requests that it answered, from any sender."""
     started_unix_s: float | None = None
     """Start time of its process, in Unix seconds."""
+    engine: str = ""
+    """Whose metrics its page has: vllm or sglang; empty if neither's."""
 
 
 _COUNTERS: Final = (

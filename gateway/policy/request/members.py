@@ -149,6 +149,8 @@ Pieces = list[bytes | memoryview]
 
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _USAGE = {"include_usage": b"true"}
+RUNNING_USAGE = "continuous_usage_stats"
+"""vLLM's option for usage in every chunk of a stream."""
 
 
 def splice(
@@ -194,10 +196,14 @@ def edits(
     return _pieces(raw, cuts, added, empty=present <= set(remove))
 
 
-def with_usage(options: msgspec.Raw | None) -> bytes:
-    """`options` with include_usage true and all else kept; None: there is no stream_options."""
+def with_usage(options: msgspec.Raw | None, *, running: bool = False) -> bytes:
+    """`options` with include_usage true and all else kept; None: there is no stream_options.
+
+    With `running`, usage is asked for in every chunk.
+    """
     given = b"null" if options is None else bytes(options)
-    return splice(b"{}" if given == b"null" else given, replace=_USAGE)
+    wanted = {**_USAGE, RUNNING_USAGE: b"true"} if running else _USAGE
+    return splice(b"{}" if given == b"null" else given, replace=wanted)
 
 
 def _pieces(

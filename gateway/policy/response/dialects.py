@@ -6,10 +6,14 @@ that it does not know are relayed as they come and counted by their bytes.
 
 import re
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Final
 
+from gateway.policy.response.delivered import TextFields
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
+
+_ANY_TEXT: Final = TextFields(("content", "text", "delta"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class StreamShape:
     """Whether clients wait for [DONE], and get usage in a chunk of its own, if they ask for it."""
     must_end: bool = True
     """Whether a stream that was closed without an end of its own is cut."""
+    text: TextFields = _ANY_TEXT
+    """Where generated text stands."""
     is_data: bool = False
     """Whether clients use the body as it comes, also where they did not ask for a stream."""
 
@@ -35,24 +41,32 @@ _ROLE_ONLY: Final = re.compile(
     rb'"delta"\s*:\s*\{\s*"role"\s*:\s*"assistant"\s*'
     rb'(?:,\s*"[a-z_]{1,32}"\s*:\s*(?:""|null|\[\s*\])\s*)*\}'
 )
-_CHOICES: Final = StreamShape(ends=_FINISH_REASON, in_chunks=True)
+_CHOICES: Final = StreamShape(
+    ends=_FINISH_REASON, in_chunks=True, text=TextFields(("text", "reasoning"))
+)
+_DELTA: Final = TextFields(
+    ("content", "reasoning_content", "reasoning", "arguments", "name", "refusal")
+)
 _AUDIO: Final = StreamShape(
+    text=TextFields(("delta",)),
     ends=re.compile(rb'"finish_reason"\s*:\s*"|"(?:transcript\.text|speech\.audio)\.done"'),
     last=frozenset({"transcript.text.done", "speech.audio.done"}),
     must_end=False,
 )
 _SHAPES: Final = {
-    "chat": replace(_CHOICES, preamble=_ROLE_ONLY),
+    "chat": replace(_CHOICES, preamble=_ROLE_ONLY, text=_DELTA),
     "completions": _CHOICES,
     "messages": StreamShape(
         ends=re.compile(rb'"message_(?:delta|stop)"'),
         last=frozenset({"message_stop"}),
         preamble=re.compile(rb'"(?:message_start|ping)"'),
+        text=TextFields(("text", "thinking", "partial_json")),
     ),
     "responses": StreamShape(
         ends=re.compile(rb'"response\.(?:completed|incomplete|failed)"'),
         last=frozenset({"response.completed", "response.incomplete", "response.failed"}),
         preamble=re.compile(rb'"response\.(?:created|queued|in_progress)"'),
+        text=TextFields(("delta",)),
     ),
     "speech": replace(_AUDIO, is_data=True),
     "transcriptions": _AUDIO,
@@ -156,9 +170,9 @@ def later_usage(before: Usage | None, later: Usage | None) -> Usage | None:
     )
 
 
-def by_bytes(size: int) -> int:
-    """Output tokens of an answer that does not report them, by its size at 4 bytes a token."""
-    return -(-size // 4)
+def by_bytes(size: int, bytes_per_token: float) -> int:
+    """Tokens of an answer that does not report them, by its size."""
+    return ceil(size / bytes_per_token)
 
 
 def _cached(usage: dict[str, Any]) -> int | None:

@@ -3,8 +3,11 @@
 Rules:
 - Only whole events are relayed. Holding a partial one delays nothing, for a client cannot use
   half an event. An event ends with an empty line; lines end with LF, CRLF or CR.
-- Events pass unchanged. Dropped are only the usage chunk (empty `choices`) that the gateway asked
-  for and the client did not, a byte order mark, and whatever follows the end of the stream.
+- Events pass unchanged. Dropped are only the usage chunk (empty `choices`) and the running usage of
+  other chunks that the gateway asked for and the client did not, a byte order mark, and whatever
+  follows the end of the stream.
+- What was delivered is counted by its text from where the engine's own count ends
+  (`gateway.policy.response.delivered`), never by its events.
 - Only events with a mark, a substring such as `"finish_reason":"`, are decoded (JSON strings
   cannot contain it unescaped). Then only the field at its proper place counts, so text that a
   client sent and an engine echoes never ends a stream.
@@ -20,6 +23,8 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 from gateway.policy.response.answers import DECODED_BYTES, Answer, read_answer, search_answer
 from gateway.policy.response.dialects import (
@@ -45,6 +50,7 @@ _ENDINGS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _END: Final = re.compile(rb"\n\r?\n")
 _END_WITH_CR: Final = re.compile(rb"\n\r?\n|\r\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_RUNNING_USAGE: Final = re.compile(rb',\s*"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 _EMPTY_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _NAME: Final = re.compile(rb"(?:(?:id|retry|):[^\r\n]*[\r\n]+)*event: ?([a-zA-Z_.]{1,64})[\r\n]")
 _DONE_DATA: Final = re.compile(rb"data: ?\[DONE\]\s")
@@ -54,13 +60,17 @@ class StreamMeter:
     """State of one relayed stream: `feed` takes the engine's bytes, returns those to send."""
 
     __slots__ = (
+        "_bytes_per_token",
         "_choices",
+        "_counted",
         "_ends",
         "_finished",
         "_generates",
         "_held",
         "_shape",
+        "_strip_running",
         "_strip_usage",
+        "_text",
         "_usage",
         "_usage_events",
         "begun",
@@ -71,15 +81,28 @@ class StreamMeter:
         "opened",
     )
 
-    def __init__(self, endpoint: Endpoint, *, strip_usage: bool, choices: int = 1) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        strip_usage: bool,
+        strip_running: bool = False,
+        choices: int = 1,
+        bytes_per_token: float = 4.0,
+    ) -> None:
         """`strip_usage`: drop the usage chunk, because the client did not ask for it.
 
-        `choices`: how many the client asked for, over all prompts.
+        `strip_running`: drop usage from all other chunks, for the same reason. `choices`: how many
+        the client asked for, over all prompts. `bytes_per_token`: of its tenant's texts.
         """
         self._shape = stream_shape(endpoint)
         self._ends = self._shape.ends.search
         self._generates = endpoint.generates
         self._strip_usage = strip_usage
+        self._strip_running = strip_running
+        self._bytes_per_token = bytes_per_token
+        self._text = self._counted = (0, 0)
+        """Bytes and pieces of text relayed; and of them those that the engine's usage counts."""
         self._choices = choices
         self._finished: set[int] = set()
         """Indices of choices that ended; `choices` of them at most."""
@@ -94,7 +117,7 @@ class StreamMeter:
         self.begun = False
         """The first token came."""
         self.events = 0
-        """Relayed events with data, from the first token on: about one for each token."""
+        """Relayed events with data, from the first token on."""
         self.finish_reason: str | None = None
         """The finish reason of the choice that ended last."""
         self.done = False
@@ -119,9 +142,40 @@ class StreamMeter:
             or b"[DONE]" in whole
             or (b'"usage"' in whole and _USAGE.search(whole) is not None)
         ):
-            return self._noted(whole)
-        self.events += _data_lines(whole)
+            return self._without_running(whole) or self._noted(whole)
+        count = _data_lines(whole)
+        self.events += count
+        if self._generates:
+            self._deliver(whole, count)
         return whole
+
+    def _without_running(self, whole: bytes) -> bytes:
+        """What to send of one token's event that ends with the running usage, as nearly all do.
+
+        Else b"": it is looked at closely.
+        """
+        at = whole.rfind(b',"usage":{"') if self._strip_running and self.begun else -1
+        if (
+            at < 0
+            or self.done
+            or not whole.endswith(b"}}\n\n")
+            or whole.find(b"}", at) != len(whole) - 4
+            or not whole.startswith(b"data: {")
+            or whole.count(b"data:") > 1
+            or self._ends(whole) is not None
+            or b"error" in whole
+            or b'"choices":[{' not in whole
+        ):
+            return b""
+        self.events += 1
+        self._deliver(whole, 1)
+        self._counted = self._text
+        self._usage_events[1:] = [whole]
+        return whole[:at] + b"}\n\n"
+
+    def _deliver(self, whole: bytes, count: int) -> None:
+        size, pieces = self._shape.text.measure(whole, count)
+        self._text = (self._text[0] + size, self._text[1] + pieces)
 
     def _completed(self, data: bytes) -> bytes:
         """The events that end in `data`, with their held bytes; the rest of `data` is held.
@@ -150,15 +204,15 @@ class StreamMeter:
         for event in _events(whole):
             if self.done:
                 break
-            if self._note(event):
-                kept.append(event)
+            if sent := self._note(event):
+                kept.append(sent)
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
-    def _note(self, event: bytes) -> bool:
-        """Note what an event says; whether to send it."""
+    def _note(self, event: bytes) -> bytes:
+        """Note what an event says; returns what to send of it."""
         count = _data_lines(event)
         if not count:
-            return True
+            return event
         self.opened = True
         named = _NAME.match(event)
         name = "" if named is None else named[1].decode("ascii")
@@ -178,12 +232,18 @@ class StreamMeter:
                 if len(self._finished) < self._choices:
                     self._finished.add(index)
             self.done = self.done or answer.type in self._shape.last
+        if self._generates and not large:
+            self._deliver(event, count)
         if b'"usage"' in event and (large or _USAGE.search(event) is not None):
             self._usage_events[1:] = [event]
-            if self._strip_usage and not large and _EMPTY_CHOICES.search(event) is not None:
-                return False
+            self._counted = self._text
+            closing = not large and _EMPTY_CHOICES.search(event) is not None
+            if closing and self._strip_usage:
+                return b""
+            if self._strip_running and not closing and not large:
+                event = _RUNNING_USAGE.sub(b"", event)
         self.events += count if self.begun else 0
-        return True
+        return event
 
     @property
     def overlong(self) -> bool:
@@ -208,20 +268,35 @@ class StreamMeter:
         return self.complete or not (self._shape.must_end or self.failed_in_band)
 
     @property
+    def emitted_tokens(self) -> int:
+        """About the tokens relayed so far, however many an event has."""
+        return max(self.events, int(self._text[0] / self._bytes_per_token))
+
+    @property
     def counted_tokens(self) -> int:
-        """Output tokens, if the engine does not report them."""
-        return max(0, self.events - self.done) if self._generates else 0
+        """Output tokens relayed that the engine has not reported."""
+        if not self._generates:
+            return 0
+        size, pieces = self._text[0] - self._counted[0], self._text[1] - self._counted[1]
+        if not self._text[1] and not self._usage_events:  # in a form that nobody here knows
+            return max(0, self.events - self.done)
+        return max(pieces, by_bytes(size, self._bytes_per_token))
 
     def closing(self) -> bytes:
         """The [DONE] that a complete stream still lacks where clients wait for it; else b""."""
         return DONE if self._shape.in_chunks and self.complete and not self.done else b""
 
     def usage(self) -> Usage | None:
-        """The engine's usage, decoded once; None if it sent none or an invalid one."""
+        """The engine's usage and what it sent since; None if it sent none or an invalid one."""
         found = self._usage
         for event in self._usage_events:
             found = later_usage(found, _read(event).usage)
-        return found
+        if found is None or not (more := self.counted_tokens):
+            return found
+        tokens = found.completion_tokens
+        # What is reported before any text, as in `message_start`, is not the answer's.
+        tokens = tokens + more if self._counted[1] else max(tokens, more)
+        return msgspec.structs.replace(found, completion_tokens=tokens)
 
 
 class BodyMeter(StreamMeter):
@@ -232,8 +307,8 @@ class BodyMeter(StreamMeter):
 
     __slots__ = ("_bytes", "_lines", "_tail")
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint, strip_usage=False)
+    def __init__(self, endpoint: Endpoint, *, bytes_per_token: float = 4.0) -> None:
+        super().__init__(endpoint, strip_usage=False, bytes_per_token=bytes_per_token)
         self._shape = OTHER
         self.opened = self.begun = True
         self._bytes = self._lines = 0
@@ -253,8 +328,11 @@ class BodyMeter(StreamMeter):
 
     @property
     def counted_tokens(self) -> int:
-        counted = self._lines if self._lines > 1 else by_bytes(self._bytes)
-        return counted if self._generates else 0
+        if self._usage is not None or not self._generates:
+            return 0
+        if self._lines > 1:
+            return self._lines
+        return by_bytes(self._bytes, self._bytes_per_token)
 
 
 def _events(whole: bytes) -> Sequence[bytes]:

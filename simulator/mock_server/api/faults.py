@@ -38,6 +38,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "usage-huge": _Kind("report 1e9 tokens"),
     "usage-none": _Kind("report no usage"),
     "usage-every": _Kind("put usage on the last content chunk always"),
+    "interval": _Kind("K tokens in an event of a stream", "count", "4"),
     "no-done": _Kind("end streams without [DONE]"),
     "no-finish": _Kind("end streams without finish_reason and [DONE]"),
     "empty-200": _Kind("answer a streamed overflow with 200 and an empty body"),

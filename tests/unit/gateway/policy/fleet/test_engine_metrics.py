@@ -34,6 +34,7 @@ sglang:generation_tokens_total{model_name="a"} 7"""
 def test_vllms_ranks_are_summed_and_shares_averaged() -> None:
     found = read_page(VLLM)
     assert found == EngineSample(
+        engine="vllm",
         running=7,
         waiting=2,
         kv_usage=found.kv_usage,
@@ -57,6 +58,7 @@ def test_one_rank_has_its_own_samples_and_those_of_all() -> None:
 
 def test_sglangs_names_mean_the_same() -> None:
     assert read_page(SGLANG) == EngineSample(
+        engine="sglang",
         running=5,
         waiting=6,
         kv_usage=0.28,
