@@ -5,6 +5,8 @@ may be set or be another server's after a failover, and by what its replicas say
 """
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -38,8 +40,9 @@ TENANT = entitled("e", tokens_per_s=RATE, tokens_per_s_limit=RATE, limit=SLOTS)
 class Embedded:
     """In this process."""
 
-    def __init__(self) -> None:
-        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
+    def __init__(self, wrong_s: float = 0.0) -> None:
+        """`wrong_s`: of the machine's clock, to begin with."""
+        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S + wrong_s)
         token_pool = TokenPool(TERMS)
         token_pool.define(TENANT)
         self.store = MemoryLeases(
@@ -53,9 +56,9 @@ class Embedded:
 class OnRedis:
     """In a server whose clock may be set."""
 
-    def __init__(self, url: str, ahead_s: float = 0.0) -> None:
+    def __init__(self, url: str, ahead_s: float = 0.0, wrong_s: float = 0.0) -> None:
         """`ahead_s`: of the gateway's clock before the server's."""
-        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S)
+        self.true, self.machine = FakeClock(50.0), FakeClock(NOW_S + wrong_s)
         token_pool = TokenPool(TERMS)
         token_pool.define(TENANT)
         served = {name: served_model(name=name) for name in "mn"}
@@ -269,3 +272,72 @@ async def test_a_clock_set_back_between_two_starts_refuses_nobody(
             assert token_pool.pools[0].inflight == 0
         await kept.close()
         machine.advance(step_s)
+
+
+MONTH = Limit(
+    id="tenant:t:tokens:month",
+    scope="tenant",
+    name="t",
+    unit="tokens",
+    amount=9_999,
+    window="month",
+)
+DAYS_S = 200 * 86_400.0
+
+
+@asynccontextmanager
+async def with_budget(redis: RedisServer | None, wrong_s: float = 0.0) -> AsyncIterator[Store]:
+    """A store whose machine's clock is wrong to begin with; 70 tokens of a budget are used."""
+    if redis is None:
+        opened: Store = Embedded(wrong_s)
+    else:
+        with redis.client() as client:
+            client.flushall()
+        opened = OnRedis(redis.url, wrong_s=wrong_s)
+        await opened.store.start()
+    await opened.store.tick()
+    end(opened, await opened.store.admit(ask("a", limits=(MONTH,))), 70)
+    yield opened
+    if isinstance(opened, OnRedis):
+        await opened.store.close()
+
+
+async def counted(opened: Store) -> tuple[int, str]:
+    """What a budget counts, and the day when it is next counted from nothing."""
+    await opened.store.pools("m")
+    (view,) = await opened.store.levels([MONTH])
+    return view.used, datetime.fromtimestamp(view.resets_unix_s, UTC).date().isoformat()
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+def redis(request: pytest.FixtureRequest) -> RedisServer | None:
+    """None for the embedded store."""
+    if request.param == "memory":
+        return None
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return server
+
+
+async def test_a_clock_that_leaps_for_seconds_moves_no_window(redis: RedisServer | None) -> None:
+    async with with_budget(redis) as opened:
+        opened.machine.advance(DAYS_S)
+        await passes(opened, 3.0)
+        assert await counted(opened) == (70, "2023-12-01")
+        opened.machine.advance(-DAYS_S)
+        await passes(opened, 90.0)
+        assert await counted(opened) == (70, "2023-12-01")
+
+
+@pytest.mark.parametrize("wrong_s", [DAYS_S, -DAYS_S])
+async def test_a_clock_that_was_wrong_at_the_start_is_followed_once_it_is_right(
+    redis: RedisServer | None, wrong_s: float
+) -> None:
+    async with with_budget(redis, wrong_s) as opened:
+        running = await opened.store.admit(ask("b", limits=(MONTH,)))
+        opened.machine.advance(-wrong_s)
+        await passes(opened, 90.0, renewed=True)
+        used, resets = await counted(opened)
+        assert resets == "2023-12-01"
+        assert used == 100 + (70 if wrong_s > 0 else 0), "a window of the past is over"
+        end(opened, running, 50)
+        assert (await counted(opened))[0] == (120 if wrong_s > 0 else 0)

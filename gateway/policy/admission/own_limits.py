@@ -35,6 +35,7 @@ def weigh(
     token_pool: TokenPool, request: AdmissionRequest, now_s: float
 ) -> tuple[list[Weighed], Denial | None, AdmissionRequest]:
     """Its limits, the denial by one of them, and the request, which a budget may have demoted."""
+    now_s = token_pool.limits.time_s(now_s)
     weighed, over, demoted = token_pool.limits.weigh(request.limits, wanted(request), now_s)
     if demoted:
         request = msgspec.structs.replace(request, demoted=True)

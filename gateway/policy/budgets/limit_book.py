@@ -172,6 +172,12 @@ class LimitBook:
         self.changed: set[str] | None = None
         """Limits changed since a reader took the set; None without one."""
         self.spans = Spans()
+        self.ahead_s = 0.0
+        """Of the calendar before the store's clock, which never jumps."""
+
+    def time_s(self, now_s: float) -> float:
+        """The calendar's time. All other methods take this."""
+        return now_s + self.ahead_s
 
     def counter(self, limit_id: str) -> Counter:
         """A limit's counter, made when it is first asked for."""

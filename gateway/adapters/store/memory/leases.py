@@ -112,6 +112,10 @@ class MemoryLeases(MemoryPools):
     def on_evict(self, evict: Callable[[str], None]) -> None:
         self._evict = evict
 
+    async def tick(self) -> None:
+        self.limits.ahead_s += self._now.astray_s(self.limits.ahead_s)
+        await super().tick()
+
     async def renew(self) -> None:
         held = list(self._leases)
         for start in range(0, len(held), SLICE):
@@ -125,15 +129,16 @@ class MemoryLeases(MemoryPools):
         """See Budgets: the counters are here."""
 
     async def levels(self, limits: Sequence[Limit]) -> list[LimitView]:
-        return [self.limits.view(limit, self._now()) for limit in limits]
+        return [self.limits.view(limit, self.limits.time_s(self._now())) for limit in limits]
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
-        return self.limits.add(limit, amount, self._now())
+        return self.limits.add(limit, amount, self.limits.time_s(self._now()))
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
         ids = list(self.limits.counters)
         for start in range(0, len(ids), SLICE):
-            self.limits.sweep(ids[start : start + SLICE], defined, self._now())
+            now_s = self.limits.time_s(self._now())
+            self.limits.sweep(ids[start : start + SLICE], defined, now_s)
             await asyncio.sleep(0)
 
     # -- synchronous forms

@@ -22,6 +22,10 @@ LATE_S: Final = 5.0
 """Longest plausible age of a settlement's time; beyond it, the machine's clock was set."""
 EARLY_S: Final = 0.1
 """Most drift of the machine's clock against this one."""
+ASTRAY_S: Final = 1.0
+"""By so much the machine's clock may differ from a calendar's before that follows it."""
+ASTRAY_FOR_S: Final = 60.0
+"""For so long it must have shown the same other time: a leap of seconds moves no window."""
 
 
 class SteadyClock:
@@ -34,7 +38,10 @@ class SteadyClock:
     def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """`clock` monotonic, `wall_clock` Unix time, in seconds."""
         self._clock = clock
+        self._wall_clock = wall_clock
         self._ahead_s = wall_clock() - clock()
+        self._astray_s, self._since_s = 0.0, clock()
+        """How far the machine's clock is from a calendar, and since when."""
         self.follows = False
         """Whether it shows a shared store's time."""
 
@@ -46,6 +53,18 @@ class SteadyClock:
         """Show this time now, which a shared store has."""
         self._ahead_s = unix_s - self._clock()
         self.follows = True
+
+    def astray_s(self, ahead_s: float) -> float:
+        """What to add to a calendar that is so far ahead of this clock; 0 unless it is time.
+
+        Ask regularly. The machine's clock may have been wrong at the start, and set right later.
+        """
+        now_s = self._clock()
+        differs_s = self._wall_clock() - self() - ahead_s
+        if abs(differs_s) < ASTRAY_S or abs(differs_s - self._astray_s) > ASTRAY_S:
+            self._astray_s, self._since_s = differs_s, now_s
+            return 0.0
+        return differs_s if now_s - self._since_s >= ASTRAY_FOR_S else 0.0
 
     def at(self, unix_s: float) -> float:
         """Convert a recent event's time by the machine's clock to this clock."""

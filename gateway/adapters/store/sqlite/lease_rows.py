@@ -22,8 +22,6 @@ from gateway.policy.token_pool.terms import LeaseRecord
 from gateway.policy.token_pool.token_pool import TOMBSTONES
 
 SCHEMA: Final = 1
-LIMITS_KEPT_S: Final = 100 * 86_400.0
-"""Counters of limits that nobody used are dropped after this time, longer than any window."""
 PAUSE_S: Final = 0.0005
 """Pause between two parts of a large write."""
 _TABLES: Final = (
@@ -194,7 +192,6 @@ def write(file: sqlite3.Connection, batch: Batch, now_s: float, *, anew: bool) -
         "DELETE FROM limit_counter WHERE id = ?",
         [(limit_id,) for limit_id, copy in batch.limits.items() if copy is None],
     )
-    file.execute("DELETE FROM limit_counter WHERE saved_unix_s < ?", (now_s - LIMITS_KEPT_S,))
     file.execute(_PRUNE, (TOMBSTONES,))
     file.execute("COMMIT")
     while batch.parts:  # freed here bit by bit, not all at once in the event loop

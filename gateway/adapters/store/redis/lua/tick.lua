@@ -132,11 +132,34 @@ local function keep_time(key, time_s, then_s, least_s)
   return time_s
 end
 
+-- Whether the server's clock has been that far from the limits' time for ASTRAY_FOR_S: it was
+-- wrong at first, and has been set right. `astray` has since when, and how far.
+local ASTRAY_S, ASTRAY_FOR_S, TOLD_S = 1, 60, 5
+local function astray(kept, off_s)
+  if math.abs(off_s) < ASTRAY_S then
+    if kept then call('HDEL', arg.limits, 'astray') end
+    return false
+  end
+  local since_s, before_s = string.match(kept or '', '^(%S+) (%S+)$')
+  if not since_s or math.abs(off_s - before_s) > ASTRAY_S then
+    call('HSET', arg.limits, 'astray', string.format('%.6f %.6f', read_s, off_s))
+    return false
+  end
+  return read_s - since_s >= ASTRAY_FOR_S
+end
+
+-- `set` has when the limits' time was set: until all replicas were told they know another one.
 local function keep_limits_time()
-  local kept = call('HGET', arg.limits, 'clock')
-  local time_s, then_s = now_s, nil
-  if kept then time_s, then_s = steady(kept, read_s) end
-  return keep_time(arg.limits, time_s, then_s, arg.limits_least_s)
+  local kept = call('HMGET', arg.limits, 'clock', 'astray', 'set')
+  local time_s, then_s, least_s = now_s, nil, arg.limits_least_s
+  if kept[1] then time_s, then_s = steady(kept[1], read_s) end
+  if kept[3] and math.abs(read_s - kept[3]) < TOLD_S then
+    least_s = time_s
+  elseif astray(kept[2], read_s - max(time_s, least_s)) then
+    time_s, least_s = read_s, read_s
+    call('HSET', arg.limits, 'set', string.format('%.6f', read_s))
+  end
+  return keep_time(arg.limits, time_s, then_s, least_s)
 end
 
 local failed = load_book()

@@ -22,6 +22,7 @@ from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask
+from gateway.records.limit import Limit
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, granted, pool
@@ -373,3 +374,32 @@ async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.Monk
         assert account.debited - account.refunded - account.used == reserved[name]
     assert len(accounts) == count
     assert len(batch.parts) > 20
+
+
+async def test_a_clock_that_leaps_ahead_for_a_moment_deletes_no_counter(
+    path: Path, clock: FakeClock
+) -> None:
+    budget = Limit(
+        id="tenant:t:tokens:month",
+        scope="tenant",
+        name="t",
+        unit="tokens",
+        amount=10_000,
+        window="month",
+    )
+    wall = FakeClock(NOW_S)
+    first = Process(path, clock)
+    first.file = SqliteLeases(path, first.store.token_pools, first.store.limits, wall_clock=wall)
+    await first.file.start()
+    await first.admit("a", limits=(budget,))
+    admission.settle(first.book, "a", 100, clock())
+    await first.file.save()
+    wall.advance(200 * 86_400.0)
+    await first.admit("b")
+    await first.file.save()
+    await first.file.close()
+    second = Process(path, clock)
+    await second.file.start()
+    (view,) = await second.store.levels([budget])
+    assert view.used == 100
+    await second.file.close()
