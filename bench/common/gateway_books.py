@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -134,10 +135,15 @@ def idle_page(url: str, limit_s: float = 10.0) -> dict[str, float]:
         time.sleep(0.1)
 
 
-def most_at_once(lines: Iterable[Line]) -> int:
-    """The most leases that were held at the same time."""
+def most_at_once(lines: Iterable[Line], from_unix_s: float = -inf, to_unix_s: float = inf) -> int:
+    """The most leases that were held at the same time, within a span."""
     changes = []
-    for lease in (line.admission for line in lines):
+    for line in lines:
+        lease = line.admission
         if lease.admitted_unix_s is not None and lease.settled_unix_s is not None:
-            changes += [(lease.admitted_unix_s, 1), (lease.settled_unix_s, -1)]
+            # A Redis that hung says of its first leases that they are of when it stopped.
+            begin_s = max(lease.admitted_unix_s, line.time_unix_s, from_unix_s)
+            end_s = min(lease.settled_unix_s, to_unix_s)
+            if begin_s < end_s:
+                changes += [(begin_s, 1), (end_s, -1)]
     return max(accumulate(change for _, change in sorted(changes)), default=0)

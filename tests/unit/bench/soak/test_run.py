@@ -143,4 +143,6 @@ def test_figures_of_a_page_and_a_log() -> None:
         line("refused", request_id="b-2"),
     ]
     assert most_at_once(lines) == 2
+    assert most_at_once(lines, 3.5) == 2
+    assert most_at_once(lines, 0.0, 1.5) == 1
     assert Try() == Try(worker="", result="")
