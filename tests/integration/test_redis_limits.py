@@ -1,6 +1,7 @@
 """Limits over all models on a real Redis: two models, two replicas, and a Redis that goes away."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,3 +268,70 @@ async def test_who_waits_for_a_settlement_waits_no_longer_than_for_redis(
         own_server.resume()
         await eventually(lambda: store.up)
         assert [view.used for view in await store.levels([FLIGHT, BUDGET])] == [0, 70]
+
+
+class SlowWay:
+    """A way to Redis that can hold what is on it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._to_redis: list[asyncio.StreamWriter] = []
+        self._slow = 0
+        """So many of these are slow: the first ones."""
+        self._held: list[tuple[asyncio.StreamWriter, bytes]] = []
+
+    async def open(self, closing: contextlib.AsyncExitStack) -> str:
+        """Its URL."""
+        server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        closing.callback(server.close)
+        self._closing = closing
+        return f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    def hold(self) -> None:
+        """From now on hold what present connections send."""
+        self._slow = len(self._to_redis)
+
+    def go_on(self) -> None:
+        """Pass it on."""
+        for to_redis, data in self._held:
+            to_redis.write(data)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection("127.0.0.1", self._port)
+        self._to_redis.append(to_redis)
+        self._closing.callback(to_redis.close)
+        back = asyncio.ensure_future(self._back(from_redis, writer))
+        while data := await reader.read(65_536):
+            if to_redis in self._to_redis[: self._slow]:
+                self._held.append((to_redis, data))
+            else:
+                to_redis.write(data)
+        await back
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+
+async def test_an_admission_that_comes_after_its_give_back_takes_nothing(
+    redis_server: RedisServer,
+) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    way = SlowWay(int(redis_server.url.rpartition(":")[2].partition("/")[0]))
+    async with (
+        contextlib.AsyncExitStack() as closing,
+        opened(await way.open(closing), TENANTS[0], terms=WIDE, fail_mode="closed") as store,
+    ):
+        await take(store, "known", BUDGET)
+        way.hold()
+        with pytest.raises(Unavailable):
+            await take(store, "late", BUDGET)
+        await eventually(lambda: store.up)
+        await store.pools("m")
+        way.go_on()
+        await asyncio.sleep(0.1)
+        assert (await store.levels([BUDGET]))[0].used == 100
+        assert sum(pool.inflight for pool in await store.pools("m")) == 1

@@ -6,8 +6,9 @@ connection after any failure, so that a late answer is not taken for another cal
 """
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, ResponseError
@@ -15,6 +16,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from gateway.adapters.store.redis.route import Route, close
 from gateway.adapters.store.redis.scripts import GROUPED, MAX_GROUPED, Calls
 from gateway.errors import StateFailure
+
+_CLIENT: Final = re.compile(rb"id=(\d+) addr=(\S+)")
 
 
 class ModelLost(StateFailure):
@@ -51,12 +54,24 @@ class RedisWire:
         self._route = route
         self._calls = calls
         self._connection: Connection | None = None
+        self._known_as: tuple[str, str] | None = None
+        """The last connection's id and address at its server, which may still read from it."""
         self.round_trips_total = 0
 
     async def open(self) -> None:
-        """Connect, unless it is connected."""
+        """Connect, unless it is connected.
+
+        The server is told to read nothing more from the connection before: a call that timed out
+        in it must not be executed after what undoes it.
+        """
         if self._connection is None:
-            self._connection = await self._route.open(self._calls.key)
+            self._connection = connection = await self._route.open(self._calls.key)
+            if self._known_as is not None:
+                client_id, address = self._known_as
+                await _told(connection, "CLIENT", "KILL", "ID", client_id, "ADDR", address)
+            said = await _told(connection, "CLIENT", "INFO")
+            found = _CLIENT.match(said) if isinstance(said, bytes) else None
+            self._known_as = None if found is None else (found[1].decode(), found[2].decode())
 
     async def close(self) -> None:
         """Close the connection. Never raises."""
@@ -128,6 +143,15 @@ class RedisWire:
                 connection.pack_command("SCRIPT", "LOAD", script.text), check_health=False
             )
             await connection.read_response()
+
+
+async def _told(connection: Connection, *command: str) -> object:
+    """The server's answer; None where it does not know the command, or forbids it."""
+    await connection.send_command(*command)
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError:
+        return None
 
 
 def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
