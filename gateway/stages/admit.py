@@ -80,7 +80,7 @@ def _cost(served: ModelRuntime, estimate: LengthEstimate, cost_tokens: int) -> i
     Nobody knows what time at workers will cost; but it is not nothing, which always fits.
     """
     if served.price is None:
-        return int(served.by_hour)
+        return int(served.by_hour and cost_tokens > 0)
     prompt_tokens = min(estimate.input_tokens_total, cost_tokens)
     return cost_nano(served.price, prompt_tokens, cost_tokens - prompt_tokens)
 
