@@ -155,6 +155,10 @@ class SoakGateway:
         return int(found)
 
 
+COMPRESSION: Final = {"enabled": True, "when": "any", "only_when_busy": False}
+"""The soak's borderline prompts ask no question over passages, and its pools are never full."""
+
+
 def _extend(file: Path, mock_urls: list[str]) -> None:
     """Add the soak's own models and entitlements to the configuration."""
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -163,7 +167,7 @@ def _extend(file: Path, mock_urls: list[str]) -> None:
     shared = {name: value for name, value in base.items() if name not in {"name", "pools"}}
     shared["scheduling"] = {**base["scheduling"], "prefix_entries": PREFIXES}
     config["models"] += [
-        {**shared, "name": MOCKED, "pools": {
+        {**shared, "name": MOCKED, "compression": COMPRESSION, "pools": {
             "short": {"max_model_len": 8192, "max_num_seqs": 64, "workers": whole[:2]},
             "long": {"max_model_len": WINDOW_TOKENS, "max_num_seqs": 64, "workers": whole[2:]},
         }},
