@@ -7,7 +7,7 @@ Rules:
   other chunks that the gateway asked for and the client did not, a byte order mark, and whatever
   follows the end of the stream.
 - What was delivered is counted by its text from where the engine's own count ends
-  (`gateway.policy.response.delivered`), never by its events.
+  (`gateway.policy.response.dialects`), never by its events.
 - Only events with a mark, a substring such as `"finish_reason":"`, are decoded (JSON strings
   cannot contain it unescaped). Then only the field at its proper place counts, so text that a
   client sent and an engine echoes never ends a stream.
