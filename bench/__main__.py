@@ -22,6 +22,7 @@ BENCHES = {
     "changing-fleet": "engines come and go by every source, 1,000 reloads: no request fails",
     "scaling": "engines follow the desired replicas, 1x to 4x to 1x: no request fails",
     "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
+    "operators": "20,000 histories of unlucky operators: no denial is lifted, no change lost",
     "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
     "telemetry": "what tracing costs a request, a collector that hangs, complete traces",
     "usage": "what prices, the ledger and the usage export cost a request",

@@ -5,7 +5,7 @@ One contract suite tests both.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
+from gateway.records.tenancy import DirectoryChange, DirectoryState, Written
 from gateway.records.token import TokenIdentity
 
 Lines = bytes
@@ -274,108 +275,29 @@ class Upkeep(Protocol):
         """Reap expired leases, run a due tick, and report this process's evictions."""
 
 
-class StoredEntry(Record, frozen=True, kw_only=True):
-    """Anything that a directory stores under a name, with what orders its changes."""
+class Directory(Protocol):
+    """Rows and denials of tenancy, kept apart from the process. Methods raise StateFailure.
 
-    file_unix_s: float = 0.0
-    """Modification time of the file that holds the section; an older file changes nothing."""
-    id: str = ""
-    """Distinguishes it from a deleted entry of the same name."""
-    version: int = 0
-    """The directory's revision at its last write, on which the next write is based.
-
-    0 for an entry that the directory does not hold.
-    """
-    changed: int = 0
-    """Time of its last change by an admin in Unix ms, at least one above its value before.
-
-    Restoring an entry keeps it.
+    Rows and denials are joined as `gateway.policy.tenancy.known` does: gone stays gone.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in the directory."""
-        raise NotImplementedError
+    async def read(self, since: int, mark: str) -> DirectoryState | None:
+        """What changed after a revision; all of it for 0 and "".
 
-
-Entry = TypeVar("Entry", bound=StoredEntry)
-
-
-class EntitlementEntry(StoredEntry, frozen=True, kw_only=True):
-    """An entitlement as the directory stores it: its terms and its API keys."""
-
-    terms: Entitlement
-    key_sha256: tuple[str, ...] = ()
-    """Hex digests of its live keys; at most two."""
-    origin: Literal["file", "admin"] = "file"
-    file_digest: str = ""
-    """Digest of its section in the configuration file. The file wins when the section changes."""
-    standing: int = 0
-    """Time of its last suspension or resumption in Unix ms, at least one above its value before."""
-    expiring: int = 0
-    """Time at which its expiry was last set or cleared, likewise."""
-    revoked_sha256: tuple[str, ...] = ()
-    """Digests of keys that an admin revoked, newest last. No older copy brings them back."""
-
-    @property
-    def name(self) -> str:
-        """The entitlement's name."""
-        return self.terms.name
-
-
-class Removal(Record, frozen=True, kw_only=True):
-    """A deleted entry's tombstone, which keeps it deleted."""
-
-    name: str
-    id: str
-    revision: int = 0
-    file_unix_s: float = 0.0
-    """Modification time of the file that dropped it; 0 when an admin deleted it."""
-
-
-class DirectoryState(Record, Generic[Entry], frozen=True, kw_only=True):
-    """The content of a directory, or the part of it that changed."""
-
-    revision: int
-    """Number of the last write. A directory that lost writes continues from a given floor."""
-    mark: str
-    """Unique name of the last write. A directory that does not know it has lost that write."""
-    entries: list[Entry]
-    removals: list[Removal]
-    complete_since: int = 0
-    """`removals` holds every removal after this revision."""
-
-
-class Written(Record, frozen=True, kw_only=True):
-    """The result of a write."""
-
-    revision: int
-    mark: str
-    conflicts: tuple[str, ...] = ()
-    """Names that were not written because the directory holds another version of them."""
-
-
-class Directory(Protocol[Entry]):
-    """Stores entries of one kind that change at run time. Raises StateFailure."""
-
-    async def load(self) -> DirectoryState[Entry]:
-        """The whole content."""
-
-    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        """Changes after revision `since`; None if the directory does not know the write `mark`."""
-
-    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        """Write up to 500 entries, each over the version that it names (0: a new entry).
-
-        Their new version is the write's revision, which is above `floor`. An entry whose name
-        and id were deleted is a conflict. All are conflicts if the write `after` is not known.
+        None: the directory does not know the write of this name, so it lost writes.
         """
 
-    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        """Delete this version of an entry; the removal takes its `file_unix_s`."""
+    async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
+        """Write all of a change, or nothing where a row has another revision.
+
+        The new revision is above `floor`. `after`: the last write that the caller knows.
+        """
+
+    async def give_back(self, state: DirectoryState, *, floor: int) -> Written:
+        """Join with what a caller knows of a directory that lost writes."""
 
     async def close(self) -> None:
-        """Close files and connections."""
+        """Close files and connections. Idempotent."""
 
 
 class BodyReads(Protocol):

@@ -1,13 +1,13 @@
 """`bench scale`, entitlements: 1 to 100,000 of one model, loaded, used and maintained.
 
-They are loaded like an admin's: from a directory into registry, keyring and token pool. Then
+They are loaded like an admin's: from a directory into index, keyring and token pool. Then
 requests of active entitlements are authenticated, admitted and settled, and each of the store's
 chores is run once in an event loop that is watched.
 """
 
 import gc
-from hashlib import sha256
-from itertools import count
+from collections.abc import Iterable
+from itertools import count, islice
 from typing import Final
 
 from bench.scale.measure import (
@@ -19,18 +19,18 @@ from bench.scale.measure import (
     resident_bytes,
     watched,
 )
-from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, key_of, token_pool_of
-from gateway.adapters.entitlements.index import File
-from gateway.adapters.entitlements.reconciler import EntitlementSync
-from gateway.adapters.store.directory import MemoryDirectory
+from bench.scale.traffic import SLOTS, Size, digest_of, entitlement_rows, fleet_of, token_pool_of
 from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.adapters.tenancy.tenancy import Tenancy
 from gateway.metrics import Metrics
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.terms import ModelShape
-from gateway.ports import EntitlementEntry, Settlement
+from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
+from gateway.records.tenancy import NO_FILE, DirectoryChange, Row
 from gateway.stages import authenticate
 from gateway.web.metrics.exposition import write
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
@@ -45,7 +45,8 @@ Figures = dict[str, float]
 class EntitlementSet:
     """One model's entitlements in a process that serves them."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, directory: SqliteDirectory | None = None) -> None:
+        """`directory` in memory by default."""
         self.now_s = 1_000.0
         self.served = fleet_of("quartz", WORKERS)
         self.token_pool = token_pool_of(SLOTS * WORKERS + size.leases)
@@ -53,7 +54,7 @@ class EntitlementSet:
         self.store = MemoryLeases(
             {"m": self.served}, self.clock, {"m": self.token_pool}, wall_clock=self.clock
         )
-        self.directory: MemoryDirectory[EntitlementEntry] = MemoryDirectory()
+        self.directory = directory or SqliteDirectory(None)
         shape = ModelShape(
             name="m",
             pools=("main",),
@@ -62,11 +63,11 @@ class EntitlementSet:
             max_kv_bytes=0,
             max_tokens_per_s=0.0,
         )
-        self.sync = EntitlementSync(
+        self.tenancy = Tenancy(
             directory=self.directory,
             keyring=self.keyring,
             store=self.store,
-            models={"m": shape},
+            shapes={"m": shape},
             managed={"m"},
             changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108
             clock=self.clock,
@@ -76,7 +77,7 @@ class EntitlementSet:
             base=self.token_pool.terms,
             pools=self.served.fleet.pools,
             shares=(WorkerShare(slots=2 * SLOTS, replicas=(1, WORKERS)),),
-            entitlements=lambda: self.sync.index.terms("m"),
+            entitlements=lambda: self.tenancy.index.terms("m"),
         )
         self.upkeep = StoreUpkeep(self.store, {"m": spec}, self.clock, self.clock)
         self.cpu = Cpu()
@@ -89,8 +90,8 @@ class EntitlementSet:
         return self.now_s
 
     async def enter(self) -> None:
-        """What the directory holds, into registry, keyring and token pool."""
-        await self.sync.begin(File(), guarded=True)
+        """What the directory holds, into index, keyring and token pool."""
+        await self.tenancy.begin(NO_FILE, guarded=True)
 
     def admitted(self, entitlement: str) -> Lease:
         """A lease for a request of an entitlement."""
@@ -109,7 +110,7 @@ class EntitlementSet:
         """Authenticate and admit one request of the next active entitlement."""
         number = next(self._numbers)
         self.now_s += STEP_S
-        key = sha256(key_of(number % self._active)).digest()
+        key = digest_of(number % self._active)
         begin_ns = clock_ns()
         principal = authenticate.authenticate(self.keyring, key, self.now_s)
         known_ns = clock_ns()
@@ -126,22 +127,17 @@ class EntitlementSet:
         self.cpu.add("settle", begin_ns, clock_ns())
 
 
-async def kept(tenants: EntitlementSet, size: Size) -> None:
-    """Put the size's entitlements into the directory."""
-    waiting = []
-    for entry in entitlements(size.entitlements):
-        waiting.append(entry)
-        if len(waiting) == _PUT_BATCH:
-            await tenants.directory.put(*waiting)
-            waiting = []
-    if waiting:
-        await tenants.directory.put(*waiting)
+async def kept(directory: SqliteDirectory, rows: Iterable[Row]) -> None:
+    """Put rows into a directory."""
+    waiting = iter(rows)
+    while puts := tuple(islice(waiting, _PUT_BATCH)):
+        await directory.write(DirectoryChange(puts=puts), floor=0, after="")
 
 
 def entitlement_point(size: Size) -> Figures:
     """Entering, a request's share, chores, the page, memory."""
     tenants = EntitlementSet(size)
-    finished(kept(tenants, size))
+    watched(lambda: kept(tenants.directory, entitlement_rows(size.entitlements)))
     gc.collect()
     resident = resident_bytes()
     found: Figures = {}
@@ -165,7 +161,7 @@ def entitlement_point(size: Size) -> Figures:
 def lease_point(size: Size) -> Figures:
     """The same with leases open: what admission and renewal cost, and the largest step."""
     tenants = EntitlementSet(size)
-    finished(kept(tenants, size))
+    watched(lambda: kept(tenants.directory, entitlement_rows(size.entitlements)))
     watched(tenants.enter)
     calm()
     gc.collect()
@@ -208,7 +204,7 @@ def _chores(tenants: EntitlementSet) -> Figures:
     tenants.upkeep.entitlements_changed("m")
     _, found["survey_ms"], found["survey_hold_ms"] = watched(tenants.upkeep.step)
     _, found["step_ms"], _ = watched(tenants.upkeep.step)
-    _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.sync.poll)
+    _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.tenancy.sync.poll)
     return found
 
 

@@ -141,8 +141,8 @@ class _Asks:
 async def _store(url: str, size: Size) -> AsyncIterator[RedisLeases]:
     served = {"m": fleet_of("least-loaded", WORKERS)}
     pool = token_pool_of(SLOTS * WORKERS)
-    for entry in entitlements(size.entitlements):
-        pool.define(entry.terms)
+    for terms in entitlements(size.entitlements):
+        pool.define(terms)
     store = RedisLeases(
         url,
         served,

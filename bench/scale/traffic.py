@@ -12,7 +12,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
-from gateway.ports import EntitlementEntry
+from gateway.records.tenancy import Row
 from gateway.settings import parse
 from gateway.wiring.models import served_model
 
@@ -80,10 +80,15 @@ def key_of(number: int) -> bytes:
     return b"sk-scale-%d" % number
 
 
-def entitlements(count: int) -> Iterator[EntitlementEntry]:
-    """So many entitlements with a key each, elastic with a rate and a concurrency."""
+def digest_of(number: int) -> bytes:
+    """SHA-256 of that key."""
+    return sha256(key_of(number)).digest()
+
+
+def entitlements(count: int) -> Iterator[Entitlement]:
+    """So many entitlements, elastic with a rate and a concurrency."""
     for number in range(count):
-        terms = Entitlement(
+        yield Entitlement(
             name=f"entitlement-{number}",
             tenant=f"tenant-{number}",
             model="m",
@@ -92,8 +97,31 @@ def entitlements(count: int) -> Iterator[EntitlementEntry]:
             tokens_per_s=1e9,
             created=number + 1,
         )
-        digest = sha256(key_of(number)).hexdigest()
-        yield EntitlementEntry(terms=terms, key_sha256=(digest,), origin="admin")
+
+
+def entitlement_rows(count: int) -> Iterator[Row]:
+    """The same as an administrator made them, with a key each."""
+    for number, terms in enumerate(entitlements(count)):
+        uid = f"e{number:015x}"
+        fields = {
+            "name": terms.name,
+            "tenant": terms.tenant,
+            "model": terms.model,
+            "concurrency": sum(terms.baseline),
+            "max_concurrency": terms.limit,
+            "tokens_per_second": terms.tokens_per_s,
+        }
+        yield Row(
+            kind="entitlement", name=terms.name, uid=uid, fields=fields, created=terms.created
+        )
+        digest = digest_of(number).hex()
+        yield Row(
+            kind="key",
+            name=f"{terms.name}:{digest[:8]}",
+            uid=f"o{number:015x}",
+            of=uid,
+            fields={"sha256": digest},
+        )
 
 
 def token_pool_of(slots: int) -> TokenPool:

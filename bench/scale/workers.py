@@ -17,6 +17,7 @@ from bench.scale.traffic import (
     SLOTS,
     ChatBodies,
     Size,
+    digest_of,
     entitlements,
     fleet_of,
     key_of,
@@ -76,15 +77,15 @@ class Loaded:
         self.build_ms = spent_us(lambda: self._serve(size)) / 1e3
         tokens = token_pool_of(SLOTS * size.workers)
         self.keyring = authenticate.Keyring()
-        for entry in entitlements(size.entitlements):
-            tokens.define(entry.terms)
+        for number, terms in enumerate(entitlements(size.entitlements)):
+            tokens.define(terms)
             principal = Principal(
-                entitlement=entry.terms.name,
-                tenant=entry.terms.tenant,
+                entitlement=terms.name,
+                tenant=terms.tenant,
                 model="m",
-                tokens_per_s=entry.terms.tokens_per_s,
+                tokens_per_s=terms.tokens_per_s,
             )
-            self.keyring.put(principal, [bytes.fromhex(digest) for digest in entry.key_sha256])
+            self.keyring.put(principal, [digest_of(number)])
         self.store = MemoryLeases(
             {"m": self.served}, self.clock, {"m": tokens}, wall_clock=self.clock
         )

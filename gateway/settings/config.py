@@ -240,7 +240,7 @@ class EntitlementConfig(Section):
     """observe: refusals are computed, logged and counted, never applied."""
     compression: Literal["allow", "refuse"] = "allow"
     """refuse: this tenant's prompts are never compressed, whatever the model says."""
-    trusted_usage: bool = False
+    trusted_usage: Flag = False
     """Usage that another proxy reports (POST /admission/usage) teaches this tenant's estimates."""
     api_keys: Annotated[tuple[KeyHash, ...], Field(max_length=2)] = Field(default=(), repr=False)
     """`sha256:` hashes of the keys; two keys may be valid at once, to allow rotation."""

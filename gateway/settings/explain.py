@@ -55,6 +55,8 @@ _HOW = {
 }
 _UNITS = {"gib": "GiB", "bytes": "bytes", "s": "seconds", "ms": "milliseconds", "tokens": "tokens"}
 """By the last word of a key."""
+_KEY = "[key]"
+"""Follows a key of a mapping in the place of a finding about the key itself."""
 
 
 def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> None:
@@ -65,29 +67,17 @@ def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> 
         kind = detail["type"]
         if path in document.unresolved or (kind == "too_short" and document.value(path)):
             continue  # reported already: a list whose items are all bad is also called too short
-        if kind == "missing":
-            _missing(document, path, str(location[-1]))
-        elif kind == "extra_forbidden":
-            document.add(path, *_unknown(_section(path[:-1]), str(path[-1])), key=True)
-        elif location[-1:] == ("[key]",):
-            document.add(
-                path,
-                "not a usable name",
-                "use letters, digits, `.`, `_` and `-`, at most 64",
-                key=True,
-            )
-        else:
-            message, fix = _wording(detail)
-            document.add(path, message, fix)
+        place = path if kind == "missing" else path[:-1]
+        key = kind in {"missing", "extra_forbidden"} or location[-1:] == (_KEY,)
+        document.add(path, *_told(detail, _section(place)), key=key)
 
 
 def first_problem(error: ValidationError, section: type[Section]) -> tuple[KeyPath, str, str]:
     """(path, problem, fix) of the first finding about a section that is not part of a file."""
     detail = error.errors(include_url=False, include_context=True)[0]
     path = detail["loc"]
-    if detail["type"] == "extra_forbidden":
-        return path, *_unknown(_section(path[:-1], section), str(path[-1]))
-    return path, *_wording(detail)
+    told = _told(detail, _section(path[:-1], section))
+    return path[:-1] if path[-1:] == (_KEY,) else path, *told
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -99,13 +89,24 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"known here: {', '.join(choices)}"
 
 
-def _missing(document: Document, path: KeyPath, name: str) -> None:
-    section = _section(path)
+def _told(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str]:
+    """(problem, fix) of a finding about a key of a section."""
+    name = str(detail["loc"][-1]) if detail["loc"] else ""
+    if detail["type"] == "missing":
+        return _missing(section, name)
+    if detail["type"] == "extra_forbidden":
+        return _unknown(section, name)
+    if name == _KEY:
+        return "not a usable name", "use letters, digits, `.`, `_` and `-`, at most 64"
+    return _wording(detail)
+
+
+def _missing(section: type[Section] | None, name: str) -> tuple[str, str]:
     description = ""
     if section is not None and name in section.model_fields:
         text = section.model_fields[name].description or ""
         description = f" ({text.split('.')[0].split(';')[0].strip()})" if text else ""
-    document.add(path, f"required key `{name}` is missing", f"add `{name}:`{description}", key=True)
+    return f"required key `{name}` is missing", f"add `{name}:`{description}"
 
 
 def _unknown(section: type[Section] | None, name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Configuration -> the shapes, terms and entries of token pools for policy and adapters.
+"""Configuration -> tenancy, and the shapes and terms of token pools, for policy and adapters.
 
 A model is managed if one of its entitlements states a service class or a limit. A model that is
 not managed only checks keys: its requests are counted and spill over, but are never refused for
@@ -8,6 +8,7 @@ load.
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.budgets.stated import budget_limits, key_limits
@@ -15,9 +16,9 @@ from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
 from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.token_pool.terms import Terms
-from gateway.ports import EntitlementEntry
 from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
+from gateway.records.tenancy import FileEntitlement, FileTenant, TenancyFile
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.fleet.pool import PoolConfig
@@ -125,18 +126,35 @@ def shape_of(model: ModelConfig) -> ModelShape:
     )
 
 
-def entries(config: Config) -> list[EntitlementEntry]:
-    """Every entitlement of the file; the order in the file is their order of creation."""
-    models = {model.name: model for model in config.models}
-    return [
-        EntitlementEntry(
-            terms=terms_of(e, models[e.model], created),
-            key_sha256=tuple(key.removeprefix("sha256:") for key in e.api_keys),
-            origin="file",
-            file_digest=digest_of(e),
-        )
-        for created, e in enumerate(config.entitlements, start=1)
-    ]
+def tenancy_file(config: Config) -> TenancyFile:
+    """The part of a configuration in tenants, entitlements and keys."""
+    keys: dict[str, list[TenantKey]] = {}
+    for key in tenant_keys(config):
+        keys.setdefault(key.tenant, []).append(key)
+    return TenancyFile(
+        tenants={
+            tenant.name: FileTenant(
+                display_name=tenant.display_name,
+                labels=tenant.labels,
+                entitlements=tenant.entitlements,
+                suspended=tenant.suspended,
+                keys=tuple(keys.get(tenant.name, ())),
+            )
+            for tenant in config.tenants
+        },
+        entitlements={
+            e.name: FileEntitlement(
+                fields=fields_of(e),
+                digests=tuple(key.removeprefix("sha256:") for key in e.api_keys),
+                section=digest_of(e),
+                place=place,
+            )
+            for place, e in enumerate(config.entitlements, start=1)
+        },
+        order=entitlements_by_tenant(config),
+        currency=config.currency,
+        unix_s=config.modified_unix_s,
+    )
 
 
 def entitlements_by_tenant(config: Config) -> dict[str, tuple[str, ...]]:
@@ -181,13 +199,11 @@ def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 
     return terms_from(fields_of(entitlement), shape_of(model), created)
 
 
-def fields_of(entitlement: EntitlementConfig) -> dict[str, object]:
-    """All fields of an entitlement except its keys, as input of `terms_from`."""
-    return {
-        name: getattr(entitlement, name)
-        for name in EntitlementConfig.model_fields
-        if name not in {"api_keys", "budgets"}
-    }
+def fields_of(entitlement: EntitlementConfig) -> dict[str, Any]:
+    """The fields that are given, as JSON, without keys and budgets: input of `terms_from`."""
+    return entitlement.model_dump(
+        mode="json", exclude={"api_keys", "budgets"}, exclude_unset=True, exclude_none=True
+    )
 
 
 def digest_of(entitlement: EntitlementConfig) -> str:

@@ -27,9 +27,9 @@ UNREAD_RETRY_S: Final = 1.0
 
 
 class _Entry:
-    """A digest in the keyring, and what its key opens as far as that is known."""
+    """Who has a digest, and what its key opens as far as that is known."""
 
-    __slots__ = ("digest", "key", "principal")
+    __slots__ = ("digest", "key", "owner", "principal")
 
     def __init__(
         self, digest: bytes, principal: Principal | None, key: TenantKey | None = None
@@ -39,6 +39,9 @@ class _Entry:
         """None of a tenant's key until it is used, and after a change of its entitlements."""
         self.key = key
         """None for a key of an entitlement's own."""
+        name = key.tenant if key is not None else principal.entitlement if principal else ""
+        self.owner = (key is not None, name)
+        """Of several who have one digest, the first has it: entitlements before tenants."""
 
 
 class Keyring:
@@ -56,12 +59,10 @@ class Keyring:
         `limits` over all models, by (`entitlement` or `tenant`, its name). With a `verifier` tokens
         open what keys do.
         """
-        self.open = True
         self.limits = limits or {}
         """Of principals; see `limit`."""
-        """Only while no entitlement was ever entered: deleting the last one opens nothing."""
-        self.tenanted = False
-        """Whether there ever was a tenant's key, which closes the gateway, too."""
+        self.open = True
+        """Only while there never was an entitlement or a key: deleting the last opens nothing."""
         self.unread: set[str] = set()
         """Directories to read before any key opens: they may have revoked or suspended it."""
         self.held: set[str] = set()
@@ -76,7 +77,8 @@ class Keyring:
         """Counts changes of what tenants have; a token's principal is made anew after one."""
         # A few bytes of the digest choose a bucket; the rest is compared in constant time.
         self._buckets: dict[bytes, tuple[_Entry, ...]] = {}
-        self._digests: dict[str, tuple[bytes, ...]] = {}
+        self._own_keys: dict[str, tuple[_Entry, ...]] = {}
+        """By entitlement."""
         self._tenants: dict[str, dict[str, Principal]] = {}
         """Each tenant's entitlements."""
         self._tenant_keys: dict[str, tuple[_Entry, ...]] = {}
@@ -97,24 +99,33 @@ class Keyring:
     def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
         """Replace a tenant's keys at once; with none it has no key.
 
-        A key that is an entitlement's own, or another tenant's, stays that one's.
+        A key that is an entitlement's own opens that one; of two tenants the first by name has it.
         """
         self.remove_tenant(tenant)
-        entries = []
-        for key in keys:
-            bucket = self._buckets.get(key.sha256[:PREFIX], ())
-            if all(entry.digest != key.sha256 for entry in bucket):
-                entry = _Entry(key.sha256, None, key)
-                self._buckets[key.sha256[:PREFIX]] = (*bucket, entry)
-                entries.append(entry)
         if keys:
-            self.tenanted = True
-            self._tenant_keys[tenant] = tuple(entries)
+            self.open = False
+            self._tenant_keys[tenant] = self._enter([_Entry(k.sha256, None, k) for k in keys])
 
     def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant's keys; an unknown tenant is no failure."""
-        for entry in self._tenant_keys.pop(tenant, ()):
-            self._drop(entry.digest, entry)
+        self._drop(self._tenant_keys.pop(tenant, ()))
+
+    def _enter(self, entries: list[_Entry]) -> tuple[_Entry, ...]:
+        for entry in entries:
+            bucket = (*self._buckets.get(entry.digest[:PREFIX], ()), entry)
+            if len(bucket) > 1:
+                bucket = tuple(sorted(bucket, key=_owner))
+            self._buckets[entry.digest[:PREFIX]] = bucket
+        return tuple(entries)
+
+    def _drop(self, entries: tuple[_Entry, ...]) -> None:
+        for entry in entries:
+            prefix = entry.digest[:PREFIX]
+            kept = tuple(known for known in self._buckets[prefix] if known is not entry)
+            if kept:
+                self._buckets[prefix] = kept
+            else:
+                del self._buckets[prefix]
 
     def default_to(self, tenant: str, key: TenantKey | None) -> None:
         """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
@@ -126,26 +137,13 @@ class Keyring:
                 self._defaults[tenant] = key
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
-        """Replace an entitlement's principal and its keys; with no digests it has no key.
-
-        A key that was another entitlement's, or a tenant's, is this one's from now on.
-        """
+        """Replace an entitlement's principal and its own keys; with no digests it has none."""
         self.open = False
         self.remove(principal.entitlement)
         if self.limits or principal.limits:
             principal = self._limited(principal)
-        mine = tuple(dict.fromkeys(digests))
-        for digest in mine:
-            for entry in self._buckets.get(digest[:PREFIX], ()):
-                if entry.digest == digest:
-                    self._drop(digest, entry)
-                    if entry.key is None and entry.principal is not None:
-                        owner = entry.principal.entitlement
-                        kept = self._digests[owner]
-                        self._digests[owner] = tuple(d for d in kept if d != digest)
-            bucket = self._buckets.get(digest[:PREFIX], ())
-            self._buckets[digest[:PREFIX]] = (*bucket, _Entry(digest, principal))
-        self._digests[principal.entitlement] = mine
+        entries = [_Entry(digest, principal) for digest in dict.fromkeys(digests)]
+        self._own_keys[principal.entitlement] = self._enter(entries)
         self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
         self._tenant_of[principal.entitlement] = principal.tenant
         self._changed(principal.tenant)
@@ -156,7 +154,7 @@ class Keyring:
             return
         self.limits = limits
         for principal in [p for known in self._tenants.values() for p in known.values()]:
-            self.put(principal, self._digests[principal.entitlement])
+            self.put(principal, [own.digest for own in self._own_keys[principal.entitlement]])
 
     def _limited(self, principal: Principal) -> Principal:
         own = self.limits.get(("entitlement", principal.entitlement), ())
@@ -164,9 +162,8 @@ class Keyring:
         return msgspec.structs.replace(principal, limits=own + whole)
 
     def remove(self, entitlement: str) -> None:
-        """Forget an entitlement and its keys; unknown ones are no failure."""
-        for digest in self._digests.pop(entitlement, ()):
-            self._drop(digest, None)
+        """Forget an entitlement and its own keys; unknown ones are no failure."""
+        self._drop(self._own_keys.pop(entitlement, ()))
         tenant = self._tenant_of.pop(entitlement, None)
         if tenant is not None:
             del self._tenants[tenant][entitlement]
@@ -177,19 +174,6 @@ class Keyring:
     def entitlements_of(self, tenant: str) -> dict[str, Principal]:
         """A tenant's entitlements by name."""
         return self._tenants.get(tenant, {})
-
-    def _drop(self, digest: bytes, entry: _Entry | None) -> None:
-        """Forget a digest, unless it is no longer this entry's (None: an entitlement's)."""
-        kept = tuple(
-            known
-            for known in self._buckets.get(digest[:PREFIX], ())
-            if known.digest != digest
-            or (known.key is not None if entry is None else known is not entry)
-        )
-        if kept:
-            self._buckets[digest[:PREFIX]] = kept
-        else:
-            self._buckets.pop(digest[:PREFIX], None)
 
     def _changed(self, tenant: str) -> None:
         self._revision += 1
@@ -202,6 +186,14 @@ class Keyring:
             if hmac.compare_digest(entry.digest, digest):
                 return entry.principal or self._open(entry)
         return None
+
+    def owners(self, digest: bytes) -> list[tuple[str, str]]:
+        """(`tenant` or `entitlement`, its name) of all who have a key."""
+        bucket = self._buckets.get(digest[:PREFIX], ())
+        return [
+            ("tenant" if of_tenant else "entitlement", name)
+            for of_tenant, name in (entry.owner for entry in bucket if entry.digest == digest)
+        ]
 
     def _open(self, entry: _Entry) -> Principal | None:
         """Find out what a tenant's key opens, and keep that of the last OPENED_KEPT keys."""
@@ -238,6 +230,10 @@ class Keyring:
         elif who.tenant in self._defaults:
             key = msgspec.structs.replace(self._defaults[who.tenant], name=who.name)
         return _opened(key, own)
+
+
+def _owner(entry: _Entry) -> tuple[bool, str]:
+    return entry.owner
 
 
 def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
@@ -285,7 +281,7 @@ def authenticate(
             should_retry=True,
         )
     verifier = keyring.verifier
-    if keyring.open and not keyring.tenanted and verifier is None:
+    if keyring.open and verifier is None:
         return OPEN
     if key_digest is None:
         raise Unauthorized(

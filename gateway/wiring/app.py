@@ -276,7 +276,7 @@ class Gateway:
             reload=self.reloading,
             find_decision=self.ring.find,
             latest_decisions=self.ring.latest,
-            registry=self.pools.registry,
+            registry=self.pools.entitlements,
             tenants=self.pools.tenants,
             budgets=self.pools.budgets,
             attainment=Attainment(self.metrics, peers),
@@ -300,7 +300,7 @@ class Gateway:
             tenant_router(
                 TenantView(
                     authenticate=known,
-                    terms=self.pools.registry.find,
+                    terms=self.pools.entitlements.find,
                     view=self.store.view,
                     limits=self.pools.budgets.shown,
                     managed=self.pools.manages,
@@ -319,7 +319,7 @@ class Gateway:
         return Sources(
             control=control,
             metrics=self.metrics,
-            terms=self.pools.registry.terms,
+            terms=self.pools.entitlements.terms,
             view=self.store.view,
             managed=self.pools.manages,
             replicas=self._replicas,
@@ -330,7 +330,7 @@ class Gateway:
         """Register this replica's answers to the other replicas."""
         answer_decisions(peers, self.ring.find, self.ring.latest)
         answer_tenant_decisions(peers, self.own_decision)
-        answer_audit(peers, self.pools.registry.audit)
+        answer_audit(peers, self.pools.entitlements.audit)
         answer_load(peers, self.models, self.served.retiring)
         answer_reload(peers, self.reloading.hang_up)
         answer_usage(peers, self.admission_service.settle)

@@ -13,7 +13,6 @@ from gateway.errors import StateFailure
 from gateway.metrics import Metrics
 from gateway.policy.fleet import members
 from gateway.policy.model_runtime import ModelRuntime, adapted_aliases
-from gateway.ports import EntitlementEntry
 from gateway.records.record import Record
 from gateway.settings import Config
 from gateway.wiring.discovery import Discovery
@@ -81,10 +80,10 @@ async def _store(config: Config) -> list[LiveFinding]:
     url = config.state.address
     if backend_of(url) != "redis":
         return []
-    directory = open_directory(url, EntitlementEntry, "entitlements")
+    directory = open_directory(url)
     problem = ""
     try:
-        await directory.changes(0, "")
+        await directory.read(0, "")
     except StateFailure as error:
         problem = str(error)
     finally:

@@ -166,7 +166,6 @@ class ModelSet:
         await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})
         async with gateway.rotation.still():
             self._switch(target, following)
-        gateway.pools.adopt_tenants(target)  # after the entitlements that their keys open
         await self._follow_workers(target)
 
     def sweep(self) -> None:

@@ -17,36 +17,38 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.entitlements.budgets import BudgetService
-from gateway.adapters.entitlements.index import File
-from gateway.adapters.entitlements.reconciler import EntitlementSync
-from gateway.adapters.entitlements.registry import Registry
 from gateway.adapters.records.audit import Audit
 from gateway.adapters.store.backends import backend_of, open_directory, sqlite_path
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.sqlite.leases import SqliteLeases
 from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.adapters.tenancy.budgets import BudgetService
+from gateway.adapters.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.adapters.tenancy.key_admin import TenantKeyAdmin
+from gateway.adapters.tenancy.tenancy import Tenancy
+from gateway.errors import BadRequest
 from gateway.metrics import GoneSeries, Metrics
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.token_pool.token_pool import TokenPool
-from gateway.ports import EntitlementEntry, RecordSink
+from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.records.limit import Limit
-from gateway.settings import Config, ModelConfig
+from gateway.records.tenancy import RowKind
+from gateway.settings import Config, ConfigError, ModelConfig
+from gateway.settings.checking.admin_fields import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
-    entries,
     limits_of,
     managed,
     shape_of,
     shared_limits,
+    tenancy_file,
     worker_shares,
 )
 from gateway.stages.authenticate import Keyring
 from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
 from gateway.wiring.auth import issuer_rules, token_verifier
-from gateway.wiring.tenants import make_tenants, tenant_file
 
 if TYPE_CHECKING:
     from gateway.adapters.store.redis.leases import RedisLeases
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sluice.pools")
 
 UNREAD: Final = (
-    "the directory of %s was not read: requests get 503 until it answers, because administrators "
-    "may have revoked keys there"
+    "the directory of tenants was not read: requests get 503 until it answers, because "
+    "administrators may have revoked keys there"
 )
 SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
@@ -79,10 +81,10 @@ class AdmissionRuntime:
 
         `decide_anew` calls `prepare` and `use` with the configuration in force.
         """
-        self._file = File(entries(config), config.modified_unix_s)
+        self._config = config
         self._url = config.state.address
         kept = config.administered and backend_of(self._url) != "memory"
-        self._guarded = bool(self._file.entries) or kept
+        self._guarded = bool(config.entitlements) or kept
         self._metrics = metrics
         self._clock = clock
         by_name = {model.name: model for model in config.models}
@@ -94,43 +96,49 @@ class AdmissionRuntime:
         self.tokens = token_verifier(config, metrics, clock)
         self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
         if config.administered and config.state.shared:
-            self.keyring.unread = {"entitlements", "tenants"}
+            self.keyring.unread = {"tenants"}
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
-        self.directory = open_directory(self._url, EntitlementEntry, "entitlements")
-        self.sync = sync = EntitlementSync(
-            directory=self.directory,
+        self.tenancy = tenancy = Tenancy(
+            directory=open_directory(self._url),
             keyring=self.keyring,
             store=self.store,
-            models=self.shapes,
+            shapes=self.shapes,
             managed=self._managed,
             changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
             rates=self._rates,
+            observer=self,
         )
-        self.registry = Registry(
-            sync,
+        self.entitlements = EntitlementAdmin(
+            tenancy,
+            trail,
             self.store,
             self.shapes,
             managed=self._managed,
             wall_clock=time.time,
+            read_fields=self._read_fields,
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
-            trail=trail,
         )
-        self.budgets = BudgetService(self.store, metrics, note=self.registry.note)
+        self.tenants = TenantKeyAdmin(
+            tenancy,
+            trail,
+            wall_clock=time.time,
+            read_fields=self._read_fields,
+            removal=self.entitlements.removal,
+            adapters=self._adapters,
+        )
+        self.budgets = BudgetService(self.store, metrics, note=trail.note)
         self.budgets.replace("", shared_limits(config))
         self.store.on_warning = self.budgets.warned
-        self.tenant_sync, self.tenants = make_tenants(
-            config, self.keyring, trail, clock, self._adapters, self
-        )
         self._decide_anew = decide_anew
         self._gone_entitlements = GoneSeries(
-            metrics, "entitlement", sync.index.entries.__contains__
+            metrics, "entitlement", tenancy.index.entries.__contains__
         )
         self._gone_tenants = GoneSeries(metrics, "tenant", self._has_tenant)
-        sync.on_removal = self._removed
-        self.tenant_sync.on_removal = self._gone_tenants.note
+        tenancy.on_entitlement_removed = self._removed
+        tenancy.on_tenant_removed = self._gone_tenants.note
         specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
         self.upkeep = StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
@@ -149,7 +157,7 @@ class AdmissionRuntime:
             await self._decide_anew()
 
     def _is_managed(self, config: Config, model: ModelConfig) -> bool:
-        return bool(self.tenant_sync.limited) or managed(config, model)
+        return bool(self.tenancy.limited) or managed(config, model)
 
     def manages(self, model: str) -> bool:
         """Whether a model's entitlements have limits."""
@@ -159,8 +167,7 @@ class AdmissionRuntime:
     def up(self) -> bool:
         """Whether the shared store decides, the persistent one saves and the directory answers."""
         shared = True if isinstance(self.store, MemoryLeases) else self.store.up
-        listed = self.registry.up and self.tenants.up
-        return shared and listed and (self._saved is None or self._saved.up)
+        return shared and self.tenancy.sync.up and (self._saved is None or self._saved.up)
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of recently; 1 for embedded stores."""
@@ -186,16 +193,14 @@ class AdmissionRuntime:
             if not isinstance(self.store, MemoryLeases):
                 closing.push_async_callback(self.store.close)
                 await self.store.start()
-            closing.push_async_callback(self.registry.close)
+            closing.push_async_callback(self.tenancy.sync.close)
             closing.push_async_callback(self._close_tokens)
             if self.tokens is not None:
                 await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
-            await self.registry.start(self._file, guarded=self._guarded)
-            closing.push_async_callback(self.tenant_sync.close)
-            await self.tenant_sync.start()
+            await self.tenancy.start(tenancy_file(self._config), guarded=self._guarded)
             if self.keyring.unread:
-                _log.warning(UNREAD, " and ".join(sorted(self.keyring.unread)))
+                _log.warning(UNREAD)
             if self._saved is not None:
                 closing.push_async_callback(self._saved.close)
                 await self._saved.start()
@@ -229,14 +234,16 @@ class AdmissionRuntime:
                 if self._saved is not None:
                     self._saved.added(token_pool)
                 self._managed[name] = model
-                self.sync.manage(name)
+                self.tenancy.manage(name)
             elif name not in self._managed or len(model.pools) <= len(self._managed[name].pools):
                 continue  # more pools have to be known before a request asks for them
             self._managed[name] = model
             self.upkeep.respecify(name, self._spec(served[name], model))
             publishes = True
-        self._file = File(entries(config), config.modified_unix_s)
-        await self.registry.adopt(self._file)
+        self._config = config
+        self.keyring.limit(limits_of(config))
+        self.budgets.replace("", shared_limits(config))
+        await self.tenancy.adopt(tenancy_file(config))
         await self._prepare_tokens(config)
         if publishes:
             await self.upkeep.step()
@@ -283,7 +290,7 @@ class AdmissionRuntime:
         self.store.unmanage(name)
 
     def _has_tenant(self, name: str) -> bool:
-        return self.tenant_sync.exists(name) or bool(self.keyring.entitlements_of(name))
+        return self.tenancy.tenant(name).exists or bool(self.keyring.entitlements_of(name))
 
     def _removed(self, terms: Entitlement) -> None:
         self._gone_entitlements.note(terms.name)
@@ -294,11 +301,19 @@ class AdmissionRuntime:
         served = self._served.get(model)
         return [] if served is None else served.adapters.names
 
-    def adopt_tenants(self, config: Config) -> None:
-        """Apply another version of the file's tenants: a key that left it stops at once."""
-        self.keyring.limit(limits_of(config))
-        self.budgets.replace("", shared_limits(config))
-        self.tenant_sync.adopt(tenant_file(config))
+    def _read_fields(self, kind: RowKind, fields: Mapping[str, object]) -> dict[str, Any]:
+        """Fields of the admin routes, checked as the file's. Raises BadRequest."""
+        try:
+            return read_admin_fields(self._config, kind, fields)
+        except ConfigError as error:
+            problem = error.problems[0]
+            code = "invalid_entitlement" if kind == "entitlement" else "invalid_tenant"
+            raise BadRequest(
+                f"{problem.path}: {problem.message}; {problem.fix}.",
+                reason=code,
+                code=code,
+                param=problem.path,
+            ) from None
 
     def _open_store(
         self, config: Config, token_pools: Mapping[str, TokenPool]
@@ -332,7 +347,7 @@ class AdmissionRuntime:
             base=base_terms(model),
             pools=pools,
             shares=worker_shares(model),
-            entitlements=lambda: self.registry.terms(model.name),
+            entitlements=lambda: self.entitlements.terms(model.name),
             kv_bytes=lambda pool, worker: self.engine_kv.of(pools[pool], worker),
         )
 
@@ -354,7 +369,9 @@ class AdmissionRuntime:
         for name in list(self._managed):
             names = [
                 terms.name
-                for terms, _ in zip(self.registry.terms(name), range(ACCOUNTS_SHOWN), strict=False)
+                for terms, _ in zip(
+                    self.entitlements.terms(name), range(ACCOUNTS_SHOWN), strict=False
+                )
             ]
             pools, accounts = await asyncio.gather(
                 self.upkeep.pools(name), self.store.view(name, names)

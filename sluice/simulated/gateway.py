@@ -10,7 +10,7 @@ from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.records.request import Category
 from gateway.settings import Config, ModelConfig
-from gateway.settings.token_pools import base_terms, entries, managed
+from gateway.settings.token_pools import base_terms, managed, terms_of
 from gateway.wiring.models import served_model
 from planner.errors import PlanError
 from planner.profile import NodeProfile
@@ -85,7 +85,11 @@ def _policy(scheduler: Scheduler | None) -> str:
 
 def entitlements_of(config: Config, model: ModelConfig) -> tuple[Entitlement, ...]:
     """The model's entitlements, in order of creation."""
-    return tuple(e.terms for e in entries(config) if e.terms.model == model.name)
+    return tuple(
+        terms_of(entitlement, model, place)
+        for place, entitlement in enumerate(config.entitlements, start=1)
+        if entitlement.model == model.name
+    )
 
 
 def tenants_of(entitlements: Sequence[Entitlement], workload: Workload | None) -> Tenants:

@@ -1,6 +1,6 @@
 """The directory's contract: one suite for every implementation, and what only files can.
 
-`kept`: a later process finds it. `shared`: others hear of it while both run.
+`kept`: a later process finds it, and others hear of it while both run.
 """
 
 import asyncio
@@ -12,25 +12,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bench.common.redis_server import RedisServer
 from gateway.adapters.store.backends import open_directory
-from gateway.adapters.store.directory import MemoryDirectory
-from gateway.adapters.store.sqlite.directory import TOMBSTONE_S, SqliteDirectory
+from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState, open_file
 from gateway.errors import StateFailure
-from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.merge import PartState
-from gateway.ports import Directory, DirectoryState, EntitlementEntry, Removal
-from tests.fakes import FakeClock
+from gateway.policy.tenancy.known import Known
+from gateway.ports import Directory
+from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 ANYONE = ["memory", "sqlite", REDIS]
 PERSISTENT = ["sqlite", REDIS]
-
-Entitlements = Directory[EntitlementEntry]
-State = DirectoryState[EntitlementEntry]
-Make = Callable[[], Entitlements]
+Make = Callable[[], Directory]
+AT_MS = 1_900_000_000_123
 
 
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
@@ -41,8 +40,8 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
         url["redis"] = server.url
     async with AsyncExitStack() as stack:
 
-        def make() -> Entitlements:
-            directory = open_directory(url[name], EntitlementEntry, "entitlements")
+        def make() -> Directory:
+            directory = open_directory(url[name])
             stack.push_async_callback(directory.close)
             return directory
 
@@ -50,7 +49,7 @@ async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> A
 
 
 @pytest.fixture(params=ANYONE)
-async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Entitlements]:
+async def anyone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
     async for make in opened(request.param, request, tmp_path):
         yield make()
 
@@ -61,216 +60,268 @@ async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield make
 
 
-def entry(name: str, *, slo_ms: int = 0, model: str = "m", version: int = 0) -> EntitlementEntry:
-    terms = Entitlement(
+def row(name: str, *, uid: str = "i", revision: int = 0, at: int = 0, **fields: object) -> Row:
+    return Row(
+        kind="entitlement",
         name=name,
-        model=model,
-        tenant="t",
-        service_class="guaranteed",
-        slo_ms=slo_ms,
-        baseline=(3, 1),
-        limit=4,
-        tokens_per_s=0.1 + 0.2,
-        kv_bytes=1 << 40,
-        expires_unix_s=1.9e9 + 1 / 3,
-        suspended=True,
-        created=7,
-    )
-    return EntitlementEntry(
-        terms=terms,
-        key_sha256=("ab" * 32, "cd" * 32),
-        origin="admin",
-        file_digest="d",
-        id="i",
-        version=version,
-        revoked_sha256=("ef" * 32,),
+        uid=uid,
+        fields={"name": name, "rate": 0.1 + 0.2, **fields},
+        of="s",
+        created=AT_MS,
+        changed=AT_MS + at,
+        revision=revision,
     )
 
 
-def named(entries: list[EntitlementEntry]) -> list[str]:
-    return sorted(e.terms.name for e in entries)
+def gone(subject: str) -> Denial:
+    return Denial(what="gone", subject=subject, changed=AT_MS)
 
 
-async def heard(directory: Entitlements, since: int, mark: str) -> State:
-    """What changed, where nothing was lost."""
-    found = await directory.changes(since, mark)
-    assert found is not None
-    return found
+def held(value: float, at: int = 0) -> Denial:
+    return Denial(what="suspended", subject="tenant t", of="tenant t", value=value, changed=at)
 
 
-async def kept_entry(directory: Entitlements, name: str = "a") -> EntitlementEntry:
-    """An entry as it is kept, with its version."""
-    (found,) = [e for e in (await directory.load()).entries if e.terms.name == name]
-    return found
+async def put(directory: Directory, *rows: Row, floor: int = 0, after: str = "") -> Written:
+    return await directory.write(DirectoryChange(puts=rows), floor=floor, after=after)
 
 
-def unversioned(entries: list[EntitlementEntry]) -> list[EntitlementEntry]:
-    found = [msgspec.structs.replace(e, version=0) for e in entries]
-    return sorted(found, key=lambda e: e.terms.name)
+async def remove(directory: Directory, removed: Row, after: str = "") -> Written:
+    change = DirectoryChange(removes=(removed,), denials=(gone(removed.uid),))
+    return await directory.write(change, floor=0, after=after)
 
 
-async def test_an_untouched_directory_is_at_revision_zero(
-    anyone: Entitlements,
+async def deny(directory: Directory, *denials: Denial) -> Written:
+    return await directory.write(DirectoryChange(denials=denials), floor=0, after="")
+
+
+async def everything(directory: Directory) -> DirectoryState:
+    """All that is kept, in an order of its own, without the rows whose uid is gone."""
+    state = await directory.read(0, "")
+    assert state is not None
+    known = Known()
+    known.take(state.rows, state.denials)
+    return msgspec.structs.replace(
+        state,
+        rows=tuple(sorted(known.rows.values(), key=lambda row: row.name)),
+        denials=tuple(sorted(state.denials, key=lambda denial: denial.id)),
+    )
+
+
+async def names(directory: Directory) -> list[str]:
+    return [row.name for row in (await everything(directory)).rows]
+
+
+async def test_an_untouched_directory_is_at_revision_zero(anyone: Directory) -> None:
+    assert await anyone.read(0, "") == DirectoryState()
+
+
+async def test_what_was_written_is_read_bit_for_bit(anyone: Directory) -> None:
+    change = DirectoryChange(puts=(row("a"), row("b", uid="j")), denials=(gone("x"), held(1)))
+    written = await anyone.write(change, floor=0, after="")
+    at = written.revision
+    for state in (await everything(anyone), await anyone.read(0, "")):
+        assert state is not None
+        assert (state.revision, state.mark) == (at, written.mark)
+        found = sorted(state.rows, key=lambda each: each.name)
+        assert found == [row("a", revision=at), row("b", uid="j", revision=at)]
+        assert {d.id: d for d in state.denials} == {
+            d.id: msgspec.structs.replace(d, revision=at) for d in change.denials
+        }
+
+
+async def test_many_are_written_at_once(anyone: Directory) -> None:
+    many = [row(f"e{n}", uid=f"u{n}") for n in range(500)]
+    await put(anyone, *many)
+    assert await names(anyone) == sorted(each.name for each in many)
+
+
+async def test_a_row_is_replaced_from_its_revision_only(anyone: Directory) -> None:
+    first = await put(anyone, row("a"))
+    for wrong in (0, 7):
+        assert (await put(anyone, row("a", slo=9, revision=wrong))).conflict
+    second = await put(anyone, row("a", slo=9, revision=first.revision))
+    assert not second.conflict
+    assert (await put(anyone, row("a", revision=first.revision))).conflict
+    assert (await everything(anyone)).rows == (row("a", slo=9, revision=second.revision),)
+
+
+async def test_a_change_is_written_whole_or_not_at_all(anyone: Directory) -> None:
+    written = await put(anyone, row("a"))
+    change = DirectoryChange(puts=(row("b", uid="j"), row("a", slo=9)), denials=(gone("x"),))
+    assert (await anyone.write(change, floor=0, after="")).conflict
+    state = await everything(anyone)
+    assert (state.revision, [r.name for r in state.rows]) == (written.revision, ["a"])
+    assert state.denials == ()
+
+
+async def test_what_is_gone_never_comes_back(anyone: Directory) -> None:
+    first = await put(anyone, row("a"))
+    assert (await remove(anyone, row("a"))).conflict, "of another revision"
+    assert not (await remove(anyone, row("a", revision=first.revision))).conflict
+    assert await names(anyone) == []
+    assert (await put(anyone, row("a"))).conflict
+    await anyone.give_back(DirectoryState(rows=(row("a", at=99),)), floor=0)
+    assert await names(anyone) == []
+    assert not (await put(anyone, row("a", uid="other"))).conflict
+    assert await names(anyone) == ["a"]
+
+
+async def test_every_change_raises_the_revision_above_what_the_writer_knows(
+    anyone: Directory,
 ) -> None:
-    empty = State(revision=0, mark="", entries=[], removals=[])
-    assert await anyone.load() == empty
-    assert await anyone.changes(0, "") == empty
+    assert (await put(anyone, row("a"), floor=41)).revision == 42
+    assert (await put(anyone, row("b", uid="j"), floor=7)).revision == 43
+    assert (await deny(anyone, gone("x"))).revision == 44
+    assert (await anyone.give_back(DirectoryState(), floor=99)).revision >= 100
 
 
-async def test_what_was_put_is_loaded_bit_for_bit(anyone: Entitlements) -> None:
-    written = await anyone.put(entry("a"))
-    found = await kept_entry(anyone)
-    assert found == msgspec.structs.replace(entry("a"), version=written.revision)
+async def test_changes_are_those_after_the_revision(anyone: Directory) -> None:
+    first = await put(anyone, row("a"), row("b", uid="j"))
+    await deny(anyone, gone("x"))
+    newest = await put(anyone, row("a", slo=9, revision=first.revision))
+    state = await anyone.read(first.revision, first.mark)
+    assert state is not None
+    assert (state.revision, state.mark) == (newest.revision, newest.mark)
+    assert state.rows == (row("a", slo=9, revision=newest.revision),)
+    assert [denial.id for denial in state.denials] == ["gone x"]
+    later = await anyone.read(newest.revision, newest.mark)
+    assert later == DirectoryState(revision=newest.revision, mark=newest.mark)
 
 
-async def test_many_are_put_at_once(anyone: Entitlements) -> None:
-    many = [entry(f"e{n}") for n in range(500)]
-    await anyone.put(*many)
-    assert named((await anyone.load()).entries) == named(many)
+async def test_a_write_that_is_not_known_was_lost(anyone: Directory) -> None:
+    written = await put(anyone, row("a"))
+    assert await anyone.read(written.revision, "unheard of") is None
+    assert await anyone.read(written.revision, "") is None
+    assert await anyone.read(written.revision + 1, written.mark) is None
+    assert (await put(anyone, row("b", uid="j"), after="unheard of")).conflict
+    assert not (await put(anyone, row("b", uid="j"), after=written.mark)).conflict
 
 
-async def test_an_entry_is_replaced_from_its_version_only(
-    anyone: Entitlements,
+async def test_the_last_that_is_said_of_a_denial_counts(anyone: Directory) -> None:
+    for value in (1, 0, 1):
+        await deny(anyone, held(value, at=AT_MS))
+    (denial,) = (await everything(anyone)).denials
+    assert denial.value == 1
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 1)])
+async def test_of_two_that_were_made_under_one_name_the_later_stays(
+    anyone: Directory, first: int, last: int
 ) -> None:
-    first = await anyone.put(entry("a"))
-    assert (await anyone.put(entry("a", slo_ms=9))).conflicts == ("a",)
-    assert (await anyone.put(entry("a", slo_ms=9, version=7))).conflicts == ("a",)
-    assert (await anyone.load()).revision == first.revision
-    second = await anyone.put(entry("a", slo_ms=9, version=first.revision))
-    assert second.conflicts == ()
-    assert unversioned((await anyone.load()).entries) == [entry("a", slo_ms=9)]
-    assert (await anyone.put(entry("a", version=first.revision))).conflicts == ("a",)
+    await put(anyone, row("a", uid=f"uid-{first}", at=first))
+    given = DirectoryState(rows=(row("a", uid=f"uid-{last}", at=last),))
+    await anyone.give_back(given, floor=0)
+    state = await everything(anyone)
+    assert [each.uid for each in state.rows] == ["uid-2"]
+    assert [denial.id for denial in state.denials] == ["gone uid-1"]
 
 
-async def test_of_several_those_that_are_of_their_version_are_kept(
-    anyone: Entitlements,
+async def test_the_same_row_of_a_later_revision_is_written_anew(anyone: Directory) -> None:
+    """So that whoever knows the later revision can change it."""
+    await put(anyone, row("a"))
+    written = await anyone.give_back(DirectoryState(rows=(row("a", revision=7),)), floor=7)
+    assert (await everything(anyone)).rows == (row("a", revision=written.revision),)
+    assert written.revision > 7
+
+
+ROWS = st.builds(
+    lambda name, at, slo: row(name, uid=f"uid-{name}", at=at, slo=slo),
+    st.sampled_from("ab"),
+    st.integers(0, 3),
+    st.integers(0, 1),
+)
+DENIALS = st.one_of(
+    st.builds(lambda name: gone(f"uid-{name}"), st.sampled_from("ab")),
+    st.builds(lambda value, at: held(value, at=at), st.sampled_from([0, 1]), st.integers(0, 3)),
+    st.builds(
+        lambda value, at: Denial(what="ends", subject="tenant t", value=value, changed=at),
+        st.sampled_from([0.0, 1.9e9, 1.8e9 + 1 / 3]),
+        st.integers(0, 3),
+    ),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(states=st.lists(st.tuples(st.lists(ROWS, max_size=4), st.lists(DENIALS, max_size=4))))
+@pytest.mark.parametrize("name", ANYONE)
+def test_what_is_given_back_is_joined_as_a_process_joins_it(
+    name: str,
+    states: list[tuple[list[Row], list[Denial]]],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    await anyone.put(entry("a"))
-    written = await anyone.put(entry("a", slo_ms=9), entry("b"))
-    assert written.conflicts == ("a",)
-    assert unversioned((await anyone.load()).entries) == [entry("a"), entry("b")]
+    async def joined() -> None:
+        known = Known()
+        async for make in opened(name, request, tmp_path_factory.mktemp("state")):
+            directory = make()
+            for rows, denials in states:
+                # Of one name or id a process knows one.
+                own = Known()
+                own.take(rows, denials)
+                part = (tuple(own.rows.values()), tuple(own.denials.values()))
+                known.take(*part)
+                await directory.give_back(DirectoryState(rows=part[0], denials=part[1]), floor=0)
+            state = await everything(directory)
+            assert [unversioned(each) for each in state.rows] == [
+                unversioned(known.rows[key]) for key in sorted(known.rows)
+            ]
+            assert [(d.id, d.value, d.changed) for d in state.denials] == [
+                (d.id, d.value, d.changed) for _, d in sorted(known.denials.items())
+            ]
+
+    if name == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        with server.client() as client:
+            client.flushall()
+    asyncio.run(joined())
 
 
-async def test_only_a_version_that_is_kept_is_deleted(anyone: Entitlements) -> None:
-    first = await anyone.put(entry("a"))
-    second = await anyone.put(entry("a", slo_ms=9, version=first.revision))
-    assert (await anyone.delete(entry("a", version=first.revision))).conflicts == ("a",)
-    assert (await anyone.delete(entry("b", version=3))).conflicts == ("b",)
-    assert (await anyone.delete(entry("b"))).conflicts == ("b",)
-    assert (await anyone.delete(entry("a", version=second.revision))).conflicts == ()
-    assert (await anyone.load()).entries == []
+def unversioned(kept_row: Row) -> Row:
+    return msgspec.structs.replace(kept_row, revision=0)
 
 
-async def test_every_change_raises_the_revision(anyone: Entitlements) -> None:
-    seen = [0, (await anyone.put(entry("a"))).revision]
-    seen.append((await anyone.put(entry("a", version=seen[-1]))).revision)
-    seen.append((await anyone.delete(entry("a", version=seen[-1]))).revision)
-    assert seen == sorted(set(seen))
-    assert (await anyone.load()).revision == seen[-1]
-
-
-async def test_a_revision_is_above_what_the_writer_knows(
-    anyone: Entitlements,
-) -> None:
-    assert (await anyone.put(entry("a"), floor=41)).revision == 42
-    assert (await anyone.put(entry("b"), floor=7)).revision == 43
-    assert (await anyone.delete(entry("a", version=42), 99)).revision == 100
-
-
-async def test_changes_are_those_after_the_revision(anyone: Entitlements) -> None:
-    first = await anyone.put(entry("a"))
-    second = await anyone.put(entry("b"))
-    await anyone.put(entry("c"))
-    newest = await anyone.put(entry("a", slo_ms=9, version=first.revision))
-    found = await heard(anyone, second.revision, second.mark)
-    assert (found.revision, found.mark) == (newest.revision, newest.mark)
-    assert unversioned(found.entries) == [entry("a", slo_ms=9), entry("c")]
-    assert found.removals == []
-    assert (await heard(anyone, newest.revision, newest.mark)).entries == []
-
-
-async def test_a_removal_is_heard_and_no_longer_loaded(anyone: Entitlements) -> None:
-    first = await anyone.put(entry("a"), entry("b"))
-    gone = msgspec.structs.replace(entry("a", version=first.revision), file_unix_s=123.25)
-    newest = await anyone.delete(gone)
-    found = await heard(anyone, first.revision, first.mark)
-    removal = Removal(name="a", id="i", revision=newest.revision, file_unix_s=123.25)
-    assert (found.revision, found.entries, found.removals) == (newest.revision, [], [removal])
-    state = await anyone.load()
-    assert (named(state.entries), state.removals) == (["b"], [removal])
-
-
-async def test_what_was_deleted_comes_back_under_another_id_only(
-    anyone: Entitlements,
-) -> None:
-    first = await anyone.put(entry("a"))
-    await anyone.delete(entry("a", version=first.revision))
-    assert (await anyone.put(entry("a"))).conflicts == ("a",)
-    again = msgspec.structs.replace(entry("a"), id="other")
-    assert (await anyone.put(again)).conflicts == ()
-    found = await heard(anyone, first.revision, first.mark)
-    assert unversioned(found.entries) == [again]
-    assert [(r.name, r.id) for r in found.removals] == [("a", "i")]
-
-
-async def test_closing_twice_is_no_failure(anyone: Entitlements) -> None:
-    await anyone.put(entry("a"))
+async def test_closing_twice_is_no_failure(anyone: Directory) -> None:
+    await put(anyone, row("a"))
     await anyone.close()
     await anyone.close()
-
-
-@pytest.fixture(params=["memory", REDIS])
-async def marking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Entitlements]:
-    """Those that tell whether they lost a write."""
-    async for make in opened(request.param, request, tmp_path):
-        yield make()
-
-
-async def test_a_write_that_is_not_known_was_lost(marking: Entitlements) -> None:
-    written = await marking.put(entry("a"))
-    assert await marking.changes(written.revision, "unheard of") is None
-    assert await marking.changes(written.revision, "") is None
-    assert (await marking.put(entry("b"), after="unheard of")).conflicts == ("b",)
-    gone = entry("a", version=written.revision)
-    lost = await marking.delete(gone, after="unheard of")
-    assert (lost.conflicts, lost.mark) == (("a",), "")
-    assert (await marking.delete(gone, after=written.mark)).conflicts == ()
 
 
 async def test_a_later_process_finds_what_was_kept(kept: Make) -> None:
     first = kept()
-    one = await first.put(entry("a"), entry("b"))
-    newest = await first.delete(entry("b", version=one.revision))
+    one = await put(first, row("a"), row("b", uid="j"))
+    newest = await remove(first, row("b", uid="j", revision=one.revision))
     await first.close()
     later = kept()
-    found = await later.load()
-    assert (found.revision, unversioned(found.entries)) == (newest.revision, [entry("a")])
-    assert [r.name for r in (await heard(later, one.revision, one.mark)).removals] == ["b"]
+    state = await everything(later)
+    assert (state.revision, state.mark) == (newest.revision, newest.mark)
+    assert [each.name for each in state.rows] == ["a"]
+    heard = await later.read(one.revision, one.mark)
+    assert heard is not None
+    assert [denial.id for denial in heard.denials] == ["gone j"]
 
 
 async def test_another_process_hears_of_changes(kept: Make) -> None:
     one, other = kept(), kept()
-    before = await other.load()
-    await one.put(entry("a"))
-    found = await heard(other, before.revision, before.mark)
-    assert (unversioned(found.entries), found.removals) == ([entry("a")], [])
-    mine = await other.put(entry("b"))
-    assert mine.revision > found.revision
-    assert (await one.load()).revision == mine.revision
+    assert await other.read(0, "") == DirectoryState()
+    await put(one, row("a"))
+    assert await names(other) == ["a"]
+    mine = await put(other, row("b", uid="j"))
+    assert (await everything(one)).revision == mine.revision
 
 
-async def test_of_two_processes_that_change_one_entry_one_comes_first(kept: Make) -> None:
+async def test_of_two_processes_that_change_one_row_one_comes_first(kept: Make) -> None:
     one, other = kept(), kept()
-    version = (await one.put(entry("a"))).revision
-    await other.load()
+    at = (await put(one, row("a"))).revision
+    await other.read(0, "")
     found = await asyncio.gather(
-        one.put(entry("a", slo_ms=1, version=version)),
-        other.put(entry("a", slo_ms=2, version=version)),
+        put(one, row("a", slo=1, revision=at)), put(other, row("a", slo=2, revision=at))
     )
-    assert sorted(written.conflicts for written in found) == [(), ("a",)]
+    assert sorted(written.conflict for written in found) == [False, True]
 
 
-# What is particular to memory and to the file
+# What is particular to the file
 
 
 @pytest.fixture
@@ -278,70 +329,43 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sluice.db"
 
 
-async def test_memory_forgets_the_oldest_removals_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.adapters.store.directory.TOMBSTONES", 2)
-    directory: Entitlements = MemoryDirectory()
-    for name in ("a", "b", "c"):
-        await directory.put(entry(name))
-        await directory.delete(await kept_entry(directory, name))
-    state = await directory.load()
-    assert [r.name for r in state.removals] == ["b", "c"]
-    assert state.complete_since == 4
-
-
-async def test_the_file_forgets_removals_after_a_day(path: Path) -> None:
-    clock = FakeClock(1e9)
-    directory = SqliteDirectory(path, EntitlementEntry, wall_clock=clock)
-    await directory.put(entry("a"), entry("b"), entry("c"))
-    await directory.delete(entry("a", version=1))
-    clock.advance(TOMBSTONE_S - 1)
-    await directory.delete(entry("b", version=1))
-    assert [r.name for r in (await heard(directory, 1, "")).removals] == ["a", "b"]
-    clock.advance(2)
-    await directory.delete(entry("c", version=1))
-    assert [r.name for r in (await heard(directory, 1, "")).removals] == ["b", "c"]
-    await directory.close()
-
-
 async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -> None:
     learned = {"ratio.prose": PartState(epoch=0, n=3, rate=3.0, sums={"total": 1.0})}
-    directory, state = SqliteDirectory(path, EntitlementEntry), SqliteState(path)
-    await directory.put(entry("a"))
+    directory, state = SqliteDirectory(path), SqliteState(path)
+    await put(directory, row("a"))
     await state.exchange({"default:m": None})
     await state.exchange({"default:m": learned})
     await state.close()
     await directory.close()
-    again, reader = SqliteState(path), SqliteDirectory(path, EntitlementEntry)
+    again, reader = SqliteState(path), SqliteDirectory(path)
     (peer,) = (await again.exchange({"default:m": None})).peers["default:m"]
     assert peer.parts == learned
-    assert unversioned((await reader.load()).entries) == [entry("a")]
+    assert await names(reader) == ["a"]
     await again.close()
     await reader.close()
 
 
 async def test_a_newer_schema_is_left_as_it_is(path: Path) -> None:
-    directory = SqliteDirectory(path, EntitlementEntry)
-    await directory.put(entry("a"))
+    directory = SqliteDirectory(path)
+    await put(directory, row("a"))
     await directory.close()
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE directory SET schema = 7")
-    directory = SqliteDirectory(path, EntitlementEntry)
-    with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 1\)"):
-        await directory.load()
+    directory = SqliteDirectory(path)
+    with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 2\)"):
+        await directory.read(0, "")
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT schema, revision FROM directory").fetchone() == (7, 1)
     await directory.close()
 
 
-async def test_an_unreadable_entry_is_a_failure_that_says_so(path: Path) -> None:
-    directory = SqliteDirectory(path, EntitlementEntry)
-    await directory.put(entry("a"))
+async def test_an_unreadable_row_is_a_failure_that_says_so(path: Path) -> None:
+    directory = SqliteDirectory(path)
+    await put(directory, row("a"))
     with closing(sqlite3.connect(path)) as file, file:
-        file.execute("UPDATE entitlement SET entry = 'x'")
+        file.execute("UPDATE directory_row SET row = 'x'")
     with pytest.raises(StateFailure, match="damaged"):
-        await directory.load()
-    await directory.put(entry("a", version=1))
-    assert unversioned((await directory.load()).entries) == [entry("a")]
+        await directory.read(0, "")
     await directory.close()
 
 
@@ -354,9 +378,9 @@ def minutes(path: Path) -> Iterator[Path]:
 
 
 async def test_a_file_of_another_program_is_left_as_it_is(minutes: Path) -> None:
-    directory = SqliteDirectory(minutes, EntitlementEntry)
+    directory = SqliteDirectory(minutes)
     with pytest.raises(StateFailure, match="not a database"):
-        await directory.put(entry("a"))
+        await put(directory, row("a"))
     await directory.close()
 
 
@@ -364,25 +388,26 @@ async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.adapters.store.sqlite.estimators.BUSY_S", 0.05)
-    directory = SqliteDirectory(path, EntitlementEntry)
-    await directory.put(entry("a"))
+    directory = SqliteDirectory(path)
+    await put(directory, row("a"))
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateFailure, match="locked"):
-            await directory.put(entry("b"))
+            await put(directory, row("b", uid="j"))
         file.execute("ROLLBACK")
-    await directory.put(entry("c"))
-    assert named((await directory.load()).entries) == ["a", "c"]
+    await put(directory, row("c", uid="k"))
+    assert await names(directory) == ["a", "c"]
     await directory.close()
 
 
 async def test_fields_of_a_later_version_are_passed_over(path: Path) -> None:
-    directory = SqliteDirectory(path, EntitlementEntry)
-    await directory.put(entry("a"))
-    text = msgspec.json.encode({**msgspec.to_builtins(entry("a")), "later": 1}).decode()
+    directory = SqliteDirectory(path)
+    written = await put(directory, row("a"))
+    kept_row = row("a", revision=written.revision)
+    text = msgspec.json.encode({**msgspec.to_builtins(kept_row), "later": 1}).decode()
     with closing(sqlite3.connect(path)) as file, file:
-        file.execute("UPDATE entitlement SET entry = ?", (text,))
-    assert unversioned((await directory.load()).entries) == [entry("a")]
+        file.execute("UPDATE directory_row SET row = ?", (text,))
+    assert (await everything(directory)).rows == (kept_row,)
     await directory.close()
 
 
@@ -390,20 +415,20 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    opened = []
+    opened_paths = []
 
     def hanging(path: Path) -> sqlite3.Connection:
-        opened.append(path)
+        opened_paths.append(path)
         goes_on.wait(10)
         return open_file(path)
 
     monkeypatch.setattr("gateway.adapters.store.sqlite.directory.open_file", hanging)
-    directory = SqliteDirectory(path, EntitlementEntry)
-    for name in ("a", "b", "c"):
+    directory = SqliteDirectory(path)
+    for number, name in enumerate(("a", "b", "c")):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await directory.put(entry(name))
+                await put(directory, row(name, uid=f"u{number}"))
     goes_on.set()
-    assert named((await directory.load()).entries) == ["a"]
-    assert opened == [path]
+    assert await names(directory) == ["a"]
+    assert opened_paths == [path]
     await directory.close()

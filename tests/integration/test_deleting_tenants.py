@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from bench.common.fleet import MODEL
 from tests.integration.test_tenants_at_run_time import fleet_on, made, sluice, status
 
 
-@pytest.mark.xfail(strict=True, reason="a tenant's delete leaves its entitlements' keys live")
 def test_a_deleted_tenant_leaves_nothing_that_opens(tmp_path: Path) -> None:
     with fleet_on(f"sqlite:///{tmp_path}/sluice.db") as fleet:
 

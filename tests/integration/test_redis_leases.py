@@ -27,9 +27,10 @@ from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
 from gateway.policy.estimate.merge import PartState
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
-from gateway.ports import AccountView, EntitlementEntry, Settlement
+from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask
+from gateway.records.tenancy import DirectoryChange, Row
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S
@@ -696,15 +697,12 @@ async def test_what_is_learned_and_who_is_entitled_is_shared_through_a_cluster(
         await one.exchange(records)
         heard = await other.exchange(dict.fromkeys(records))
         assert {s: p[0].parts for s, p in heard.peers.items()} == records
-        first, second = (
-            open_directory(cluster.url, EntitlementEntry, "entitlements"),
-            open_directory(cluster.url, EntitlementEntry, "entitlements"),
-        )
-        entry = EntitlementEntry(terms=tenant())
-        assert (await first.put(entry)).revision == 1
-        heard_of = await second.changes(0, "")
+        first, second = open_directory(cluster.url), open_directory(cluster.url)
+        row = Row(kind="entitlement", name="e", uid="u", fields={"model": "m"})
+        assert (await first.write(DirectoryChange(puts=(row,)), floor=0, after="")).revision == 1
+        heard_of = await second.read(0, "")
         assert heard_of is not None
-        assert heard_of.entries == [msgspec.structs.replace(entry, version=1)]
+        assert heard_of.rows == (msgspec.structs.replace(row, revision=1),)
         for opened_one in (one, other, first, second):
             await opened_one.close()
 

@@ -87,8 +87,11 @@ def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
         made(fleet, "key", "revoke", "acme", "web")
         assert (status(fleet.url, key), status(fleet.url, fresh)) == (401, 401)
         assert "tenant acme" in sluice(fleet, "entitlement", "audit").output
-        made(fleet, "tenant", "delete", "acme")
-        refused = sluice(fleet, "tenant", "show", "acme")
+        refused = sluice(fleet, "tenant", "delete", "acme", "--force")
+        assert (refused.exit_code, "is in the configuration file" in refused.output) == (1, True)
+        made(fleet, "tenant", "create", "beta")
+        made(fleet, "tenant", "delete", "beta")
+        refused = sluice(fleet, "tenant", "show", "beta")
         assert (refused.exit_code, "sluice tenant list" in refused.output) == (2, True)
 
 

@@ -4,11 +4,10 @@ import importlib
 from pathlib import Path
 from typing import Final, Literal
 
-from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState
-from gateway.ports import Directory, Entry, EstimatorState
+from gateway.ports import Directory, EstimatorState
 
 Backend = Literal["memory", "sqlite", "redis"]
 
@@ -32,19 +31,17 @@ def sqlite_path(url: str) -> Path:
     return Path(url.partition("://")[2].removeprefix("/"))
 
 
-def open_directory(
-    url: str, kind: type[Entry], of: Literal["entitlements", "tenants"]
-) -> Directory[Entry]:
-    """The directory of a kind of entries; it does not connect yet."""
+def open_directory(url: str) -> Directory:
+    """The directory of tenancy; it does not connect yet."""
     match backend_of(url):
         case "memory":
-            return MemoryDirectory()
+            return SqliteDirectory(None)
         case "sqlite":
-            return SqliteDirectory(sqlite_path(url), kind, of=of)
+            return SqliteDirectory(sqlite_path(url))
         case "redis":
             # An optional extra: only a gateway that uses Redis needs its client.
             module = importlib.import_module("gateway.adapters.store.redis.directory")
-            found: Directory[Entry] = module.RedisDirectory(url, kind, of=of)
+            found: Directory = module.RedisDirectory(url)
             return found
 
 

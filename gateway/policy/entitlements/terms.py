@@ -1,7 +1,8 @@
-"""Converts entitlements between configuration (file, admin API) and admission's record.
+"""Checked fields of an entitlement (file, admin body, stored row) <-> admission's record.
 
-The file and the admin API share this conversion and its checks; error messages name the field.
-Rules:
+Fields are checked by their section (`gateway.settings.config.EntitlementConfig`), whoever sends
+them; here is what they mean for a model, and what they cannot mean together. Messages name the
+field and a fix. Rules:
 
 - A field that is absent or None is not set. A single `concurrency` number is split over the
   model's pools by their slots; a mapping names the pools, and pools left out have none.
@@ -9,31 +10,21 @@ Rules:
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from math import ceil, isfinite
-from typing import NoReturn, cast
+from math import ceil
+from typing import Any, NoReturn
 
 from gateway.policy.entitlements.entitlement import (
     BORROWING,
-    CLASSES,
     Entitlement,
     ServiceClass,
     split_baseline,
 )
-from gateway.policy.entitlements.expiry import INSTANT, in_utc
+from gateway.policy.entitlements.expiry import in_utc
 from gateway.records.record import Record
 
 GIB = 1 << 30
-MAX_VALUE = 1 << 53
-FIELDS = (
-    *("name", "tenant", "model", "service_class", "slo_target_ms"),
-    *("tokens_per_second", "max_tokens_per_second", "kv_cache_gib", "max_kv_cache_gib"),
-    *("concurrency", "max_concurrency", "mode", "compression", "trusted_usage", "expires_at"),
-)
-"""All fields of an entitlement except its API keys."""
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class ModelShape(Record, frozen=True, kw_only=True):
@@ -58,43 +49,37 @@ class BadTerms(ValueError):
     def __init__(self, field: str, message: str, fix: str, *, part: str = "") -> None:
         super().__init__(f"{field}: {message}; {fix}")
         self.field = field
-        """One of `FIELDS`, or the unknown field's name."""
+        """The field's name."""
         self.part = part
         """The pool inside `concurrency`, or ""."""
         self.message = message
         self.fix = fix
 
 
-def terms_from(fields: Mapping[str, object], model: ModelShape, created: int) -> Entitlement:
-    """The terms that `fields` describe. Raises BadTerms for the first invalid field."""
-    for name in fields:
-        if name not in FIELDS:
-            _unknown(name, FIELDS, "no such field")
-    name, tenant = _label(fields, "name"), _label(fields, "tenant")
-    if fields.get("model") != model.name:
-        raise BadTerms("model", "not this model's entitlement", f"give `{model.name}`")
-    service_class = _choice(fields, "service_class", CLASSES, "elastic")
+def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> Entitlement:
+    """The terms that checked fields describe. Raises BadTerms for what they cannot mean."""
+    service_class: ServiceClass = fields.get("service_class") or "elastic"
     baseline = _baseline(fields.get("concurrency"), model)
     kv_bytes, kv_bytes_limit = _kv(fields, "kv_cache_gib"), _kv(fields, "max_kv_cache_gib")
     if 0 < kv_bytes_limit < kv_bytes:
         _below("max_kv_cache_gib", "kv_cache_gib")
     rate, rate_limit = _rates(fields, service_class)
     return Entitlement(
-        name=name,
-        tenant=tenant,
+        name=fields["name"],
+        tenant=fields["tenant"],
         model=model.name,
-        service_class=cast("ServiceClass", service_class),
-        slo_ms=ceil(_amount(fields, "slo_target_ms")),
+        service_class=service_class,
+        slo_ms=ceil(fields.get("slo_target_ms") or 0),
         baseline=baseline,
         limit=_limit(fields, service_class, sum(baseline)),
         tokens_per_s=rate,
         tokens_per_s_limit=rate_limit,
         kv_bytes=kv_bytes,
         kv_bytes_limit=kv_bytes_limit,
-        expires_unix_s=_instant(fields.get("expires_at")),
-        observe=_choice(fields, "mode", ("enforce", "observe"), "enforce") == "observe",
-        compress=_choice(fields, "compression", ("allow", "refuse"), "allow") == "allow",
-        trusted_usage=_flag(fields, "trusted_usage"),
+        expires_unix_s=instant(fields.get("expires_at")),
+        observe=fields.get("mode") == "observe",
+        compress=fields.get("compression") != "refuse",
+        trusted_usage=bool(fields.get("trusted_usage")),
         created=created,
     )
 
@@ -122,60 +107,14 @@ def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
     }
 
 
-def _label(fields: Mapping[str, object], field: str) -> str:
-    value = fields.get(field)
-    if value is None:
-        raise BadTerms(field, "missing", "give it")
-    if not isinstance(value, str) or not _LABEL.match(value):
-        raise BadTerms(
-            field,
-            "not a name",
-            "use 1 to 64 letters, digits, `.`, `_` and `-`, none of the signs first",
-        )
-    return value
-
-
-def _choice(
-    fields: Mapping[str, object], field: str, choices: tuple[str, ...], default: str
-) -> str:
-    value = fields.get(field)
-    if value is None:
-        return default
-    if not isinstance(value, str) or value not in choices:
-        _unknown(str(value)[:64], choices, "no such value", field)
-    return value
-
-
-def _flag(fields: Mapping[str, object], field: str) -> bool:
-    """A boolean; False when absent."""
-    value = fields.get(field)
-    if value is not None and not isinstance(value, bool):
-        raise BadTerms(field, "not a boolean", "give true or false")
-    return bool(value)
-
-
-def _amount(fields: Mapping[str, object], field: str) -> float:
-    """A positive number; 0 when absent."""
-    value = fields.get(field)
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadTerms(field, "not a number", "give a positive number")
-    if not 0 < value <= MAX_VALUE or not isfinite(value):
-        raise BadTerms(field, "out of range", "give a positive number, or leave it out for none")
-    return float(value)
-
-
-def _kv(fields: Mapping[str, object], field: str) -> int:
-    size = _amount(fields, field)
-    if size > MAX_VALUE / GIB:
-        raise BadTerms(field, "out of range", f"give at most {MAX_VALUE // GIB}")
+def _kv(fields: Mapping[str, Any], field: str) -> int:
+    size = fields.get(field)
     return max(1, round(size * GIB)) if size else 0
 
 
-def _rates(fields: Mapping[str, object], service_class: str) -> tuple[float, float]:
-    rate = _amount(fields, "tokens_per_second")
-    limit = _amount(fields, "max_tokens_per_second")
+def _rates(fields: Mapping[str, Any], service_class: str) -> tuple[float, float]:
+    rate = float(fields.get("tokens_per_second") or 0.0)
+    limit = float(fields.get("max_tokens_per_second") or 0.0)
     if limit and service_class not in BORROWING:
         raise BadTerms(
             "max_tokens_per_second",
@@ -187,35 +126,23 @@ def _rates(fields: Mapping[str, object], service_class: str) -> tuple[float, flo
     return rate, limit
 
 
-def _baseline(value: object, model: ModelShape) -> tuple[int, ...]:
+def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        return split_baseline(_sequences(value, "concurrency"), model.slots)
+        return split_baseline(value, model.slots)
     for pool in value:
         if pool not in model.pools:
-            _unknown(
-                str(pool)[:64], model.pools, f"model `{model.name}` has no pool", "concurrency"
-            )
-    return tuple(_sequences(value.get(pool, 0), "concurrency", pool) for pool in model.pools)
+            near = difflib.get_close_matches(pool, model.pools, n=1)
+            fix = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(model.pools)}"
+            message = f"model `{model.name}` has no pool `{pool}`"
+            raise BadTerms("concurrency", message, fix, part=pool)
+    return tuple(value.get(pool, 0) for pool in model.pools)
 
 
-def _sequences(value: object, field: str, part: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VALUE:
-        where = f"`{part}` is not" if part else "not"
-        fix = "give a whole number, 0 or more"
-        if field == "concurrency" and not part:
-            fix += ", or one by pool"
-        raise BadTerms(field, f"{where} a number of sequences", fix, part=part)
-    return value
-
-
-def _limit(fields: Mapping[str, object], service_class: str, baseline: int) -> int:
-    value = fields.get("max_concurrency")
-    limit = 0 if value is None else _sequences(value, "max_concurrency")
-    if value is not None and limit < max(1, baseline):
-        if not limit:
-            raise BadTerms("max_concurrency", "0", "give at least 1, or suspend the entitlement")
+def _limit(fields: Mapping[str, Any], service_class: str, baseline: int) -> int:
+    limit: int = fields.get("max_concurrency") or 0
+    if 0 < limit < baseline:
         _below("max_concurrency", "concurrency")
     if service_class != "guaranteed":
         return limit
@@ -234,14 +161,10 @@ def _limit(fields: Mapping[str, object], service_class: str, baseline: int) -> i
     return baseline
 
 
-def _instant(value: object) -> float:
-    """Unix seconds; 0 when absent. A time without an offset is UTC."""
-    if value is None:
-        return 0.0
-    at = in_utc(value) if isinstance(value, str | datetime) else None
-    if at is not None:
-        return at.timestamp()
-    raise BadTerms("expires_at", f"not {INSTANT}", "write it as 2030-12-31T23:59:59Z")
+def instant(value: str | datetime | None) -> float:
+    """Unix seconds of a checked time; 0 when absent. A time without an offset is UTC."""
+    at = None if value is None else in_utc(value)
+    return 0.0 if at is None else at.timestamp()
 
 
 def _shown_baseline(terms: Entitlement, model: ModelShape) -> int | dict[str, int] | None:
@@ -255,14 +178,6 @@ def _shown_baseline(terms: Entitlement, model: ModelShape) -> int | dict[str, in
 
 def _below(field: str, baseline: str) -> NoReturn:
     raise BadTerms(field, f"below {baseline}", f"raise {field} or lower {baseline}")
-
-
-def _unknown(value: str, known: tuple[str, ...], message: str, field: str = "") -> NoReturn:
-    near = difflib.get_close_matches(value, known, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-    if not field:
-        raise BadTerms(value[:64], message, fix)
-    raise BadTerms(field, f"{message} `{value}`", fix)
 
 
 def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlement]) -> None:

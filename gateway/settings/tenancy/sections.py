@@ -70,3 +70,5 @@ class TenantConfig(Section):
     """Its keys, any number."""
     budgets: Budgets = ()
     """What all of its keys may use together, over all models."""
+    suspended: Flag = False
+    """All of its keys and tokens answer 403 while this is true."""

@@ -83,8 +83,7 @@ def _collection(app: APIRouter, service: EntitlementService) -> None:
     @app.delete("/admin/entitlements/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete it; 409 while it has requests in flight."""
-        await service.delete(name, who(request), version=asked_version(request))
-        return Response(status_code=204)
+        return deleted(await service.delete(name, who(request), version=asked_version(request)))
 
 
 def _states(app: APIRouter, service: EntitlementService) -> None:
@@ -158,6 +157,11 @@ async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any
     if not isinstance(found, dict):
         raise BadRequest("The body is not a JSON object.", reason="invalid_json")
     return found
+
+
+def deleted(said: dict[str, object]) -> Response:
+    """204, or what has to be said of the change."""
+    return json_response(said) if said else Response(status_code=204)
 
 
 def secret_answer(content: dict[str, object], status: int = 200) -> Response:

@@ -55,8 +55,8 @@ class EntitlementService(Protocol):
     ) -> dict[str, object]:
         """Set its expiry to a time (ISO 8601); None for now."""
 
-    async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
-        """Delete it."""
+    async def delete(self, name: str, who: str, *, version: int | None = None) -> dict[str, object]:
+        """Delete it. Returns what the answer has to say of it, as all changes do ("warning")."""
 
     async def add_key(
         self, name: str, who: str, *, version: int | None = None
@@ -101,8 +101,10 @@ class TenantService(Protocol):
     ) -> dict[str, object]:
         """Change some fields; None removes one. `version` as of an entitlement."""
 
-    async def delete(self, name: str, who: str, *, version: int | None = None) -> None:
-        """Delete a tenant and its keys."""
+    async def delete(
+        self, name: str, who: str, *, version: int | None = None, force: bool = False
+    ) -> dict[str, object]:
+        """Delete a tenant and its keys, with `force` its entitlements, too."""
 
     async def add_key(
         self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
@@ -133,7 +135,7 @@ class TenantService(Protocol):
 
     async def revoke_key(
         self, name: str, key: str, who: str, *, version: int | None = None
-    ) -> None:
+    ) -> dict[str, object]:
         """End a key for good."""
 
 

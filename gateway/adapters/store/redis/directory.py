@@ -1,84 +1,109 @@
-"""A directory, of entitlements or of tenants, in Redis, shared by all gateways.
+"""The directory of tenancy in Redis, shared by all gateways.
 
-A hash holds the entries, a sorted set the revision of each entry's last write. `lua/directory.lua`
-changes both together, and only if a write names the present version. The last RETAINED_REMOVED
-removals and names of writes are kept: other gateways learn of removals, and detect by the names
-that the server lost writes. All keys share one hash tag. Nothing here retries: each call takes
-TIMEOUT_S at most, and a failure closes the connection.
-
-Keys contain the number of their layout.
+`lua/directory.lua` writes a change whole, and only if it is based on what is kept. The names of
+the last MARKS writes are kept, by which gateways notice that the server lost writes. All keys
+share one hash tag, and contain the number of their layout. Nothing here retries: each call takes
+TIMEOUT_S at most, and a failure closes the connection. After a write that denies something, a
+replica that the server has is waited for, REPLICA_S at most.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, Generic
+import secrets
+from typing import Any, Final
 
 import msgspec
 from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, RedisError
 
-from gateway.adapters.store.directory import new_mark
 from gateway.adapters.store.redis.route import TIMEOUT_S, close, route_of
 from gateway.adapters.store.redis.scripts import lua, script
 from gateway.errors import StateFailure
-from gateway.ports import DirectoryState, Entry, Removal, Written
+from gateway.policy.tenancy.known import content, strictness
+from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
 
-RETAINED_REMOVED: Final = 10_000
+MARKS: Final = 10_000
+"""Names of the last writes that are kept."""
 SCAN_BATCH: Final = 500
-NAMED_BY: Final = 4
-"""Number of script arguments per entry."""
-_PARTS: Final = ("entries", "changed", "removed", "files", "marks", "revision")
-_TAGS: Final = {"entitlements": "directory", "tenants": "tenants"}
-"""The hash tag of each kind's keys."""
+REPLICA_S: Final = 0.5
+"""Longest wait for a replica to have a write."""
+_PARTS: Final = ("rows", "changed", "denials", "denied", "marks", "revision")
+_ROWS: Final = 0
+_DENIALS: Final = 2
 _encode: Final = msgspec.json.Encoder().encode
+_row: Final = msgspec.json.Decoder(Row).decode
+_denial: Final = msgspec.json.Decoder(Denial).decode
 
 
-class RedisDirectory(Generic[Entry]):
+class RedisDirectory:
     """Directory in Redis."""
 
-    def __init__(self, url: str, kind: type[Entry], *, of: str = "entitlements") -> None:
-        """Nothing is opened before the first call. `of` names the keys."""
-        self._of = of
-        self._keys = tuple(f"sluice:2:{{{_TAGS[of]}}}:{part}" for part in _PARTS)
-        self._decode = msgspec.json.Decoder(kind).decode
+    def __init__(self, url: str) -> None:
+        """Nothing is opened before the first call."""
+        self._keys = tuple(f"sluice:3:{{directory}}:{part}" for part in _PARTS)
         self._route = route_of(url)
         self._script = script("directory", lua("directory"))
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def load(self) -> DirectoryState[Entry]:
-        head = await self._run("removals", 0, "", RETAINED_REMOVED)
-        found: dict[bytes, bytes] = {}
-        cursor = b""
-        while cursor != b"0":
-            at = cursor or b"0"
-            cursor, pairs = await self._call("HSCAN", self._keys[0], at, "COUNT", SCAN_BATCH)
-            found.update(zip(pairs[::2], pairs[1::2], strict=True))
-        return self._state_of(head, list(found.values()))
+    async def read(self, since: int, mark: str) -> DirectoryState | None:
+        if since or mark:
+            answer = await self._run("read", since, mark)
+            return _state_of(answer, answer[3], answer[4]) if answer[0] else None
+        # A hundred thousand rows are more than one call; what changes meanwhile is read again.
+        head = await self._run("head", 0, "")
+        return _state_of(head, await self._all(_ROWS), await self._all(_DENIALS))
 
-    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        answer = await self._run("changes", since, mark, RETAINED_REMOVED)
-        return self._state_of(answer, answer[3]) if answer[0] else None
+    async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
+        return await self._write("write", change, floor, after)
 
-    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        named = [part for e in entries for part in (e.name, e.id, e.version, _encode(e))]
-        return await self._write("put", floor, after, *named)
-
-    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        named = (entry.name, entry.id, entry.version, repr(entry.file_unix_s))
-        return await self._write("delete", floor, after, *named)
+    async def give_back(self, state: DirectoryState, *, floor: int) -> Written:
+        change = DirectoryChange(puts=state.rows, denials=state.denials)
+        return await self._write("give_back", change, floor, "")
 
     async def close(self) -> None:
         async with self._lock:
             await self._disconnect()
 
-    async def _write(self, what: str, floor: int, after: str, *named: object) -> Written:
-        mark = new_mark()
-        revision, conflicts = await self._run(what, mark, floor, RETAINED_REMOVED, after, *named)
-        names = tuple(name.decode() for name in conflicts)
-        # If all were conflicts, nothing was written and the mark is unknown.
-        some = len(names) < len(named) // NAMED_BY
-        return Written(revision=int(revision), mark=mark if some else "", conflicts=names)
+    async def _write(self, what: str, change: DirectoryChange, floor: int, after: str) -> Written:
+        mark = secrets.token_hex(8)
+        asked = {
+            "puts": [
+                (" ".join(r.id), r.uid, r.revision, r.changed, content(r).decode())
+                for r in change.puts
+            ],
+            "removes": [(" ".join(row.id), row.revision) for row in change.removes],
+            "denials": [
+                (d.id, d.changed, f"{max(strictness(d), -1e18):.6f}", _encode(d).decode())
+                for d in change.denials
+            ],
+        }
+        (revision,) = await self._run(what, mark, floor, after, MARKS, _encode(asked))
+        if int(revision) < 0:
+            return Written(conflict=True)
+        replicated = not change.denials or await self._replicated()
+        return Written(revision=int(revision), mark=mark, replicated=replicated)
+
+    async def _replicated(self) -> bool:
+        """Whether a replica, where there is one, has the last write. Raises nothing."""
+        try:
+            role = await self._call("ROLE")
+            if role[0] != b"master" or not role[2]:
+                return True
+            return (
+                int(await self._call("WAIT", 1, round(REPLICA_S * 1e3), limit_s=2 * REPLICA_S)) > 0
+            )
+        except StateFailure:
+            return False
+
+    async def _all(self, part: int) -> list[bytes]:
+        """All values of a hash; of one that moved meanwhile the last."""
+        found: dict[bytes, bytes] = {}
+        cursor = b""
+        while cursor != b"0":
+            at = cursor or b"0"
+            cursor, pairs = await self._call("HSCAN", self._keys[part], at, "COUNT", SCAN_BATCH)
+            found.update(zip(pairs[::2], pairs[1::2], strict=True))
+        return list(found.values())
 
     async def _run(self, *arguments: object) -> Any:
         command = (len(self._keys), *self._keys, *arguments)
@@ -87,13 +112,13 @@ class RedisDirectory(Generic[Entry]):
         except _Unknown:
             return await self._call("EVAL", self._script.text, *command)
 
-    async def _call(self, *command: object) -> Any:
+    async def _call(self, *command: object, limit_s: float = TIMEOUT_S) -> Any:
         async with self._lock:
             try:
                 if self._connection is None:
                     async with asyncio.timeout(TIMEOUT_S):
                         self._connection = await self._route.open(self._keys[0])
-                async with asyncio.timeout(TIMEOUT_S):
+                async with asyncio.timeout(limit_s):
                     await self._connection.send_command(*command, check_health=False)
                     return await self._connection.read_response(disable_decoding=True)
             except NoScriptError as error:
@@ -110,37 +135,28 @@ class RedisDirectory(Generic[Entry]):
         if connection is not None:
             await close(connection)
 
-    def _state_of(self, answer: Sequence[Any], entries: Sequence[bytes]) -> DirectoryState[Entry]:
-        _, revision, mark, _, removed, complete = answer
-        return DirectoryState(
-            revision=int(revision),
-            mark=mark.decode(),
-            entries=self._entries(entries),
-            removals=_removals(removed),
-            complete_since=int(float(complete)),
-        )
-
-    def _entries(self, raw: Sequence[bytes]) -> list[Entry]:
-        found: list[Entry] = []
-        try:
-            for kept in raw:
-                version, _, entry = kept.partition(b" ")
-                found.append(msgspec.structs.replace(self._decode(entry), version=int(version)))
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise StateFailure(
-                f"Redis holds {self._of} that are not of this version ({error})"
-            ) from error
-        return found
-
 
 class _Unknown(StateFailure):
     """The server does not know the script."""
 
 
-def _removals(raw: Sequence[bytes]) -> list[Removal]:
-    found = []
-    for tomb, revision, file_unix_s in zip(raw[::3], raw[1::3], raw[2::3], strict=True):
-        entry_id, _, name = tomb.decode().partition(":")
-        at, unix_s = int(float(revision)), float(file_unix_s)
-        found.append(Removal(name=name, id=entry_id, revision=at, file_unix_s=unix_s))
-    return found
+def _state_of(answer: list[Any], rows: list[bytes], denials: list[bytes]) -> DirectoryState:
+    try:
+        return DirectoryState(
+            revision=int(answer[1]),
+            mark=answer[2].decode(),
+            rows=tuple(_versioned(_row(text), at) for at, text in map(_parts, rows)),
+            denials=tuple(_versioned(_denial(text), at) for at, text in map(_parts, denials)),
+        )
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StateFailure(f"Redis holds tenants that are not of this version ({error})") from error
+
+
+def _parts(kept: bytes) -> tuple[int, bytes]:
+    """Revision and JSON of a kept value, with two fields in between."""
+    revision, _, _, text = kept.split(b" ", 3)
+    return int(revision), text
+
+
+def _versioned(kept: Any, revision: int) -> Any:
+    return msgspec.structs.replace(kept, revision=revision)

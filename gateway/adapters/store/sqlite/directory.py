@@ -1,108 +1,128 @@
-"""A directory, of entitlements or of tenants, in the SQLite file of `state.url`.
+"""The directory of tenancy in the SQLite file of `state.url`, or in memory.
 
-The rules of the file are in `gateway.adapters.store.sqlite.estimators`. Each directory has two
-tables with their own schema number, so that each part can change alone. A removal leaves a
-tombstone for TOMBSTONE_S, so that other processes learn of it.
+The rules of the file are in `gateway.adapters.store.sqlite.estimators`. Rows are deleted; denials
+never are, since what was denied must not come back.
 """
 
 import asyncio
 import contextlib
+import secrets
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from gateway.adapters.store.sqlite.estimators import open_file
 from gateway.errors import StateFailure
-from gateway.ports import DirectoryState, Entry, Removal, StoredEntry, Written
+from gateway.policy.tenancy.known import later_denial, later_row
+from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
 
-SCHEMA: Final = 1
-TOMBSTONE_S: Final = 86_400.0
+SCHEMA: Final = 2
+MARKS: Final = 10_000
+"""Names of the last writes that are kept."""
 
 _T = TypeVar("_T")
 _encode: Final = msgspec.json.Encoder().encode
-_TABLES_OF: Final = {
-    "entitlements": ("directory", "entitlement"),
-    "tenants": ("tenant_directory", "tenant"),
-}
-"""Names of the two tables, `head` and `rows` in the statements below."""
+_row: Final = msgspec.json.Decoder(Row).decode
+_denial: Final = msgspec.json.Decoder(Denial).decode
 _TABLES: Final = (
     """
-CREATE TABLE IF NOT EXISTS {head} (
+CREATE TABLE IF NOT EXISTS directory (
   id INTEGER PRIMARY KEY CHECK (id = 1),
   schema INTEGER NOT NULL,
   revision INTEGER NOT NULL  -- of the last change
 ) STRICT
 """,
+    "CREATE TABLE IF NOT EXISTS directory_write (revision INTEGER PRIMARY KEY, mark TEXT) STRICT",
     """
-CREATE TABLE IF NOT EXISTS {rows} (
-  name TEXT PRIMARY KEY,
-  revision INTEGER NOT NULL,  -- of this entry's last change
-  changed_unix_s REAL NOT NULL,
-  entry TEXT                  -- JSON; NULL once removed
+CREATE TABLE IF NOT EXISTS directory_row (
+  name TEXT PRIMARY KEY,     -- kind and name
+  revision INTEGER NOT NULL,
+  row TEXT NOT NULL          -- JSON
 ) STRICT
 """,
-    "CREATE INDEX IF NOT EXISTS {rows}_revision ON {rows} (revision)",
     """
-CREATE INDEX IF NOT EXISTS {rows}_removed ON {rows} (changed_unix_s)
-WHERE entry IS NULL
+CREATE TABLE IF NOT EXISTS directory_denial (
+  id TEXT PRIMARY KEY,
+  revision INTEGER NOT NULL,
+  denial TEXT NOT NULL       -- JSON
+) STRICT
 """,
+    "CREATE INDEX IF NOT EXISTS directory_row_revision ON directory_row (revision)",
+    "CREATE INDEX IF NOT EXISTS directory_denial_revision ON directory_denial (revision)",
 )
-_SINCE: Final = "SELECT name, revision, entry FROM {rows} WHERE revision > ? ORDER BY revision"
-_PUT: Final = """
-INSERT INTO {rows} VALUES (?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET revision = excluded.revision,
-  changed_unix_s = excluded.changed_unix_s, entry = excluded.entry
+_BEGIN: Final = "INSERT INTO directory VALUES (1, ?, 0) ON CONFLICT DO NOTHING"
+_FORGET: Final = """
+DELETE FROM directory_write WHERE revision <=
+  (SELECT revision FROM directory_write ORDER BY revision DESC LIMIT 1 OFFSET ?)
 """
-_BEGIN: Final = "INSERT INTO {head} VALUES (1, ?, 0) ON CONFLICT DO NOTHING"
-_REVISION: Final = "SELECT revision FROM {head}"
-_KEPT: Final = "SELECT revision FROM {rows} WHERE name = ? AND entry IS NOT NULL"
-_GONE: Final = "SELECT name FROM {rows} WHERE name BETWEEN ? AND ? AND entry IS NULL"
-_PRUNE: Final = "DELETE FROM {rows} WHERE entry IS NULL AND changed_unix_s < ?"
+_NEWEST: Final = "SELECT revision, mark FROM directory_write ORDER BY revision DESC LIMIT 1"
+_KNOWN: Final = "SELECT 1 FROM directory_write WHERE mark = ? AND revision >= ?"
+_ROWS: Final = "SELECT row FROM directory_row WHERE revision > ? ORDER BY revision"
+_DENIALS: Final = "SELECT denial FROM directory_denial WHERE revision > ? ORDER BY revision"
 
 
-class SqliteDirectory(Generic[Entry]):
-    """Directory in a file. One dedicated thread does all file access."""
+class SqliteDirectory:
+    """Directory in a file, or in memory. One dedicated thread does all access."""
 
-    def __init__(
-        self,
-        path: Path,
-        kind: type[Entry],
-        *,
-        of: str = "entitlements",
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Nothing is opened before the first call. `of` names the tables."""
-        self._of = of
-        self._tables = _TABLES_OF[of]
-        self._decode = msgspec.json.Decoder(kind).decode
+    def __init__(self, path: Path | None) -> None:
+        """Nothing is opened before the first call. None: in memory."""
         self._path = path
-        self._wall_clock = wall_clock
         self._file: sqlite3.Connection | None = None
         self._running: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
 
-    async def load(self) -> DirectoryState[Entry]:
-        return await self._do(lambda file: self._since(file, -1))
+    async def read(self, since: int, mark: str) -> DirectoryState | None:
+        return await self._do(lambda file: self._since(file, since, mark))
 
-    async def changes(self, since: int, mark: str) -> DirectoryState[Entry] | None:
-        found = await self._do(lambda file: self._since(file, since))
-        return None if found.revision < since else found
+    async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
+        def work(file: sqlite3.Connection) -> Written:
+            known = not after or file.execute(_KNOWN, (after, 0)).fetchone()
+            rows = (*change.puts, *change.removes)
+            if not (known and all(_based(file, row) for row in rows)):
+                return Written(conflict=True)
+            return _write(file, change.puts, change.removes, change.denials, floor)
 
-    async def put(self, *entries: Entry, floor: int = 0, after: str = "") -> Written:
-        return await self._do(lambda file: self._write(file, entries, floor, removed=False))
+        return await self._transact(work)
 
-    async def delete(self, entry: Entry, floor: int = 0, after: str = "") -> Written:
-        return await self._do(lambda file: self._write(file, [entry], floor, removed=True))
+    async def give_back(self, state: DirectoryState, *, floor: int) -> Written:
+        def work(file: sqlite3.Connection) -> Written:
+            denials = [denial for denial in state.denials if _counts(file, denial)]
+            written = _write(file, (), (), denials, floor)
+            rows, losers = [], []
+            for row in state.rows:
+                kept = _kept(file, row)
+                if _gone(file, row) or kept == row:
+                    continue
+                if kept is None or later_row(kept, row) is row:
+                    rows.append(row)
+                if kept is not None and kept.uid != row.uid:
+                    loser = kept if later_row(kept, row) is row else row
+                    losers.append(Denial(what="gone", subject=loser.uid, changed=loser.changed))
+            return _write(file, rows, (), losers, floor) if rows or losers else written
+
+        return await self._transact(work)
 
     async def close(self) -> None:
         if self._file is not None and (self._running is None or self._running.done()):
             await asyncio.wrap_future(self._thread.submit(self._close))
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _transact(self, work: Callable[[sqlite3.Connection], Written]) -> Written:
+        def run(file: sqlite3.Connection) -> Written:
+            file.execute("BEGIN IMMEDIATE")
+            try:
+                found = work(file)
+            except BaseException:
+                file.execute("ROLLBACK")
+                raise
+            file.execute("COMMIT")
+            return found
+
+        return await self._do(run)
 
     async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         def run() -> _T:
@@ -110,8 +130,11 @@ class SqliteDirectory(Generic[Entry]):
                 if self._file is None:
                     self._file = self._open()
                 return work(self._file)
+            except msgspec.MsgspecError as error:
+                raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
             except (sqlite3.Error, OSError) as error:
-                self._close()
+                if self._path is not None:
+                    self._close()
                 raise StateFailure(f"{self._path}: {error}") from error
 
         if self._running is not None and not self._running.done():
@@ -123,89 +146,41 @@ class SqliteDirectory(Generic[Entry]):
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def _open(self) -> sqlite3.Connection:
-        file = open_file(self._path)
+        if self._path is None:
+            file = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        else:
+            file = open_file(self._path)
         try:
             file.execute("BEGIN IMMEDIATE")
             for statement in _TABLES:
-                file.execute(self._sql(statement))
-            file.execute(self._sql(_BEGIN), (SCHEMA,))
-            (schema,) = file.execute(self._sql("SELECT schema FROM {head}")).fetchone()
+                file.execute(statement)
+            file.execute(_BEGIN, (SCHEMA,))
+            (schema,) = file.execute("SELECT schema FROM directory").fetchone()
             file.execute("COMMIT")
             if schema > SCHEMA:
                 raise StateFailure(
-                    f"{self._path} holds {self._of} of a newer version (schema {schema}, this "
-                    f"one reads {SCHEMA}); left as it is"
+                    f"{self._path} holds tenants of a newer version (schema {schema}, this one "
+                    f"reads {SCHEMA}); left as it is"
                 )
         except BaseException:
             file.close()
             raise
         return file
 
-    def _since(self, file: sqlite3.Connection, since: int) -> DirectoryState[Entry]:
-        file.execute("BEGIN")  # one snapshot for both queries
+    def _since(self, file: sqlite3.Connection, since: int, mark: str) -> DirectoryState | None:
+        file.execute("BEGIN")  # one snapshot for all queries
         try:
-            (newest,) = file.execute(self._sql(_REVISION)).fetchone()
-            rows: list[tuple[str, int, str | None]] = []
-            if newest > since:
-                rows = file.execute(self._sql(_SINCE), (since,)).fetchall()
+            newest, name = file.execute(_NEWEST).fetchone() or (0, "")
+            if (since or mark) and not file.execute(_KNOWN, (mark, since)).fetchone():
+                return None
+            return DirectoryState(
+                revision=newest,
+                mark=name,
+                rows=tuple(_row(text) for (text,) in file.execute(_ROWS, (since,))),
+                denials=tuple(_denial(text) for (text,) in file.execute(_DENIALS, (since,))),
+            )
         finally:
             file.execute("COMMIT")
-        try:
-            entries = [
-                msgspec.structs.replace(self._decode(entry), version=revision)
-                for _, revision, entry in rows
-                if entry is not None
-            ]
-        except msgspec.MsgspecError as error:
-            raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
-        removals = [_removal(*row[:2]) for row in rows if row[2] is None]
-        return DirectoryState(revision=newest, mark="", entries=entries, removals=removals)
-
-    def _write(
-        self,
-        file: sqlite3.Connection,
-        entries: Sequence[Entry],
-        floor: int,
-        *,
-        removed: bool,
-    ) -> Written:
-        """Write these entries, or their removal, as one change, and drop old tombstones."""
-        now_s = self._wall_clock()
-        file.execute("BEGIN IMMEDIATE")
-        try:
-            taken = {e.name: e for e in entries if not self._stale(file, e, removed=removed)}
-            (revision,) = file.execute(self._sql(_REVISION)).fetchone()
-            if taken:
-                revision = max(revision, floor) + 1
-                file.execute(self._sql("UPDATE {head} SET revision = ?"), (revision,))
-            for name, entry in taken.items():
-                text = None if removed else _encode(entry).decode()
-                if removed:
-                    file.execute(self._sql("DELETE FROM {rows} WHERE name = ?"), (name,))
-                row = _tombstone(entry) if removed else name
-                file.execute(self._sql(_PUT), (row, revision, now_s, text))
-            file.execute(self._sql(_PRUNE), (now_s - TOMBSTONE_S,))
-        except BaseException:
-            file.execute("ROLLBACK")
-            raise
-        file.execute("COMMIT")
-        names = tuple(entry.name for entry in entries if entry.name not in taken)
-        return Written(revision=revision, mark="", conflicts=names)
-
-    def _stale(self, file: sqlite3.Connection, entry: Entry, *, removed: bool) -> bool:
-        """Whether the file holds another version of an entry, or the entry was deleted."""
-        kept = file.execute(self._sql(_KEPT), (entry.name,)).fetchone()
-        if (kept[0] if kept else 0) != entry.version:
-            return True
-        if removed:
-            return not entry.version
-        start = f"\x01{entry.id}\x01"
-        rows = file.execute(self._sql(_GONE), (start, start + "\x7f")).fetchall()
-        return any(_removal(name, 0).name == entry.name for (name,) in rows)
-
-    def _sql(self, statement: str) -> str:
-        head, rows = self._tables
-        return statement.replace("{head}", head).replace("{rows}", rows)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -213,14 +188,51 @@ class SqliteDirectory(Generic[Entry]):
             self._file = None
 
 
-# A tombstone's name holds the entry's name and id and the removing file's time, after a byte that
-# no name begins with.
+def _gone(file: sqlite3.Connection, row: Row) -> bool:
+    gone = "SELECT 1 FROM directory_denial WHERE id = ?"
+    return file.execute(gone, (f"gone {row.uid}",)).fetchone() is not None
 
 
-def _tombstone(entry: StoredEntry) -> str:
-    return f"\x01{entry.id}\x01{entry.file_unix_s!r}\x01{entry.name}"
+def _kept(file: sqlite3.Connection, row: Row) -> Row | None:
+    """The row that is kept under a row's name, unless its uid is gone."""
+    known = "SELECT row FROM directory_row WHERE name = ?"
+    found = file.execute(known, (" ".join(row.id),)).fetchone()
+    kept = None if found is None else _row(found[0])
+    return None if kept is None or _gone(file, kept) else kept
 
 
-def _removal(name: str, revision: int) -> Removal:
-    _, entry_id, file_unix_s, name = name.split("\x01", 3)
-    return Removal(name=name, id=entry_id, revision=revision, file_unix_s=float(file_unix_s))
+def _based(file: sqlite3.Connection, row: Row) -> bool:
+    """Whether a change of a row is based on the one that is kept."""
+    kept = _kept(file, row)
+    return row.revision == (0 if kept is None else kept.revision) and not _gone(file, row)
+
+
+def _counts(file: sqlite3.Connection, denial: Denial) -> bool:
+    known = "SELECT denial FROM directory_denial WHERE id = ?"
+    found = file.execute(known, (denial.id,)).fetchone()
+    return found is None or later_denial(kept := _denial(found[0]), denial) is not kept
+
+
+def _write(
+    file: sqlite3.Connection,
+    puts: Iterable[Row],
+    removes: Iterable[Row],
+    denials: Iterable[Denial],
+    floor: int,
+) -> Written:
+    (last,) = file.execute("SELECT revision FROM directory").fetchone()
+    revision, mark = max(last, floor) + 1, secrets.token_hex(8)
+    file.execute("UPDATE directory SET revision = ?", (revision,))
+    file.execute("INSERT INTO directory_write VALUES (?, ?)", (revision, mark))
+    file.execute(_FORGET, (MARKS,))
+    for row in removes:
+        file.execute("DELETE FROM directory_row WHERE name = ?", (" ".join(row.id),))
+    for row in puts:
+        text = _encode(msgspec.structs.replace(row, revision=revision)).decode()
+        put = "INSERT OR REPLACE INTO directory_row VALUES (?, ?, ?)"
+        file.execute(put, (" ".join(row.id), revision, text))
+    for denial in denials:
+        text = _encode(msgspec.structs.replace(denial, revision=revision)).decode()
+        put = "INSERT OR REPLACE INTO directory_denial VALUES (?, ?, ?)"
+        file.execute(put, (denial.id, revision, text))
+    return Written(revision=revision, mark=mark)

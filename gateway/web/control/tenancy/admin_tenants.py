@@ -11,6 +11,7 @@ from gateway.web.control.admin_entitlements import (
     PAGE,
     Limit,
     asked_version,
+    deleted,
     read_object,
     secret_answer,
     tagged_answer,
@@ -51,10 +52,10 @@ def _tenants(app: APIRouter, service: TenantService) -> None:
         )
 
     @app.delete("/admin/tenants/{name}")
-    async def delete(name: str, request: Request) -> Response:
-        """Delete it with its keys; 409 for a tenant of the file."""
-        await service.delete(name, who(request), version=asked_version(request))
-        return Response(status_code=204)
+    async def delete(name: str, request: Request, force: bool = False) -> Response:  # noqa: FBT001, FBT002 - a query parameter
+        """Delete it with its keys; 409 for one of the file, and without `force` if it is used."""
+        version = asked_version(request)
+        return deleted(await service.delete(name, who(request), version=version, force=force))
 
 
 def _keys(app: APIRouter, service: TenantService) -> None:
@@ -85,5 +86,5 @@ def _keys(app: APIRouter, service: TenantService) -> None:
     @app.delete("/admin/tenants/{name}/keys/{key}")
     async def revoke(name: str, key: str, request: Request) -> Response:
         """End a key for good, at once; requests admitted with it run on."""
-        await service.revoke_key(name, key, who(request), version=asked_version(request))
-        return Response(status_code=204)
+        version = asked_version(request)
+        return deleted(await service.revoke_key(name, key, who(request), version=version))

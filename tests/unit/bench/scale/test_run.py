@@ -9,7 +9,7 @@ from bench.scale.points import KINDS
 from bench.scale.rows import Point, growth, hold, rows_of
 from bench.scale.run import ladders
 from bench.scale.tenant_rows import tenant_rows
-from bench.scale.traffic import ChatBodies, Size, entitlements
+from bench.scale.traffic import ChatBodies, Size, entitlement_rows
 from bench.scale.workers import Loaded
 
 
@@ -138,9 +138,11 @@ def test_conversations_grow_and_begin_alike() -> None:
 
 
 def test_every_entitlement_has_a_key_of_its_own() -> None:
-    found = list(entitlements(50))
-    assert len({entry.key_sha256 for entry in found}) == 50
-    assert [entry.terms.created for entry in found] == list(range(1, 51))
+    made = list(entitlement_rows(50))
+    own, keys = made[::2], made[1::2]
+    assert len({key.digests for key in keys}) == 50
+    assert [key.of for key in keys] == [each.uid for each in own]
+    assert [each.created for each in own] == list(range(1, 51))
 
 
 @pytest.mark.parametrize("policy", ["quartz", "least-loaded", "sticky"])

@@ -1,4 +1,4 @@
-"""The file's part in token pools: shapes, terms and entries, as policy and adapters take them."""
+"""The file's part in token pools: shapes, terms and tenancy, as policy and adapters take them."""
 
 from typing import Any
 
@@ -11,13 +11,15 @@ from gateway.policy.admission.capacity import WorkerShare
 from gateway.policy.entitlements.entitlement import PROFILES
 from gateway.policy.entitlements.terms import BadTerms, check_fit, terms_from
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.records.tenancy import FileTenant
 from gateway.settings import Config, ConfigError, parse, remarks
+from gateway.settings.checking.admin_fields import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
-    entries,
     managed,
     shape_of,
     slot_tokens_per_s,
+    tenancy_file,
     terms_of,
     worker_shares,
 )
@@ -163,29 +165,51 @@ def test_the_shape_counts_the_most_replicas() -> None:
 
 
 def test_what_fits_only_with_more_replicas_is_taken() -> None:
-    text = ENTITLED.replace("{short: 3, long: 1}", "{short: 20, long: 1}")
-    assert entries(read(text))[0].terms.baseline == (20, 1)
+    config = read(ENTITLED.replace("{short: 3, long: 1}", "{short: 20, long: 1}"))
+    assert terms_of(config.entitlements[0], config.models[0]).baseline == (20, 1)
 
 
-def test_entries_carry_terms_keys_and_the_order_of_the_file() -> None:
-    prod, batch, plain = entries(read(ENTITLED))
-    assert (prod.origin, prod.key_sha256, batch.key_sha256) == ("file", (HASH,), ())
-    assert [e.terms.created for e in (prod, batch, plain)] == [1, 2, 3]
-    terms = prod.terms
+def test_tenancy_has_the_file_s_entitlements_with_their_keys_in_its_order() -> None:
+    config = read(ENTITLED)
+    found = tenancy_file(config)
+    prod, batch, plain = found.entitlements.values()
+    assert (prod.digests, batch.digests) == ((HASH,), ())
+    assert [e.place for e in (prod, batch, plain)] == [1, 2, 3]
+    assert found.order == {"acme": ("prod", "batch", "plain")}
+    shape = shape_of(config.models[0])
+    terms, spot = (terms_from(e.fields, shape, e.place) for e in (prod, batch))
     assert (terms.service_class, terms.baseline, terms.limit) == ("guaranteed", (3, 1), 4)
     assert (terms.tokens_per_s, terms.kv_bytes, terms.slo_ms) == (120, 3 * GIB // 2, 500)
-    assert terms.expires_unix_s == 1893456000
-    spot = batch.terms
+    assert (terms.expires_unix_s, terms.created) == (1893456000, 1)
     assert (spot.limit, spot.tokens_per_s, spot.tokens_per_s_limit) == (6, 0, 40)
     assert (spot.kv_bytes, spot.kv_bytes_limit, spot.observe) == (0, 2 * GIB, True)
 
 
+def test_tenancy_has_the_file_s_tenants_with_their_keys() -> None:
+    tenants = (
+        "tenants:\n  - {name: acme, display_name: Acme, labels: {at: x}, entitlements: [batch],\n"
+        f"     suspended: true, keys: [{{name: web, sha256: '{HASH.replace('a', 'b')}'}}]}}\n"
+        "  - {name: idle}\n"
+    )
+    acme, idle = tenancy_file(read(ENTITLED + tenants)).tenants.values()
+    assert (acme.display_name, acme.labels, acme.suspended) == ("Acme", {"at": "x"}, True)
+    assert acme.entitlements == ("batch",)
+    (key,) = acme.keys
+    assert (key.name, key.sha256.hex(), key.entitlements) == ("web", "b" * 64, ("batch",))
+    assert idle == FileTenant()
+
+
+def digests(text: str) -> list[str]:
+    """Of each entitlement's section."""
+    return [each.section for each in tenancy_file(read(text)).entitlements.values()]
+
+
 def test_a_section_s_digest_is_the_same_however_it_is_written() -> None:
-    one = entries(read(ENTITLED))
-    assert len({entry.file_digest for entry in one}) == 3
+    one = digests(ENTITLED)
+    assert len(set(one)) == 3
     moved = ENTITLED.replace("    tenant: acme\n    model: m\n", "    model: m\n    tenant: acme\n")
     spelt = moved.replace("model: other}", "model: other, service_class: elastic, mode: enforce}")
-    assert [e.file_digest for e in entries(read(spelt))] == [e.file_digest for e in one]
+    assert digests(spelt) == one
 
 
 @pytest.mark.parametrize(
@@ -193,8 +217,7 @@ def test_a_section_s_digest_is_the_same_however_it_is_written() -> None:
     [("slo_target_ms: 500", "slo_target_ms: 501"), (HASH, "b" * 64), ("long: 1", "long: 2")],
 )
 def test_a_section_that_says_something_else_has_another_digest(old: str, new: str) -> None:
-    before, after = (entries(read(t))[0] for t in (ENTITLED, ENTITLED.replace(old, new)))
-    assert before.file_digest != after.file_digest
+    assert digests(ENTITLED)[0] != digests(ENTITLED.replace(old, new))[0]
 
 
 baselines = st.one_of(
@@ -243,7 +266,8 @@ def test_the_file_and_the_admin_api_agree_on_what_fits(
 def _post(config: Config, line: str) -> None:
     """The line as the admin API would judge it."""
     model = config.models[0]
-    terms = terms_from(yaml.safe_load(line)[0], shape_of(model), 1)
+    fields = read_admin_fields(config, "entitlement", yaml.safe_load(line)[0])
+    terms = terms_from(fields, shape_of(model), 1)
     check_fit(terms, shape_of(model), [terms_of(e, model) for e in config.entitlements])
 
 
@@ -312,7 +336,7 @@ def test_whatever_the_numbers_a_file_is_refused_or_has_terms(tree: dict[str, Any
     assert all(slots > 0 for slots in terms.slots)
     assert len(terms.kv_bytes) == len(worker_shares(model)) == 2
     shape = shape_of(model)
-    made = [entry.terms for entry in entries(config)]
+    made = [terms_of(each, model) for each in config.entitlements]
     for e in made:
         check_fit(e, shape, made)
         assert e.limit >= sum(e.baseline) or not e.limit

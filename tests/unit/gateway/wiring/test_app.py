@@ -57,7 +57,7 @@ async def test_no_key_opens_before_what_administrators_share_was_read(
         found = await client.get("/v1/models")
         assert (found.status_code, "keys_not_read" in found.text) == (503 if waits else 200, waits)
         said = (await client.get("/ready")).json()["status"]
-        assert (said == "the state store was not read: entitlements, tenants") == waits
+        assert (said == "the state store was not read: tenants") == waits
 
 
 async def test_clients_of_anthropic_list_models_and_read_errors_in_its_shape() -> None:
@@ -92,7 +92,7 @@ def parts(gateway: Gateway) -> list[Any]:
         gateway.prober,
         gateway.boundaries,
         gateway.telemetry,
-        gateway.pools.registry,
+        gateway.pools.tenancy,
         gateway.pools.upkeep,
     ]
 
@@ -103,7 +103,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing_open(
 ) -> None:
     gateway = Gateway(parse(FILE, "sluice.yaml", {}))
     part, closed, hangs = parts(gateway)[number], [], asyncio.Event()
-    start, close = part.start, part.close
+    ends = getattr(part, "sync", part)
+    start, close = part.start, ends.close
 
     async def hanging(*given: Any, **more: Any) -> None:
         await start(*given, **more)
@@ -115,7 +116,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_open(
         await close()
 
     monkeypatch.setattr(part, "start", hanging)
-    monkeypatch.setattr(part, "close", closing)
+    monkeypatch.setattr(ends, "close", closing)
     before = asyncio.all_tasks()
     run = asyncio.create_task(run_until_cancelled(gateway))
     async with asyncio.timeout(10):

@@ -1,15 +1,21 @@
-"""Limits that keys get at run time count for every model, also ones without limits in the file."""
+"""Limits that keys get at run time count for every model, also ones without limits in the file.
+
+Where they cannot be counted they are refused.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gateway.errors import BadRequest
 from gateway.records.lease import Ask
 from gateway.settings import load
 from gateway.stages.authenticate import authenticate
 from gateway.wiring.app import Gateway
-from tests.tenant_fakes import digest
+from tests.tenancy_fakes import digest
 
 WHO = "me"
 MODEL = """
@@ -100,3 +106,15 @@ async def test_limits_are_counted_after_a_restart_and_for_a_model_that_a_reload_
         written(file, state, "m")
         await gateway.reloading.reload()
         assert not gateway.pools.manages("m"), "nothing has limits any more"
+
+
+async def test_on_a_cluster_the_answer_names_the_stores_that_count_them(tmp_path: Path) -> None:
+    gateway = Gateway(load(written(tmp_path / "f.yaml", "redis+cluster://a:1", "m")))
+    with pytest.raises(BadRequest) as caught:
+        await gateway.pools.tenants.add_key("acme", limited(budgets=[{"tokens": 5}]), WHO)
+    assert (caught.value.status, caught.value.param) == (400, "budgets")
+    assert caught.value.message == (
+        "budgets: a limit of a tenant or a key counts over all models, which a cluster spreads "
+        "over servers; use one server (redis:// or redis+sentinel://), or give budgets to "
+        "entitlements."
+    )

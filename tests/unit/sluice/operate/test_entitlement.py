@@ -21,7 +21,7 @@ from gateway.errors import StateFailure
 from gateway.policy.request.head import digest_of
 from sluice.operate.entitlement import entitlement
 from sluice.operate.tables import listing
-from tests.entitlement_fakes import EntitlementRig
+from tests.tenancy_fakes import TenancyRig
 from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
 
 NEW = ("create", "a", "--tenant", "acme", "--model", "m")
@@ -31,7 +31,7 @@ class Gateway:
     """The admin routes, served in a thread."""
 
     def __init__(self) -> None:
-        self.rig = EntitlementRig()
+        self.rig = TenancyRig()
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(app_of(self.rig), log_level="error", lifespan="off")

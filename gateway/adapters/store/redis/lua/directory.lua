@@ -1,109 +1,111 @@
--- directory, version 2: the entitlements that change at run time, shared by all gateways.
+-- directory, version 3: tenants, entitlements and keys that change at run time, and denials,
+-- shared by all gateways.
 --
--- KEYS[1]  entries   hash: name -> VERSION blank JSON
--- KEYS[2]  changed   sorted set: names of entries, by the revision of their last write
--- KEYS[3]  removed   sorted set: "ID:NAME" of deleted entries, by revision; the newest are kept
--- KEYS[4]  files     hash: "ID:NAME" -> modification time of the file that dropped it
+-- KEYS[1]  rows      hash: "KIND NAME" -> VERSION CHANGED UID blank JSON
+-- KEYS[2]  changed   sorted set: "KIND NAME", by the revision of the last write
+-- KEYS[3]  denials   hash: id -> REVISION CHANGED STRICTNESS blank JSON; nothing is ever removed
+-- KEYS[4]  denied    sorted set: ids of denials, by the revision of the last write
 -- KEYS[5]  marks     sorted set: names of the last writes, by revision
 -- KEYS[6]  revision  number of the last write
--- ARGV[1]  put, delete, changes or removals
--- ARGV[2]  put, delete: the write's name; changes: the revision last read
--- ARGV[3]  put, delete: the write's revision is above this; changes: name of the last write that
---          the caller knows, or empty
--- ARGV[4]  how many removals and names of writes are kept
--- ARGV[5]  put, delete: name of the last write that the caller knows, or empty
--- ARGV[6]  and so on, per entry: put: name, id, version it is based on (0: new), JSON;
---          delete: name, id, version, file's Unix time
+-- ARGV[1]  write, give_back, read or head, which reads no rows and no denials
+-- ARGV[2]  read: the revision last read; else the new write's name
+-- ARGV[3]  read: name of the last write that the caller knows, or empty; else a revision that the
+--          new one is above
+-- ARGV[4]  write: name of the last write that the caller knows, or empty
+-- ARGV[5]  how many names of writes are kept
+-- ARGV[6]  write, give_back: JSON of {puts: [[KIND NAME, uid, revision it is based on, changed,
+--          JSON]], removes: [[KIND NAME, revision]], denials: [[id, changed, strictness, JSON]]}
 --
--- put and delete return {revision, {names that were not written}}; changes returns {1, revision,
--- name of the last write, {VERSION blank JSON ...}, {"ID:NAME", revision, file's Unix time ...},
--- revision since which all removals are kept}, or {0} if the named write is unknown; removals
--- returns the same with all removals and no entries.
+-- write and give_back return {revision}, or {-1} if nothing was written. read returns {1, revision,
+-- name of the last write, {rows}, {denials}}, or {0} if the named write is not known.
 
-local ENTRIES, CHANGED, REMOVED, FILES, MARKS, REVISION = unpack(KEYS)
+local ROWS, CHANGED, DENIALS, DENIED, MARKS, REVISION = unpack(KEYS)
 local call = redis.call
 
-local function version_of(name)
-  local kept = call('HGET', ENTRIES, name)
-  return kept and string.match(kept, '^%d+') or '0'
-end
+local function whole(number) return string.format('%.0f', number) end
 
 local function last_revision() return tonumber(call('GET', REVISION) or '0') end
 
 -- Whether a write is known; the empty name, before the first write, always is.
 local function known(mark) return mark == '' or call('ZSCORE', MARKS, mark) end
 
-local function whole(number) return string.format('%.0f', number) end
+local function gone(uid) return call('HEXISTS', DENIALS, 'gone ' .. uid) == 1 end
 
--- Keeps the newest `most` members of a sorted set; returns the dropped ones.
-local function trim(key, most)
-  local over = call('ZCARD', key) - most
-  if over <= 0 then return {} end
-  local gone = call('ZRANGE', key, 0, over - 1)
-  call('ZREMRANGEBYRANK', key, 0, over - 1)
-  return gone
+-- VERSION, CHANGED, UID and JSON of a kept row; none of one whose uid is gone.
+local function kept_row(name)
+  local kept = call('HGET', ROWS, name)
+  if not kept then return 0, 0, '', '' end
+  local revision, changed, uid, text = string.match(kept, '^(%d+) (%d+) (%S*) (.*)$')
+  if gone(uid) then return 0, 0, '', '' end
+  return tonumber(revision), tonumber(changed), uid, text
 end
 
-local function next_revision()
-  local revision = whole(math.max(last_revision(), tonumber(ARGV[3])) + 1)
-  call('SET', REVISION, revision)
-  call('ZADD', MARKS, revision, ARGV[2])
-  trim(MARKS, tonumber(ARGV[4]))
-  return revision
+-- Whether a denial is later, or stricter at the same time, than the kept one.
+local function counts(id, changed, strictness)
+  local kept = call('HGET', DENIALS, id)
+  if not kept then return true end
+  local at, strict = string.match(kept, '^%d+ (%d+) (%S+) ')
+  at = tonumber(at)
+  return changed > at or changed == at and tonumber(strictness) > tonumber(strict)
 end
 
-if ARGV[1] == 'put' then
-  local revision, conflicts = nil, {}
-  local continues = known(ARGV[5])
-  for i = 6, #ARGV, 4 do
-    local name, tomb = ARGV[i], ARGV[i + 1] .. ':' .. ARGV[i]
-    local based = version_of(name) == ARGV[i + 2] and not call('ZSCORE', REMOVED, tomb)
-    if not (continues and based) then
-      conflicts[#conflicts + 1] = name
-    else
-      revision = revision or next_revision()
-      call('HSET', ENTRIES, name, revision .. ' ' .. ARGV[i + 3])
-      call('ZADD', CHANGED, revision, name)
-    end
-  end
-  return {revision or whole(last_revision()), conflicts}
+if ARGV[1] == 'head' then
+  return {1, whole(last_revision()), call('ZRANGE', MARKS, -1, -1)[1] or ''}
 end
 
-if ARGV[1] == 'delete' then
-  local name, tomb = ARGV[6], ARGV[7] .. ':' .. ARGV[6]
-  if ARGV[8] == '0' or version_of(name) ~= ARGV[8] or not known(ARGV[5]) then
-    return {whole(last_revision()), {name}}
+if ARGV[1] == 'read' then
+  local since = ARGV[2]
+  if ARGV[3] == '' or not known(ARGV[3]) or last_revision() < tonumber(since) then return {0} end
+  local rows, denials = {}, {}
+  for i, name in ipairs(call('ZRANGEBYSCORE', CHANGED, '(' .. since, '+inf')) do
+    rows[i] = call('HGET', ROWS, name)
   end
-  local revision = next_revision()
-  call('HDEL', ENTRIES, name)
-  call('ZREM', CHANGED, name)
-  call('ZADD', REMOVED, revision, tomb)
-  call('HSET', FILES, tomb, ARGV[9])
-  for _, gone in ipairs(trim(REMOVED, tonumber(ARGV[4]))) do call('HDEL', FILES, gone) end
-  return {revision, {}}
+  for i, id in ipairs(call('ZRANGEBYSCORE', DENIED, '(' .. since, '+inf')) do
+    denials[i] = call('HGET', DENIALS, id)
+  end
+  return {1, whole(last_revision()), call('ZRANGE', MARKS, -1, -1)[1] or '', rows, denials}
 end
 
-if ARGV[1] == 'changes' or ARGV[1] == 'removals' then
-  local since, entries = '(' .. ARGV[2], {}
-  if ARGV[1] == 'changes' then
-    if ARGV[3] == '' and ARGV[2] ~= '0' or not known(ARGV[3]) then return {0} end
-    for i, name in ipairs(call('ZRANGEBYSCORE', CHANGED, since, '+inf')) do
-      entries[i] = call('HGET', ENTRIES, name)
-    end
+local asked, join = cjson.decode(ARGV[6]), ARGV[1] == 'give_back'
+if not join then
+  if not known(ARGV[4]) then return {-1} end
+  for _, put in ipairs(asked.puts) do
+    if kept_row(put[1]) ~= put[3] or gone(put[2]) then return {-1} end
   end
-  local removed = {}
-  local found = call('ZRANGEBYSCORE', REMOVED, since, '+inf', 'WITHSCORES')
-  for i = 1, #found, 2 do
-    removed[#removed + 1] = found[i]
-    removed[#removed + 1] = found[i + 1]
-    removed[#removed + 1] = call('HGET', FILES, found[i]) or '0'
+  for _, remove in ipairs(asked.removes) do
+    if kept_row(remove[1]) ~= remove[2] then return {-1} end
   end
-  local complete = '0'
-  if call('ZCARD', REMOVED) >= tonumber(ARGV[4]) then
-    complete = call('ZRANGE', REMOVED, 0, 0, 'WITHSCORES')[2]
-  end
-  local mark = call('ZRANGE', MARKS, -1, -1)[1] or ''
-  return {1, whole(last_revision()), mark, entries, removed, complete}
 end
 
-return redis.error_reply('ERR directory: bad arguments')
+local revision = whole(math.max(last_revision(), tonumber(ARGV[3])) + 1)
+call('SET', REVISION, revision)
+call('ZADD', MARKS, revision, ARGV[2])
+call('ZREMRANGEBYRANK', MARKS, 0, -tonumber(ARGV[5]) - 1)
+local function deny(id, changed, strictness, text)
+  call('HSET', DENIALS, id, revision .. ' ' .. whole(changed) .. ' ' .. strictness .. ' ' .. text)
+  call('ZADD', DENIED, revision, id)
+end
+
+for _, denial in ipairs(asked.denials) do
+  if not join or counts(denial[1], denial[2], denial[3]) then deny(unpack(denial)) end
+end
+for _, remove in ipairs(asked.removes) do
+  call('HDEL', ROWS, remove[1])
+  call('ZREM', CHANGED, remove[1])
+end
+for _, put in ipairs(asked.puts) do
+  local at_revision, changed, uid, text = kept_row(put[1])
+  local later = put[4] > changed or put[4] == changed and (put[2] > uid or put[2] == uid and
+    (put[5] > text or put[5] == text and put[3] > at_revision))
+  if join and uid ~= '' and uid ~= put[2] and not gone(put[2]) then
+    local loser = later and uid or put[2]
+    local at = whole(later and changed or put[4])
+    deny('gone ' .. loser, at, '1', '{"what":"gone","subject":"' .. loser .. '","changed":' .. at .. '}')
+  end
+  if not join or later and not gone(put[2]) then
+    local head = revision .. ' ' .. whole(put[4]) .. ' ' .. put[2] .. ' '
+    call('HSET', ROWS, put[1], head .. put[5])
+    call('ZADD', CHANGED, revision, put[1])
+  end
+end
+return {revision}

@@ -3,18 +3,11 @@
 import pytest
 
 from gateway.adapters.store.backends import backend_of, open_directory, open_state, sqlite_path
-from gateway.adapters.store.directory import MemoryDirectory
 from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.adapters.store.sqlite.estimators import SqliteState
-from gateway.ports import Directory, EntitlementEntry
 from gateway.settings.config import StateConfig
 from gateway.settings.state import StateUrl
-
-
-def opened(url: str) -> Directory[EntitlementEntry]:
-    return open_directory(url, EntitlementEntry, "entitlements")
-
 
 REDIS = (
     "redis://:secret@h:1/0",
@@ -28,7 +21,7 @@ REDIS = (
 def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: str) -> None:
     assert StateConfig(url=StateUrl(url)).shared
     assert backend_of(url) == "redis"
-    assert type(opened(url)).__name__ == "RedisDirectory"
+    assert type(open_directory(url)).__name__ == "RedisDirectory"
     assert type(open_state(url)).__name__ == "RedisState"
 
 
@@ -40,9 +33,9 @@ def test_memory_and_a_file_are_one_gateway_s(url: str) -> None:
 
 def test_memory_and_sqlite_open_their_stores() -> None:
     assert isinstance(open_state("memory://"), NoState)
-    assert isinstance(opened("memory://"), MemoryDirectory)
     assert isinstance(open_state("sqlite:///a/b.db"), SqliteState)
-    assert isinstance(opened("sqlite:///a/b.db"), SqliteDirectory)
+    for url in ("memory://", "sqlite:///a/b.db"):
+        assert isinstance(open_directory(url), SqliteDirectory)
 
 
 def test_a_file_is_relative_with_three_slashes_and_absolute_with_four() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gateway.policy.entitlements.entitlement import CLASSES, Entitlement
 from gateway.policy.entitlements.terms import (
-    FIELDS,
     GIB,
     BadTerms,
     ModelShape,
@@ -18,7 +17,6 @@ from gateway.policy.entitlements.terms import (
     fields_from,
     terms_from,
 )
-from tests.builders import OUT_OF_RANGE
 
 SHAPE = ModelShape(name="m", pools=("short", "long"), slots=(24, 8))
 
@@ -33,7 +31,8 @@ def terms(**fields: Any) -> Entitlement:
 
 def test_what_is_not_set_takes_its_default() -> None:
     assert terms() == Entitlement(name="e", tenant="t", model="m", created=3)
-    assert terms(**dict.fromkeys(set(FIELDS) - {"name", "tenant", "model"})) == terms()
+    absent = dict.fromkeys(fields_from(terms(), SHAPE).keys() - {"name", "tenant", "model"})
+    assert terms(**absent) == terms()
 
 
 def test_every_field_arrives() -> None:
@@ -99,28 +98,6 @@ def test_a_moment_without_an_offset_is_utc(value: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "said"),
     [
-        ({"name": None}, "name", "missing"),
-        ({"name": 5}, "name", "not a name"),
-        ({"name": "-a"}, "name", "not a name"),
-        ({"name": "a" * 65}, "name", "not a name"),
-        ({"name": "a\n"}, "name", "not a name"),
-        ({"tenant": ""}, "tenant", "not a name"),
-        ({"model": "n"}, "model", "give `m`"),
-        ({"api_keys": []}, "api_keys", "no such field"),
-        ({"tokens_per_secnd": 1}, "tokens_per_secnd", "did you mean `tokens_per_second`"),
-        ({"service_class": "gaurantee"}, "service_class", "did you mean `guaranteed`"),
-        ({"service_class": ["spot"]}, "service_class", "no such value"),
-        ({"trusted_usage": "yes"}, "trusted_usage", "true or false"),
-        ({"trusted_usage": 1}, "trusted_usage", "not a boolean"),
-        ({"mode": "off"}, "mode", "known: enforce, observe"),
-        *(
-            ({field: value}, field, said)
-            for field in ("slo_target_ms", "tokens_per_second", "kv_cache_gib", "max_kv_cache_gib")
-            for value, said in (
-                *((0, "positive"), (-1, "positive"), (1e300, "give"), (True, "not a number")),
-                *(("5", "not a number"), (float("nan"), "give"), (float("inf"), "give")),
-            )
-        ),
         ({"max_tokens_per_second": 5, "tokens_per_second": 6}, "max_tokens_per_second", "below"),
         (
             {"max_tokens_per_second": 5, "service_class": "guaranteed", "concurrency": 1},
@@ -128,23 +105,13 @@ def test_a_moment_without_an_offset_is_utc(value: object) -> None:
             "never goes above its own rate",
         ),
         ({"max_kv_cache_gib": 1, "kv_cache_gib": 2}, "max_kv_cache_gib", "below kv_cache_gib"),
-        ({"concurrency": -1}, "concurrency", "not a number of sequences"),
-        ({"concurrency": 1.5}, "concurrency", "or one by pool"),
-        ({"concurrency": "4"}, "concurrency", "not a number of sequences"),
-        ({"concurrency": {"short": True}}, "concurrency", "`short` is not"),
         ({"concurrency": {"longer": 1}}, "concurrency", "did you mean `long`"),
-        ({"concurrency": {7: 1}}, "concurrency", "no pool `7`"),
-        ({"max_concurrency": 0}, "max_concurrency", "suspend"),
         ({"max_concurrency": 3, "concurrency": 4}, "max_concurrency", "below concurrency"),
         ({"service_class": "guaranteed"}, "concurrency", "never send anything"),
         (
             {"service_class": "guaranteed", "concurrency": 4, "max_concurrency": 5},
             "max_concurrency",
             "never goes above its baseline, 4",
-        ),
-        *(
-            ({"expires_at": v}, "expires_at", "2030-12-31")
-            for v in ("soon", 5, "1969-01-01", *OUT_OF_RANGE)
         ),
     ],
 )
@@ -201,7 +168,6 @@ def test_what_is_shown_reads_back_as_the_same_terms(
         expires_at=expires,
     )
     shown = fields_from(found, SHAPE)
-    assert tuple(shown) == FIELDS
     assert terms_from(shown, SHAPE, found.created) == found
 
 

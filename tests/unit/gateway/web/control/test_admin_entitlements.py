@@ -20,8 +20,8 @@ from gateway.web.control.surface import Control
 from gateway.web.http.wrong_keys import DELAY_S, FREE
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import served_model, short_and_long
-from tests.entitlement_fakes import EntitlementRig
 from tests.fakes import nothing_drained
+from tests.tenancy_fakes import TenancyRig
 
 ADMIN_KEY = "sk-admin"
 DIGEST = hashlib.sha256(ADMIN_KEY.encode()).digest()
@@ -30,7 +30,7 @@ NEW = {"name": "a", "tenant": "acme", "model": "m", "concurrency": 8, "service_c
 
 
 def app_of(
-    rig: EntitlementRig,
+    rig: TenancyRig,
     admin_key_sha256: bytes | None = DIGEST,
     metrics: Metrics | None = None,
 ) -> Any:
@@ -41,7 +41,7 @@ def app_of(
             metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
             find_decision=lambda _: None,
             latest_decisions=lambda _: [],
-            registry=rig.registry,
+            registry=rig.entitlements,
             attainment=Attainment(metrics or Metrics()),
             draining=lambda: False,
             drain=nothing_drained,
@@ -56,12 +56,12 @@ def app_of(
 
 
 @pytest.fixture
-async def rig() -> EntitlementRig:
-    return await EntitlementRig().start()
+async def rig() -> TenancyRig:
+    return await TenancyRig().start()
 
 
 @pytest.fixture
-async def client(rig: EntitlementRig) -> AsyncIterator[httpx.AsyncClient]:
+async def client(rig: TenancyRig) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app_of(rig))
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers=ADMIN
@@ -87,7 +87,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_every_route_needs_the_admin_key(
-    client: httpx.AsyncClient, rig: EntitlementRig, method: str, path: str
+    client: httpx.AsyncClient, rig: TenancyRig, method: str, path: str
 ) -> None:
     made = (await client.post("/admin/entitlements", json=NEW)).json()
     for key in ("Bearer sk-other", f"Basic {ADMIN_KEY}", "", f"Bearer {made['key']}"):
@@ -97,7 +97,7 @@ async def test_every_route_needs_the_admin_key(
     async with httpx.AsyncClient(transport=closed, base_url="http://gateway") as other:
         answer = await other.request(method, path, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_closed")
-    assert len(rig.registry.audit(10)) == 1
+    assert len(rig.entitlements.audit(10)) == 1
 
 
 async def test_who_tries_admin_keys_waits_and_the_right_key_does_not(
@@ -123,7 +123,7 @@ async def test_no_redirect_leads_to_a_host_that_the_client_named(client: httpx.A
         assert answer.status_code == 404
 
 
-async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: EntitlementRig) -> None:
+async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: TenancyRig) -> None:
     made = await client.post("/admin/entitlements", json=NEW)
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
     key = made.json()["key"]
@@ -162,7 +162,7 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: Entitlement
     assert short == audit[:1]
 
 
-async def test_attainment_is_shown_where_a_target_is_stated(rig: EntitlementRig) -> None:
+async def test_attainment_is_shown_where_a_target_is_stated(rig: TenancyRig) -> None:
     metrics = Metrics()
     for met, times in (("true", 9), ("false", 1), ("refused", 2)):
         metrics.slo_requests.add("a", met, by=times)
@@ -185,7 +185,7 @@ async def test_attainment_is_shown_where_a_target_is_stated(rig: EntitlementRig)
 
 
 async def test_a_change_for_a_revision_is_made_of_that_one_only(
-    client: httpx.AsyncClient, rig: EntitlementRig
+    client: httpx.AsyncClient, rig: TenancyRig
 ) -> None:
     made = await client.post("/admin/entitlements", json=NEW)
     seen = {"if-match": made.headers["etag"]}
@@ -249,7 +249,7 @@ async def test_the_list_is_paged_and_filtered(client: httpx.AsyncClient) -> None
 )
 async def test_refusals_have_openai_s_shape_and_change_nothing(
     client: httpx.AsyncClient,
-    rig: EntitlementRig,
+    rig: TenancyRig,
     method: str,
     path: str,
     body: bytes,
@@ -257,16 +257,16 @@ async def test_refusals_have_openai_s_shape_and_change_nothing(
     param: str | None,
 ) -> None:
     await client.post("/admin/entitlements", json=NEW)
-    before = await rig.directory.load()
+    before = await rig.directory.read(0, "")
     answer = await client.request(method, f"/admin/entitlements{path}", content=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param)
     assert set(error) == {"message", "type", "param", "code"}
-    assert await rig.directory.load() == before
+    assert await rig.directory.read(0, "") == before
 
 
 async def test_a_directory_that_is_away_is_a_503_that_says_when_to_ask_again(
-    client: httpx.AsyncClient, rig: EntitlementRig
+    client: httpx.AsyncClient, rig: TenancyRig
 ) -> None:
     rig.directory.fail_with = StateFailure("away")
     answer = await client.post("/admin/entitlements", json=NEW)
@@ -275,9 +275,7 @@ async def test_a_directory_that_is_away_is_a_503_that_says_when_to_ask_again(
     assert (await client.get("/admin/entitlements")).json() == {"data": [], "next": None}
 
 
-async def test_pools_show_what_admission_counts(
-    client: httpx.AsyncClient, rig: EntitlementRig
-) -> None:
+async def test_pools_show_what_admission_counts(client: httpx.AsyncClient, rig: TenancyRig) -> None:
     (model,) = (await client.get("/admin/pools")).json()
     assert [p["admission"]["desired_replicas"] for p in model["pools"]] == [2, 2]
     assert model["pools"][0]["admission"]["inflight"] == 3

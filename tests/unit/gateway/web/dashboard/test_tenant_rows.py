@@ -7,7 +7,7 @@ from gateway.ports import AccountView
 from gateway.web.dashboard.entitlement_rows import CountedEntitlement
 from gateway.web.dashboard.tenant_rows import MAX_KEYS, tenants_page
 from gateway.web.dashboard.view import View
-from tests.tenant_fakes import WHO, TenantRig
+from tests.tenancy_fakes import WHO, TenancyRig, file_of
 
 
 def used(name: str, inflight: int, limit: int, account: bool = True) -> CountedEntitlement:
@@ -30,12 +30,12 @@ def used(name: str, inflight: int, limit: int, account: bool = True) -> CountedE
 
 
 async def page(*known: CountedEntitlement, view: View | None = None) -> dict[str, Any]:
-    rig = await TenantRig().start()
-    await rig.registry.create({"name": "acme", "display_name": "Acme"}, WHO)
-    await rig.registry.create({"name": "beta"}, WHO)
+    rig = await TenancyRig().start(file_of())
+    await rig.tenants.create({"name": "acme", "display_name": "Acme"}, WHO)
+    await rig.tenants.create({"name": "beta"}, WHO)
     for number in range(MAX_KEYS + 2):
         await rig.add(f"k{number:02}")
-    return tenants_page(rig.registry, {each.terms.name: each for each in known}, view or View())
+    return tenants_page(rig.tenants, {each.terms.name: each for each in known}, view or View())
 
 
 async def test_a_row_sums_use_and_limits_of_its_entitlements() -> None:

@@ -4,17 +4,18 @@ import hashlib
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.metrics import Metrics
+from gateway.records.tenancy import DirectoryChange, Written
 from gateway.web.control.app import control_app
 from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
 from gateway.web.metrics.page import MetricsPage
 from tests.builders import served_model, short_and_long
-from tests.entitlement_fakes import EntitlementRig
 from tests.fakes import nothing_drained
-from tests.tenant_fakes import TenantRig
+from tests.tenancy_fakes import TenancyRig
 
 ROUTES = [
     ("GET", "/admin/tenants"),
@@ -34,8 +35,12 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    tenants, entitlements = await TenantRig().start(), await EntitlementRig().start()
+async def rig() -> TenancyRig:
+    return await TenancyRig().start()
+
+
+@pytest.fixture
+async def client(rig: TenancyRig) -> AsyncIterator[httpx.AsyncClient]:
     admin, viewer = (hashlib.sha256(key.encode()).digest() for key in ("sk-admin", "sk-viewer"))
     control = Control(
         models=(served_model(table=short_and_long()),),
@@ -43,11 +48,11 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
         find_decision=lambda _: None,
         latest_decisions=lambda _: [],
-        registry=entitlements.registry,
-        tenants=tenants.registry,
+        registry=rig.entitlements,
+        tenants=rig.tenants,
         draining=lambda: False,
         drain=nothing_drained,
-        clock=tenants.clock,
+        clock=rig.clock,
         keys=RoleKeys(admin_sha256=admin, viewer_sha256=viewer),
         authenticate=lambda _: pytest.fail("not a client's route"),
         version="0",
@@ -98,3 +103,55 @@ async def test_a_change_of_an_older_revision_is_refused(client: httpx.AsyncClien
     )
     assert gone.status_code == 204
     assert (await client.get("/admin/tenants/acme")).status_code == 404
+
+
+async def test_a_tenant_in_use_is_deleted_with_its_entitlements_by_force_alone(
+    client: httpx.AsyncClient, rig: TenancyRig
+) -> None:
+    await client.post("/admin/tenants", json={"name": "acme"})
+    own, key = await rig.entitle("chat"), await rig.add("web")
+    kept = await client.delete("/admin/tenants/acme")
+    error = kept.json()["error"]
+    assert (kept.status_code, error["code"]) == (409, "tenant_in_use")
+    assert "'acme' (chat)" in error["message"]
+    assert "?force=true" in error["message"]
+    assert rig.opens(own)
+    assert rig.opens(key)
+    gone = await client.delete("/admin/tenants/acme", params={"force": "true"})
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert not rig.opens(own)
+    assert not rig.opens(key)
+    for path in ("tenants/acme", "entitlements/chat"):
+        assert (await client.get(f"/admin/{path}")).status_code == 404
+
+
+async def test_a_change_that_no_replica_of_redis_took_is_answered_with_a_warning(
+    client: httpx.AsyncClient, rig: TenancyRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = rig.directory.write
+
+    async def alone(change: DirectoryChange, *, floor: int, after: str) -> Written:
+        written: Written = await write(change, floor=floor, after=after)
+        return msgspec.structs.replace(written, replicated=False)
+
+    await client.post("/admin/tenants", json={"name": "acme"})
+    await rig.entitle("chat")
+    monkeypatch.setattr(rig.directory, "write", alone)
+    for method, path, body, status in (
+        ("POST", "tenants", {"name": "beta"}, 201),
+        ("PATCH", "tenants/acme", {"suspended": True}, 200),
+        ("POST", "tenants/acme/keys", {"name": "web"}, 201),
+        ("PATCH", "tenants/acme/keys/web", {"suspended": True}, 200),
+        ("POST", "tenants/acme/keys/web/rotate", {}, 200),
+        ("DELETE", "tenants/acme/keys/web", None, 200),
+        ("PATCH", "entitlements/chat", {"slo_target_ms": 5}, 200),
+        ("POST", "entitlements/chat/suspend", None, 200),
+        ("POST", "entitlements/chat/keys", None, 201),
+        ("DELETE", "entitlements/chat", None, 200),
+        ("DELETE", "tenants/acme", None, 200),
+    ):
+        answer = await client.request(method, f"/admin/{path}", json=body)
+        assert answer.status_code == status, answer.text
+        assert "No replica of Redis has taken the change" in answer.json()["warning"]
+    monkeypatch.undo()
+    assert (await client.delete("/admin/tenants/beta")).status_code == 204

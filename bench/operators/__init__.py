@@ -1,0 +1,1 @@
+"""Histories of unlucky operators, by the thousand."""

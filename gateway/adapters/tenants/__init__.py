@@ -1,1 +1,0 @@
-"""Tenants and their keys while the gateway runs: the file's, and what administrators add."""

@@ -1,0 +1,1 @@
+"""Tenancy: what the file, administrators and denials give tenants together."""

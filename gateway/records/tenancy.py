@@ -1,0 +1,146 @@
+"""Tenants, entitlements and keys: as administrators' rows and denials, and as the file's sections.
+
+Rights are positive: rows and sections grant them. Denials only take rights away. They are kept
+apart from what they restrict, and are never removed: whatever a file lists, and whatever older
+copy of a row comes back, a denial holds.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from gateway.records.record import Record
+from gateway.records.request import TenantKey
+
+RowKind = Literal["tenant", "entitlement", "key"]
+RowId = tuple[RowKind, str]
+"""Kind and name."""
+
+
+class Row(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What administrators made, or what they changed of an entitlement of the file."""
+
+    kind: RowKind
+    name: str
+    """Of a tenant's key: TENANT/NAME. Of an entitlement's own key: ENTITLEMENT:FINGERPRINT."""
+    uid: str
+    """Distinguishes it from a deleted one of the same name."""
+    fields: Mapping[str, Any] = {}
+    """As in the file's section and in the admin body: JSON values."""
+    of: str = ""
+    """Of a key: the uid of the tenant or entitlement that it was made for; "" for the file's.
+    Of an entitlement: the digest of the file's section that it changes; "" for one made here."""
+    created: int = 0
+    """Unix ms; older entitlements keep their reservation when capacity falls."""
+    former_sha256: str = ""
+    """Of a key: the digest before the last rotation, which opens until `former_until_unix_s`."""
+    former_until_unix_s: float = 0.0
+    changed: int = 0
+    """Time of its last change in Unix ms, at least one above its value before."""
+    revision: int = 0
+    """The directory's revision at its last write, on which the next write is based; 0: not kept."""
+
+    @property
+    def id(self) -> RowId:
+        """Kind and name."""
+        return self.kind, self.name
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Hex digests of a key: the present one, and the one before a rotation."""
+        present = str(self.fields.get("sha256", ""))
+        return tuple(filter(None, (present, self.former_sha256)))
+
+
+class Denial(Record, frozen=True, kw_only=True):
+    """A right that was taken away, or given back: the newest of one id counts."""
+
+    what: Literal["gone", "suspended", "ends"]
+    """gone: a revoked digest or a deleted row's uid, for good. ends: `value` is the time."""
+    subject: str
+    """A digest in hex or a uid; `tenant NAME`, `entitlement NAME` or `key DIGEST`."""
+    of: str = ""
+    """Whose revision it raises: `tenant NAME` or `entitlement NAME`."""
+    value: float = 1.0
+    """suspended: 1, or 0 once resumed; ends: Unix seconds, 0 for never."""
+    changed: int = 0
+    """Unix ms, at least one above its value before."""
+    revision: int = 0
+
+    @property
+    def id(self) -> str:
+        """What it is about; later denials of this id replace it."""
+        return f"{self.what} {self.subject}"
+
+
+class DirectoryChange(Record, frozen=True, kw_only=True):
+    """One change: all of it is written, or nothing."""
+
+    puts: tuple[Row, ...] = ()
+    """Each based on its `revision`."""
+    removes: tuple[Row, ...] = ()
+    denials: tuple[Denial, ...] = ()
+
+
+class DirectoryState(Record, frozen=True, kw_only=True):
+    """The content of a directory, or the part of it that changed."""
+
+    revision: int = 0
+    """Number of the last write. A directory that lost writes continues above a given floor."""
+    mark: str = ""
+    """Unique name of the last write. A directory that does not know it has lost that write."""
+    rows: tuple[Row, ...] = ()
+    denials: tuple[Denial, ...] = ()
+
+
+class Written(Record, frozen=True, kw_only=True):
+    """The result of a write."""
+
+    revision: int = 0
+    mark: str = ""
+    conflict: bool = False
+    """Nothing was written: the directory holds other versions, or lost the writer's last write."""
+    replicated: bool = True
+    """False where the server has replicas and none of them took the write in time."""
+
+
+class FileEntitlement(Record, frozen=True, kw_only=True):
+    """An entitlement of the configuration file."""
+
+    fields: Mapping[str, Any]
+    digests: tuple[str, ...] = ()
+    """Of its `api_keys`, in hex."""
+    section: str = ""
+    """Digest of the section; layout and fields at their default do not change it."""
+    place: int = 1
+    """Place in the file, from 1."""
+
+
+class FileTenant(Record, frozen=True, kw_only=True):
+    """A tenant of the configuration file."""
+
+    display_name: str | None = None
+    labels: Mapping[str, str] = {}
+    entitlements: tuple[str, ...] | None = None
+    suspended: bool = False
+    keys: tuple[TenantKey, ...] = ()
+
+
+class TenancyFile(Record, frozen=True, kw_only=True):
+    """The configuration file's part in tenancy."""
+
+    tenants: Mapping[str, FileTenant] = {}
+    entitlements: Mapping[str, FileEntitlement] = {}
+    order: Mapping[str, tuple[str, ...]] = {}
+    """Entitlements of the file by tenant, in the file's order."""
+    currency: str = ""
+    """Label of money."""
+    unix_s: float = 0.0
+    """When it was modified; 0 if unknown."""
+
+
+NO_FILE: Final = TenancyFile()
+
+
+def fingerprint(digest: str) -> str:
+    """The name of a key for people; it reveals nothing of the key."""
+    return digest[:8]
