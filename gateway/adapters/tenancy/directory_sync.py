@@ -92,6 +92,9 @@ class DirectorySync:
         self._mark = ""
         """Name of the last write that this process knows."""
         self._replicated = True
+        self._rows: set[RowId] = set()
+        self._denied: set[str] = set()
+        """What changed and was not applied yet: kept over a failure."""
         self._background = BackgroundTasks()
 
     @property
@@ -200,16 +203,21 @@ class DirectorySync:
         await self._take(state, anyway=first)
 
     async def _take(self, state: DirectoryState, *, anyway: bool = False) -> None:
-        rows: set[RowId] = set()
-        denied: set[str] = set()
         async for denial in paused(state.denials):
-            dropped, ids = self.known.take((), [denial])
-            rows |= dropped
-            denied |= ids
+            rows, denied = self.known.take((), [denial])
+            self._rows |= rows
+            self._denied |= denied
         async for row in paused(state.rows):
-            rows |= self.known.take([row], ())[0]
-        if rows or denied or anyway:
-            await self.follower.apply(rows, denied)
+            self._rows |= self.known.take([row], ())[0]
+        if self._rows or self._denied or anyway:
+            touched, denied = self._rows, self._denied
+            self._rows, self._denied = set(), set()
+            try:
+                await self.follower.apply(touched, denied)
+            except BaseException:
+                self._rows |= touched
+                self._denied |= denied
+                raise
 
     async def _ask(self, call: Awaitable[_T], limit_s: float) -> _T:
         """The result of a call. Raises StateFailure, also for time-outs."""

@@ -202,9 +202,9 @@ class Tenancy:
             elif len(digest := name or what) == 64:
                 for of, owner in self.keyring.owners(bytes.fromhex(digest)):
                     (entitlements if of == "entitlement" else tenants).add(owner)
-        if self.sync.was_read and self.keyring.unread:
-            self.keyring.unread.clear()
         await self._compute(entitlements, tenants)
+        if self.sync.was_read:  # and all that was denied is in force
+            self.keyring.unread.clear()
         await self.settle()
 
     async def settle(self) -> None:
@@ -247,7 +247,11 @@ class Tenancy:
             self._enter(name)
         changed = []
         async for name in paused(tenants):
-            tenant = tenant_of(name, self.file, self.known)
+            try:
+                tenant = tenant_of(name, self.file, self.known)
+            except Exception:  # noqa: BLE001 - a row of another version: nothing of it opens
+                _log.exception("what the directory says of tenant %s makes no sense", name)
+                tenant = TenantInForce(name=name, exists=False, suspended=True)
             if tenant != self.tenant(name):
                 self.keyring.remove_tenant(name)  # a key may move from one tenant to another
                 changed.append(tenant)
@@ -296,6 +300,8 @@ class Tenancy:
                     entry = entitlement_of(name, self.file, self.known, self._shapes)
                 except BadTerms as error:
                     problem = f"no longer fits its model ({error})"
+                except Exception as error:  # noqa: BLE001 - a row of another version
+                    problem = f"makes no sense here ({error!r})"
                 else:
                     self.foreign.discard(name)
                     return entry

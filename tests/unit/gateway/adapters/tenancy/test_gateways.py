@@ -6,14 +6,16 @@ import msgspec
 import pytest
 
 from gateway.errors import Conflict, NotFound, Refusal
-from gateway.records.tenancy import DirectoryState, fingerprint
+from gateway.records.tenancy import DirectoryChange, DirectoryState, fingerprint
 from tests.tenancy_fakes import (
     SHAPE,
     WHO,
     FlakyDirectory,
     TenancyRig,
+    acme,
     digest,
     entitling,
+    file_of,
     section,
 )
 
@@ -222,3 +224,22 @@ async def test_a_tenant_in_use_for_a_model_of_another_gateway_alone_is_not_delet
     here = await TenancyRig(there.directory).start()
     with pytest.raises(Conflict, match="1 entitlements name 'acme'"):
         await here.tenants.delete("acme", WHO)
+
+
+async def test_what_makes_no_sense_here_opens_nothing_and_holds_nobody_up() -> None:
+    """As a row of another version may."""
+    one = await acme()
+    keys = {name: await one.add(name) for name in ("web", "late")}
+    own = await one.entitle("mine")
+    for row in list(one.tenancy.known.rows.values()):
+        fields = {**row.fields, "expires_at": 7, "service_class": "gold", "models": 5}
+        odd = msgspec.structs.replace(row, fields=fields, changed=row.changed + 1)
+        if row.name in {"acme/late", "mine"}:
+            await one.directory.write(DirectoryChange(puts=(odd,)), floor=0, after="")
+    other = await TenancyRig(one.directory).start(file_of())
+    for rig in (one, other):
+        await rig.sync.poll()
+        assert not any(map(rig.opens, (*keys.values(), own)))
+    await one.tenants.create({"name": "beta"}, WHO)
+    await other.sync.poll()
+    assert other.opens(await other.add("fine", tenant="beta"))
