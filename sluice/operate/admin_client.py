@@ -92,6 +92,8 @@ class AdminClient:
             stop(f"{self._url}: {answer.status_code}, not JSON: is this a gateway?", 1)
         if not answer.is_success:
             self._refused(answer.status_code, found)
+        if isinstance(found, dict) and (warning := found.get("warning")):
+            typer.echo(f"warning: {warning}", err=True)
         return found
 
     def _refused(self, status: int, found: object) -> NoReturn:

@@ -6,6 +6,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from gateway.adapters.store.backends import open_directory
@@ -319,6 +321,34 @@ async def test_of_two_processes_that_change_one_row_one_comes_first(kept: Make) 
         put(one, row("a", slo=1, revision=at)), put(other, row("a", slo=2, revision=at))
     )
     assert sorted(written.conflict for written in found) == [False, True]
+
+
+# What is particular to Redis
+
+
+def followed(client: Redis) -> None:
+    """Wait until a replica has all; it first loads everything."""
+    client.set("anything", time.monotonic())
+    while client.wait(1, 1_000) < 1:
+        time.sleep(0.05)
+
+
+@pytest.mark.redis
+async def test_a_denial_says_whether_a_replica_has_it(redis_server: RedisServer) -> None:
+    with RedisServer() as replica:
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", redis_server.port)
+        directory = open_directory(redis_server.url)
+        with redis_server.client() as client:
+            await asyncio.to_thread(followed, client)
+            assert (await deny(directory, gone("x"))).replicated
+            replica.hang()
+            assert not (await deny(directory, gone("y"))).replicated
+            assert (await put(directory, row("a"))).replicated, "nothing is denied"
+            replica.resume()
+            await asyncio.to_thread(followed, client)
+            assert (await deny(directory, gone("z"))).replicated
+        await directory.close()
 
 
 # What is particular to the file
