@@ -9,7 +9,6 @@ from gateway.metrics import Metrics
 from gateway.ports import TokenVerifier
 from gateway.records.token import IssuerRules
 from gateway.settings import Config
-from gateway.settings.tenancy.auth import JwtIssuerConfig
 from gateway.web.control.roles import NamedKey, Role, RoleKeys
 
 if TYPE_CHECKING:
@@ -29,14 +28,13 @@ def token_verifier(
 
 def issuer_rules(config: Config) -> list[IssuerRules]:
     """The issuers whose tokens are taken."""
-    return [_rules(issuer) for issuer in config.auth.jwt]
-
-
-def _rules(issuer: JwtIssuerConfig) -> IssuerRules:
-    fields = issuer.model_dump()
-    fields["ca_file"] = None if issuer.ca_file is None else str(issuer.ca_file)
-    fields["tenants"] = None if issuer.tenants is None else frozenset(issuer.tenants)
-    return IssuerRules(**fields)
+    found = []
+    for issuer in config.auth.jwt:
+        fields = issuer.model_dump()
+        fields["ca_file"] = None if issuer.ca_file is None else str(issuer.ca_file)
+        fields["tenants"] = None if issuer.tenants is None else frozenset(issuer.tenants)
+        found.append(IssuerRules(**fields))
+    return found
 
 
 def role_keys(config: Config, tokens: TokenVerifier | None) -> RoleKeys:

@@ -79,7 +79,11 @@ class Reloading:
             try:
                 after, found = await asyncio.to_thread(_read, running)
                 self._refuse_adapted_aliases(after)
-                await self._apply(running, after)
+                target = merged(running, after)
+                following = self.models.build(target)  # may raise, before anything changed
+                target.note_digest(after.digest)
+                await self.models.replace(target, following)
+                self._gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
                 successful, self._retry_at_s = True, inf
             except (ConfigError, ArtifactError) as error:
                 self._retry_at_s = inf
@@ -151,15 +155,6 @@ class Reloading:
             return  # logged, and the metric says so
         except Exception:  # noqa: BLE001 - a defect must not end the watch
             _log.exception("the reload failed")
-
-    async def _apply(self, running: Config, after: Config) -> None:
-        """Apply what needs no restart. Raises ArtifactError before anything changed."""
-        gateway = self._gateway
-        target = merged(running, after)
-        following = self.models.build(target)
-        target.note_digest(after.digest)
-        await self.models.replace(target, following)
-        gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
 
     async def _retire(self) -> None:
         while True:

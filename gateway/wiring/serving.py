@@ -256,7 +256,12 @@ async def serve(
     if parent is not None:
         loop.add_reader(parent.pipe, server.parent_gone, loop, parent.pipe)
     async with gateway.running():
-        _calm_gc()
+        # Keep garbage collection away from requests: start-up objects stay, and only the young
+        # generations are collected, at most 50,000 objects (about 5 ms). Full collections would
+        # repeatedly traverse long-lived streams, indices and records, and cycles are rare.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 5, 1_000)
         on_hangup(loop, partial(_reload, gateway, manager))
         on_upgrade(loop, server.leave if parent else successor.start)
         await server.serve(ports.sockets)
@@ -292,17 +297,6 @@ def _uvicorn_config(config: Config, gateway: Gateway) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_graceful_shutdown=2,
     )
-
-
-def _calm_gc() -> None:
-    """Keep garbage collection away from requests: start-up objects stay, and cycles are rare.
-
-    Collections cover the young generations only, at most 50,000 objects (about 5 ms). Full ones
-    would repeatedly traverse long-lived streams, indices and records for nothing.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 5, 1_000)
 
 
 def run(
