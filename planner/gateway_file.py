@@ -120,8 +120,8 @@ def _set_model(
 def _boundary(written: yaml.Node | None, plan: PlanResult) -> yaml.MappingNode:
     fleet, found = plan.chosen, _mapping(written)
     one = len(fleet.pools) < 2
-    for gone in ("b_short", "b_short_min", "gamma", "planned", *(("auto", "mode") * one)):
-        _drop(found, gone)
+    gone = ("b_short", "b_short_min", "gamma", "planned", *(("auto", "mode") * one))
+    found.value = [pair for pair in found.value if pair[0].value not in gone]
     if not one:
         b_short = list(fleet.boundaries) if len(fleet.boundaries) > 1 else fleet.boundaries[0]
         _update(found, {"b_short": b_short, "gamma": max(fleet.gamma, 1.0)})
@@ -262,10 +262,6 @@ def _items(node: yaml.MappingNode, key: str) -> list[yaml.MappingNode]:
 def _text(node: yaml.MappingNode, key: str) -> str:
     found = _get(node, key)
     return str(found.value) if isinstance(found, yaml.ScalarNode) else ""
-
-
-def _drop(node: yaml.MappingNode, key: str) -> None:
-    node.value = [pair for pair in node.value if pair[0].value != key]
 
 
 def _set(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:

@@ -8,9 +8,7 @@ import numpy as np
 
 from planner.compare import asked_against_used, equal_nodes
 from planner.fleets import from_grid, from_ranges
-from planner.limits.checks import checked_boundaries
-from planner.limits.extrapolation import check_range
-from planner.limits.floor import floored
+from planner.limits import check_range, checked_boundaries, floored
 from planner.paper.fleets import paper_one, paper_pairs
 from planner.profile import NodeProfile
 from planner.records import EqualNodes, FleetPlan, PlanResult, Question
@@ -42,7 +40,8 @@ def make_plan(question: Question) -> PlanResult:
             question, boundaries, question.searched_gammas, (_TWO, _COMPRESSED)
         )
     else:
-        one_slots = _one_pool(question, tables, _slots_mode(question.mode), _ONE_SLOTS)
+        mode: Mode = "corrected" if question.mode == "paged" else question.mode
+        one_slots = _one_pool(question, tables, mode, _ONE_SLOTS)
         two, compressed, grid = _pairs_of_pools(question, tables)
         splits = _splits(question, tables)
     one_paged, one_slots, two, compressed, *more = (
@@ -126,10 +125,6 @@ def _tables(question: Question, boundaries: Sequence[int]) -> _Tables:
     return _Tables(by_chunk=sums, short=short, long=long)
 
 
-def _slots_mode(mode: Mode) -> Mode:
-    return "corrected" if mode == "paged" else mode
-
-
 def _one_pool(question: Question, tables: _Tables, mode: Mode, label: str) -> FleetPlan:
     """One pool, on the cheapest kind of node."""
     fleets = []
@@ -207,10 +202,11 @@ def _choose(
 ) -> FleetPlan:
     if len(question.b_short) > 1:
         return splits[0] if splits else FleetPlan(label=f"{len(question.b_short) + 1} pools")
-    pairs = [fleet for fleet in (two, compressed) if _allowed(fleet, question)]
-    options = pairs if question.b_short else [one, *pairs, *splits]
-    if question.gamma is not None and question.gamma > 1:
-        options = pairs
+    pairs, gamma = [two, compressed], question.gamma
+    if gamma is not None:
+        pairs = [fleet for fleet in pairs if (fleet.gamma > 1) == (gamma > 1)]
+    squeezed = gamma is not None and gamma > 1
+    options = pairs if question.b_short or squeezed else [one, *pairs, *splits]
     return _cheapest(options) if options else one
 
 
@@ -221,10 +217,6 @@ def _cheapest(options: Sequence[FleetPlan]) -> FleetPlan:
         if fleet.weight < best.weight * (1 - 1e-9):
             best = fleet
     return best
-
-
-def _allowed(fleet: FleetPlan, question: Question) -> bool:
-    return question.gamma is None or (fleet.gamma > 1) == (question.gamma > 1)
 
 
 def _weight(fleet: FleetPlan) -> float:

@@ -77,11 +77,6 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
         """Price of all GPUs of the node."""
         return self.usd_per_gpu_hour * self.gpus
 
-    @property
-    def usd_per_node_year(self) -> float:
-        """Price of a node rented all year."""
-        return self.usd_per_node_hour * HOURS_PER_YEAR
-
     def window_slots(self, window_tokens: int) -> int:
         """n_max: sequences if each is given a whole window, as the papers count."""
         blocks = self.kv_tokens // self.block_tokens

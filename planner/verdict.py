@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 from planner.goals import Goals
-from planner.limits.extrapolation import notes_on_range
+from planner.limits import notes_on_range
 from planner.records import FleetPlan, PlanResult
 
 _NO_RATE: Final = 1e-6

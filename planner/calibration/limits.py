@@ -1,6 +1,6 @@
 """Infer an engine's chunk size, slots and fixed overhead from timed prompts and plateaus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -42,7 +42,8 @@ def _by_steps(alone: Sequence[StreamTrace], fit: Fit, longest: int) -> tuple[int
     """The range of C for which the remaining TTFT is closest to a straight line."""
     fastest: dict[int, StreamTrace] = {}
     for trace in alone:  # noise only ever delays
-        key = _bucket(trace)
+        # Prompts of nearly the same length: lengths are only accurate to a few tokens.
+        key = round(8 * float(np.log2(trace.prompt_tokens)))
         if key not in fastest or trace.ttft_s < fastest[key].ttft_s:
             fastest[key] = trace
     prompts = np.array([trace.prompt_tokens for trace in fastest.values()], dtype=np.float64)
@@ -75,11 +76,6 @@ def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
     return middle[rows, best], _SLOPES_S[best], off[rows, best]
 
 
-def _bucket(trace: StreamTrace) -> int:
-    """Group prompts of nearly the same length: lengths are only accurate to a few tokens."""
-    return round(8 * float(np.log2(trace.prompt_tokens)))
-
-
 def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
     """Estimate C from iterations full of prompt tokens: all of a prompt's but the last."""
     full = []
@@ -106,11 +102,8 @@ def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
 
 def _tokens_of(fit: Fit, seconds: float, done: float) -> float:
     """The prompt tokens that so many seconds compute, after `done` others of the prompt."""
-    each_s, pair_s = (
-        fit.prefill_s_per_token + fit.attention_s_per_pair * done,
-        fit.attention_s_per_pair,
-    )
-    root = (each_s * each_s + 2 * pair_s * seconds) ** 0.5
+    each_s = fit.prefill_s_per_token + fit.attention_s_per_pair * done
+    root = (each_s * each_s + 2 * fit.attention_s_per_pair * seconds) ** 0.5
     return 2 * seconds / (each_s + root) if root else 0.0
 
 
@@ -132,13 +125,8 @@ def plateau(traces: Sequence[StreamTrace]) -> int | None:
     waited = sum(trace.first_s > ends[0] for trace in traces)
     if waited < max(2, len(traces) // 16):
         return None
-    return max(_running(traces))
-
-
-def _running(traces: Sequence[StreamTrace]) -> Iterator[int]:
-    for trace in traces:
-        at_s = trace.first_s
-        yield sum(other.first_s <= at_s < other.last_s for other in traces)
+    starts = [trace.first_s for trace in traces]
+    return max(sum(t.first_s <= at_s < t.last_s for t in traces) for at_s in starts)
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,9 +168,10 @@ def _attempt(
     number: int,
 ) -> _Attempt | None:
     """Read one record; None if it is no demand."""
-    outcome = "ok" if fields.outcome is None else record.get(fields.outcome)
+    outcome = "ok" if fields.outcome is None else str(record.get(fields.outcome))
     served = outcome == "ok"
-    if not served and not _wanted_capacity(str(outcome), record.get("status")):
+    for_load = outcome == "refused" and record.get("status") in _LOAD
+    if not served and outcome not in _UNSERVED and not for_load:
         return None
     request = Demanded(
         time_s=_time_s(record, fields),
@@ -201,10 +202,6 @@ def _attempt(
 
 def _sent(compression: CompressionSection, tokens: float) -> float:
     return float(compression.sent_tokens(int(tokens))) if isfinite(tokens) else nan
-
-
-def _wanted_capacity(outcome: str, status: object) -> bool:
-    return outcome in _UNSERVED or (outcome == "refused" and status in _LOAD)
 
 
 def _corrected(requests: Sequence[Demanded]) -> Iterable[Demanded]:

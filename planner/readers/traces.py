@@ -29,7 +29,8 @@ def read_workload(
     stripped = _stripped(text, name)
     if stripped[0] in "[{":
         document = _whole_json(stripped)
-        if document is not None and not _is_records(document):
+        records_only = isinstance(document, list) and all(isinstance(r, dict) for r in document)
+        if document is not None and not records_only:
             return from_cdf(cdf_from_json(document), name=name)
     records = list(records_of(text, name))
     own = [record for record in records if model and record.get("model") == model]
@@ -95,10 +96,6 @@ def _whole_json(text: str) -> Any:
         return None
     # A line of JSON lines is also a valid JSON object.
     return [document] if isinstance(document, dict) and "cdf" not in document else document
-
-
-def _is_records(document: Any) -> bool:
-    return isinstance(document, list) and all(isinstance(item, dict) for item in document)
 
 
 def _json_lines(text: str, name: str) -> Iterator[Mapping[str, Any]]:

@@ -32,11 +32,6 @@ def savings(alpha: float, rho: float) -> float:
     return alpha * (1 - 1 / rho)
 
 
-def corrected_nodes(rate: float, alpha: float, short_rate: float, long_rate: float) -> float:
-    """Alpha lambda / mu_s + (1 - alpha) lambda / mu_l (eq. 8 there); rates of a node, req/s."""
-    return alpha * rate / short_rate + (1 - alpha) * rate / long_rate
-
-
 def best_boundary(workload: Workload, window_tokens: int, chunk_tokens: int = 512) -> int:
     """The boundary of the smallest fleet at gamma = 1, one kind of node, slots by window.
 

@@ -1,1 +1,0 @@
-"""What a plan may not go beyond, and what it may not fall below."""
