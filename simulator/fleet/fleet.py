@@ -23,15 +23,13 @@ import numpy as np
 from gateway.policy.fleet import fleet as health
 from gateway.policy.fleet.fleet import PoolState
 from simulator.engine.profiles import EngineProfile
-from simulator.fleet.dispatch import DISPATCHERS, MakeDispatcher
+from simulator.fleet.dispatch import DISPATCHERS
 from simulator.fleet.failures import Outage, changes_of, outages
-from simulator.fleet.gate import DENIED, Gate, OpenGate, SpillGate
 from simulator.fleet.instance import Instance, make_instance
 from simulator.fleet.jobs import Needs, Times
 from simulator.fleet.outcome import (
     BROKEN,
     DONE,
-    REFUSED_BY_GATE,
     REFUSED_LENGTH,
     UNAVAILABLE,
     FleetOutcome,
@@ -41,16 +39,13 @@ from simulator.fleet.spec import FleetSpec, PoolSpec, moved
 from simulator.fleet.steering import PoolObservation, Steer
 from simulator.fleet.traffic import Random, Traffic, selected
 
-__all__ = ["ATTEMPTS", "FleetSpec", "MakeGate", "Outage", "PoolSpec", "outages", "simulate"]
+__all__ = ["ATTEMPTS", "FleetSpec", "Outage", "PoolSpec", "outages", "simulate"]
 
 ATTEMPTS: Final = 3
 """Most instances tried for one request, only before its first token."""
 PROGRESS_EVERY: Final = 2000
 _LOOK: Final = -1
 """In place of a pool's index: the event is a look at the boundaries, not a change of instances."""
-
-MakeGate = Callable[[Sequence[PoolState], Sequence[int]], Gate]
-"""(pool states, reserved tokens by request) -> gate."""
 
 
 def simulate(
@@ -59,19 +54,17 @@ def simulate(
     *,
     seed: int = 0,
     failures: Sequence[Outage] = (),
-    gate: MakeGate | None = None,
-    dispatcher: MakeDispatcher | None = None,
     progress: Callable[[int], None] | None = None,
     steer: Steer | None = None,
 ) -> FleetOutcome:
     """Run the fleet on this traffic to its end.
 
-    `dispatcher` and `gate` override the spec's; `progress` is called now and then with the number
-    of arrivals; `steer` moves the boundaries (gamma must be 1).
+    `progress` is called now and then with the number of arrivals; `steer` moves the boundaries
+    (gamma must be 1).
     """
     if steer is not None and spec.gamma != 1:
         raise ValueError("boundaries are moved without compression only: set gamma to 1")
-    run = _FleetRun(spec, traffic, np.random.default_rng(seed), gate, dispatcher)
+    run = _FleetRun(spec, traffic, np.random.default_rng(seed))
     # Millions of small objects and no cycles: garbage collection would only cost time.
     collecting = gc.isenabled()
     gc.disable()
@@ -86,14 +79,7 @@ def simulate(
 class _FleetRun:
     """The state of one run; methods are called in order of time."""
 
-    def __init__(
-        self,
-        spec: FleetSpec,
-        traffic: Traffic,
-        random: Random,
-        gate: MakeGate | None,
-        dispatcher: MakeDispatcher | None,
-    ) -> None:
+    def __init__(self, spec: FleetSpec, traffic: Traffic, random: Random) -> None:
         count = len(traffic)
         self._spec, self._traffic, self._random = spec, traffic, random
         self._route = _routed(spec, traffic, random)
@@ -106,11 +92,12 @@ class _FleetRun:
         self._status = array("b", [DONE]) * count
         self._attempts: dict[int, int] = {}
         self._tokens: list[int] = (prompts + outputs).tolist()
-        self._states = [_state(pool) for pool in spec.pools]
-        make = dispatcher or DISPATCHERS[spec.dispatch]
+        self._states = [
+            PoolState(p.name, [f"{p.name}-{i}" for i in range(p.instances)], p.profile.max_num_seqs)
+            for p in spec.pools
+        ]
+        make = DISPATCHERS[spec.dispatch]
         self._dispatchers = [make(s, self._tokens, random.spawn(1)[0]) for s in self._states]
-        self._gate = self._make_gate(gate)
-        self._ask = not isinstance(self._gate, OpenGate)
         self._instances: list[Instance] = []
         self._home: list[tuple[int, int]] = []  # (pool, worker) of an instance
         self._first: list[int] = []  # a pool's first instance
@@ -133,13 +120,6 @@ class _FleetRun:
         # differ from `_entry_s` are stale; the sentinel at infinity keeps the heap non-empty.
         self._heap = [(inf, -1)]
         self._entry_s = [inf] * len(self._instances)
-
-    def _make_gate(self, gate: MakeGate | None) -> Gate:
-        if gate is not None:
-            return gate(self._states, self._tokens)
-        if self._spec.spill_queue is None:
-            return OpenGate()
-        return SpillGate(self._states, self._spec.spill_queue)
 
     def all(
         self,
@@ -202,20 +182,19 @@ class _FleetRun:
             for index in done:
                 finish(worker, index)
             states[pool].inflight -= len(done)
-            if self._ask:
-                for index in done:
-                    self._gate.leave(index, self._tokens[index], at_s)
 
     def _arrive(self, index: int, now_s: float) -> None:
         pool = self._planned[index]
         if pool == REFUSED:
             self._status[index] = REFUSED_LENGTH
             return
-        if self._ask:
-            pool = self._gate.enter(index, pool, self._alternates[index], now_s)
-            if pool == DENIED:
-                self._status[index] = REFUSED_BY_GATE
-                return
+        queue, states = self._spec.spill_queue, self._states
+        if queue is not None and health.overloaded(states[pool], queue, now_s):
+            # As the gateway does for a model that is not managed.
+            others = (
+                p for p in self._alternates[index] if not health.overloaded(states[p], queue, now_s)
+            )
+            pool = next(others, pool)
         self._bind(index, pool, now_s)
 
     def _bind(self, index: int, pool: int, now_s: float) -> None:
@@ -289,8 +268,6 @@ class _FleetRun:
     def _lost(self, index: int, status: int, now_s: float) -> None:
         self._status[index] = status
         self._times.end[index] = now_s if status == BROKEN else nan
-        if self._ask:
-            self._gate.leave(index, 0, now_s)
 
     def outcome(self) -> FleetOutcome:
         """The results of all requests."""
@@ -335,8 +312,3 @@ def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> RoutedTraffic:
         max_cut=spec.max_cut,
         random=random,
     )
-
-
-def _state(pool: PoolSpec) -> PoolState:
-    names = tuple(f"{pool.name}-{i}" for i in range(pool.instances))
-    return PoolState(pool.name, names, pool.profile.max_num_seqs)
