@@ -1,7 +1,11 @@
 """Requests between admission and their end: bound, queued, sent, heard of, settled."""
 
+from array import array
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Final
+
+import numpy as np
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
@@ -9,7 +13,8 @@ from gateway.policy.pools.routing import larger_pools
 from gateway.policy.scheduling.displacement import newest_of_largest
 from gateway.policy.scheduling.scheduler import Job
 from simulator.engine.records import Emission, EngineRequest
-from simulator.pipeline.columns import Columns
+from simulator.fleet import outcome as fates
+from simulator.fleet.outcome import FleetOutcome
 from simulator.pipeline.engine_fleet import EngineFleet
 from simulator.pipeline.intake import Flight, Intake, fits, with_output
 from simulator.pipeline.leases import Leases
@@ -23,8 +28,55 @@ from simulator.pipeline.records import (
     TenantTraffic,
 )
 
+_FATES: Final = {
+    "": fates.DONE,
+    REFUSED_LENGTH: fates.REFUSED_LENGTH,
+    NO_WORKER: fates.UNAVAILABLE,
+    BROKEN: fates.BROKEN,
+}
 Waits = Callable[[Flight, float], None]
 """(a request that waits for a worker, now)."""
+
+
+class Columns:
+    """What became of each request of a run, in columns.
+
+    Times in seconds, NaN for events that did not happen; everything by request.
+    """
+
+    def __init__(self, requests: TenantTraffic) -> None:
+        n = len(requests)
+        self._requests = requests
+        self.sent_s, self.start_s, self.first_s, self.end_s = (
+            array("d", [nan]) * n for _ in range(4)
+        )
+        self.planned, self.pool, self.worker = (array("q", [-1]) * n for _ in range(3))
+        self.prompts: list[int] = requests.traffic.prompt_tokens.tolist()
+        """As sent."""
+        self.outputs: list[int] = requests.traffic.output_tokens.tolist()
+        self.compressed = array("b", [0]) * n
+        self.reasons = [""] * n
+        """Why it was not served to its end; "" if it was."""
+        self.retried = 0
+
+    def outcome(self, preemptions: tuple[int, ...]) -> FleetOutcome:
+        """In the form of any simulated fleet's."""
+        status = [_FATES.get(reason, fates.REFUSED_BY_GATE) for reason in self.reasons]
+        return FleetOutcome(
+            arrival_s=self._requests.traffic.arrival_s,
+            start_s=np.frombuffer(self.start_s),
+            first_s=np.frombuffer(self.first_s),
+            end_s=np.frombuffer(self.end_s),
+            prompt_tokens=np.array(self.prompts, dtype=np.int64),
+            output_tokens=np.array(self.outputs, dtype=np.int64),
+            compressed=np.frombuffer(self.compressed, dtype=np.int8) > 0,
+            planned=np.frombuffer(self.planned, dtype=np.int64),
+            pool=np.frombuffer(self.pool, dtype=np.int64),
+            worker=np.frombuffer(self.worker, dtype=np.int64),
+            status=np.array(status, dtype=np.int8),
+            preemptions=preemptions,
+            retried=self.retried,
+        )
 
 
 class Serving:
@@ -57,7 +109,11 @@ class Serving:
                 continue
             schedulers = self.served.scheduling.schedulers
             scheduler = schedulers[pool] if schedulers else None
-            self._enter(flight, pool, now_s)
+            if pool != flight.held.pool:
+                moved = self.leases.move(flight.index, pool, now_s, force=True)
+                if not isinstance(moved, str):
+                    flight.held = moved
+                self.intake.uncompress(flight, now_s)
             if scheduler is None:
                 binding = bind_least_loaded(pool, self.pools[pool], now_s, excluded)
                 if binding is not None:
@@ -79,15 +135,6 @@ class Serving:
                 self._bound_queue(flight, now_s)
             return
         self.lose(flight, NO_WORKER, now_s)
-
-    def _enter(self, flight: Flight, pool: int, now_s: float) -> None:
-        """Move the lease along where the request goes elsewhere."""
-        if pool == flight.held.pool:
-            return
-        moved = self.leases.move(flight.index, pool, now_s, force=True)
-        if not isinstance(moved, str):
-            flight.held = moved
-        self.intake.uncompress(flight, now_s)
 
     def _bound_queue(self, flight: Flight, now_s: float) -> None:
         """Displace a request where more wait than the queue's limit."""
