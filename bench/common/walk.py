@@ -28,7 +28,7 @@ from gateway.wiring.serving import serve
 
 ROOT: Final = Path(__file__).parents[2]
 TRACED: Final = ("gateway", "predictor")
-TIMERS: Final = frozenset({"gateway/adapters/loop_lag.py"})
+TIMERS: Final = frozenset({"gateway/adapters/engines/probes.py"})
 """Files whose timers run beside requests, in no task that could tell them apart."""
 ENTRY: Final = "gateway/web/http/protocol.py"
 """Where a request enters."""

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from gateway.adapters.background_task import TasksByKey
 from gateway.adapters.engines.kv_capacity import EngineKv
 from gateway.adapters.engines.pages import NOT_HAD, Counted, EnginePages, Page
-from gateway.adapters.loop_lag import LoopWatch
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.engine_models import (
     EngineModel,
@@ -38,6 +37,9 @@ OWN_SHARE: Final = 0.25
 """Share of a probe's time limit. After a longer stall of the event loop, a time-out is ignored."""
 MODELS_EVERY: Final = 15
 """Probes for one reading of a worker's model list: adapters may be loaded at any time."""
+BEAT_S: Final = 0.1
+NOTED_S: Final = 0.05
+"""A shorter delay of the event loop is a busy loop, not a stall."""
 _SHOWN: Final = 5
 """Most adapters named in a line of the log."""
 
@@ -235,6 +237,45 @@ class Prober:
 
 def _is_timeout(error: Exception) -> bool:
     return isinstance(error, TimeoutError) or getattr(error, "kind", "") == "timeout"
+
+
+class LoopWatch:
+    """Adds up the stalls of the running loop, so that no engine is blamed for them.
+
+    A timer fires ten times a second and notes its delay. While a long computation holds the loop,
+    the gateway reads no response, however early it arrived.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._late_s = 0.0
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._set(self._loop)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop = None
+
+    @property
+    def late_s(self) -> float:
+        """Seconds of stall so far; never falls."""
+        if self._loop is None:
+            return self._late_s
+        late_s = self._loop.time() - self._due_s
+        return self._late_s + (late_s if late_s > NOTED_S else 0.0)
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due_s = loop.time() + BEAT_S
+        self._timer = loop.call_at(self._due_s, self._beat, loop)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._late_s = self.late_s
+        self._set(loop)
 
 
 class Verdict(NamedTuple):

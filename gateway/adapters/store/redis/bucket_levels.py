@@ -3,7 +3,7 @@
 While Redis decides, the model's token pool in this process holds no leases; only its buckets are
 kept current. Each answer to an admission reports the level, and this process applies its own
 corrections before Redis reports them. A bucket that was never reported counts as full. When Redis
-goes away, the share takes its part of each bucket (`local_share`). The levels that it leaves are
+goes away, the share takes its part of each bucket (`fallback`). The levels that it leaves are
 kept for the next time, so that a flapping Redis refills no bucket.
 """
 

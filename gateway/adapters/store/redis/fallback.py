@@ -1,21 +1,25 @@
 """Decides for one model while Redis is away, over this process's share of the token pool.
 
-The share starts with the leases that this process holds and the last known bucket levels, and
-tracks everything until Redis is back; then only its bucket levels are kept. `model` posts what
+The share is a copy of the model's token pool. Capacity, limits and baselines are divided by the
+last known number of replicas; nonzero values stay at least 1. The share starts with the leases that
+this process holds, which are already paid for, and with its part of the last known bucket levels.
+It tracks everything until Redis is back; then only its bucket levels are kept. `model` posts what
 Redis must learn.
 """
 
 from collections.abc import Callable, Iterable
 
-from gateway.adapters.store.redis.bucket_levels import take_back
+import msgspec
+
+from gateway.adapters.store.redis.bucket_levels import lend, take_back
 from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.lease_codec import RedisLease
-from gateway.adapters.store.redis.local_share import entitlement_share, share_of, terms_share
 from gateway.policy.admission import admission, debt, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.policy.token_pool.terms import LeaseRecord, Terms
+from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Spent
 
@@ -97,12 +101,12 @@ class LocalFallback:
     def define(self, terms: Entitlement) -> None:
         """Apply an entitlement's terms."""
         if self.share is not None:
-            self.share.define(entitlement_share(terms, self._replicas))
+            self.share.define(_entitlement_share(terms, self._replicas))
 
     def change(self, terms: Terms) -> None:
         """Apply capacity and rules."""
         if self.share is not None:
-            self.share.change(terms_share(terms, self._replicas))
+            self.share.change(_terms_share(terms, self._replicas))
 
     def renew(self, lease_ids: Iterable[str]) -> None:
         """Renew leases."""
@@ -119,3 +123,69 @@ class LocalFallback:
         if elapsed_s >= share.terms.profile.tick_s:
             debt.tick(share, list(share.active), elapsed_s, now_s)
             debt.close(share, elapsed_s, now_s)
+
+
+def share_of(
+    token_pool: TokenPool,
+    kept: Iterable[RedisLease],
+    replicas: int,
+    now_s: float,
+    limits: LimitBook | None = None,
+) -> TokenPool:
+    """One replica's share of a token pool, with the leases that it holds."""
+    share = TokenPool(_terms_share(token_pool.terms, replicas), limits)
+    share.ticked_s = now_s
+    for account in token_pool.accounts.values():
+        share.define(_entitlement_share(account.terms, replicas))
+    lend(token_pool, share, replicas, now_s)
+    for one in kept:
+        holder = share.accounts.get(one.lease.entitlement)
+        if holder is None or one.lease.pool >= len(share.pools):
+            continue
+        record = LeaseRecord(
+            one.lease.id,
+            one.lease.entitlement,
+            one.lease.pool,
+            one.lease.sequences,
+            one.estimate_tokens,
+            one.kv_bytes,
+            one.lease.weight,
+            one.lease.issued_unix_s,
+            now_s + LEASE_TTL_S,
+            one.funded,
+            "",
+            one.lease.would_deny,
+            spilled=one.lease.spilled,
+            held=one.held,
+        )
+        share.move(holder, record.pool, record.sequences, record.kv_bytes)
+        holder.debited += record.estimate_tokens
+        share.hold(holder, record)
+    return share
+
+
+def _terms_share(terms: Terms, replicas: int) -> Terms:
+    """Capacity for one of `replicas` replicas. The largest request still fits."""
+    return msgspec.structs.replace(
+        terms,
+        slots=tuple(_part(n, replicas) for n in terms.slots),
+        kv_bytes=tuple(_part(n, replicas) for n in terms.kv_bytes),
+        tokens_per_s=terms.tokens_per_s / max(1, replicas),
+    )
+
+
+def _entitlement_share(terms: Entitlement, replicas: int) -> Entitlement:
+    """An entitlement's limits for one of `replicas` replicas."""
+    return msgspec.structs.replace(
+        terms,
+        baseline=tuple(_part(n, replicas) for n in terms.baseline),
+        limit=_part(terms.limit, replicas),
+        tokens_per_s=terms.tokens_per_s / max(1, replicas),
+        tokens_per_s_limit=terms.tokens_per_s_limit / max(1, replicas),
+        kv_bytes=_part(terms.kv_bytes, replicas),
+        kv_bytes_limit=_part(terms.kv_bytes_limit, replicas),
+    )
+
+
+def _part(whole: int, replicas: int) -> int:
+    return max(1, whole // max(1, replicas)) if whole > 0 else 0

@@ -56,7 +56,6 @@ class RedisWire:
         self._connection: Connection | None = None
         self._known_as: tuple[str, str] | None = None
         """The last connection's id and address at its server, which may still read from it."""
-        self.round_trips_total = 0
 
     async def open(self) -> None:
         """Connect, unless it is connected.
@@ -94,7 +93,6 @@ class RedisWire:
         connection = self._connection
         if connection is None or not ops:
             return []
-        self.round_trips_total += 1
         for op in ops:
             op.sent = True
         groups = list(_groups(ops))

@@ -3,7 +3,7 @@
 import asyncio
 
 from bench.common.walk import ENTRY, WIDTH, Walk, page, walk
-from gateway.adapters.loop_lag import LoopWatch
+from gateway.adapters.engines.probes import LoopWatch
 
 MAX_GATEWAY_FILES = 50
 

@@ -8,8 +8,8 @@ from gateway.adapters.store.redis.bucket_levels import (
     note_view,
     take_back,
 )
+from gateway.adapters.store.redis.fallback import share_of
 from gateway.adapters.store.redis.lease_codec import RedisLease
-from gateway.adapters.store.redis.local_share import share_of
 from gateway.policy.admission import admission
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.token_pool.token_pool import TokenPool, depth_tokens, surplus_level
