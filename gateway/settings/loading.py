@@ -8,11 +8,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from gateway.settings.checking.auth_checks import check_auth
 from gateway.settings.checking.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.checking.model_checks import check_models
 from gateway.settings.checking.name_checks import check_references
-from gateway.settings.checking.server_checks import check_config
+from gateway.settings.checking.server_checks import check_auth, check_config
 from gateway.settings.config import Config, EntitlementConfig
 from gateway.settings.explain import explain
 from gateway.settings.fleet.model import ModelConfig

@@ -15,7 +15,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.ports import Discovery as Port
 from gateway.records.discovery import DiscoverySource
 from gateway.settings import Config
-from gateway.settings.cluster import cluster_access
+from gateway.settings.fleet.discovery import cluster_access
 from gateway.settings.fleet.worker import WorkerConfig
 from gateway.web.metrics.page import SourceReport
 

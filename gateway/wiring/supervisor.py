@@ -42,7 +42,7 @@ from gateway.adapters.service_manager import READY as SERVES
 from gateway.adapters.service_manager import STOPPING, ServiceManager
 from gateway.errors import StateFailure
 from gateway.settings import Config
-from gateway.web.control.replica_list import ReplicaList
+from gateway.web.control.management_port import ReplicaList
 from gateway.wiring.handover import on_hangup, on_upgrade
 from gateway.wiring.reloading import LastGood
 from gateway.wiring.serving import loop_factory

@@ -1,11 +1,35 @@
-"""Discovery URLs: where a pool's engines are found at run time."""
+"""Discovery URLs: where a pool's engines are found at run time; how Kubernetes is reached."""
 
+import os
 import re
+from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from gateway.records.discovery import DiscoverySource
+from gateway.records.discovery import ClusterAccess, DiscoverySource
 from gateway.settings.types import reject
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+URL_VARIABLE: Final = "SLUICE_KUBERNETES_URL"
+"""For a gateway outside a cluster: the URL of `kubectl proxy`, which needs no token."""
+
+
+def cluster_access(account: Path = ACCOUNT) -> ClusterAccess | None:
+    """The access that the environment describes; None outside a cluster."""
+    if url := os.environ.get(URL_VARIABLE):
+        namespace = os.environ.get("SLUICE_KUBERNETES_NAMESPACE", "default")
+        return ClusterAccess(url=url.rstrip("/"), namespace=namespace)
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not host or not (account / "token").exists():
+        return None
+    host = f"[{host}]" if ":" in host else host
+    return ClusterAccess(
+        url=f"https://{host}:{port or 443}",
+        namespace=(account / "namespace").read_text(encoding="utf-8").strip() or "default",
+        token_file=str(account / "token"),
+        ca_file=str(account / "ca.crt"),
+    )
+
 
 SCHEMES: Final = frozenset({"dns", "file", "k8s", "inferencepool"})
 _FORMS: Final = {

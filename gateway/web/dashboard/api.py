@@ -1,7 +1,10 @@
 """Routes of the dashboard: the page for everybody, its figures for keys that may read."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import hashlib
+from base64 import b64encode
+from collections.abc import AsyncIterator, Sequence
+from importlib.resources import files
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,7 +18,6 @@ from gateway.web.control.admin import any_decision
 from gateway.web.control.peers import newest
 from gateway.web.control.roles import dashboard_guard
 from gateway.web.control.surface import Control
-from gateway.web.dashboard.page import Page
 from gateway.web.dashboard.recent import Brief, row
 from gateway.web.dashboard.snapshot import PERIOD_S, Snapshots
 from gateway.web.dashboard.view import PAGE_ROWS, View
@@ -31,6 +33,11 @@ _PRIVATE: Final = {"cache-control": "no-store", "x-content-type-options": "nosni
 
 _record: Final = msgspec.json.Decoder(DecisionRecord).decode
 _brief: Final = msgspec.json.Decoder(Brief).decode
+_FOLDER: Final = files("gateway.web.dashboard") / "static"
+_SCRIPTS: Final = {
+    "dashboard": ("dom.js", "charts.js", "tables.js", "story.js", "live.js"),
+    "docs": ("dom.js", "docs.js"),
+}
 
 
 def dashboard_router(control: Control, snapshots: Snapshots) -> APIRouter:
@@ -130,3 +137,59 @@ async def _search(control: Control, text: str) -> list[dict[str, Any]]:
     ]
     found.sort(key=lambda brief: -brief.time_unix_s)
     return [row(brief) for brief in found[:PAGE_ROWS]]
+
+
+class Page:
+    """One page, joined from its files when it is made."""
+
+    def __init__(self, name: str, *, is_open: bool = False) -> None:
+        """`is_open`: the page's figures need no key."""
+        style = _text("page.css")
+        script = "\n".join(_text(part) for part in _SCRIPTS[name])
+        html = _text(f"{name}.html")
+        for mark, text in (
+            ("/*STYLE*/", style),
+            ("/*SCRIPT*/", script),
+            ("OPEN", "yes" if is_open else "no"),
+        ):
+            html = html.replace(f"{{{{{mark}}}}}", text)
+        self.body = html.encode()
+        self._tag = f'"{hashlib.sha256(self.body).hexdigest()[:16]}"'
+        self.headers = {
+            "content-security-policy": _policy(style, script),
+            "x-content-type-options": "nosniff",
+            "x-frame-options": "DENY",
+            "referrer-policy": "no-referrer",
+            "cross-origin-opener-policy": "same-origin",
+            "cross-origin-resource-policy": "same-origin",
+            "cache-control": "no-cache",
+            "etag": self._tag,
+        }
+
+    def answer(self, request: Request) -> Response:
+        """The page, or 304 if the browser has it."""
+        if request.headers.get("if-none-match") == self._tag:
+            return Response(status_code=304, headers=self.headers)
+        return Response(self.body, media_type="text/html", headers=self.headers)
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    rules: Sequence[str] = (
+        "default-src 'none'",
+        f"script-src '{_hash(script)}'",
+        f"style-src '{_hash(style)}'",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return "; ".join(rules)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()

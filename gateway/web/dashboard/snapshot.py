@@ -6,7 +6,7 @@ same view share the cut as well.
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,7 +30,6 @@ from gateway.web.dashboard.recent import Brief, RecentDecisions, row
 from gateway.web.dashboard.tenant_rows import tenants_page
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
-from gateway.web.dashboard.wrong import wrong_now
 
 PERIOD_S: Final = 1.0
 MAX_CUTS: Final = 64
@@ -45,6 +44,13 @@ _HISTORY: Final = ("model", "pool", "inflight", "slots", "ttft_p50_s")
 _FRESH_S: Final = 0.9 * PERIOD_S
 _STORE_S: Final = 2.0
 """How long a snapshot waits for the lease store; then it shows terms without counters."""
+_WORKERS: Final = 5
+"""Workers and entitlements that are named one by one."""
+_BUDGET: Final = frozenset({"budget", "budget_reserved"})
+_STORE: Final = (
+    "The state store is away: gateways know neither each other's traffic nor newly revoked keys. "
+    "Have it answer again; they return by themselves."
+)
 
 
 class Sources(Record, frozen=True, kw_only=True):
@@ -229,3 +235,44 @@ def target_rows(
     ]
     found.sort(key=lambda row: -row["sampled"])
     return found[:MAX_TARGETS]
+
+
+def wrong_now(
+    pools: Sequence[Row], workers: Iterable[Row], recent: Iterable[Brief], *, store_up: bool
+) -> list[dict[str, str]]:
+    """Each thing that is wrong, with its cause; nothing only if nothing is.
+
+    `recent` are the requests of the last minute.
+    """
+    found = [] if store_up else [_item("bad", _STORE)]
+    out = [row for row in workers if row["state"] in ("down", "ejected")]
+    for pool in pools:
+        place = (pool["model"], pool["pool"])
+        if not pool["ready"]:
+            mine = [row["why"] for row in out if (row["model"], row["pool"]) == place]
+            why = next(filter(None, mine), "its workers are ejected or draining, or it has none")
+            text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
+            found.append(_item("bad", text))
+    for each in out[:_WORKERS]:
+        at = f"{each['model']}/{each['pool']}"
+        why = each["why"] or "it failed or asked for a pause; it is tried again by itself"
+        text = f"Worker {each['worker']} of {at} is {each['state']}: {why}."
+        found.append(_item("warn", text))
+    if len(out) > _WORKERS:
+        found.append(_item("warn", f"{len(out) - _WORKERS} more workers are out."))
+    spent: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for brief in recent:
+        if brief.reason in _BUDGET:
+            spent[brief.entitlement or brief.tenant or "?"] += 1
+        elif brief.outcome in ("upstream_error", "internal_error"):
+            failed[brief.model or "?"] += 1
+    for who, n in spent.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests of {who} met a spent budget."))
+    for name, n in failed.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests to {name} failed."))
+    return found
+
+
+def _item(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "text": text}

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.records.discovery import DiscoverySource, FoundEngine
-from gateway.settings.cluster import cluster_access
-from gateway.settings.fleet.discovery import source_of
+from gateway.settings.fleet.discovery import cluster_access, source_of
 from gateway.settings.fleet.pool import PoolConfig
 from gateway.settings.fleet.worker import WorkerConfig
 

@@ -13,7 +13,7 @@ from gateway.metrics import Metrics
 from gateway.policy.fleet import fleet
 from gateway.policy.model_runtime import ModelRuntime, drain_worker
 from gateway.records.request import Principal, RequestHead
-from gateway.web.control import admin_workers
+from gateway.web.control import admin
 from gateway.web.control.app import control_app
 from gateway.web.control.peers import NoPeers, _ReplicaLoad
 from gateway.web.control.roles import RoleKeys
@@ -159,7 +159,7 @@ async def test_a_removed_worker_is_told_with_what_still_runs_there() -> None:
 async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_workers, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
     bench = Bench()
     pool = bench.served.fleet.pools[0]
     fleet.start(pool, 1, 1, 10)
@@ -178,7 +178,7 @@ async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
 async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_workers, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
     bench = Bench()
     bench.served.fleet.pools[0].workers[1] = "another"
     bench.elsewhere = bench.peer.active = 1
@@ -193,10 +193,10 @@ async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
 async def test_a_drain_counts_a_request_that_was_sent_just_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_workers, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
     bench = Bench()
     looks = iter([0, 1, 1, 0])
-    monkeypatch.setattr(admin_workers, "_running_here", lambda *_: next(looks, 0))
+    monkeypatch.setattr(admin, "_running_here", lambda *_: next(looks, 0))
     status, answer = await bench.call("POST", "/short-1/drain?wait=1")
     assert (status, answer["running"], next(looks, None)) == (200, 0, None)
 

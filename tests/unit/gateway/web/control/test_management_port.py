@@ -8,8 +8,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from gateway.web.control.management_port import Management
-from gateway.web.control.replica_list import replica_list_app
+from gateway.web.control.management_port import Management, replica_list_app
 
 
 def client(port: int) -> httpx.AsyncClient:

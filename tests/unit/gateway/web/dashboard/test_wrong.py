@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.web.dashboard.recent import Brief
-from gateway.web.dashboard.wrong import wrong_now
+from gateway.web.dashboard.snapshot import wrong_now
 
 POOL = {"model": "m", "pool": "short", "ready": 2, "workers": 2}
 WORKER = {"model": "m", "pool": "short", "worker": "a:1", "state": "up", "why": None}

@@ -25,7 +25,7 @@ from gateway.stages.authenticate import Keyring, authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.roles import RoleKeys
 from gateway.web.control.surface import Control
-from gateway.web.external_admission import held_slots, service
+from gateway.web.external_admission import service
 from gateway.web.external_admission.api import MAX_BODY_BYTES, admission_router
 from gateway.web.external_admission.service import AdmissionService
 from gateway.web.metrics.page import MetricsPage
@@ -749,7 +749,7 @@ async def test_at_shutdown_what_is_held_is_settled(bench: Bench) -> None:
 async def test_one_tenant_can_hold_so_many_and_no_more_with_all_of_its_entitlements(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_slots, "MAX_HELD_EACH", 1)
+    monkeypatch.setattr(service, "MAX_HELD_EACH", 1)
     lease = (await bench.authorize()).json()["lease_id"]
     for key in ("sk-acme", "sk-acme-test"):
         refused = await bench.authorize({"authorization": f"Bearer {key}"})
@@ -762,7 +762,7 @@ async def test_one_tenant_can_hold_so_many_and_no_more_with_all_of_its_entitleme
 async def test_all_together_can_hold_so_many_and_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_slots, "MAX_HELD", 1)
+    monkeypatch.setattr(service, "MAX_HELD", 1)
     await bench.authorize()
     assert error(await bench.authorize(OTHER)) == (503, "too_many_leases", "too_many_leases")
 
@@ -770,7 +770,7 @@ async def test_all_together_can_hold_so_many_and_no_more(
 async def test_refused_requests_take_no_place(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_slots, "MAX_HELD_EACH", 1)
+    monkeypatch.setattr(service, "MAX_HELD_EACH", 1)
     for _ in range(3):
         assert error(await bench.authorize(n=3))[0] == 400
     assert (await bench.authorize()).status_code == 200
