@@ -57,7 +57,7 @@ COMMANDS: Final = {
     "calibrate": "sluice.calibrate.command",
     "train": "sluice.train.command",
     "top": "sluice.top.command",
-    "traffic": "sluice.traffic",
+    "traffic": "sluice.demo.command",
     "why": "sluice.operate.why",
     "usage": "sluice.usage",
     "me": "sluice.operate.me",

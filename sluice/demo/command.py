@@ -1,19 +1,23 @@
 """`sluice demo`: mock engines, a gateway on embedded state, sample tenants, a story in acts.
 
 Real processes over real sockets, from a real configuration file.
+`sluice traffic` tells the story to a gateway that runs already.
 """
 
+import asyncio
 import contextlib
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import httpx
 import typer
 from rich.console import Console
 
@@ -22,8 +26,8 @@ from sluice.demo.config import ADMIN_KEY, KEYS, MODEL
 from sluice.demo.display import Plain, Shown
 from sluice.demo.fleet import DemoFleet
 from sluice.demo.story import ACTS, tell
-from sluice.demo.teller import Teller
-from sluice.terminal import PlainConsole
+from sluice.operate.admin_client import DEFAULT_URL, URL_VARIABLE
+from sluice.terminal import PlainConsole, stop
 
 
 def _known(name: str | None) -> str | None:
@@ -42,6 +46,8 @@ StoryOption = Annotated[
     ),
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Play each act once, then end.")]
+_ELSEWHERE = tuple(name for name in ACTS if name != "engine")
+"""Acts that need no hand on the engines."""
 
 
 def demo(
@@ -158,3 +164,68 @@ def _welcome(console: Console, fleet: DemoFleet) -> None:
         highlight=False,
     )
     console.print()
+
+
+class Teller:
+    """One telling; `end` cancels it."""
+
+    def __init__(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._story = story
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.failure: Exception | None = None
+        """Why it ended before its end."""
+
+    def start(self) -> None:
+        """Begin to tell."""
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the story has ended."""
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Stop telling, and wait until its requests are given up."""
+        if not self.over:
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._thread.join(10.0)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._tell())
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the main thread reports it
+            self.failure = error
+        finally:
+            self._loop.close()
+
+    async def _tell(self) -> None:
+        self._task = asyncio.current_task()
+        await self._story()
+
+
+def traffic(
+    url: Annotated[
+        str,
+        typer.Option(envvar=URL_VARIABLE, help="The gateway; its tenants are those of the demo."),
+    ] = DEFAULT_URL,
+    once: OnceOption = False,
+    pace: PaceOption = 1.0,
+) -> None:
+    """Send sample traffic with the demo's keys to a running gateway, in a loop."""
+    signal.signal(signal.SIGTERM, _stop)
+    base = url.rstrip("/").removesuffix("/v1")
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            httpx.get(f"{base}/health", timeout=5.0, trust_env=False).raise_for_status()
+            with display(f"Sluice traffic  {base}", _ELSEWHERE) as show:
+                asyncio.run(tell(base, show, _ELSEWHERE, pace=pace, once=once))
+        except httpx.HTTPError as error:
+            stop(f"{base}: {error}", 1)

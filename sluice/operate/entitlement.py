@@ -11,20 +11,6 @@ from sluice.operate.admin_client import (
     KeyFileOption,
     UrlOption,
 )
-from sluice.operate.options import (
-    Class,
-    Concurrency,
-    Expires,
-    Kv,
-    KvLimit,
-    Limit,
-    Mode,
-    Rate,
-    RateLimit,
-    Slo,
-    Tenant,
-    fields_of,
-)
 from sluice.terminal import JsonOption, console, echo_json, stop
 
 PAGE = 1_000
@@ -36,6 +22,27 @@ entitlement = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _option(flag: str, words: str) -> Any:
+    return typer.Option(flag, help=words, show_default=False)
+
+
+Tenant = Annotated[str | None, _option("--tenant", "Whose it is.")]
+Class = Annotated[
+    str | None, _option("--class", "dedicated, guaranteed, elastic, spot or preemptible.")
+]
+Slo = Annotated[float | None, _option("--slo-target-ms", "Time to first token that it expects.")]
+Rate = Annotated[float | None, _option("--tokens-per-second", "Input and output tokens.")]
+RateLimit = Annotated[float | None, _option("--max-tokens-per-second", "The same with borrowing.")]
+Kv = Annotated[float | None, _option("--kv-cache-gib", "KV cache of its requests in flight.")]
+KvLimit = Annotated[float | None, _option("--max-kv-cache-gib", "The most of it.")]
+Concurrency = Annotated[str | None, _option("--concurrency", "Baseline: 32, or short=28,long=4.")]
+Limit = Annotated[int | None, _option("--max-concurrency", "The most sequences in flight.")]
+Mode = Annotated[str | None, _option("--mode", "enforce or observe.")]
+Expires = Annotated[
+    str | None, _option("--expires-at", "2030-12-31T23:59:59Z; UTC without an offset.")
+]
 keys = typer.Typer(help="An entitlement's keys.", no_args_is_help=True)
 entitlement.add_typer(keys, name="keys")
 
@@ -108,7 +115,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create an entitlement. Prints its key, which is shown only once."""
-    fields = fields_of(
+    fields = _fields_of(
         service_class=service_class,
         slo_target_ms=slo_target_ms,
         tokens_per_second=tokens_per_second,
@@ -152,7 +159,7 @@ def change(
     as_json: JsonOption = False,
 ) -> None:
     """Change terms, effective at once. Fields that are not named stay."""
-    body = fields_of(
+    body = _fields_of(
         tenant=of,
         service_class=service_class,
         slo_target_ms=slo_target_ms,
@@ -295,3 +302,18 @@ def _tell_key(made: dict[str, Any]) -> None:
     if "key" in made:
         typer.echo("Its key, shown this once:", err=True)
         typer.echo(made["key"])
+
+
+def _fields_of(*, concurrency: str | None, **given: object) -> dict[str, object]:
+    """The fields that were given; `concurrency` as a number or by pool."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    if concurrency is not None:
+        try:
+            if "=" in concurrency:
+                parts = [part.partition("=") for part in concurrency.split(",")]
+                fields["concurrency"] = {pool.strip(): int(most) for pool, _, most in parts}
+            else:
+                fields["concurrency"] = int(concurrency)
+        except ValueError:
+            stop("--concurrency: give a whole number, or pool=number,pool=number", 2)
+    return fields

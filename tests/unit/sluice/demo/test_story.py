@@ -9,9 +9,9 @@ import respx
 
 from sluice.demo import story
 from sluice.demo.client import Answer, Client
+from sluice.demo.command import Teller
 from sluice.demo.prompts import question
 from sluice.demo.stage import Stage
-from sluice.demo.teller import Teller
 
 URL = "http://gateway"
 CHAT = f"{URL}/v1/chat/completions"

@@ -1,6 +1,6 @@
 """Keys of `sluice top`: each changes what is asked for, shown, or neither."""
 
-from sluice.top.controls import ENTITLEMENT_ORDERS, Controls
+from sluice.top.command import ENTITLEMENT_ORDERS, Controls
 
 
 def pressed(*keys: str) -> tuple[Controls, list[bool]]:
