@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from typing import Any
 
 _log = logging.getLogger("sluice")
@@ -27,13 +27,7 @@ class BackgroundTasks:
         A task's failure is logged and does not stop the shutdown.
         """
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("a background task had failed", exc_info=error)
+        await _end(tasks)
         return bool(tasks)
 
 
@@ -61,13 +55,18 @@ class TasksByKey:
     async def close(self) -> None:
         """Cancel all and wait for their end; a failure is logged. Idempotent."""
         tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("a background task had failed", exc_info=error)
+        await _end(tasks)
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end; a failure is logged."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task had failed", exc_info=error)
 
 
 class PeriodicTask:

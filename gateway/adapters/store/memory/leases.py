@@ -59,12 +59,10 @@ class MemoryLeases(MemoryPools):
         """Lease id -> the pools of the model that it was planned for."""
         self._evict: Callable[[str], None] = lambda _: None
         self.limits = LimitBook()
-        self.on_warning: Callable[[Limit, LimitUse], None] = _ignore
+        self.on_warning: Callable[[Limit, LimitUse], None] = lambda _limit, _use: None
         """Called for the first request in a window that reaches a level that warns."""
         for token_pool in self.token_pools.values():
             token_pool.limits = self.limits
-        self.settled_total = 0
-        self.refunded_total = 0
 
     @property
     def active(self) -> int:
@@ -187,11 +185,9 @@ class MemoryLeases(MemoryPools):
 
     def end(self, lease_id: str, model: str, settlement: Settlement) -> None:
         """Settle a lease, once."""
-        held = self._release(lease_id)
-        if held is not None and settlement.usage is None:
-            self.refunded_total += 1
-        elif held is not None:
-            self.settled_total += 1
+        held = self._leases.pop(lease_id, None)
+        if held is not None:
+            self._pools.pop(lease_id)[held.pool].inflight -= held.sequences
         # A lease not held is a former process's, has expired, or was settled before.
         token_pool = self.token_pools.get(model)
         if token_pool is not None:
@@ -216,12 +212,6 @@ class MemoryLeases(MemoryPools):
                 admission.renew(token_pool, lease_id, now_s)
 
     # -- inside
-
-    def _release(self, lease_id: str) -> Lease | None:
-        held = self._leases.pop(lease_id, None)
-        if held is not None:
-            self._pools.pop(lease_id)[held.pool].inflight -= held.sequences
-        return held
 
     def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
         request = AdmissionRequest(
@@ -309,7 +299,3 @@ def warn(lease: Lease, hear: Callable[[Limit, LimitUse], None]) -> None:
     for limit, use in zip(lease.asked, lease.uses, strict=False):
         if use.crossed:
             hear(limit, use)
-
-
-def _ignore(_limit: Limit, _use: LimitUse) -> None:
-    pass

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.replicas.calls import Address
 from gateway.adapters.store.redis.exchange import RedisExchange
 from gateway.errors import StateFailure
@@ -114,7 +115,7 @@ class RedisBoard:
         self._breaker = Breaker()
         self._away = False
         self._hurry = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
         self.serve(models)
 
     def serve(self, models: Iterable[str]) -> None:
@@ -132,7 +133,7 @@ class RedisBoard:
         return self._breaker.closed
 
     def listen(self, listener: Listener) -> None:
-        """Call a listener's `tell` before each exchange and its `hear` after it."""
+        """Call a listener's `send` before each exchange and its `receive` after it."""
         self._listeners.append(listener)
 
     def publish(self, name: str, payload: bytes) -> None:
@@ -169,15 +170,11 @@ class RedisBoard:
     async def start(self) -> None:
         """Exchange once, then periodically; waits LIMIT_S at most."""
         await self.exchange()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._background.start(self._run())
 
     async def close(self) -> None:
         """Withdraw this replica's notes and close the connection."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._background.close()
         self._closing = True
         await self.exchange()
         await self._exchange.close()

@@ -5,7 +5,6 @@ Redis is away, `link` how calls travel; `lua/` holds the decisions.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -15,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.store.memory.token_pools import SteadyClock
 from gateway.adapters.store.redis.known_limits import KnownLimits
@@ -77,13 +77,11 @@ class RedisLeases:
         self.pending: set[str] = set()
         """Models whose token pool is being prepared: it does not decide yet."""
         self._evict: Callable[[str], None] = lambda _: None
-        self._task: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks()
         self._known: Mapping[str, Limit] = {}
         self._known_from = 0
         """Which of these limits to read next."""
         self._levels_at_s = 0.0
-        self.settled_total = 0
-        self.refunded_total = 0
         self._process = Process(
             owner=owner,
             fail_mode=fail_mode,
@@ -100,7 +98,7 @@ class RedisLeases:
     async def start(self) -> None:
         """Connect; returns after the first attempt, successful or not."""
         await asyncio.gather(*(model.link.start() for model in self._models.values()))
-        self._task = asyncio.get_running_loop().create_task(self._receive())
+        self._background.start(self._receive())
 
     async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
         """Have a model's token pool ready; it decides once the model is not `pending` any more."""
@@ -145,11 +143,7 @@ class RedisLeases:
 
     async def close(self) -> None:
         """Send pending posts within a time limit and close the connections."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._background.close()
         await asyncio.gather(*(m.link.close() for m in (*self._models.values(), *self._ended)))
 
     @property
@@ -213,13 +207,7 @@ class RedisLeases:
             self._local.settle(lease, settlement)
             return None
         posted = model.settle(lease, settlement, heard=heard)
-        if posted is None:
-            return None
-        if settlement.usage is None:
-            self.refunded_total += 1
-        else:
-            self.settled_total += 1
-        return posted.done
+        return None if posted is None else posted.done
 
     async def reclaim(self, lease: Lease) -> None:
         model = self._holder(lease.model, lease.id)

@@ -2,18 +2,8 @@
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.policy.fleet import fleet
-from gateway.ports import Settlement
-from gateway.records.attempt import Usage
 from tests.builders import LONG, SHORT, ask, served_model
 from tests.fakes import FakeClock
-
-
-async def test_settled_and_refunded_leases_are_counted_apart() -> None:
-    store = MemoryLeases({"m": served_model()}, FakeClock())
-    usage = Usage(prompt_tokens=1, completion_tokens=1)
-    store.settle(await store.admit(ask("a")), Settlement(usage=usage, dispatched=True))
-    store.settle(await store.admit(ask("b")), Settlement(usage=None, dispatched=False))
-    assert (store.settled_total, store.refunded_total, store.active) == (1, 1, 0)
 
 
 async def test_workers_that_are_ejected_leave_the_pool_overloaded_until_they_return() -> None:
