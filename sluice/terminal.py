@@ -1,6 +1,7 @@
 """Output of the verbs: tables, messages, JSON."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -58,6 +59,11 @@ def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON can have it; None for one without end."""
+    return value if math.isfinite(value) else None
 
 
 def echo_json(content: object) -> None:

@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 import typer
-from rich.console import Console
 
-from sluice.plan.command import PlotOption, need_libraries
-from sluice.terminal import JsonOption, PlainConsole, needs_extra
+from sluice.plan.command import PlotOption, need_libraries, need_plots
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
@@ -94,7 +93,10 @@ def calibrate(
     if output is not None:
         console.print(f"wrote {output}", markup=False)
     if plot is not None:
-        _draw(swept, checks, plot, console)
+        need_plots()
+        from sluice.calibrate.plot import draw
+
+        console.print(f"wrote {draw(swept, checks, plot)}", markup=False)
     raise typer.Exit(0 if document["verified"] else 1)
 
 
@@ -117,12 +119,12 @@ def _measure(
         def say(what: str, done: float) -> None:
             bar.update(task, description=what, completed=done)
 
-        # A faster event loop adds less to the times that it measures.
-        with asyncio.Runner(loop_factory=_loop()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
             return runner.run(_talk(url, model, key, bounds, given, say))
 
 
-def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Makes the event loop that adds least to measured times."""
     try:
         from uvloop import new_event_loop
     except ImportError:  # on Windows
@@ -255,11 +257,3 @@ def _key(file: Path | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         raise PlanError(f"{file}: no key of printable ASCII", "write the key alone in the file")
     return key
-
-
-def _draw(swept: "Swept", checks: tuple["Check", ...], folder: Path, console: Console) -> None:
-    try:
-        from sluice.calibrate.plot import draw
-    except ImportError:
-        needs_extra("plots need matplotlib", "bench")
-    console.print(f"wrote {draw(swept, checks, folder)}", markup=False)

@@ -188,7 +188,11 @@ def plan(
         output.write_text(text, encoding="utf-8")
         console.print(f"wrote {output}")
     if plot is not None:
-        _draw(found, checked, plot, console)
+        need_plots()
+        from sluice.plan.plot import draw
+
+        for file in draw(found, plot, checked):
+            console.print(f"wrote {file}")
     holds = found.chosen.feasible and (checked is None or checked.holds)
     raise typer.Exit(0 if holds else 1)
 
@@ -199,6 +203,14 @@ def need_libraries() -> None:
         import scipy.special  # noqa: F401
     except ImportError:
         needs_extra("planning needs scipy", "plan")
+
+
+def need_plots() -> None:
+    """Exit with code 2 if nothing can be drawn."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        needs_extra("plots need matplotlib", "bench")
 
 
 def _verify(
@@ -238,14 +250,3 @@ def _verify(
     if not as_json:
         show_verification(checked, console)
     return checked
-
-
-def _draw(
-    found: "PlanResult", checked: "Verification | None", folder: Path, console: Console
-) -> None:
-    try:
-        from sluice.plan.plot import draw
-    except ImportError:
-        needs_extra("plots need matplotlib", "bench")
-    for file in draw(found, folder, checked):
-        console.print(f"wrote {file}")

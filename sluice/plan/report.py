@@ -11,6 +11,7 @@ from rich.table import Table
 from planner.records import AskedLimits, EqualNodes, FleetPlan, PlanResult, PoolPlan
 from planner.verdict import fleet_line
 from sluice.plan.verify import Verification, verification_json
+from sluice.terminal import finite
 
 
 def plan_json(
@@ -36,7 +37,7 @@ def plan_json(
         "floor_nodes": chosen.floor_nodes,
         "total_nodes": chosen.nodes if chosen.feasible else None,
         "total_gpus": chosen.gpus if chosen.feasible else None,
-        "cost_per_year_usd": _finite(chosen.usd_per_year),
+        "cost_per_year_usd": finite(chosen.usd_per_year),
         "savings": plan.savings,
         "savings_against": plan.baseline,
         "feasible": chosen.feasible,
@@ -186,8 +187,8 @@ def _pool(pool: PoolPlan) -> dict[str, Any]:
         "slots_per_node": pool.slots_per_node,
         "rate_per_s": pool.rate_per_s,
         "utilisation": pool.utilisation,
-        "ttft_p99_s": _finite(pool.ttft_p99_s),
-        "tpot_p99_s": _finite(pool.tpot_p99_s),
+        "ttft_p99_s": finite(pool.ttft_p99_s),
+        "tpot_p99_s": finite(pool.tpot_p99_s),
     }
 
 
@@ -199,7 +200,7 @@ def _fleet(fleet: FleetPlan) -> dict[str, Any]:
         "gamma": fleet.gamma,
         "nodes": [pool.nodes for pool in fleet.pools],
         "total_nodes": fleet.nodes if fleet.feasible else None,
-        "cost_per_year_usd": _finite(fleet.usd_per_year),
+        "cost_per_year_usd": finite(fleet.usd_per_year),
     }
 
 
@@ -207,11 +208,7 @@ def _fields(record: EqualNodes | AskedLimits | None) -> dict[str, Any] | None:
     if record is None:
         return None
     found = {name: getattr(record, name) for name in record.__struct_fields__}
-    return {k: _finite(v) if isinstance(v, float) else v for k, v in found.items()}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {k: finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
 
 def _ms(seconds: float) -> str:

@@ -19,6 +19,7 @@ from simulator.fleet.outcome import HORIZON_SERVICES
 from sluice.plan.through_gateway import GatewayRun, through_gateway
 from sluice.simulated.fleet import Counting, fleet_of_plan, lengths_of
 from sluice.simulated.tenant_figures import tenants_json, tenants_table
+from sluice.terminal import finite
 
 MAX_REQUESTS: Final = 300_000
 _TIMES: Final = ("wait_p99_s", "ttft_p99_s", "tpot_p99_s")
@@ -243,8 +244,8 @@ def _cells(pool: PoolPlan | PoolVerdict, used: float) -> list[str]:
 def _pool(planned: PoolPlan, seen: PoolVerdict, used: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: {
-            "planned": _finite(getattr(planned, name)),
-            "simulated": _finite(getattr(seen, name)) if seen.requests else None,
+            "planned": finite(getattr(planned, name)),
+            "simulated": finite(getattr(seen, name)) if seen.requests else None,
         }
         for name in _TIMES
     }
@@ -259,10 +260,6 @@ def _pool(planned: PoolPlan, seen: PoolVerdict, used: float) -> dict[str, Any]:
         "short_run": seen.short_run,
         "ttft_p99_bounds_s": None if bounds is None else [bounds.low, bounds.high],
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _time(value_s: float) -> str:

@@ -5,20 +5,26 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from sluice.calibrate.command import fast_loop, public_url
 from sluice.operate.admin_client import URL_VARIABLE
-from sluice.plan.command import FieldsOption, PlotOption, TpotOption, TtftOption, need_libraries
-from sluice.terminal import JsonOption, PlainConsole, needs_extra
+from sluice.plan.command import (
+    FieldsOption,
+    PlotOption,
+    TpotOption,
+    TtftOption,
+    need_libraries,
+    need_plots,
+)
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from sluice.replay.load import ReplayRequest
-    from sluice.replay.report import ReplayReport
     from sluice.replay.run import Replayed, Say
 
 _DURATION_S = 60.0
@@ -65,7 +71,6 @@ def replay(
     """Replay requests through a gateway. Exit 1 when the SLO is violated, 2 on bad input."""
     need_libraries()
     from planner.errors import PlanError
-    from sluice.calibrate.command import public_url
     from sluice.plan.question import refuse
     from sluice.replay.report import report, report_json, show
 
@@ -95,7 +100,10 @@ def replay(
     else:
         show(found, console)
     if plot is not None:
-        _draw(done, plot, found, console)
+        need_plots()
+        from sluice.replay.plot import draw
+
+        console.print(f"wrote {draw(done, plot, found.slo_ttft_s)}", markup=False)
     raise typer.Exit(0 if found.holds else 1)
 
 
@@ -163,7 +171,7 @@ def _run(
             bars.update(sent, completed=so_far)
             bars.update(ended, completed=answered)
 
-        with asyncio.Runner(loop_factory=_loop()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
             return runner.run(_talk(url, model, key, asks, most_open, say, keys))
 
 
@@ -214,14 +222,6 @@ def _stopped_by_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        from uvloop import new_event_loop
-    except ImportError:  # on Windows
-        return None
-    return new_event_loop
-
-
 def _key(variable: str | None) -> str | None:
     from planner.errors import PlanError
 
@@ -247,11 +247,3 @@ def _tenant_keys(given: Sequence[str]) -> dict[str, str]:
             raise PlanError(f"--tenant-key {text}", "write ENTITLEMENT=VARIABLE")
         found[name] = key
     return found
-
-
-def _draw(done: "Replayed", folder: Path, found: "ReplayReport", console: Console) -> None:
-    try:
-        from sluice.replay.plot import draw
-    except ImportError:
-        needs_extra("plots need matplotlib", "bench")
-    console.print(f"wrote {draw(done, folder, found.slo_ttft_s)}", markup=False)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sluice.replay.client import Answered
 from sluice.replay.run import Replayed, commonest
+from sluice.terminal import finite
 
 MIN_JUDGED: Final = 100
 """Fewest answered requests for judging a pool's P99."""
@@ -180,10 +181,10 @@ def report_json(found: ReplayReport) -> dict[str, Any]:
         "judged": found.judged,
         "failed": found.failed,
         "errors": [{"error": text, "count": count} for text, count in found.errors],
-        "rate_per_s": _finite(found.rate_per_s),
+        "rate_per_s": finite(found.rate_per_s),
         "duration_s": found.duration_s,
         "compressed": found.compressed,
-        "late_p99_s": _finite(found.late_p99_s),
+        "late_p99_s": finite(found.late_p99_s),
         "most_open": found.most_open,
         "stopped": found.stopped,
         "prompt_ratio": found.prompt_ratio,
@@ -194,8 +195,8 @@ def report_json(found: ReplayReport) -> dict[str, Any]:
                 "requests": one.requests,
                 "refused": one.refused,
                 "failed": one.failed,
-                "attainment": _finite(one.attainment),
-                "ttft_p99_s": _finite(one.ttft_p99_s),
+                "attainment": finite(one.attainment),
+                "ttft_p99_s": finite(one.ttft_p99_s),
             }
             for one in found.tenants
         },
@@ -268,7 +269,7 @@ def _part(
 
 def _part_json(part: PoolReport) -> dict[str, Any]:
     def named(values: Sequence[float]) -> dict[str, float | None]:
-        return dict(zip(("p50", "p90", "p99"), map(_finite, values), strict=True))
+        return dict(zip(("p50", "p90", "p99"), map(finite, values), strict=True))
 
     return {
         "requests": part.requests,
@@ -277,10 +278,6 @@ def _part_json(part: PoolReport) -> dict[str, Any]:
         "tpot_s": named(part.tpot_s),
         "faults": list(part.faults),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _ms(seconds: float) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from sluice.config_file import load_or_exit
 from sluice.plan.command import (
@@ -21,15 +20,15 @@ from sluice.plan.command import (
     WindowOption,
     WorkloadOption,
     need_libraries,
+    need_plots,
 )
-from sluice.terminal import JsonOption, PlainConsole, needs_extra
+from sluice.terminal import JsonOption, PlainConsole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.progress import Progress
 
-    from simulator.fleet.fleet import FleetSpec
     from simulator.fleet.outcome import FleetOutcome
     from simulator.pipeline.tenants import TenantSummary
     from sluice.simulate.scenario import Ready
@@ -184,7 +183,11 @@ def _run(
     else:
         show(report, console)
     if plot is not None:
-        _draw(ready.spec, outcome, plot, ttft_s, console)
+        need_plots()
+        from sluice.simulate.plot import draw
+
+        for file in draw(ready.spec, outcome, plot, ttft_s):
+            console.print(f"wrote {file}")
     return report.holds
 
 
@@ -211,14 +214,3 @@ def _progress() -> "Progress":
 
     console = PlainConsole(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
-def _draw(
-    spec: "FleetSpec", outcome: "FleetOutcome", folder: Path, slo_s: float, console: Console
-) -> None:
-    try:
-        from sluice.simulate.plot import draw
-    except ImportError:
-        needs_extra("plots need matplotlib", "bench")
-    for file in draw(spec, outcome, folder, slo_s):
-        console.print(f"wrote {file}")
