@@ -3,7 +3,11 @@
 No framework: it runs beside the gateway being measured, so a request must cost little.
 """
 
+import base64
 import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qs
 
 from simulator.mock_server import transport
@@ -14,18 +18,51 @@ from simulator.mock_server.api.dialects import StreamDialect
 from simulator.mock_server.api.encoding import dumps
 from simulator.mock_server.api.faults import Active, FaultError, Faults, parse_faults
 from simulator.mock_server.api.problems import ApiError, ContextOverflowError
-from simulator.mock_server.api.requests import Body, parse_json
+from simulator.mock_server.api.requests import Body, field_int, parse_json
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.endpoints import Endpoints, Handler
 from simulator.mock_server.generation import MockExchange, run_stream, run_whole
-from simulator.mock_server.ranks import choose_rank
-from simulator.mock_server.received import ReceivedRequests, headers_of
-from simulator.mock_server.sglang_state import render_sglang
-from simulator.mock_server.state import render_metrics
+from simulator.mock_server.state import render_metrics, render_sglang
 from simulator.mock_server.transport import Receive, Scope, Send
 
 VERSION = "0.32.0+mock"
+_INJECTED = {"500": problems.internal, "503": problems.unavailable, "busy": problems.busy}
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class ReceivedRequests:
+    """The last requests received, for tests of what was sent; bounded in number and bytes."""
+
+    def __init__(self, entries: int, size: int) -> None:
+        self._entries = entries
+        self._size = size
+        self._held = 0
+        self._ring: deque[tuple[str, str, list[tuple[bytes, bytes]], bytes]] = deque()
+
+    def add(self, scope: Scope, body: bytes) -> None:
+        """Store one request; the oldest are dropped."""
+        self._ring.append((scope["method"], scope["path"], scope["headers"], body))
+        self._held += len(body)
+        while len(self._ring) > self._entries or (self._held > self._size and len(self._ring) > 1):
+            self._held -= len(self._ring.popleft()[3])
+
+    def last(self, number: int) -> list[dict[str, Any]]:
+        """The last `number`, oldest first."""
+        return [
+            {
+                "method": method,
+                "path": path,
+                "headers": headers_of(headers),
+                "body": body.decode("utf-8", "replace"),
+                "body_base64": base64.b64encode(body).decode(),
+            }
+            for method, path, headers, body in list(self._ring)[-number:]
+        ]
+
+
+def headers_of(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers as text, names in lower case."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
 
 
 class MockApp:
@@ -122,7 +159,9 @@ class MockApp:
         if "reset-before" in active:
             await transport.reset(receive, send)
             return
-        _raise_injected(active)
+        for name, error in _INJECTED.items():
+            if name in active:
+                raise error()
         headers = headers_of(scope["headers"])
         body = parse_json(data, headers.get("content-type", ""))
         renamed = active.by_name.get("model-name")
@@ -138,7 +177,7 @@ class MockApp:
                 receive=receive,
                 send=send,
                 active=active,
-                rank=choose_rank(self.driver, headers, body),
+                rank=_rank_of(self.driver, headers, body),
             )
             if job.stream and isinstance(dialect, StreamDialect):
                 await run_stream(exchange, job, dialect)
@@ -253,13 +292,27 @@ class MockApp:
         return 200, dumps({"spec": spec}), transport.JSON_TYPE
 
 
-def _raise_injected(active: Active) -> None:
-    if "500" in active:
-        raise problems.internal()
-    if "503" in active:
-        raise problems.unavailable()
-    if "busy" in active:
-        raise problems.busy()
+def _rank_of(driver: Driver, headers: Mapping[str, str], body: Body) -> int:
+    """The data-parallel rank that a request names, else the least loaded.
+
+    vLLM reads the header `X-data-parallel-rank` and ignores values that are not numbers. SGLang
+    reads `routed_dp_rank` of the body, or its deprecated name `data_parallel_rank` (the only one
+    in older versions); newer versions let the header win over both. ApiError (400) if the rank
+    does not exist.
+    """
+    asked: int | None
+    try:
+        asked = int(headers.get("x-data-parallel-rank", "")[:20])
+    except ValueError:
+        asked = field_int(body, "routed_dp_rank")
+        if asked is None:
+            asked = field_int(body, "data_parallel_rank")
+    if asked is None:
+        return driver.pick_rank()
+    ranks = len(driver.ranks)
+    if not 0 <= asked < ranks:
+        raise ApiError(400, f"data_parallel_rank {asked} is out of range [0, {ranks}).")
+    return asked
 
 
 async def _read(receive: Receive) -> bytes | None:

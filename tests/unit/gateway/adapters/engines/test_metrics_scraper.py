@@ -13,8 +13,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server.api.config import MockConfig
 from simulator.mock_server.driver import Driver
-from simulator.mock_server.sglang_state import render_sglang
-from simulator.mock_server.state import render_metrics
+from simulator.mock_server.state import render_metrics, render_sglang
 from tests.builders import address, changed, routing, served_model
 from tests.fakes import HANG, FakeEngines, failure
 
