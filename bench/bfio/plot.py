@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from bench.bfio.runs import POLICIES, SEEDS, history, summary
 from bench.bfio.table import WARM_UP, sweep
-from simulator.barrier.energy import PowerModel
 from simulator.barrier.records import Floats
+from simulator.barrier.summary import PowerModel
 from simulator.barrier.work import OUTPUT_MEAN
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#777777"

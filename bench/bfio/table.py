@@ -10,12 +10,11 @@ import numpy as np
 
 from bench.bfio.runs import GROUP, SEEDS, Advance, burst, history, mean_of, summary
 from bench.common.report import Row
-from simulator.barrier.energy import PowerModel
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo
 from simulator.barrier.records import Floats
-from simulator.barrier.summary import summarise
+from simulator.barrier.summary import PowerModel, summarise
 from simulator.barrier.work import OUTPUT_MEAN
 
 WARM_UP: Final = 800

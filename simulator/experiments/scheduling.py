@@ -27,7 +27,6 @@ from simulator.experiments.scheduling_records import (
     SimulatedGateway,
     Trouble,
 )
-from simulator.experiments.scheduling_workers import Worker, events_of
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -43,6 +42,37 @@ TICK_S: Final = 0.25
 SAMPLE_S: Final = 1.0
 """From one reading of the engines' metrics to the next."""
 ATTEMPTS: Final = 5
+_ROUNDING_S: Final = 1e-9
+
+
+class _Worker:
+    """An engine with a clock that can be halted."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self.profile = profile
+        self.engine = Engine(profile)
+        self.behind_s = 0.0
+        self.halted_s = inf
+
+    @property
+    def halted(self) -> bool:
+        """Whether its clock is halted."""
+        return self.halted_s < inf
+
+    def local_s(self, now_s: float) -> float:
+        """Time by its own clock; rounded up, so that rounding never misses a due event."""
+        local_s = min(now_s, self.halted_s) - self.behind_s
+        return local_s + _ROUNDING_S if self.behind_s else local_s
+
+    def resume(self, now_s: float) -> None:
+        """Continue at the time at which it was halted."""
+        self.behind_s += now_s - self.halted_s
+        self.halted_s = inf
+
+    def due_s(self) -> float:
+        """Time of the next event; never while it is halted."""
+        due_s = None if self.halted else self.engine.next_event_s()
+        return inf if due_s is None else due_s + self.behind_s
 
 
 class _SchedulingRun:
@@ -61,7 +91,7 @@ class _SchedulingRun:
         self.notices: list[tuple[float, int, int, str]] = []  # heap by time, then as they came
         self.noted = 0
         self.demands = demands
-        self.workers = [Worker(p) for p in profiles]
+        self.workers = [_Worker(p) for p in profiles]
         self.gateways = gateways
         for gateway in gateways:
             gateway.prefix_gossip.listened(by_others=len(gateways) > 1)
@@ -291,7 +321,7 @@ class _SchedulingRun:
 
     def all(self, troubles: Sequence[Trouble]) -> None:
         self.pending = []
-        events = events_of(troubles)
+        events = _events_of(troubles)
         n, at = len(self.demands), 0
         tick_s, sample_s = TICK_S, SAMPLE_S
         while at < n or self.open:
@@ -363,3 +393,15 @@ def serve(
         within=run.within,
         lost=run.lost,
     )
+
+
+def _events_of(troubles: Sequence[Trouble]) -> list[tuple[float, tuple[str, int]]]:
+    """Starts and ends of troubles, latest first."""
+    names = {"stall": ("stall", "resume"), "restart": ("down", "up"), "cold": ("cold", "")}
+    events = []
+    for trouble in troubles:
+        first, last = names[trouble.what]
+        events.append((trouble.at_s, (first, trouble.worker)))
+        if last:
+            events.append((trouble.at_s + trouble.lasts_s, (last, trouble.worker)))
+    return sorted(events, reverse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.barrier.energy import PowerModel
+from simulator.barrier.summary import PowerModel
 
 
 def test_power_goes_from_idle_to_peak_less_than_linearly() -> None:
