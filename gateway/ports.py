@@ -288,7 +288,7 @@ class Directory(Protocol):
         """
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
-        """Write all of a change, or nothing where a row has another revision.
+        """Write all of a change; nothing where a row has another revision, or a denial a later one.
 
         The new revision is above `floor`. `after`: the last write that the caller knows.
         """

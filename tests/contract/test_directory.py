@@ -199,11 +199,14 @@ async def test_a_write_that_is_not_known_was_lost(anyone: Directory) -> None:
     assert not (await put(anyone, row("b", uid="j"), after=written.mark)).conflict
 
 
-async def test_the_last_that_is_said_of_a_denial_counts(anyone: Directory) -> None:
-    for value in (1, 0, 1):
-        await deny(anyone, held(value, at=AT_MS))
-    (denial,) = (await everything(anyone)).denials
-    assert denial.value == 1
+async def test_a_denial_is_replaced_by_a_later_one_or_a_stricter_one_at_once(
+    anyone: Directory,
+) -> None:
+    for value, at, conflict in ((0, 5, False), (1, 5, False), (0, 5, True), (0, 4, True)):
+        assert (await deny(anyone, held(value, at=at))).conflict == conflict
+        (denial,) = (await everything(anyone)).denials
+        assert denial.value == (value if not conflict else 1)
+    assert not (await deny(anyone, held(0, at=6))).conflict
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 1)])

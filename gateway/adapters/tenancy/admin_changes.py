@@ -57,10 +57,11 @@ class AdminChanges:
         return Denial(what=what, subject=subject, value=value, of=of, changed=changed)
 
     def _gone(self, subjects: Iterable[str], *, of: str) -> tuple[Denial, ...]:
-        """Denials for good of digests and uids; empty ones are left out."""
+        """Denials for good of digests and uids; empty ones, and those denied, are left out."""
         return tuple(
             Denial(what="gone", subject=each, of=of, changed=self._later(0))
             for each in dict.fromkeys(filter(None, subjects))
+            if not self._known.gone(each)
         )
 
     def _row(self, row: Row, **fields: Any) -> Row:

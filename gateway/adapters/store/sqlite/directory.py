@@ -81,8 +81,8 @@ class SqliteDirectory:
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
         def work(file: sqlite3.Connection) -> Written:
             known = not after or file.execute(_KNOWN, (after, 0)).fetchone()
-            rows = (*change.puts, *change.removes)
-            if not (known and all(_based(file, row) for row in rows)):
+            based = all(_based(file, row) for row in (*change.puts, *change.removes))
+            if not (known and based and all(_counts(file, each) for each in change.denials)):
                 return Written(conflict=True)
             return _write(file, change.puts, change.removes, change.denials, floor)
 

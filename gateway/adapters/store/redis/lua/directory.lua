@@ -75,6 +75,10 @@ if not join then
   for _, remove in ipairs(asked.removes) do
     if kept_row(remove[1]) ~= remove[2] then return {-1} end
   end
+  -- A later one may be of another gateway, at the same time: each would count its own.
+  for _, denial in ipairs(asked.denials) do
+    if not counts(denial[1], denial[2], denial[3]) then return {-1} end
+  end
 end
 
 local revision = whole(math.max(last_revision(), tonumber(ARGV[3])) + 1)

@@ -243,3 +243,15 @@ async def test_what_makes_no_sense_here_opens_nothing_and_holds_nobody_up() -> N
     await one.tenants.create({"name": "beta"}, WHO)
     await other.sync.poll()
     assert other.opens(await other.add("fine", tenant="beta"))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_suspension_and_a_resumption_at_once_end_alike_everywhere(ahead: int) -> None:
+    one, other, _ = await meeting()
+    (one, other)[ahead].clock.advance(1.0)
+    await asyncio.gather(
+        one.entitlements.suspend("a", WHO), other.entitlements.suspend("a", WHO, undo=True)
+    )
+    await polled(one, other)
+    found = {rig.store.defined["m", "a"].suspended for rig in (one, other)}
+    assert found == {(await TenancyRig(one.directory).start()).store.defined["m", "a"].suspended}
