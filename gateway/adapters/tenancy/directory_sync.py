@@ -27,7 +27,7 @@ from gateway.errors import Conflict, StateFailure, Unavailable
 from gateway.policy.fleet.breaker import Breaker
 from gateway.policy.tenancy.known import Known
 from gateway.ports import Directory
-from gateway.records.tenancy import DirectoryChange, DirectoryState, RowId
+from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, RowId
 
 POLL_S: Final = 1.0
 LIMIT_S: Final = 2.0
@@ -94,7 +94,8 @@ class DirectorySync:
         self._replicated = True
         self._rows: set[RowId] = set()
         self._denied: set[str] = set()
-        """What changed and was not applied yet: kept over a failure."""
+        self._due = False
+        """Whether `follower` has to apply these, or that there are none."""
         self._background = BackgroundTasks()
 
     @property
@@ -117,6 +118,7 @@ class DirectorySync:
             async with self.lock:
                 with contextlib.suppress(StateFailure):  # it was logged
                     await self._refresh()
+                await self._apply()
                 await self.follower.settle()
             await self.follower.released()
         except Exception:  # noqa: BLE001 - a defect must not end the task
@@ -149,6 +151,7 @@ class DirectorySync:
             self._replicated = True
             try:
                 await self._refresh()
+                await self._apply()
                 return await work(), self._replicated
             except StateFailure as error:
                 raise Unavailable(
@@ -175,10 +178,8 @@ class DirectorySync:
         def kept(item: _T) -> _T:
             return msgspec.structs.replace(item, revision=written.revision)  # type: ignore[type-var]
 
-        state = DirectoryState(
-            rows=tuple(map(kept, change.puts)), denials=tuple(map(kept, change.denials))
-        )
-        await self._take(state)
+        await self._take(map(kept, change.puts), map(kept, change.denials))
+        await self._apply()
 
     async def _refresh(self) -> None:
         """Read other gateways' changes (under `lock`).
@@ -197,27 +198,38 @@ class DirectorySync:
                 )
                 self._floor = max(self._floor, written.revision)
             state = await self._ask(self._directory.read(0, ""), LOAD_LIMIT_S) or DirectoryState()
-        first, self.was_read = not self.was_read, True
+        await self._take(state.rows, state.denials)
+        # Only now: what is cut off before is read again.
         self._revision, self._mark = state.revision, state.mark
         self._floor = max(self._floor, state.revision)
-        await self._take(state, anyway=first)
+        self._due |= not self.was_read
+        self.was_read = True
 
-    async def _take(self, state: DirectoryState, *, anyway: bool = False) -> None:
-        async for denial in paused(state.denials):
-            rows, denied = self.known.take((), [denial])
+    async def _take(self, rows: Iterable[Row], denials: Iterable[Denial]) -> None:
+        async for denial in paused(denials):
+            self._note(self.known.take((), [denial]))
+        async for row in paused(rows):
+            self._note(self.known.take([row], ()))
+
+    def _note(self, changed: tuple[set[RowId], set[str]]) -> None:
+        rows, denied = changed
+        self._rows |= rows
+        self._denied |= denied
+        self._due |= bool(rows or denied)
+
+    async def _apply(self) -> None:
+        """Have all that changed applied; what is cut off or fails is due again."""
+        if not self._due:
+            return
+        rows, denied = self._rows, self._denied
+        self._rows, self._denied, self._due = set(), set(), False
+        try:
+            await self.follower.apply(rows, denied)
+        except BaseException:
             self._rows |= rows
             self._denied |= denied
-        async for row in paused(state.rows):
-            self._rows |= self.known.take([row], ())[0]
-        if self._rows or self._denied or anyway:
-            touched, denied = self._rows, self._denied
-            self._rows, self._denied = set(), set()
-            try:
-                await self.follower.apply(touched, denied)
-            except BaseException:
-                self._rows |= touched
-                self._denied |= denied
-                raise
+            self._due = True
+            raise
 
     async def _ask(self, call: Awaitable[_T], limit_s: float) -> _T:
         """The result of a call. Raises StateFailure, also for time-outs."""

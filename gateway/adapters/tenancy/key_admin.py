@@ -6,6 +6,7 @@ fingerprint, the digest's first 8 hex digits.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Final
 
 import msgspec
@@ -148,6 +149,9 @@ class TenantKeyAdmin(TenantAdmin):
                 *self._gone(ended, of=f"tenant {name}"),
                 *self._restrictions(name, [digest], suspended=found.key.suspended or None),
             ]
+            if grace_s:  # also where the file lists it elsewhere later
+                ends = min(now_s + grace_s, found.key.expires_unix_s or inf)
+                denials += self._restrictions(name, [old], ends=ends)
             change = DirectoryChange(puts=(after,), denials=tuple(denials))
             await self._store(name, change, who, "rotate_key")
 

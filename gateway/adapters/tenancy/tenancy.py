@@ -69,9 +69,6 @@ class Keys(Protocol):
     def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
         """Replace a tenant's keys."""
 
-    def remove_tenant(self, tenant: str) -> None:
-        """Forget a tenant's keys."""
-
     def default_to(self, tenant: str, key: TenantKey | None) -> None:
         """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
 
@@ -193,7 +190,7 @@ class Tenancy:
         async for row_id in paused(rows):
             kind, name = owner_of_key(row_id[1]) if row_id[0] == "key" else row_id
             (entitlements if kind == "entitlement" else tenants).add(name)
-        for denial in denials:
+        async for denial in paused(denials):
             what, _, name = denial.partition(" ")[2].partition(" ")
             if what == "entitlement":
                 entitlements.add(name)
@@ -203,7 +200,7 @@ class Tenancy:
                 for of, owner in self.keyring.owners(bytes.fromhex(digest)):
                     (entitlements if of == "entitlement" else tenants).add(owner)
         await self._compute(entitlements, tenants)
-        if self.sync.was_read:  # and all that was denied is in force
+        if self.sync.was_read:  # only now: until then revoked keys would open
             self.keyring.unread.clear()
         await self.settle()
 
@@ -245,7 +242,7 @@ class Tenancy:
         """Compute these anew, and tell what changed."""
         async for name in paused(entitlements):
             self._enter(name)
-        changed = []
+        keys = False
         async for name in paused(tenants):
             try:
                 tenant = tenant_of(name, self.file, self.known)
@@ -253,11 +250,9 @@ class Tenancy:
                 _log.exception("what the directory says of tenant %s makes no sense", name)
                 tenant = TenantInForce(name=name, exists=False, suspended=True)
             if tenant != self.tenant(name):
-                self.keyring.remove_tenant(name)  # a key may move from one tenant to another
-                changed.append(tenant)
-        async for tenant in paused(changed):
-            self._enter_tenant(tenant)
-        if self.index.entries or self.foreign or any(t.keys for t in changed):
+                self._enter_tenant(tenant)
+                keys |= bool(tenant.keys)
+        if self.index.entries or self.foreign or keys:
             self.known.take((), [KEYLESS])
         unread = self._guarded and not self.sync.was_read
         closed = self.known.rows or self.known.gone(KEYLESS.subject) or unread

@@ -171,7 +171,12 @@ def _keys(
     valid = {uid for uid, there in (("", section), (row.uid if row else "", row)) if there}
     made = [key for key in known.keys_of(tenant).values() if key.of in valid]
     former = {key.former_sha256 for key in made}
-    namesakes = {key.name: _restricted(key, known) for key in of_file}
+    # What is denied of a value that was replaced does not concern the new one.
+    namesakes = {
+        key.name: key if digest in former or known.gone(digest) else _restricted(key, known)
+        for key in of_file
+        for digest in [key.sha256.hex()]
+    }
     listed = {key.sha256.hex() for key in of_file}
     for key in of_file:
         digest = key.sha256.hex()

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.errors import Conflict, Forbidden, StateFailure, Unavailable
-from gateway.records.tenancy import NO_FILE, DirectoryState, TenancyFile
+from gateway.records.tenancy import NO_FILE, DirectoryState, FileTenant, TenancyFile
 from gateway.stages.authenticate import authenticate
 from tests.tenancy_fakes import (
     SHAPE,
@@ -18,6 +18,7 @@ from tests.tenancy_fakes import (
     FlakyDirectory,
     TenancyRig,
     entitling,
+    file_key,
     file_of,
     section,
 )
@@ -335,3 +336,83 @@ async def test_an_admin_s_key_of_a_file_s_entitlement_is_not_its_namesake_s() ->
     assert (rig.opens(old), rig.opens(new)) == (False, True)
     await rig.tenancy.adopt(entitling(section("a")))
     assert (rig.opens(old), rig.opens(new)) == (True, False)
+
+
+@pytest.mark.parametrize("defect", [RuntimeError, asyncio.CancelledError])
+async def test_a_denial_that_was_not_applied_is_with_the_next_poll(
+    defect: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await TenancyRig().start()
+    key = await rig.entitle("a")
+
+    async def fails(*_: object) -> None:
+        raise defect
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.tenancy, "_compute", fails)
+        with pytest.raises(defect):
+            await rig.entitlements.revoke_key(
+                "a", hashlib.sha256(key.encode()).hexdigest()[:8], WHO
+            )
+    assert rig.opens(key)
+    await rig.sync.poll()
+    assert not rig.opens(key)
+
+
+async def test_a_read_that_was_cut_off_is_made_again() -> None:
+    one = await TenancyRig().start()
+    other = await TenancyRig(one.directory).start()
+    keys = [await one.entitle(f"a{n}") for n in range(60)]  # more than one slice
+    reading = asyncio.create_task(other.sync.poll())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await other.sync.poll()
+    assert all(map(other.opens, keys))
+
+
+async def test_no_key_opens_before_all_that_was_read_late_is_applied() -> None:
+    digests = [f"{n:08x}" * 8 for n in range(1, 121)]
+    file = entitling(*(section(f"e{n}", each) for n, each in enumerate(digests)))
+    one = await TenancyRig().start(file)
+    for n, each in enumerate(digests):
+        await one.entitlements.revoke_key(f"e{n}", each[:8], WHO)
+    late = TenancyRig(one.directory)
+    late.keyring.unread = {"tenants"}
+    one.directory.fail_with = StateFailure("away")
+    await late.start(file)
+    one.directory.fail_with = None
+    late.clock.advance(10.0)
+    reading = asyncio.create_task(late.sync.poll())
+    while not reading.done():
+        assert late.keyring.unread or not any(opened(late, *digests))
+        await asyncio.sleep(0)
+    assert not late.keyring.unread
+
+
+async def test_keys_open_all_the_while_a_reload_changes_their_tenants() -> None:
+    def file(label: str) -> TenancyFile:
+        keys = {f"t{n}": file_key(f"k{n}", f"t{n}") for n in range(120)}
+        listed = {t: FileTenant(labels={"l": label}, keys=(key,)) for t, key in keys.items()}
+        return msgspec.structs.replace(file_of(entitlements=[section("chat")]), tenants=listed)
+
+    rig = await TenancyRig().start(file("one"))
+    reloading = asyncio.create_task(rig.tenancy.adopt(file("other")))
+    while not reloading.done():
+        assert all(rig.opens(f"sk-k{n}") for n in range(120))
+        await asyncio.sleep(0)
+
+
+async def test_a_key_of_the_file_that_was_rotated_ends_also_where_its_tenant_is_renamed() -> None:
+    rig = await TenancyRig().start(file_of("acme", web=file_key("web")))
+    await rig.tenants.rotate_key("acme", "web", {"grace_s": 60}, WHO)
+    moved = file_key("web", "corp", entitlements=("chat",))
+    await rig.tenancy.adopt(
+        file_of("corp", entitlements=[section("chat", tenant="corp")], web=moved)
+    )
+    assert rig.asks("sk-web") == "chat"
+    rig.clock.advance(61)
+    with pytest.raises(Forbidden):
+        rig.asks("sk-web")
