@@ -23,8 +23,10 @@ def hash_key(
         _refuse("--new makes a key: give none")
     if new:
         key = "sk-" + secrets.token_urlsafe(32)
+    elif key is None and sys.stdin.isatty():
+        key = str(typer.prompt("key", hide_input=True, err=True))
     elif key is None:
-        key = _read()
+        key = sys.stdin.readline().rstrip("\r\n")
     if not key or not all("!" <= char <= "~" for char in key):
         _refuse("a key is visible ASCII without blanks, at least one character")
     hashed = hashed_key(key)
@@ -39,12 +41,6 @@ def hash_key(
 def hashed_key(key: str) -> str:
     """`sha256:` and the hex digest of the key's bytes."""
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-
-
-def _read() -> str:
-    if sys.stdin.isatty():
-        return str(typer.prompt("key", hide_input=True, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
 
 
 def _refuse(message: str) -> None:

@@ -136,7 +136,13 @@ class Pipeline:
             held = self._held.get(incoming.lease_id)
             if held is None or not held.evicted or held.task.uncancel():
                 raise
-            gave_way = _gave_way()
+            # 429, in-band once bytes were sent.
+            gave_way = RateLimited(
+                "This request gave way to one with a reserved place. Please try again later.",
+                reason="evicted",
+                retry_after_s=_EVICTED_WAIT_S,
+                should_retry=True,
+            )
             heard = told(gave_way)
             outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
             await self._over(incoming, progress, outcome)
@@ -419,16 +425,6 @@ def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | N
     if following is None and attempts is not None and attempts.told == told(refusal):
         label = "upstream_error"
     return Outcome(label=label, status=refusal.status)
-
-
-def _gave_way() -> RateLimited:
-    """What the client of an evicted request is told: 429, in-band once bytes were sent."""
-    return RateLimited(
-        "This request gave way to one with a reserved place. Please try again later.",
-        reason="evicted",
-        retry_after_s=_EVICTED_WAIT_S,
-        should_retry=True,
-    )
 
 
 @coroutine

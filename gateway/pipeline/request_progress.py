@@ -342,23 +342,14 @@ def response_lines(
             f"x-sluice-queue-ms: {int(queue_s * 1000)}\r\n"
         )
     if lease is not None and lease.uses:
-        lines += _warnings(lease)
-    if lease is not None and lease.limits is not None and _applied(served, lease):
-        lines += limit_lines(lease.limits)
+        warned = [
+            f"{limit.scope} {limit.name}: {title(limit)} "
+            f"{100 * use.level // max(1, use.amount)}% used"
+            for limit, use in zip(lease.asked, lease.uses, strict=True)
+            if 0 < limit.warn <= use.level
+        ]
+        lines += f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
+    if lease is not None and lease.limits is not None and not lease.would_deny:
+        observed = served is not None and (served.routing.observe or served.admission.observe)
+        lines += "" if observed else limit_lines(lease.limits)
     return lines.encode()
-
-
-def _warnings(lease: Lease) -> str:
-    """Budgets that reached the level that warns, in one header."""
-    warned = [
-        f"{limit.scope} {limit.name}: {title(limit)} {100 * use.level // max(1, use.amount)}% used"
-        for limit, use in zip(lease.asked, lease.uses, strict=True)
-        if 0 < limit.warn <= use.level
-    ]
-    return f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
-
-
-def _applied(served: ModelRuntime | None, lease: Lease) -> bool:
-    """Whether the limits are in force, not only observed."""
-    observed = served is not None and (served.routing.observe or served.admission.observe)
-    return not (observed or lease.would_deny)

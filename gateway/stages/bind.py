@@ -62,7 +62,13 @@ def _last_resort(
             left = [w for w in known if (pool, w) not in tried and w not in barred]
             if left:
                 return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
-    raise _unavailable(served, adapter)
+    having = f" that has the LoRA adapter '{adapter[:256]}'" if adapter else ""
+    raise Unavailable(
+        f"No engine of the model '{served.name}'{having} is ready. Try again shortly.",
+        reason="no_worker_ready",
+        code="no_worker_ready",
+        retry_after_s=2.0,
+    )
 
 
 def job_of(
@@ -175,14 +181,4 @@ def binding_of(model_fleet: ModelFleet, pool: int, job: Job) -> Binding:
         worker=job.worker,
         score=job.score,
         candidates=tuple([(names[worker], score) for worker, score in job.candidates]),
-    )
-
-
-def _unavailable(served: ModelRuntime, adapter: str) -> Unavailable:
-    having = f" that has the LoRA adapter '{adapter[:256]}'" if adapter else ""
-    return Unavailable(
-        f"No engine of the model '{served.name}'{having} is ready. Try again shortly.",
-        reason="no_worker_ready",
-        code="no_worker_ready",
-        retry_after_s=2.0,
     )

@@ -160,7 +160,14 @@ def admission_section(
     settled_unix_s: float,
 ) -> AdmissionSection:
     """`asked` and `taken`: what admission was asked for and gave; `lease`: as it was settled."""
-    charge = None if charged is None else _charge(served, charged)
+    charge = None
+    if charged is not None:
+        charge = charge_tokens(
+            served.admission.profile,
+            charged.prompt_tokens,
+            charged.completion_tokens,
+            charged.cached_tokens,
+        )
     if lease.limits is None:
         return AdmissionSection(
             lease_id=lease_id,
@@ -189,15 +196,6 @@ def admission_section(
     )
 
 
-def _charge(served: ModelRuntime, charged: Usage) -> int:
-    return charge_tokens(
-        served.admission.profile,
-        charged.prompt_tokens,
-        charged.completion_tokens,
-        charged.cached_tokens,
-    )
-
-
 def compression_section(served: ModelRuntime | None, prompt: Prompt | None) -> CompressionSection:
     """What became of a prompt that compression could have made fit."""
     if prompt is None or (prompt.only_pool is None and not prompt.not_compressed):
@@ -221,6 +219,9 @@ def scheduling_section(
         if binding is None:
             return NO_SCHEDULING
         return SchedulingSection(score=score, candidates=candidates)
+    would_bind = None
+    if served is not None and binding is not None and job.would_bind >= 0:
+        would_bind = served.fleet.pools[binding.pool].workers[job.would_bind]
     return SchedulingSection(
         score=score,
         candidates=candidates,
@@ -231,15 +232,9 @@ def scheduling_section(
         predicted_prefill_s=job.expected_s or job.mean_s or None,
         predicted_prefill_q_s=job.quantile_s or None,
         prefill_s=first_s - job.sent_s if first_s is not None and job.stream else None,
-        would_bind=_would_bind(served, binding, job),
+        would_bind=would_bind,
         would_prefill_s=job.would_s or None,
     )
-
-
-def _would_bind(served: ModelRuntime | None, binding: Binding | None, job: Job) -> str | None:
-    if served is None or binding is None or job.would_bind < 0:
-        return None
-    return served.fleet.pools[binding.pool].workers[job.would_bind]
 
 
 def usage_section(charged: Usage | None, cost_nano: int | None = None) -> UsageSection:

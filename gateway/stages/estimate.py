@@ -43,8 +43,13 @@ def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
 
 
 def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
-    """The model by name, alias or LoRA adapter, else by a pattern of names. Raises NotFound."""
-    served = models.get(name) or _having(models, name) or _matching(models, name)
+    """The model by name, alias or LoRA adapter, else by the longest pattern. Raises NotFound."""
+    served = models.get(name)
+    if served is None:  # an adapter that its engines list
+        served = next((each for each in models.values() if each.adapter(name)), None)
+    if served is None:
+        patterns = [known for known in models if "*" in known and matches(known, name)]
+        served = models[max(patterns, key=len)] if patterns else None
     if served is None:
         raise NotFound(
             f"The model '{name}' does not exist. GET /v1/models lists those that do.",
@@ -53,17 +58,6 @@ def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
             param="model",
         )
     return served
-
-
-def _having(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
-    """The model with an adapter of this name that its engines list."""
-    return next((served for served in models.values() if served.adapter(name)), None)
-
-
-def _matching(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime | None:
-    """The model of the longest pattern that has this name."""
-    patterns = [known for known in models if "*" in known and matches(known, name)]
-    return models[max(patterns, key=len)] if patterns else None
 
 
 def adapter_of(served: ModelRuntime, facts: BodyFacts) -> str:

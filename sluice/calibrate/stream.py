@@ -8,6 +8,9 @@ import orjson
 
 from planner.calibration.traces import StreamTrace
 
+_SAID = ("content", "reasoning_content", "reasoning")
+"""Members of a delta that hold text."""
+
 
 class StreamTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One stream, parsed after it ended: parsing would delay the clocks of other streams."""
@@ -40,13 +43,17 @@ def read_stream(parts: Sequence[tuple[float, bytes]]) -> StreamTimes:
             continue
         finished = finished or choices[0].get("finish_reason") is not None
         delta = choices[0].get("delta")
-        said = bool(choices[0].get("text") or (delta and _says(delta)))
+        said = bool(choices[0].get("text") or (delta and any(map(delta.get, _SAID))))
         if said or choices[0].get("finish_reason"):
             times.append(at_s)
             reported.append(usage.get("completion_tokens") if isinstance(usage, dict) else None)
-    times, tokens = _merged(times, _counted(reported, total))
+    # Chunks that came at the same time are one entry.
+    merged = dict(zip(times, _counted(reported, total), strict=True))
     return StreamTimes(
-        times_s=tuple(times), tokens=tuple(tokens), prompt_tokens=prompt, finished=finished
+        times_s=tuple(merged),
+        tokens=tuple(merged.values()),
+        prompt_tokens=prompt,
+        finished=finished,
     )
 
 
@@ -79,10 +86,6 @@ def _events(parts: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[
                 yield at_s, event
 
 
-def _says(delta: dict[str, Any]) -> bool:
-    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning"))
-
-
 def _uncached(usage: dict[str, Any]) -> int | None:
     prompt = usage.get("prompt_tokens")
     if not prompt:
@@ -98,12 +101,6 @@ def _counted(reported: Sequence[int | None], total: int | None) -> list[int]:
         return given
     each = (total or len(reported)) / len(reported)
     return [round(each * (index + 1)) for index in range(len(reported))]
-
-
-def _merged(times: Sequence[float], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
-    """Merge chunks that came at the same time into one entry."""
-    by_time = dict(zip(times, tokens, strict=True))
-    return list(by_time), list(by_time.values())
 
 
 def _failed(error: object) -> StreamTimes:

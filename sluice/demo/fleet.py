@@ -35,8 +35,12 @@ class DemoFleet:
         self.log = folder / "processes.log"
         """Standard error of all."""
         self._children = children
-        self._commands = {url: _short(url, speed) for url in self.short}
-        self._commands[self.long] = _long(self.long, speed)
+        self._commands = {
+            url: _mock(url, SHORT_WINDOW, SHORT_SLOTS, speed, "--profile", "demo-replica")
+            for url in self.short
+        }
+        ranks = ("--profile", "demo-ranks", "--dp-ranks", str(RANKS))
+        self._commands[self.long] = _mock(self.long, LONG_WINDOW, SLOTS_PER_RANK, speed, *ranks)
         self._engines: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, *, compare: bool) -> None:
@@ -70,15 +74,6 @@ class DemoFleet:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
-
-
-def _short(url: str, speed: float) -> list[str]:
-    return _mock(url, SHORT_WINDOW, SHORT_SLOTS, speed, "--profile", "demo-replica")
-
-
-def _long(url: str, speed: float) -> list[str]:
-    more = ("--profile", "demo-ranks", "--dp-ranks", str(RANKS))
-    return _mock(url, LONG_WINDOW, SLOTS_PER_RANK, speed, *more)
 
 
 def _mock(url: str, window: int, slots: int, speed: float, *more: str) -> list[str]:

@@ -158,7 +158,11 @@ class Tenancy:
             if tenant is None:
                 self._report.left_out(path, f"a {owner[0]} of which no key was imported")
             else:
-                self._unused(tenant)
+                if not tenant.shared and "priority" in limits_of(row):
+                    self._report.left_out(
+                        (*path, "metadata", "priority"),
+                        "each of its keys has a rate or a priority of its own",
+                    )
                 other_fields(path, row, self._report)
 
     def reserve(self, shares: object, path: KeyPath, report: Report) -> None:
@@ -215,7 +219,8 @@ class Tenancy:
             ]
         else:
             shared = _divided(limits_of(tenant.row), tenant.apart + 1)
-            shared = _divided(shared, len(self._bases(tenant.row)))
+            opened, _ = self._opens.listed(models_in(tenant.row) or [])
+            shared = _divided(shared, len(set(map(self._opens.base, opened))))
             for model in bases:
                 if model not in tenant.shared:
                     tenant.shared[model] = self._entitlement(tenant, model, shared)
@@ -259,10 +264,6 @@ class Tenancy:
                 unread = [unreadable(path, of, self._report), restricted(path, of, self._report)]
                 tenant.suspended = budgets is None or any(unread)
         return self._tenants[owner]
-
-    def _bases(self, row: dict[str, Any]) -> set[str]:
-        """The models that a team or a user opens."""
-        return {self._opens.base(name) for name in self._opens.listed(models_in(row) or [])[0]}
 
     def _allowed(self, row: dict[str, Any]) -> tuple[list[str], list[str]]:
         """(imported models and adapters that a key opens, remarks); none opened: why."""
@@ -361,14 +362,6 @@ class Tenancy:
             )
             return True
         return False
-
-    def _unused(self, tenant: _Tenant) -> None:
-        """Leave out a team's priority if none of its entitlements has it."""
-        if not tenant.shared and "priority" in limits_of(tenant.row):
-            self._report.left_out(
-                (*tenant.path, "metadata", "priority"),
-                "each of its keys has a rate or a priority of its own",
-            )
 
 
 def _owner(row: dict[str, Any]) -> Owner:

@@ -129,11 +129,13 @@ def _fleet(asked: Scenario) -> FleetSpec:
             counting=asked.counting,
             compressible=asked.pc,
         )
+    # 65,536 tokens, or the power of two that holds the longest request.
+    window = max(DEFAULT_WINDOW_TOKENS, 1 << (asked.workload.longest_tokens - 1).bit_length())
     return fleet_of(
         asked.fleet or "",
         asked.b_short,
         asked.node,
-        window_tokens=asked.window_tokens or _window(asked.workload.longest_tokens),
+        window_tokens=asked.window_tokens or window,
         counting=asked.counting,
         gamma=asked.gamma,
         compressible=asked.pc,
@@ -148,11 +150,6 @@ def _recorded(asked: Scenario) -> RecordedTraffic | None:
     if asked.duration_s is not None:
         raise PlanError("a recording has its own length", "give --requests, or nothing")
     return read_recorded(Path(asked.source), fields=asked.fields, requests=asked.requests)
-
-
-def _window(longest_tokens: int) -> int:
-    """65,536 tokens, or the power of two that holds the longest request."""
-    return max(DEFAULT_WINDOW_TOKENS, 1 << (longest_tokens - 1).bit_length())
 
 
 def _stream(asked: Scenario) -> Stream:

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 
 from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.scheduling.scheduler import Scheduler
 from gateway.records.request import Category
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, managed, terms_of
@@ -68,8 +67,8 @@ def policies_of(gateway: Gateway) -> tuple[str, ...]:
     served = gateway.served
     schedulers = served.scheduling.schedulers or (None,) * len(gateway.profiles)
     pools = ", ".join(
-        f"{pool.name} {_policy(scheduler)}"
-        for pool, scheduler in zip(served.fleet.pools, schedulers, strict=True)
+        f"{pool.name} {'least-loaded' if each is None else _NAMES[type(each).__name__]}"
+        for pool, each in zip(served.fleet.pools, schedulers, strict=True)
     )
     admission = "by token pool" if gateway.terms is not None else "open"
     compression = "off"
@@ -77,10 +76,6 @@ def policies_of(gateway: Gateway) -> tuple[str, ...]:
         gamma = served.compression.rules.gamma
         compression = f"gamma {gamma:g}, p_c {gateway.compressible:.2g}"
     return (f"scheduling: {pools}", f"admission: {admission}", f"compression: {compression}")
-
-
-def _policy(scheduler: Scheduler | None) -> str:
-    return "least-loaded" if scheduler is None else _NAMES[type(scheduler).__name__]
 
 
 def entitlements_of(config: Config, model: ModelConfig) -> tuple[Entitlement, ...]:

@@ -59,7 +59,9 @@ def screen(
     if most is not None:
         few = _shares(most, len(workers["rows"]), len(entitlements["rows"]))
     parts: list[RenderableType] = [_head(shared, note)]
-    parts += [_wrong(one) for one in wrong]
+    for one in wrong:
+        style = "bold red" if one["level"] == "bad" else "yellow"
+        parts.append(Text(one["text"], style=style, no_wrap=True, overflow="ellipsis"))
     parts.append(_pools(pools, width))
     parts += _part(
         "entitlements",
@@ -99,11 +101,6 @@ def _head(shared: Row, note: str) -> Text:
     text.append(f"{note}  " if note else "", style="yellow")
     text.append("  ".join(parts))
     return text
-
-
-def _wrong(one: Row) -> Text:
-    style = "bold red" if one["level"] == "bad" else "yellow"
-    return Text(one["text"], style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _part(name: str, table: Table, page: Row) -> list[RenderableType]:
