@@ -182,7 +182,7 @@ def simulate(trace: LengthTrace, output_mode: OutputMode = "predicted") -> _Tall
     tally = _Tally()
     for length in trace.lengths:
         measure = _measure(trace.kind, length.prompt, rng)
-        facts = BodyFacts(model="m", measure=measure, cap_tokens=CAP, cap_field="max_tokens")
+        facts = BodyFacts(model="m", measure=measure, cap_tokens=CAP)
         estimate = estimator.estimate(CHAT, facts, trace.name)
         plan = plan_pool(routing, estimate)
         tally.requests += 1

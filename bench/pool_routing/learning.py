@@ -152,7 +152,7 @@ def count_misroutes(
     for _ in range(count):
         prompt, answer = lengths(rng, BOUNDARY, WINDOW)
         measure = _measure(known, prompt, rng, noise)
-        facts = BodyFacts(model="m", measure=measure, cap_tokens=answer, cap_field="max_tokens")
+        facts = BodyFacts(model="m", measure=measure, cap_tokens=answer)
         estimate = estimator.estimate(COMPLETIONS, facts, "bench")
         wrong += plan_pool(_ROUTING, estimate, "prompt").pool == 0
     return wrong

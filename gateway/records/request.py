@@ -138,7 +138,6 @@ class BodyFacts(Record, frozen=True, kw_only=True):
     has_stream_options: bool = False
     cap_tokens: int | None = None
     """The largest output limit among the fields that engines read here; None if absent."""
-    cap_field: str | None = None
     sequences_per_prompt: int = 1
     """max(n, best_of)."""
     choices_per_prompt: int = 1

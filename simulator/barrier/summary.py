@@ -64,7 +64,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """From arrival to a slot."""
     latency_s: float
     """Mean, from arrival to end."""
-    latency_p99_s: float
     completed: int
 
 
@@ -95,7 +94,6 @@ def summarise(history: History, skip: int = 800, power: PowerModel | None = None
         longest_wait_steps=longest_wait(history),
         wait_p99_s=_quantile(start_s - arrival_s, 0.99),
         latency_s=_mean(end_s - arrival_s),
-        latency_p99_s=_quantile(end_s - arrival_s, 0.99),
         completed=int(done.sum()),
     )
 

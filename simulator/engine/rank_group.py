@@ -28,7 +28,6 @@ class RankGroupEngine:
         if ranks < 1:
             raise ValueError(f"a group has at least one rank, not {ranks}")
         self.engines = tuple(Engine(profile) for _ in range(ranks))
-        self.iterations_total = 0
         self.waited_s = [0.0] * ranks
         """Seconds that each rank has waited at the barrier for slower ranks."""
         self._profile = profile
@@ -83,7 +82,6 @@ class RankGroupEngine:
             raise RuntimeError("no iteration is open: begin one first")
         self._open = False
         self._clock_s = self._end_s
-        self.iterations_total += 1
         out: list[RankEmission] = []
         empty_end_s = self._start_s + self._profile.w_s
         for rank, end_s in enumerate(self._ends_s):

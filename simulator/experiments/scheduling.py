@@ -138,7 +138,7 @@ class _SchedulingRun:
         self.open += 1
         ready = gateway.scheduler.submit(job, now_s)
         if job.state == "nowhere":
-            self.refused(job)
+            self.refused()
         else:
             self.bound(job, gateway)
         self.send(gateway, ready, now_s)
@@ -153,14 +153,14 @@ class _SchedulingRun:
         self.worker[job.owner] = job.worker
         gateway.prefix_gossip.sent(points, job.worker, 1.0, expected.hit_tokens)
 
-    def refused(self, job: Job) -> None:
+    def refused(self) -> None:
         self.open -= 1
         self.lost += 1
 
     def send(self, gateway: SimulatedGateway, ready: Sequence[Job], now_s: float) -> None:
         for job in ready:
             if job.state == "nowhere":
-                self.refused(job)
+                self.refused()
                 continue
             index, worker = job.owner, self.workers[job.worker]
             demand = self.demands[index]
@@ -258,7 +258,7 @@ class _SchedulingRun:
         if gateway.prefixes is not None and expected is not None:
             gateway.prefixes.correct(job.worker, expected, int(self.cached[index]))
 
-    def sample(self, now_s: float) -> None:
+    def sample(self) -> None:
         """Have the gateways read the engines' metrics."""
         usage = [worker.engine.kv_usage for worker in self.workers]
         for gateway in self.gateways:
@@ -349,7 +349,7 @@ class _SchedulingRun:
                 tick_s += TICK_S
                 if tick_s >= sample_s:
                     sample_s += SAMPLE_S
-                    self.sample(now_s)
+                    self.sample()
                 for gateway in self.gateways:
                     self.send(gateway, gateway.scheduler.tick(now_s), now_s)
                 if self.gossip is not None:

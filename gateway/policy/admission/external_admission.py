@@ -113,7 +113,6 @@ def facts_of(request: ExternalRequest) -> BodyFacts:
         model=request.model,
         measure=measure,
         cap_tokens=request.max_tokens,
-        cap_field="max_tokens",
         sequences_per_prompt=request.n,
     )
 

@@ -310,7 +310,8 @@ class LimitBook:
         """Drop those of the counters that are over, and whose limit nobody defines any more."""
         for limit_id in ids:
             counter = self.counters.get(limit_id)
-            if counter is None or defined(limit_id) or not counter.over(_window(limit_id), now_s):
+            window = limit_id.rpartition(":")[2]
+            if counter is None or defined(limit_id) or not counter.over(window, now_s):
                 continue
             del self.counters[limit_id]
             self._note(limit_id)
@@ -318,10 +319,6 @@ class LimitBook:
     def _note(self, limit_id: str) -> None:
         if self.changed is not None:
             self.changed.add(limit_id)
-
-
-def _window(limit_id: str) -> str:
-    return limit_id.rpartition(":")[2]
 
 
 def used_of(holding: Holding, spent: Spent | None) -> int:

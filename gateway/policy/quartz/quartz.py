@@ -260,7 +260,7 @@ class Quartz:
             self._take(job, now_s)
             return
         choice = self._choice(job, now_s) or (worker,)
-        candidates = self._candidates(choice, job.match, now_s)
+        candidates = self._candidates(choice, job.match)
         would, would_hit, seen, _, _ = self._best(job, candidates, now_s)
         job.would_bind = would
         if would != worker:
@@ -320,7 +320,7 @@ class Quartz:
         if self._pool.warming and len(choice) > 1:
             choice = members.without_cold(self._pool, list(choice), now_s)
         job.worker, job.hit_tokens, job.policy, job.score, job.candidates = self._best(
-            job, self._candidates(choice, job.match, now_s), now_s
+            job, self._candidates(choice, job.match), now_s
         )
         _, job.mean_s, job.quantile_s, _ = job.policy
         self._backlogs.bind(job)
@@ -340,9 +340,7 @@ class Quartz:
             return [w for w in choice if w not in job.excluded] or choice
         return choice
 
-    def _candidates(
-        self, choice: Sequence[int], match: Match, now_s: float
-    ) -> list[tuple[int, int]]:
+    def _candidates(self, choice: Sequence[int], match: Match) -> list[tuple[int, int]]:
         """Workers to compare, each with the hit expected there."""
         if not self.profile.locality:
             match = ()

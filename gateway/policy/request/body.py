@@ -131,13 +131,12 @@ def _generating_facts(
             "responses are not run in the background here. Leave it out, and send "
             "'stream': true to get the answer as it is made.",
         )
-    cap, field = None, None
+    cap: int | None = None
     for name, value in _limits(body):
         if value is not None:
             if not 1 <= value <= MAX_TOKEN_LIMIT:
                 raise _bad_limit(name, value)
-            if cap is None or value > cap:
-                cap, field = value, name
+            cap = value if cap is None else max(cap, value)
     options = body.stream_options
     return BodyFacts(
         model=body.model,
@@ -147,7 +146,6 @@ def _generating_facts(
         include_usage=options.include_usage if isinstance(options, schema.StreamOptions) else None,
         has_stream_options=options is not UNSET,
         cap_tokens=cap,
-        cap_field=field,
         sequences_per_prompt=(
             1 if body.n is None and body.best_of is None else _choices(body.n, body.best_of)
         ),
