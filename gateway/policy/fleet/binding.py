@@ -6,7 +6,7 @@ its p99 (docs/develop/benches/bfio.md). Counts are this gateway's own in-flight 
 requests that wait in the engine's queue.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.fleet import PoolState
@@ -36,23 +36,31 @@ def bind_least_loaded(
     if len(choice) == 1:
         only = choice[0]
         return Binding(pool=pool_index, worker=only, score=0.0, candidates=())
+    worker, score, compared = least_loaded(pool, choice)
+    names = pool.workers
+    return Binding(
+        pool=pool_index,
+        worker=worker,
+        score=score,
+        candidates=tuple([(names[i], its_score) for i, its_score in compared]),
+    )
+
+
+def least_loaded(
+    pool: PoolState, choice: Sequence[int]
+) -> tuple[int, float, Sequence[tuple[int, float]]]:
+    """The worker of the least score, that score, and some (worker, score) compared with it."""
     if len(choice) > COMPARED:
-        start = pool.cursor * COMPARED % len(choice)
-        choice = choice[start : start + COMPARED] + choice[: max(0, start + COMPARED - len(choice))]
+        at = pool.cursor * COMPARED % len(choice)
+        choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
     kv, active = pool.tokens, pool.active
     kv_unit = 1.0 / (pool.total_tokens or 1)
     active_unit = 1.0 / (pool.total_active or 1)
     scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
-    best = min(scores)
-    ties = [i for i, score in zip(choice, scores, strict=True) if score <= best]
-    worker = ties[pool.cursor % len(ties)]
+    least = min(scores)
+    compared = tuple(zip(choice[:RETAINED_CANDIDATES], scores, strict=False))
     pool.cursor += 1
-    return Binding(
-        pool=pool_index,
-        worker=worker,
-        score=best,
-        candidates=tuple(
-            (pool.workers[i], score)
-            for i, score in zip(choice[:RETAINED_CANDIDATES], scores, strict=False)
-        ),
-    )
+    if scores.count(least) == 1:
+        return choice[scores.index(least)], least, compared
+    ties = [i for i, score in zip(choice, scores, strict=True) if score <= least]
+    return ties[(pool.cursor - 1) % len(ties)], least, compared

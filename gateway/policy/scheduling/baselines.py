@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.policy.fleet import fleet, members
-from gateway.policy.fleet.binding import COMPARED, RETAINED_CANDIDATES
+from gateway.policy.fleet.binding import least_loaded
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.scheduling.scheduler import Job, Match
+from gateway.policy.scheduling.scheduler import Job
 from gateway.policy.scheduling.sticky import pick_sticky
 
 NOTHING: Final[Sequence[Job]] = ()
@@ -94,22 +94,8 @@ class LeastLoaded(Immediate):
     __slots__ = ()
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        pool = self._pool
-        if len(choice) > COMPARED:
-            at = pool.cursor * COMPARED % len(choice)
-            choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
-        kv, active = pool.tokens, pool.active
-        kv_unit = 1.0 / (pool.total_tokens or 1)
-        active_unit = 1.0 / (pool.total_active or 1)
-        scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
-        least = min(scores)
-        job.score = least
-        job.candidates = tuple(zip(choice[:RETAINED_CANDIDATES], scores, strict=False))
-        pool.cursor += 1
-        if scores.count(least) == 1:
-            return choice[scores.index(least)]
-        ties = [i for i, score in zip(choice, scores, strict=True) if score <= least]
-        return ties[(pool.cursor - 1) % len(ties)]
+        worker, job.score, job.candidates = least_loaded(self._pool, choice)
+        return worker
 
 
 class RoundRobin(Immediate):
@@ -131,9 +117,8 @@ class Sticky(Immediate):
         pool = self._pool
         active = pool.active
         self._cursor += 1
-        match: Match = job.match
         mean, slots = pool.total_active / len(choice), pool.slots_per_worker
-        worker = pick_sticky(match, choice, active, self._cursor, mean=mean, slots=slots)
+        worker = pick_sticky(job.match, choice, active, self._cursor, mean=mean, slots=slots)
         job.score = float(active[worker])
         job.candidates = ((worker, job.score),)
         return worker
