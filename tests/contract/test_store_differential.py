@@ -22,7 +22,7 @@ from gateway.adapters.store.redis.lease_codec import (
     token_pool_of,
 )
 from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
-from gateway.policy.admission import admission, debt, eviction, own_limits
+from gateway.policy.admission import admission, debt, eviction, limits
 from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
 from gateway.policy.budgets.limit_book import Wanted
 from gateway.policy.entitlements.entitlement import (
@@ -94,7 +94,7 @@ class Pair:
         expected = admission.admit(self.book, request, self.now_s, observe=observe)
         fields = msgspec.structs.asdict(request)
         lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
-        wanted = own_limits.wanted(request)
+        wanted = limits.wanted(request)
         limited = bool(request.limits)
         asked = LimitEncoder().asked(request.limits, wanted, self.now_s, "limits")
         answer = self.script(

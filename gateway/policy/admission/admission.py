@@ -4,9 +4,8 @@ Order of checks (token-pools paper, section 4.3; the project filled the gaps it 
 
 - Reap expired leases; repeat the earlier grant for a lease id that is already held.
 - The entitlement is in force.
-- Limits of the key, the entitlement and the tenant over all models, where there are any
-  (`gateway.policy.admission.own_limits`).
-- The request can ever fit; concurrency, token rate, KV (`gateway.policy.admission.limits`).
+- Limits of the key, the entitlement and the tenant over all models, where there are any; the
+  request can ever fit; concurrency, token rate, KV (`gateway.policy.admission.limits`).
 - A pool has room, contended or not (`gateway.policy.admission.placement`).
 
 Invariants: a pool's in-flight and KV are the sums over its leases; exactly one settlement or
@@ -17,7 +16,7 @@ All checks run before any state changes; a grant or denial is then applied in on
 embedded store calls these functions, and the Redis scripts transcribe them.
 """
 
-from gateway.policy.admission import limits, own_limits, placement
+from gateway.policy.admission import limits, placement
 from gateway.policy.admission.decision import (
     AdmissionRequest,
     Denial,
@@ -100,7 +99,7 @@ def admit(
     over: Denial | None = None
     weighed: list[Weighed] = []
     if request.limits:
-        weighed, over, request = own_limits.weigh(token_pool, request, now_s)
+        weighed, over, request = limits.weigh(token_pool, request, now_s)
         w = min(w, SPILLED_WEIGHT) if request.demoted else w
     would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
     if over is not None or not fast_admit(token_pool, account, request, now_s):
@@ -132,7 +131,7 @@ def admit(
     uses: tuple[LimitUse, ...] = ()
     if request.limits:
         lease.held, uses = token_pool.limits.reserve(
-            request.limits, weighed, own_limits.wanted(request)
+            request.limits, weighed, limits.wanted(request)
         )
     token_pool.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own" and not would_deny:
@@ -306,7 +305,7 @@ def fast_admit(
     checks decide, and say why.
 
     Like the full checks, it refills the entitlement's bucket up to now when it reads the bucket.
-    The account's derived values must be up to date (call `buckets.weight_now` first).
+    The account's derived values must be up to date (call `weight_now` first).
     """
     terms, pool, most = account.terms, request.pool, account.most
     if (
