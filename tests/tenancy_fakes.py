@@ -253,9 +253,9 @@ class TenancyRig:
             adapters=lambda model: [f"{model}-lora"],
         )
 
-    async def start(self, file: TenancyFile = NO_FILE, *, guarded: bool = True) -> "TenancyRig":
+    async def start(self, file: TenancyFile = NO_FILE) -> "TenancyRig":
         """Start without the task that polls: tests poll."""
-        await self.tenancy.begin(file, guarded=guarded)
+        await self.tenancy.begin(file)
         return self
 
     def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:

@@ -91,7 +91,7 @@ class EntitlementSet:
 
     async def enter(self) -> None:
         """What the directory holds, into index, keyring and token pool."""
-        await self.tenancy.begin(NO_FILE, guarded=True)
+        await self.tenancy.begin(NO_FILE)
 
     def admitted(self, entitlement: str) -> Lease:
         """A lease for a request of an entitlement."""

@@ -83,8 +83,6 @@ class AdmissionRuntime:
         """
         self._config = config
         self._url = config.state.address
-        kept = config.administered and backend_of(self._url) != "memory"
-        self._guarded = bool(config.entitlements) or kept
         self._metrics = metrics
         self._clock = clock
         by_name = {model.name: model for model in config.models}
@@ -95,7 +93,7 @@ class AdmissionRuntime:
         self.engine_kv = EngineKv()
         self.tokens = token_verifier(config, metrics, clock)
         self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
-        if config.administered and config.state.shared:
+        if config.administered and backend_of(self._url) != "memory":
             self.keyring.unread = {"tenants"}
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
@@ -198,7 +196,7 @@ class AdmissionRuntime:
             if self.tokens is not None:
                 await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
-            await self.tenancy.start(tenancy_file(self._config), guarded=self._guarded)
+            await self.tenancy.start(tenancy_file(self._config))
             if self.keyring.unread:
                 _log.warning(UNREAD)
             if self._saved is not None:

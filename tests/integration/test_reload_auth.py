@@ -115,6 +115,11 @@ def test_a_gateway_that_only_tokens_closed_does_not_open_by_a_reload() -> None:
         del world.file["auth"]
         world.reloaded()
         assert world.chat("anything") == 401
+        admin: Any = {"headers": {"authorization": f"Bearer {ADMIN_KEY}"}, "trust_env": False}
+        tenants = f"{world.fleet.url}/admin/tenants"
+        assert httpx.post(tenants, json={"name": "acme"}, **admin).status_code == 201
+        assert httpx.delete(f"{tenants}/acme", **admin).status_code == 204
+        assert world.chat("anything") == 401
 
 
 def test_a_bad_auth_section_refuses_the_reload_with_line_and_fix() -> None:

@@ -132,22 +132,16 @@ class Tenancy:
         self._rates = rates or {}
         self._observer = observer
         self._limits: dict[str, tuple[Limit, ...]] = {}
-        self._guarded = False
 
-    async def begin(self, file: TenancyFile, *, guarded: bool) -> None:
-        """Read the directory, and apply the file.
-
-        While the directory is away, the file's rights apply. `guarded`: the directory may hold
-        more, so requests need a key until it has been read.
-        """
-        self._guarded = guarded
+    async def begin(self, file: TenancyFile) -> None:
+        """Read the directory, and apply the file; alone while the directory is away."""
         await self.sync.poll()
         await self.adopt(file)
         await self.released()
 
-    async def start(self, file: TenancyFile, *, guarded: bool) -> None:
+    async def start(self, file: TenancyFile) -> None:
         """Call `begin`, then poll from now on."""
-        await self.begin(file, guarded=guarded)
+        await self.begin(file)
         self.sync.follow()
 
     async def adopt(self, file: TenancyFile) -> None:
@@ -254,9 +248,8 @@ class Tenancy:
                 keys |= bool(tenant.keys)
         if self.index.entries or self.foreign or keys:
             self.known.take((), [KEYLESS])
-        unread = self._guarded and not self.sync.was_read
-        closed = self.known.rows or self.known.gone(KEYLESS.subject) or unread
-        self.keyring.open = not closed
+        if self.known.rows or self.known.gone(KEYLESS.subject):
+            self.keyring.open = False
 
     def _enter(self, name: str) -> None:
         entry = self._in_force(name)

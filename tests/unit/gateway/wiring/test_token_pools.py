@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Unavailable
 from gateway.records.lease import Ask
 from gateway.settings import load
 from gateway.stages.authenticate import authenticate
@@ -118,3 +118,11 @@ async def test_on_a_cluster_the_answer_names_the_stores_that_count_them(tmp_path
         "over servers; use one server (redis:// or redis+sentinel://), or give budgets to "
         "entitlements."
     )
+
+
+async def test_no_key_opens_before_a_file_that_may_deny_it_was_read(tmp_path: Path) -> None:
+    state = tmp_path / "sluice.db"
+    state.write_text("no database, although it was one")
+    async with running(written(tmp_path / "f.yaml", f"sqlite:///{state}", "m")) as gateway:
+        with pytest.raises(Unavailable, match="which keys are revoked"):
+            authenticate(gateway.pools.keyring, digest("sk-web"), 1.0)

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.errors import Conflict, Forbidden, StateFailure, Unavailable
+from gateway.records.request import OPEN
 from gateway.records.tenancy import NO_FILE, DirectoryState, FileTenant, TenancyFile
 from gateway.stages.authenticate import authenticate
 from tests.tenancy_fakes import (
@@ -204,16 +205,15 @@ async def test_a_reload_with_the_directory_away_closes_what_left_the_file() -> N
     assert "mine" in kept, "an admin's, of a model that others may serve"
 
 
-@pytest.mark.parametrize(("guarded", "is_open"), [(True, False), (False, True)])
-async def test_nobody_comes_in_keyless_before_the_directory_was_read(
-    *, guarded: bool, is_open: bool
-) -> None:
+async def test_nobody_comes_in_keyless_before_the_directory_was_read() -> None:
     rig = TenancyRig()
+    rig.keyring.unread = {"tenants"}
     rig.directory.fail_with = StateFailure("away")
-    await rig.start(guarded=guarded)
-    assert rig.keyring.open == is_open
+    await rig.start()
+    with pytest.raises(Unavailable):
+        authenticate(rig.keyring, None, 1.0)
     await back(rig)
-    assert rig.keyring.open
+    assert authenticate(rig.keyring, None, 1.0) is OPEN
 
 
 async def test_a_suspension_of_a_tenant_holds_where_no_section_names_it() -> None:
@@ -272,7 +272,7 @@ async def test_a_directory_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 async def test_the_task_polls_and_ends() -> None:
     rig = TenancyRig()
-    await rig.tenancy.start(NO_FILE, guarded=True)
+    await rig.tenancy.start(NO_FILE)
     assert rig.keyring.open
     await rig.sync.close()
 
