@@ -34,11 +34,6 @@ AskTotals = Callable[[ModelRuntime, int], Mapping[int, EngineTotals]]
 """Gives totals for a model's pool, by worker; workers without figures are absent. No I/O."""
 
 
-def no_totals(_served: ModelRuntime, _pool: int) -> Mapping[int, EngineTotals]:
-    """No engine figures: only rescues and overruns move the boundaries."""
-    return {}
-
-
 def reported_totals(served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
     """Totals from the engines' metrics pages (`gateway.adapters.engines.metrics_scraper`)."""
     if not served.fleet.telemetry:
@@ -65,7 +60,7 @@ class BoundaryController:
         metrics: Metrics,
         *,
         clock: Callable[[], float],
-        ask: AskTotals = no_totals,
+        ask: AskTotals = reported_totals,
     ) -> None:
         """`controls` by model, where boundaries move; `clock` monotonic, in seconds."""
         self._metrics = metrics

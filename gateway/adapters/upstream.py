@@ -558,7 +558,9 @@ class HttpUpstream:
         if held is not None and now_s - held[1] < _TLS_LOOK_S:
             return held[0]
         try:
-            modified = _modified(tls)
+            files = (tls.ca_file, tls.cert_file, tls.key_file)
+            # Without pathlib, as this module is compiled.
+            modified = tuple(os.stat(f).st_mtime_ns for f in files if f is not None)  # noqa: PTH116
             context = held[0] if held is not None and modified == held[2] else _tls_context(tls)
         except OSError as error:  # also ssl.SSLError
             if held is None:
@@ -670,12 +672,6 @@ Connect = Callable[
 
 def _key(worker: WorkerAddress) -> ConnectionKey:
     return (worker.scheme, worker.host, worker.port, worker.tls)
-
-
-def _modified(tls: EngineTls) -> tuple[int, ...]:
-    """When the files were modified. Raises OSError."""
-    files = [file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file is not None]
-    return tuple(os.stat(file).st_mtime_ns for file in files)  # noqa: PTH116 - compiled
 
 
 def _tls_context(tls: EngineTls) -> ssl.SSLContext:

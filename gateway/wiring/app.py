@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from gateway.adapters.background_task import BackgroundTasks
 from gateway.adapters.bodies.child import MAX_MEMORY_BYTES
 from gateway.adapters.bodies.reader import BodyReader
-from gateway.adapters.boundary_controller import BoundaryController, reported_totals
+from gateway.adapters.boundary_controller import BoundaryController
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
 from gateway.adapters.engines.pages import EnginePages
 from gateway.adapters.engines.probes import Prober
@@ -37,7 +37,7 @@ from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal, RequestHead
 from gateway.settings import Config
 from gateway.settings.fleet.boundaries import control_of
-from gateway.stages.authenticate import Keyring, authenticate_head
+from gateway.stages.authenticate import authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment
 from gateway.web.control.management_port import Management
@@ -147,12 +147,11 @@ class Gateway:
         self.reader = BodyReader(min(read_bytes, MAX_MEMORY_BYTES))
         held_bytes = server.max_held_body_bytes or min(part_bytes * server.workers, MAX_BYTES)
         self.pipeline = self._pipeline(config, records, clock)
-        known = Authenticator(self.pools.keyring)
         wrong_keys = WrongKeys(clock)
         self.admission_service = self._external_admission(records, new_id, clock)
         self.store.on_evict(self._evict)
         self._answer(self.replicas.peers)
-        control = self._control_plane(config, clock, port, known, wrong_keys)
+        control = self._control_plane(config, clock, port, wrong_keys)
         self.data_plane = DataPlane(
             self.pipeline,
             control,
@@ -182,7 +181,6 @@ class Gateway:
             {name: control for name, control in controls.items() if control is not None},
             self.metrics,
             clock=clock,
-            ask=reported_totals,
         )
         self.telemetry = EngineMetrics(
             (model for model in self.models if model.fleet.telemetry),
@@ -256,7 +254,6 @@ class Gateway:
         config: Config,
         clock: Callable[[], float],
         port: int,
-        known: "Authenticator",
         wrong_keys: WrongKeys,
     ) -> App:
         """The application for every path outside the data plane."""
@@ -284,22 +281,22 @@ class Gateway:
             unread=lambda: self.pools.keyring.unread,
             clock=clock,
             keys=self.role_keys,
-            authenticate=known,
+            authenticate=self._authenticate,
             version=version(),
             created_unix_s=int(time.time()),
             openapi=lambda: openapi_document(version()),
             wrong_keys=wrong_keys,
         )
         self.snapshots = Snapshots(self._sources(surface))
-        ledger = None if self.ledger is None else self.ledger.path
+        reports = None if self.ledger is None else partial(report, self.ledger.path)
         app = control_app(
             surface,
-            usage_router(known, surface.keys, None if ledger is None else partial(report, ledger)),
+            usage_router(self._authenticate, surface.keys, reports),
             dashboard_router(surface, self.snapshots),
-            admission_router(self.admission_service, known, peers),
+            admission_router(self.admission_service, self._authenticate, peers),
             tenant_router(
                 TenantView(
-                    authenticate=known,
+                    authenticate=self._authenticate,
                     terms=self.pools.entitlements.find,
                     view=self.store.view,
                     limits=self.pools.budgets.shown,
@@ -325,6 +322,10 @@ class Gateway:
             replicas=self._replicas,
             store_up=self._state_up,
         )
+
+    async def _authenticate(self, head: RequestHead) -> Principal:
+        """Stage 1 for the control plane. Raises Refusal."""
+        return await authenticate_head(self.pools.keyring, head, time.time())
 
     def _answer(self, peers: Peers) -> None:
         """Register this replica's answers to the other replicas."""
@@ -480,14 +481,3 @@ def version() -> str:
         return importlib.metadata.version("sluice-gateway")
     except importlib.metadata.PackageNotFoundError:
         return "0"
-
-
-class Authenticator:
-    """Stage 1 for the control plane: maps a presented key or token to its principal."""
-
-    def __init__(self, keyring: Keyring) -> None:
-        self._keyring = keyring
-
-    async def __call__(self, head: RequestHead) -> Principal:
-        """Raises Refusal."""
-        return await authenticate_head(self._keyring, head, time.time())

@@ -104,7 +104,7 @@ class Followed:
             "test://source",
             world.discovery(),
             self.worker.found,
-            partial(self.bench.rotation.apply, "m", 0, "test://source"),
+            partial(self.bench.rotation.apply_to, "m", "only", "test://source"),
         )
         self.running = Discovering()
         self.running.add(self.source)

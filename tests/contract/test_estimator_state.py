@@ -14,7 +14,8 @@ from bench.common.redis_server import RedisServer
 from gateway.adapters.store.backends import open_state
 from gateway.adapters.store.estimator_sync import NoState
 from gateway.adapters.store.redis import estimators as redis_adapter
-from gateway.adapters.store.redis.estimators import RedisState, key_of
+from gateway.adapters.store.redis.estimators import KIND, RedisState
+from gateway.adapters.store.redis.exchange import key_of
 from gateway.errors import StateFailure
 from gateway.policy.estimate.merge import Learned, PartState
 from gateway.ports import EstimatorState
@@ -219,7 +220,7 @@ async def test_a_model_s_key_vanishes_when_nobody_asks(server: RedisServer) -> N
     state = RedisState(server.url)
     await publish(state, record())
     with server.client() as client:
-        assert 0 < int(str(client.ttl(key_of(M)))) <= redis_adapter.TTL_S
+        assert 0 < int(str(client.ttl(key_of(M, KIND)))) <= redis_adapter.TTL_S
         assert client.dbsize() == 1
     await state.close()
 
@@ -234,11 +235,11 @@ async def test_silent_replicas_are_dropped_by_one_that_has_heard_them(
     found = await living.exchange({M: record(5.0)})
     assert [peer.parts for peer in found.peers[M]] == [record(4.0)], "heard before it is dropped"
     with server.client() as client:
-        assert client.hlen(key_of(M)) == 3
+        assert client.hlen(key_of(M, KIND)) == 3
         await dead.exchange({"default:other": None})
         await publish(dead, record(4.0))
         await living.exchange({M: record(5.0)})
-        assert client.hlen(key_of(M)) == 2, "one record and the revision"
+        assert client.hlen(key_of(M, KIND)) == 2, "one record and the revision"
     await dead.close()
     await living.close()
 
@@ -275,8 +276,8 @@ async def test_records_of_another_make_are_ignored(server: RedisServer) -> None:
     state = RedisState(server.url)
     with server.client() as client:
         for n, junk in enumerate(("1 5 \x00\xff{", "1 6 ", "nonsense", "1 7 " + "x" * 2_000_000)):
-            client.hset(key_of(M), f"r:{n}", junk)
-        client.hset(key_of(M), "rev", "9")
+            client.hset(key_of(M, KIND), f"r:{n}", junk)
+        client.hset(key_of(M, KIND), "rev", "9")
     assert await heard(state) == []
     await publish(state, record())
     await state.close()
@@ -286,10 +287,10 @@ async def test_records_of_another_make_are_ignored(server: RedisServer) -> None:
 async def test_a_key_of_another_type_is_a_failure_and_no_more(server: RedisServer) -> None:
     state = RedisState(server.url)
     with server.client() as client:
-        client.set(key_of(M), "x")
+        client.set(key_of(M, KIND), "x")
         with pytest.raises(StateFailure, match="WRONGTYPE"):
             await heard(state)
-        client.delete(key_of(M))
+        client.delete(key_of(M, KIND))
     assert await heard(state) == []
     await state.close()
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
+from gateway.adapters.upstream import HttpUpstream
 from gateway.policy.fleet.engine_telemetry import EngineSample
 from gateway.policy.model_runtime import ModelRuntime
 from simulator.engine.engine import EngineProfile
@@ -46,12 +47,14 @@ def served_at(url: str) -> ModelRuntime:
 
 
 async def sampled(served: ModelRuntime) -> EngineSample | None:
-    metrics = EngineMetrics([served], time.monotonic)
+    upstream = HttpUpstream()
+    metrics = EngineMetrics([served], time.monotonic, upstream=upstream)
     try:
         known = await metrics.read(served, 0, 0)
         return metrics.views[served.name][0].samples[0] if known else None
     finally:
         await metrics.close()
+        await upstream.close()
 
 
 @pytest.mark.parametrize("fail", ["", "sglang-metrics"])
@@ -80,10 +83,14 @@ async def test_an_engine_without_a_page_tells_nothing() -> None:
 
 async def test_an_engine_that_came_back_has_restarted() -> None:
     told: list[int] = []
+    upstream = HttpUpstream()
     with engine() as url:
         served = served_at(url)
         metrics = EngineMetrics(
-            [served], time.monotonic, on_restart=lambda _, __, worker: told.append(worker)
+            [served],
+            time.monotonic,
+            upstream=upstream,
+            on_restart=lambda _, __, worker: told.append(worker),
         )
         async with httpx.AsyncClient() as client:
             await client.post(url + "/v1/chat/completions", json=BODY, timeout=10)
@@ -93,4 +100,5 @@ async def test_an_engine_that_came_back_has_restarted() -> None:
         again = served_at(url)
         assert await metrics.read(again, 0, 0)
     await metrics.close()
+    await upstream.close()
     assert told == [0]

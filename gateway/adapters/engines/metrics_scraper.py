@@ -42,15 +42,12 @@ class EngineMetrics:
         models: Iterable[ModelRuntime],
         clock: Callable[[], float],
         *,
+        upstream: Upstream,
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
         on_restart: OnRestart | None = None,
-        upstream: Upstream | None = None,
     ) -> None:
-        """`clock` is the clock that decisions use.
-
-        `upstream` provides connections; without it the object opens its own.
-        """
+        """`clock` is the clock that decisions use; `upstream` provides connections."""
         self._models = {served.name: served for served in models}
         self._clock = clock
         self._on_restart = on_restart
@@ -115,7 +112,6 @@ class EngineMetrics:
     async def close(self) -> None:
         """Stop reading."""
         await self._background.close()
-        await self._pages.close()
 
     async def read(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Read the page of a worker's engine into its view; False if the page could not be read.

@@ -7,7 +7,6 @@ general HTTP client's work per call would take most of a core.
 import asyncio
 from typing import Final
 
-from gateway.adapters.upstream import HttpUpstream
 from gateway.errors import UpstreamFailure
 from gateway.policy.fleet.engine_metrics import read_page
 from gateway.ports import Upstream, UpstreamCall
@@ -37,10 +36,9 @@ class Page(Record, frozen=True):
 class EnginePages:
     """Gets pages of engines, each whole response within `timeout_s`."""
 
-    def __init__(self, upstream: Upstream | None, timeout_s: float) -> None:
-        """`upstream` provides connections; with None the object opens its own."""
-        self._upstream = upstream or HttpUpstream()
-        self._shared = upstream is not None
+    def __init__(self, upstream: Upstream, timeout_s: float) -> None:
+        """`upstream` provides connections."""
+        self._upstream = upstream
         self._calls: dict[str, UpstreamCall] = {}
         self._looks: dict[str, asyncio.Task[bool]] = {}
         """By URL of the engine: all who ask at once share the answer."""
@@ -105,8 +103,3 @@ class EnginePages:
             if now is not None and now != first:
                 return True
         return False
-
-    async def close(self) -> None:
-        """Close the object's own connections."""
-        if not self._shared:
-            await self._upstream.close()

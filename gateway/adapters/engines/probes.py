@@ -60,12 +60,12 @@ class Prober:
         *,
         interval_s: float,
         timeout_s: float,
-        upstream: Upstream | None = None,
+        upstream: Upstream,
         kv: EngineKv | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_frozen: OnFrozen | None = None,
     ) -> None:
-        """`upstream` provides connections; without it the prober opens its own.
+        """`upstream` provides connections.
 
         `kv` receives the engines' KV capacities. `clock` is the requests' clock. `on_frozen` is
         called at each probe while an engine is frozen.
@@ -140,7 +140,6 @@ class Prober:
         """Stop probing."""
         self._watch.close()
         await self._background.close()
-        await self._pages.close()
 
     async def probe(self, served: ModelRuntime, pool: int, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""

@@ -98,13 +98,11 @@ class Rotation:
         """Engine -> who names it; leaving engines have nobody."""
         return {name: frozenset(known.sources) for name, known in self._known[model, pool].items()}
 
-    async def apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
-        """Make these the engines that a source names in a pool; requests run in between."""
-        async with self._lock:
-            await self._apply(model, pool, source, engines)
-
     async def apply_to(self, model: str, pool: str, source: str, engines: Sequence[Engine]) -> None:
-        """The same for a pool by its name; nothing if there is none of that name now."""
+        """Make these the engines that a source names in a pool; requests run in between.
+
+        Nothing if there is no pool of that name now.
+        """
         async with self._lock:
             served = self._models.get(model)
             names = [] if served is None else [state.name for state in served.fleet.pools]

@@ -172,7 +172,8 @@ def _opened(path: Path) -> sqlite3.Connection:
         _write_ahead(file)
         file.execute("PRAGMA synchronous = FULL")
         with _transaction(file):
-            if _pragma(file, "user_version") == 0 and not _tables(file):
+            (tables,) = file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if _pragma(file, "user_version") == 0 and not tables:
                 for statement in _TABLES.split(";\n"):
                     file.execute(statement)
                 file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -209,11 +210,6 @@ def check(file: sqlite3.Connection, path: Path) -> None:
 def _pragma(file: sqlite3.Connection, name: str) -> int:
     value: int = file.execute(f"PRAGMA {name}").fetchone()[0]
     return value
-
-
-def _tables(file: sqlite3.Connection) -> int:
-    found: int = file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return found
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapters.store.redis import exchange as redis_exchange
 from gateway.adapters.store.redis.exchange import RedisExchange
 from gateway.policy.estimate.merge import Learned, PartState, PeerRecord
 from gateway.ports import ExchangeResult
@@ -27,11 +26,6 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(dict[str, PartState]).decode
 
 _log = logging.getLogger("sluice.state")
-
-
-def key_of(subject: str) -> str:
-    """The Redis key of a model and profile."""
-    return redis_exchange.key_of(subject, KIND)
 
 
 class RedisState:

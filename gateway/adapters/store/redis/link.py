@@ -85,11 +85,6 @@ class RedisLink:
         self.dropped_total = 0
         """Posts dropped because too many waited."""
 
-    @property
-    def waiting(self) -> int:
-        """Number of calls and posts not sent yet."""
-        return len(self._queue)
-
     async def start(self) -> None:
         """Connect in the background; returns after the first attempt, successful or not."""
         self._loop = asyncio.get_running_loop()

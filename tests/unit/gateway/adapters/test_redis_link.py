@@ -105,9 +105,9 @@ async def test_a_settlement_that_no_call_follows_goes_by_itself(
     async with linked() as (link, trips):
         for _ in range(2):
             link.post("settle", b"")
-            await turns(lambda: not link.waiting)
+            await turns(lambda: not link._queue)
             await turns()
-            assert not link.waiting
+            assert not link._queue
         assert trips == [["settle"], ["settle"]]
 
 

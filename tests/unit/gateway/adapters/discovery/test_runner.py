@@ -28,7 +28,7 @@ class Named:
 
 def source_of(bench: Bench, *engines: FoundEngine) -> Source:
     worker = WorkerConfig(discover="file:///unused")
-    apply = partial(bench.rotation.apply, "m", 0, "test://s")
+    apply = partial(bench.rotation.apply_to, "m", "only", "test://s")
     return Source("m", "only", "test://s", Named(*engines), worker.found, apply)
 
 

@@ -154,7 +154,7 @@ def test_many_workers_are_asked_less_often_but_before_what_they_said_is_stale(
     workers: int, interval_s: float
 ) -> None:
     model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
-    metrics = EngineMetrics([model], lambda: 0.0, interval_s=1.0)
+    metrics = EngineMetrics([model], lambda: 0.0, interval_s=1.0, upstream=FakeEngines())
     assert metrics.interval_s == interval_s
     assert metrics.interval_s * (1 + JITTER) < STALE_S
 

@@ -404,30 +404,18 @@ async def test_pages_come_over_one_kept_connection_with_the_engine_s_key(
     listening: tuple[WorkerAddress, list[bytes]],
 ) -> None:
     worker, heads = listening
-    pages = EnginePages(None, 5.0)
+    upstream = HttpUpstream()
+    pages = EnginePages(upstream, 5.0)
     for _ in range(3):
         page = await pages.get(worker, "/health")
         assert page is not None
         assert (page.status, page.body) == (200, b"ok")
     assert await pages.get(worker, "/health", 1) is None, "longer than asked for"
-    await pages.close()
+    await upstream.close()
     (first, *_) = heads
     assert first.count(b"GET /health HTTP/1.1\r\n") >= 3
     assert first.count(b"authorization: Bearer sk-engine\r\n") >= 3
     assert first.count(b"accept-encoding: identity\r\n") >= 3
-
-
-async def test_connections_of_another_are_left_open(
-    listening: tuple[WorkerAddress, list[bytes]],
-) -> None:
-    worker, heads = listening
-    upstream = HttpUpstream()
-    pages = EnginePages(upstream, 5.0)
-    await pages.get(worker, "/health")
-    await pages.close()
-    await EnginePages(upstream, 5.0).get(worker, "/health")
-    await upstream.close()
-    assert len(heads) == 1
 
 
 async def test_a_sleeping_engine_is_out_at_once_and_not_even_a_last_resort() -> None:

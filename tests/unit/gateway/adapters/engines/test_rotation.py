@@ -67,7 +67,7 @@ class Bench:
         return {self.pool.workers[place] for place in fleet.available(self.pool, 0.0)}
 
     async def apply(self, *engines: Engine, source: str = DNS) -> None:
-        await self.rotation.apply("m", 0, source, engines)
+        await self.rotation.apply_to("m", "only", source, engines)
 
     async def until_up(self, *names: str) -> None:
         async with asyncio.timeout(5):
