@@ -19,7 +19,7 @@ from gateway.settings.token_pools import managed
 from planner.catalogue import MODELS
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 from sluice.operate.admin_client import DEFAULT_URL, URL_VARIABLE, AdminClient
-from sluice.operate.changes import echo_changes
+from sluice.operate.tables import echo_changes
 from sluice.terminal import JsonOption, console, stop, table
 
 _RIGHT = frozenset({"window", "b_short", "slots", "keys"})

@@ -36,7 +36,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.records.request import Principal, RequestHead
 from gateway.settings import Config
-from gateway.settings.fleet.boundaries import control_of
+from gateway.settings.fleet.model import control_of
 from gateway.stages.authenticate import authenticate_head
 from gateway.web.control.app import control_app
 from gateway.web.control.attainment import Attainment

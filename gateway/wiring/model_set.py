@@ -24,7 +24,7 @@ from gateway.policy.fleet.fleet_bill import FleetBill
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet.boundaries import control_of
+from gateway.settings.fleet.model import control_of
 from gateway.settings.fleet.worker import WorkerConfig
 from gateway.web.control.roles import RoleKeys
 from gateway.wiring.auth import role_keys

@@ -26,7 +26,7 @@ from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
 from gateway.records.attempt import PhaseTimeouts, WorkerAddress
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet.boundaries import watch_of
+from gateway.settings.fleet.model import watch_of
 from gateway.settings.fleet.pool import PoolConfig
 from gateway.settings.token_pools import slot_tokens_per_s
 from gateway.wiring.schedulers import Former, policies_of, predictors_of, scheduling_of

@@ -1,21 +1,24 @@
-"""Entitlements and their changes as tables for people."""
+"""Entitlements and their changes as tables for people, changes of settings in lines."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from textwrap import wrap
-from typing import Any
+from typing import Any, Final
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from sluice.fitted_table import fitted
-from sluice.operate.changes import WIDTH
 from sluice.terminal import table
 
 _LIST = ("name", "tenant", "model", "class", "state", "in flight", "tokens/s", "debt", "keys")
 _RIGHT = frozenset({"in flight", "tokens/s", "debt", "keys"})
 _LEFT_OUT_FIRST = ("debt", "keys", "tokens/s", "model", "tenant", "in flight", "class")
 _INTERNAL = frozenset({"key", "usage", "created", "revision"})
+_WIDTH: Final = 100
+_LINES: Final = 4
+"""Of one value, at most."""
 
 
 def listing(entitlements: Iterable[Mapping[str, Any]], width: int) -> tuple[Table, tuple[str, ...]]:
@@ -115,7 +118,7 @@ def audit(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{at}  {record['what']} {of}  by {record['who']}"
         if record["what"] not in {"create", "delete"}:
             for line in changes(record["before"], record["after"]):
-                yield from wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+                yield from wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _state(entitlement: Mapping[str, Any]) -> str:
@@ -134,3 +137,34 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ("; " if value and isinstance(value[0], Mapping) else ", ").join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def echo_changes(changes: Iterable[Mapping[str, Any]], none: str) -> None:
+    """Print each change; `none` where there is none."""
+    lines = [line for change in changes for line in change_lines(change)]
+    for line in lines or [none]:
+        typer.echo(line)
+
+
+def change_lines(change: Mapping[str, Any]) -> Iterator[str]:
+    """`path: before -> after` on one line, else a block."""
+    late = " (after a restart)" if change.get("restart") else ""
+    before, after = change["before"] or "none", change["after"] or "none"
+    short = f"{change['path']}: {before} -> {after}{late}"
+    if len(short) <= _WIDTH and "\n" not in short:
+        yield short
+        return
+    yield f"{change['path']}:{late}"
+    yield from _block("  - ", before)
+    yield from _block("  + ", after)
+
+
+def _block(sign: str, value: str) -> list[str]:
+    return wrap(
+        value,
+        _WIDTH,
+        initial_indent=sign,
+        subsequent_indent="    ",
+        max_lines=_LINES,
+        placeholder=" … (all of it: --json)",
+    )

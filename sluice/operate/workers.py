@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
-from sluice.operate.changes import echo_changes
+from sluice.operate.tables import echo_changes
 from sluice.terminal import JsonOption, console, echo_json, table
 
 _ORDER: Final = ("down", "ejected", "draining", "up")

@@ -10,7 +10,7 @@ from planner.readers.demand import read_demand
 from planner.readers.fields import parse_field_map
 from planner.readers.traces import records_of
 from simulator.fleet.arrivals import recorded
-from simulator.fleet.traffic import Floats, Ints, Traffic
+from simulator.fleet.traffic import Floats, Ints
 
 
 class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,21 +31,6 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
-
-
-def read_traffic(
-    path: Path, *, fields: str | None, rate_per_s: float | None, requests: int | None
-) -> Traffic:
-    """The trace from its first request on, in order of time, optionally scaled to another rate.
-
-    `requests` limits the number read. Raises PlanError as `read_recorded`.
-    """
-    found = read_recorded(path, fields=fields, requests=requests)
-    return Traffic(
-        arrival_s=scaled(found, path.name, rate_per_s),
-        prompt_tokens=found.prompts,
-        output_tokens=found.answers,
-    )
 
 
 def scaled(found: RecordedTraffic, name: str, rate_per_s: float | None) -> Floats:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from gateway.policy.pools.boundary_control import BoundaryBounds, BoundaryControl
+from gateway.policy.pools.boundary_watch import BoundaryWatch
 from gateway.settings.fleet.model_parts import (
     AdmissionConfig,
     BoundaryConfig,
@@ -144,3 +146,25 @@ def _policy_for(pool: PoolConfig, replicas: int) -> PolicyName:
         return "quartz"
     balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
     return "bfio" if balanced else "least-loaded"
+
+
+def watch_of(model: ModelConfig) -> BoundaryWatch | None:
+    """Watches errors and length drift at a model's boundaries; None if neither is in use."""
+    asked = model.boundary
+    if not asked.auto and asked.planned is None:
+        return None
+    return BoundaryWatch(len(model.pools), asked.planned or ())
+
+
+def control_of(model: ModelConfig) -> BoundaryControl | None:
+    """Moves a model's boundaries; None if they are fixed."""
+    if not model.boundary.auto:
+        return None
+    rows = zip(model.pools.items(), model.boundaries, model.least_boundaries, strict=False)
+    return BoundaryControl(
+        [
+            BoundaryBounds(pool=name, start=start, least=least, most=pool.max_model_len)
+            for (name, pool), start, least in rows
+        ],
+        observe=model.observes_boundary,
+    )

@@ -22,7 +22,7 @@ from simulator.experiments.fleet_verdicts import judge
 from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.simulate.command import simulate
 from sluice.simulated.fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
-from sluice.simulated.recorded import read_traffic
+from sluice.simulated.recorded import read_recorded
 from tests.builders import decision
 
 COMMANDS = Path(__file__).parents[4] / "docs/start/commands.md"
@@ -221,12 +221,12 @@ def test_recordings_of_other_formats(tmp_path: Path) -> None:
         '{"timestamp": 1000, "input_length": 0, "output_length": 1}\n',
         encoding="utf-8",
     )
-    found = read_traffic(path, fields=None, rate_per_s=None, requests=None)
-    assert found.arrival_s.tolist() == [0.0, 2.0]
-    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([1, 5], [1, 7])
+    found = read_recorded(path)
+    assert found.at_s.tolist() == [0.0, 2.0]
+    assert (found.prompts.tolist(), found.answers.tolist()) == ([1, 5], [1, 7])
     path.write_text("at,in,out\n1,2,3\n5,6,7\n", encoding="utf-8")
-    own = read_traffic(path, fields="prompt=in,answer=out,time=at", rate_per_s=None, requests=None)
-    assert own.total_tokens.tolist() == [5, 13]
+    own = read_recorded(path, fields="prompt=in,answer=out,time=at")
+    assert (own.prompts + own.answers).tolist() == [5, 13]
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, words: str) 
     path = tmp_path / "trace"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PlanError) as caught:
-        read_traffic(path, fields=None, rate_per_s=None, requests=None)
+        read_recorded(path)
     assert words in f"{caught.value.problem} {caught.value.fix}"
     with pytest.raises(PlanError):
-        read_traffic(tmp_path / "absent", fields=None, rate_per_s=None, requests=None)
+        read_recorded(tmp_path / "absent")
 
 
 def test_a_file_with_other_models_asks_which(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.settings import ConfigError, ModelConfig, parse
-from gateway.settings.fleet.boundaries import control_of, watch_of
+from gateway.settings.fleet.model import control_of, watch_of
 
 FILE = """\
 version: 1
