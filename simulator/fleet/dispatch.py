@@ -5,8 +5,8 @@ A dispatcher keeps one pool's load as the gateway sees it: requests sent and not
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import bind_least_loaded
@@ -14,28 +14,30 @@ from gateway.policy.fleet.fleet import PoolState
 from simulator.fleet.traffic import Random
 
 
-class Dispatcher(Protocol):
+class Dispatcher:
     """Callers report the end of every request that `pick` placed once, through `finish`."""
+
+    __slots__ = ("_pool", "_random", "_tokens")
+
+    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
+        """`tokens`: reserved by request; `random`: the pool's own generator."""
+        self._pool = pool
+        self._tokens = tokens
+        self._random = Draws(random)
 
     def pick(self, request: int, now_s: float) -> int:
         """The instance for a request, counted at once; -1 if none is available."""
-        ...
+        raise NotImplementedError
 
     def finish(self, worker: int, request: int) -> None:
         """A request left its instance."""
-        ...
 
     def refresh(self) -> None:
         """Instances failed or came back; `gateway.policy.fleet.fleet` has their state."""
-        ...
 
 
-class LeastLoadedDispatch:
+class LeastLoadedDispatch(Dispatcher):
     """The gateway's own policy: least share of reserved tokens plus share of sequences."""
-
-    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
-        self._pool = pool
-        self._tokens = tokens
 
     def pick(self, request: int, now_s: float) -> int:
         binding = bind_least_loaded(0, self._pool, now_s)
@@ -47,21 +49,18 @@ class LeastLoadedDispatch:
     def finish(self, worker: int, request: int) -> None:
         fleet.finish(self._pool, worker, 1, self._tokens[request])
 
-    def refresh(self) -> None:
-        """See Dispatcher."""
 
-
-class ShortestQueue:
+class ShortestQueue(Dispatcher):
     """Join the shortest queue: fewest sequences sent and not finished; ties in turn.
 
     A test checks that it chooses as `bind_least_loaded` does if requests have no tokens. It takes
     O(log n): instances are kept in order, grouped by load.
     """
 
-    __slots__ = ("_alone", "_cursor", "_levels", "_load", "_lowest", "_pool", "_present")
+    __slots__ = ("_alone", "_cursor", "_levels", "_load", "_lowest", "_present")
 
     def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
-        self._pool = pool
+        super().__init__(pool, tokens, random)
         self._load = [0] * len(pool.workers)
         self._cursor = 0
         self._levels: list[list[int]] = []
@@ -108,12 +107,10 @@ class ShortestQueue:
         self._lowest = next((i for i, level in enumerate(self._levels) if level), empty)
 
 
-class RoundRobinDispatch:
+class RoundRobinDispatch(Dispatcher):
     """Instances in turn, whatever the load."""
 
-    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
-        self._pool = pool
-        self._next = 0
+    _next = 0
 
     def pick(self, request: int, now_s: float) -> int:
         present = fleet.available(self._pool, now_s)
@@ -123,19 +120,9 @@ class RoundRobinDispatch:
         self._next += 1
         return worker
 
-    def finish(self, worker: int, request: int) -> None:
-        """See Dispatcher."""
 
-    def refresh(self) -> None:
-        """See Dispatcher."""
-
-
-class TwoChoices:
+class TwoChoices(Dispatcher):
     """The less loaded, by sequences, of two random instances; the first drawn wins ties."""
-
-    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
-        self._pool = pool
-        self._random = Draws(random)
 
     def pick(self, request: int, now_s: float) -> int:
         present, active = fleet.available(self._pool, now_s), self._pool.active
@@ -155,26 +142,13 @@ class TwoChoices:
     def finish(self, worker: int, request: int) -> None:
         fleet.finish(self._pool, worker, 1, 0)
 
-    def refresh(self) -> None:
-        """See Dispatcher."""
 
-
-class AtRandom:
+class AtRandom(Dispatcher):
     """A random instance."""
-
-    def __init__(self, pool: PoolState, tokens: Sequence[int], random: Random) -> None:
-        self._pool = pool
-        self._random = Draws(random)
 
     def pick(self, request: int, now_s: float) -> int:
         present = fleet.available(self._pool, now_s)
         return present[self._random.below(len(present))] if present else -1
-
-    def finish(self, worker: int, request: int) -> None:
-        """See Dispatcher."""
-
-    def refresh(self) -> None:
-        """See Dispatcher."""
 
 
 class Draws:
@@ -193,10 +167,7 @@ class Draws:
         return int(self._drawn.pop() * bound)
 
 
-MakeDispatcher = Callable[[PoolState, Sequence[int], Random], Dispatcher]
-"""(pool state, reserved tokens by request, the pool's own generator) -> dispatcher."""
-
-DISPATCHERS: Final[dict[str, MakeDispatcher]] = {
+DISPATCHERS: Final[dict[str, type[Dispatcher]]] = {
     "least-loaded": LeastLoadedDispatch,
     "jsq": ShortestQueue,
     "p2c": TwoChoices,
