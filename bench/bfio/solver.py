@@ -10,8 +10,6 @@ from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.common.report import Row, at_most
 from gateway.policy.bfio.solver import assign, fcfs, objective
 from gateway.policy.bfio.solver_state import Floats
-from simulator.barrier.load_forecast import LoadHistogram
-from simulator.barrier.survival_forecast import still_alive, survival_of
 
 INSTANCES: Final = 50
 _WORKERS: Final = 64
@@ -24,8 +22,8 @@ Instance = tuple[Floats, list[int], list[float], list[float]]
 
 
 def rows() -> list[Row]:
-    """Gap to the exact optimum; milliseconds; the look-ahead's matrix product."""
-    return [*_gaps(), *_timing(), _histogram()]
+    """Gap to the exact optimum; milliseconds."""
+    return [*_gaps(), *_timing()]
 
 
 def _gaps() -> list[Row]:
@@ -88,22 +86,3 @@ def _milliseconds(given: Instance) -> float:
     start = time.process_time()
     assign(load, cap, sizes, waits, maxage=500.0)
     return 1000 * (time.process_time() - start)
-
-
-def _histogram() -> Row:
-    """The look-ahead for 64 workers of 72 requests, from the histogram."""
-    random = np.random.default_rng(0)
-    held = LoadHistogram(_WORKERS)
-    for worker in range(_WORKERS):
-        for age in random.geometric(1 / 250, 72).tolist():
-            held.add(worker, 0, 870.0 + age, age)
-    alive = still_alive([survival_of(0.996 ** np.arange(4096, dtype=np.float64))], 20)
-    taken = []
-    for _ in range(_TIMED):
-        start = time.process_time()
-        held.ahead(alive)
-        taken.append(1000 * (time.process_time() - start))
-    return Row(
-        metric=f"look-ahead from the histogram, G={_WORKERS}, H=20: median, ms of processor",
-        measured=float(np.median(taken)),
-    )

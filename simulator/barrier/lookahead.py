@@ -5,10 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.barrier.load_forecast import AGE_EDGES, middle_ages
 from simulator.barrier.records import Floats
 from simulator.barrier.state import BarrierGroup
-from simulator.barrier.survival_forecast import still_alive, survival_of
+from simulator.barrier.survival_forecast import AGE_EDGES, still_alive, survival_of
 
 
 class LookAhead(Protocol):
@@ -64,7 +63,7 @@ class BySurvival:
     def load(self, group: BarrierGroup, horizon: int, grown: Floats) -> Floats:
         if self._alive is None or group.step >= self._next:
             known = [survival_of(shares) for shares in self._survivals()]
-            self._alive = still_alive(known, horizon, middle_ages())
+            self._alive = still_alive(known, horizon)
             self._next = group.step + self._refresh_steps
         classes, buckets, steps = self._alive.shape
         workers, slots = np.nonzero(group.request >= 0)

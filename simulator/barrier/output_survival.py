@@ -9,7 +9,6 @@ grow by a tenth, so a class takes a few kilobytes however many answers it has se
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import ceil
 from typing import Final
 
 LONGEST: Final = 1 << 20
@@ -123,50 +122,12 @@ class OutputSurvival:
         self._classes.move_to_end(name)
         curve.add(tokens, cut=censored)
 
-    def effective(self, name: str) -> float:
-        """Effective observations of the curve used for a class: its own, or that of all."""
-        return self._curve(name).effective
+    def survival(self, name: str, tokens: float) -> float:
+        """P(output > tokens), 0..1 and falling in tokens; 1 before any observation.
 
-    def survival(self, name: str, tokens: float, max_tokens: int | None = None) -> float:
-        """P(output > tokens), 0..1 and falling in tokens; 0 from `max_tokens` on.
-
-        1 before any observation. Interpolated within a cell.
+        Interpolated within a cell.
         """
-        if max_tokens is not None and tokens >= max_tokens:
-            return 0.0
         return _at(self._curve(name).survival, tokens)
-
-    def remaining(
-        self, name: str, done: float, further: float, max_tokens: int | None = None
-    ) -> float:
-        """P(output > done + further | output > done): BF-IO's look-ahead.
-
-        0 from `max_tokens` on, and where hardly any observed answer got as far as `done`.
-        """
-        if further <= 0:
-            return 1.0
-        now = self.survival(name, done, max_tokens)
-        if now <= 1e-9:
-            return 0.0
-        return min(1.0, self.survival(name, done + further, max_tokens) / now)
-
-    def quantile(self, name: str, share: float, max_tokens: int | None = None) -> int | None:
-        """The least length that this share of answers does not exceed, at most `max_tokens`.
-
-        Without observations, or when too few answers ended before being cut, `max_tokens`, which
-        may be None. ValueError unless 0 < share < 1.
-        """
-        if not 0 < share < 1:
-            raise ValueError("a quantile's share is between 0 and 1")
-        curve = self._curve(name)
-        if curve.total == 0:
-            return max_tokens
-        # Survival falls, so its complement is in order.
-        place = bisect_left(curve.survival, share - 1.0, key=lambda value: -value)
-        if place == len(EDGES):
-            return max_tokens
-        found = ceil(_within(curve.survival, place, 1.0 - share))
-        return found if max_tokens is None else min(found, max_tokens)
 
     def _curve(self, name: str) -> _Curve:
         curve = self._classes.get(name)
@@ -182,14 +143,3 @@ def _at(survival: Sequence[float], tokens: float) -> float:
         return before
     low, high = EDGES[cell - 1], EDGES[cell]
     return before + (survival[cell] - before) * (tokens - low) / (high - low)
-
-
-def _within(survival: Sequence[float], cell: int, share: float) -> float:
-    """The tokens, within this cell, at which survival falls to a share."""
-    if cell == 0:
-        return EDGES[0]
-    before, after = survival[cell - 1], survival[cell]
-    if before <= after:
-        return EDGES[cell]
-    low, high = EDGES[cell - 1], EDGES[cell]
-    return min(float(high), low + (high - low) * (before - share) / (before - after))

@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.barrier.load_forecast import middle_ages
-
 Floats = NDArray[np.float64]
 
 Survival = Callable[[Floats], Floats]
@@ -22,6 +20,25 @@ Survival = Callable[[Floats], Floats]
 HORIZON_SHARE: Final = 0.04
 """H as a share of the mean output; the H sweep has its optimum at .02 to .08."""
 HORIZON_STEPS: Final = (2, 20)
+
+
+def _edges(most: int = 65_536) -> tuple[int, ...]:
+    """Ages at which a bucket begins: one each up to 4, then four buckets per doubling."""
+    edges = [0, 1, 2, 3, 4]
+    while edges[-1] < most:
+        edges.append(edges[-1] + max(1, 1 << max(0, edges[-1].bit_length() - 3)))
+    return tuple(edges)
+
+
+AGE_EDGES: Final = _edges()
+"""In tokens streamed; the last bucket has no end."""
+
+
+def middle_ages(edges: Sequence[int] = AGE_EDGES) -> Floats:
+    """The representative age of each bucket, in tokens."""
+    ages = np.array(edges, dtype=np.float64)
+    ages[:-1] += (np.diff(ages) - 1) / 2
+    return ages
 
 
 def horizon_steps(mean_output_tokens: float) -> int:
@@ -47,7 +64,7 @@ def survival_of(shares: Sequence[float] | Floats) -> Survival:
 def still_alive(survivals: Sequence[Survival], horizon: int, ages: Floats | None = None) -> Floats:
     """S(a + h) / S(a) for each class, age and h up to `horizon`: shape (classes, ages, H+1).
 
-    `ages`: representative ages of a LoadHistogram's buckets; None for the default buckets. Where
+    `ages`: representative ages of buckets of requests; None for those of AGE_EDGES. Where
     S(a) is 0 there is no data for requests that old, and they are not expected to end.
     """
     at = middle_ages() if ages is None else ages

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.barrier.output_survival import ENOUGH, LONGEST, MAX_CLASSES, OutputSurvival
+from simulator.barrier.output_survival import ENOUGH, MAX_CLASSES, OutputSurvival
 
 
 def geometric(random: Random, mean: float) -> int:
@@ -21,10 +21,6 @@ def test_it_finds_the_share_that_outlives_so_many_tokens() -> None:
         assert survival.survival("chat", tokens) == pytest.approx(
             math.exp(-tokens / 200), abs=0.025
         )
-    assert survival.quantile("chat", 0.95) == pytest.approx(599, rel=0.1)
-    assert survival.quantile("chat", 0.95, 300) == 300
-    # Memoryless: what was streamed so far says nothing.
-    assert survival.remaining("chat", 300, 100) == pytest.approx(math.exp(-0.5), abs=0.05)
 
 
 def test_cancelled_answers_bias_nothing() -> None:
@@ -45,16 +41,6 @@ def test_old_answers_fade() -> None:
     assert survival.survival("c", 100) < 0.02
 
 
-def test_nothing_outlives_its_limit() -> None:
-    survival = OutputSurvival()
-    survival.observe("c", 500, censored=True)
-    assert survival.survival("c", 99, 100) == 1.0
-    assert survival.survival("c", 100, 100) == 0.0
-    assert survival.remaining("c", 50, 50, 100) == 0.0
-    assert survival.quantile("c", 0.95, 100) == 100
-    assert survival.quantile("c", 0.95) is None
-
-
 def test_a_class_with_little_of_its_own_is_answered_for_by_all() -> None:
     survival = OutputSurvival()
     for _ in range(500):
@@ -69,19 +55,8 @@ def test_a_class_with_little_of_its_own_is_answered_for_by_all() -> None:
     assert survival.survival("known", 1000) == 0.0
 
 
-def test_before_anything_is_seen_answers_go_on_to_their_limit() -> None:
-    survival = OutputSurvival()
-    assert survival.survival("c", 10_000) == 1.0
-    assert survival.quantile("c", 0.95) is None
-    assert survival.quantile("c", 0.95, 64) == 64
-    assert survival.remaining("c", 10, 0) == 1.0
-
-
-def test_an_answer_that_got_further_than_any_is_taken_to_end_soon() -> None:
-    survival = OutputSurvival()
-    for _ in range(200):
-        survival.observe("c", 100, censored=False)
-    assert survival.remaining("c", 500, 10) == 0.0
+def test_before_anything_is_seen_answers_go_on() -> None:
+    assert OutputSurvival().survival("c", 10_000) == 1.0
 
 
 def test_classes_are_bounded() -> None:
@@ -90,23 +65,22 @@ def test_classes_are_bounded() -> None:
         survival.observe("kept", 5, censored=False)
         survival.observe(f"class {number}", 10, censored=False)
     assert len(survival) == MAX_CLASSES
-    assert survival.effective("kept") > ENOUGH
+    assert survival.survival("kept", 7) == 0.0, "its own curve: the others' answers have 10"
 
 
 def test_weights_that_grow_for_ever_are_scaled() -> None:
     survival = OutputSurvival(half_life=2)
     for number in range(1000):
         survival.observe("", 10 + number % 2, censored=False)
-    assert survival.effective("") == pytest.approx(1 / (1 - 2**-0.5), rel=0.01)
     assert 0 < survival.survival("", 10) < 1
 
 
 answers = st.lists(st.tuples(st.integers(-5, 1 << 22), st.booleans()), max_size=120)
 
 
-@given(answers, st.lists(st.floats(0, 1 << 21), min_size=2, max_size=6), st.floats(0.01, 0.99))
+@given(answers, st.lists(st.floats(0, 1 << 21), min_size=2, max_size=6))
 def test_survival_is_a_share_that_never_rises(
-    seen: list[tuple[int, bool]], ages: list[float], share: float
+    seen: list[tuple[int, bool]], ages: list[float]
 ) -> None:
     survival = OutputSurvival(half_life=10)
     for tokens, censored in seen:
@@ -114,17 +88,6 @@ def test_survival_is_a_share_that_never_rises(
     shares = [survival.survival("c", age) for age in sorted(ages)]
     assert all(0 <= s <= 1 for s in shares)
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(shares))
-    assert 0 <= survival.remaining("c", min(ages), max(ages)) <= 1
-    bound = survival.quantile("c", share)
-    if bound is not None:
-        assert survival.survival("c", bound) <= 1 - share + 1e-9
-        assert 1 <= bound <= LONGEST
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
-def test_a_quantile_has_a_share(share: float) -> None:
-    with pytest.raises(ValueError, match="share"):
-        OutputSurvival().quantile("c", share)
 
 
 def test_a_half_life_is_above_zero() -> None:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from simulator.barrier.survival_forecast import Floats, horizon_steps, still_alive, survival_of
+from simulator.barrier.survival_forecast import (
+    AGE_EDGES,
+    Floats,
+    horizon_steps,
+    middle_ages,
+    still_alive,
+    survival_of,
+)
 
 
 def test_a_geometric_output_forgets_its_age() -> None:
@@ -31,3 +38,16 @@ def test_what_is_no_survival_function_is_refused(shares: Floats) -> None:
 @pytest.mark.parametrize(("mean", "steps"), [(10, 2), (100, 4), (250, 10), (3000, 20)])
 def test_the_window_follows_the_mean_output(mean: float, steps: int) -> None:
     assert horizon_steps(mean) == steps
+
+
+def test_age_buckets_follow_one_another_and_are_few() -> None:
+    assert AGE_EDGES[:6] == (0, 1, 2, 3, 4, 5)
+    assert list(AGE_EDGES) == sorted(set(AGE_EDGES))
+    assert 65_536 in AGE_EDGES
+    assert len(AGE_EDGES) < 80
+    widths = np.diff(AGE_EDGES)
+    assert (widths[8:] <= np.array(AGE_EDGES[8:-1]) / 4).all()
+
+
+def test_the_middle_of_a_bucket_stands_for_it() -> None:
+    assert middle_ages((0, 1, 4, 10)).tolist() == [0.0, 2.0, 6.5, 10.0]
