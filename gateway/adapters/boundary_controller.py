@@ -86,17 +86,14 @@ class BoundaryController:
         self._background.start(self._run())
 
     async def close(self) -> None:
-        """Stop sampling."""
         await self._background.close()
 
     def look(self) -> list[Move]:
         """Sample every model, apply the moves, and return them."""
         moves = []
         for one in self._watched.values():
-            moves += one.look(self._clock(), self._ask)
-        for _ in range(sum(move.observed for move in moves)):
-            self._metrics.would.add("boundary")
-        return [reported.move for reported in moves]
+            moves += one.look(self._clock(), self._ask, self._metrics)
+        return moves
 
     async def _run(self) -> None:
         while True:
@@ -105,11 +102,6 @@ class BoundaryController:
                 self.look()
             except Exception:  # noqa: BLE001 - a defect here must not end the watch
                 _log.exception("looking at the boundaries failed")
-
-
-class _AppliedMove(Record, frozen=True, kw_only=True):
-    move: Move
-    observed: bool
 
 
 class _Watched:
@@ -124,8 +116,8 @@ class _Watched:
         self._finished = [Rising() for _ in range(pools)]
         self._drifted = False
 
-    def look(self, now_s: float, ask: AskTotals) -> list[_AppliedMove]:
-        """Sample, decide, apply, log."""
+    def look(self, now_s: float, ask: AskTotals, metrics: Metrics) -> list[Move]:
+        """Sample, decide, apply, log, and count what is only observed."""
         self._look_at_lengths()
         control, served, watch = self._control, self._served, self._served.watch
         if control is None or watch is None:
@@ -143,9 +135,11 @@ class _Watched:
                 move.after,
                 move.reason,
             )
+            if control.observe:
+                metrics.would.add("boundary")
         if moves and not control.observe:
             served.move_boundaries(control.boundaries)
-        return [_AppliedMove(move=move, observed=control.observe) for move in moves]
+        return moves
 
     def _sample(self, watch: BoundaryWatch, pool: int, ask: AskTotals) -> PoolSample:
         state = self._served.fleet.pools[pool]

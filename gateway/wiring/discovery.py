@@ -83,7 +83,6 @@ class Discovery:
         await self._running.start()
 
     async def close(self) -> None:
-        """Stop."""
         await self._running.close()
         if self._api is not None:
             await self._api.close()

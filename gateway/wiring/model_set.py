@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.adapters.boundary_controller import BoundaryController
 from gateway.adapters.engines.metrics_scraper import EngineMetrics
@@ -90,14 +90,13 @@ class Served:
         self.shares.update((alias.name, tuple(alias.split)) for alias in config.aliases)
 
 
-class _Next:
+class _Next(NamedTuple):
     """One model of the next configuration."""
 
-    def __init__(self, model: ModelConfig, before: Former | None, ready: ModelRuntime) -> None:
-        self.model = model
-        self.before = before
-        self.ready = ready
-        """Built beforehand, so that a bad file is noticed and new engines are probed."""
+    model: ModelConfig
+    before: Former | None
+    ready: ModelRuntime
+    """Built beforehand, so that a bad file is noticed and new engines are probed."""
 
 
 class _Retiree:

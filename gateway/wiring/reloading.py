@@ -37,17 +37,16 @@ _log = logging.getLogger("sluice.reload")
 class Reloading:
     """Reloads the file that a gateway was configured by."""
 
-    def __init__(self, gateway: Parts, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, gateway: Parts) -> None:
         self._gateway = gateway
         self.models = ModelSet(gateway)
-        self._wall_clock = wall_clock
         self._lock = asyncio.Lock()
         self._comparing = asyncio.Lock()
         self._retry_at_s = inf
         """By the event loop's clock."""
         self._started = False
         self._background = BackgroundTasks()
-        self.status = ReloadStatus(successful=True, unix_s=wall_clock())
+        self.status = ReloadStatus(successful=True, unix_s=time.time())
 
     async def start(self) -> None:
         """Watch the file by its content from now on."""
@@ -57,7 +56,6 @@ class Reloading:
             self._background.start(self._watch())
 
     async def close(self) -> None:
-        """Stop."""
         await self._background.close()
 
     async def compare(self, text: str) -> Comparison:
@@ -93,7 +91,7 @@ class Reloading:
                 self._retry_at_s = inf
                 raise
             finally:
-                self.status = ReloadStatus(successful=successful, unix_s=self._wall_clock())
+                self.status = ReloadStatus(successful=successful, unix_s=time.time())
             late = [change.path for change in found if change.restart]
             _log.info(
                 "configuration reloaded: %d changes in force%s",

@@ -116,7 +116,6 @@ class Replicas:
             await self._board.start()
 
     async def close(self) -> None:
-        """Disconnect."""
         if self._board is not None:
             await self._board.close()
         if self._calls is not None:

@@ -69,7 +69,6 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @classmethod

@@ -61,7 +61,6 @@ class KubernetesApi:
         self._client: httpx.AsyncClient | None = None
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 

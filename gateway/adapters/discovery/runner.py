@@ -139,5 +139,4 @@ class Discovering:
                 waiting.cancel()
 
     async def close(self) -> None:
-        """Stop."""
         await self._background.close()

@@ -62,7 +62,6 @@ class EngineMetrics:
         self._space()
 
     async def start(self) -> None:
-        """Start reading in the background."""
         for served in self._models.values():
             self._follow(served)
 
@@ -110,7 +109,6 @@ class EngineMetrics:
         self.interval_s = max(self._least_s, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
 
     async def close(self) -> None:
-        """Stop reading."""
         await self._background.close()
 
     async def read(self, served: ModelRuntime, pool: int, worker: int) -> bool:

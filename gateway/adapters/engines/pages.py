@@ -37,7 +37,6 @@ class EnginePages:
     """Gets pages of engines, each whole response within `timeout_s`."""
 
     def __init__(self, upstream: Upstream, timeout_s: float) -> None:
-        """`upstream` provides connections."""
         self._upstream = upstream
         self._calls: dict[str, UpstreamCall] = {}
         self._looks: dict[str, asyncio.Task[bool]] = {}

@@ -137,7 +137,6 @@ class Prober:
         self._background.start((served.fleet.pools[pool], worker), self._run(which, at_s))
 
     async def close(self) -> None:
-        """Stop probing."""
         self._watch.close()
         await self._background.close()
 

@@ -91,7 +91,6 @@ class Rotation:
         self._background.start(self._run())
 
     async def close(self) -> None:
-        """Stop."""
         await self._background.close()
 
     def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:

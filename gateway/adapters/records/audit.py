@@ -10,6 +10,7 @@ import msgspec
 from gateway.records.record import Record
 
 RETAINED: Final = 1_000
+"""Records for GET /admin/audit."""
 
 _log = logging.getLogger("sluice.audit")
 _encode: Final = msgspec.json.Encoder().encode
@@ -36,10 +37,10 @@ class AuditRecord(Record, frozen=True, kw_only=True):
 class Audit:
     """Logs each change and keeps the newest."""
 
-    def __init__(self, wall_clock: Callable[[], float], kept: int = RETAINED) -> None:
-        """`wall_clock` in Unix seconds; `kept` records for GET /admin/audit."""
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        """`wall_clock` in Unix seconds."""
         self._wall_clock = wall_clock
-        self._records: deque[AuditRecord] = deque(maxlen=kept)
+        self._records: deque[AuditRecord] = deque(maxlen=RETAINED)
 
     def note(
         self,

@@ -75,7 +75,7 @@ class Ledger:
     """The ledger as a process writes it."""
 
     def __init__(self, path: Path, *, keep_days: int, currency: str) -> None:
-        self._path = path
+        self.path = path
         self._keep_days = keep_days
         self._currency = currency
         self._file: sqlite3.Connection | None = None
@@ -83,17 +83,12 @@ class Ledger:
         """Tells this process's lines in `outbox` from others'."""
         self._swept_day = ""
 
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._path
-
     def open(self) -> None:
         """Create the file, or check that it is a ledger."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with _as_os_error(self._path):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _as_os_error(self.path):
             if self._file is None:
-                self._file = _opened(self._path)
+                self._file = _opened(self.path)
             with _transaction(self._file) as file:
                 file.execute(
                     "INSERT OR REPLACE INTO facts VALUES ('currency', ?)", (self._currency,)
@@ -108,7 +103,7 @@ class Ledger:
     ) -> None:
         """Add requests and the fleet's cost; `outbox`: lines that the export must still get."""
         day = day_of(unix_s)
-        with _as_os_error(self._path), _transaction(self._connected()) as file:
+        with _as_os_error(self.path), _transaction(self._connected()) as file:
             if day != self._swept_day:
                 self._sweep(file, day)
             rows = summed(lines, BY)
@@ -122,13 +117,13 @@ class Ledger:
 
     def adopt(self) -> None:
         """Take over the lines that processes which ended may not have written to the export."""
-        with _as_os_error(self._path), _transaction(self._connected()) as file:
+        with _as_os_error(self.path), _transaction(self._connected()) as file:
             file.execute("UPDATE outbox SET writer = ?", (self._writer,))
 
     def undelivered(self) -> tuple[int, bytes]:
         """The first part of this process's lines for the export, and its end for `delivered`."""
         end, found, size = 0, list[bytes](), 0
-        with _as_os_error(self._path):
+        with _as_os_error(self.path):
             waiting = self._connected().execute(
                 "SELECT rowid, lines FROM outbox WHERE writer = ? ORDER BY rowid", (self._writer,)
             )
@@ -142,7 +137,7 @@ class Ledger:
 
     def delivered(self, end: int) -> None:
         """The export has this process's lines up to that end."""
-        with _as_os_error(self._path), _transaction(self._connected()) as file:
+        with _as_os_error(self.path), _transaction(self._connected()) as file:
             file.execute("DELETE FROM outbox WHERE writer = ? AND rowid <= ?", (self._writer, end))
 
     def close(self) -> None:
@@ -153,7 +148,7 @@ class Ledger:
 
     def _connected(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = _opened(self._path)
+            self._file = _opened(self.path)
         return self._file
 
     def _sweep(self, file: sqlite3.Connection, day: str) -> None:

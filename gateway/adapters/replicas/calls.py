@@ -79,7 +79,6 @@ class ReplicaCalls:
         return answers
 
     async def close(self) -> None:
-        """Close connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None

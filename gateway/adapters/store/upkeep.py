@@ -60,7 +60,6 @@ class StoreUpkeep:
         self._background.start(self._run())
 
     async def close(self) -> None:
-        """Stop."""
         await self._background.close()
 
     def entitlements_changed(self, model: str) -> None:

@@ -88,7 +88,6 @@ class KeySet:
         await self.read()
 
     async def close(self) -> None:
-        """Stop."""
         tasks = self.stop()
         if tasks:
             await asyncio.wait(tasks)

@@ -89,7 +89,6 @@ class Verifier:
                 keys.stop()
 
     async def close(self) -> None:
-        """Stop."""
         await asyncio.gather(*(keys.close() for keys in self._keys.values()))
 
     async def keys_read(self) -> None:

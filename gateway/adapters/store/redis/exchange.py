@@ -20,7 +20,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from redis.asyncio.connection import Connection
@@ -103,21 +103,10 @@ class RedisExchange:
         self, subjects: Sequence[str], records: Mapping[str, bytes]
     ) -> list[list[bytes]] | Exception:
         """Answers for the subjects of one server, or the error."""
-        calls = [
-            (
-                self.replica,
-                self._sequence,
-                records[subject],
-                self._since.get(subject, 0),
-                self._silent_s,
-                self._ttl_s,
-            )
-            for subject in subjects
-        ]
         name = "" if self._route.one_server else subjects[0]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
-                return await self._trip(name, subjects, calls)
+                return await self._trip(name, subjects, records)
         except (RedisError, OSError, TimeoutError) as error:
             await self._hang_up(name)
             return error
@@ -142,17 +131,25 @@ class RedisExchange:
         return SubjectRecords(held=bool(int(held)), records=records)
 
     async def _trip(
-        self, name: str, subjects: Sequence[str], calls: Sequence[tuple[Any, ...]]
+        self, name: str, subjects: Sequence[str], records: Mapping[str, bytes]
     ) -> list[list[bytes]]:
         """One round trip; three if the server does not know the script."""
+        commands = [
+            (
+                *("EVALSHA", _SHA, 1, key_of(subject, self._kind)),
+                self.replica,
+                self._sequence,
+                records[subject],
+                self._since.get(subject, 0),
+                self._silent_s,
+                self._ttl_s,
+            )
+            for subject in subjects
+        ]
         connection = self._connections.get(name)
         if connection is None:
             key = key_of(subjects[0] if subjects else "", self._kind)
             connection = self._connections[name] = await self._route.open(key)
-        commands = [
-            ("EVALSHA", _SHA, 1, key_of(subject, self._kind), *arguments)
-            for subject, arguments in zip(subjects, calls, strict=True)
-        ]
         for _ in range(2):
             await connection.send_packed_command(
                 connection.pack_commands(commands), check_health=False

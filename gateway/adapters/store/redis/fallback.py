@@ -109,7 +109,6 @@ class LocalFallback:
             self.share.change(_terms_share(terms, self._replicas))
 
     def renew(self, lease_ids: Iterable[str]) -> None:
-        """Renew leases."""
         if self.share is not None:
             for lease_id in lease_ids:
                 admission.renew(self.share, lease_id, self._now_s())
