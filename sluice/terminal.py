@@ -80,6 +80,15 @@ def stop(problem: str, code: int, **more: object) -> NoReturn:
     raise typer.Exit(code)
 
 
+def refuse(problem: str, fix: str) -> NoReturn:
+    """End the command because of bad input, with what to change; as JSON if --json was given."""
+    if _for_machines.get():
+        echo_json({"ok": False, "problem": problem, "fix": fix})
+    else:
+        typer.echo(f"{problem}\nfix: {fix}", err=True)
+    raise typer.Exit(2)
+
+
 def needs_extra(problem: str, extra: str) -> NoReturn:
     """End the command because a library is missing."""
     stop(f"{problem}\nfix: {install(extra)}", 2)

@@ -59,10 +59,10 @@ _KEY = "[key]"
 """Follows a key of a mapping in the place of a finding about the key itself."""
 
 
-def explain(document: Document, error: ValidationError, under: KeyPath = ()) -> None:
+def explain(document: Document, error: ValidationError) -> None:
     """Add one problem for each finding; those caused by an unresolved reference are dropped."""
     for detail in error.errors(include_url=False, include_context=True):
-        location = (*under, *detail["loc"])
+        location = detail["loc"]
         path = document.resolve(location)
         kind = detail["type"]
         if path in document.unresolved or (kind == "too_short" and document.value(path)):

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from sluice.plan.command import PlotOption, need_libraries, need_plots
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, refuse
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check
@@ -63,7 +63,6 @@ def calibrate(
     from planner.errors import PlanError
     from sluice.calibrate.report import show
     from sluice.calibrate.sweeps import SweepBounds
-    from sluice.plan.question import refuse
 
     bounds = SweepBounds(
         most_concurrency=most_concurrency,
@@ -83,7 +82,7 @@ def calibrate(
         )
         document, checks = _document(about, swept, load, reported, url=shown)
     except PlanError as error:
-        refuse(error, as_json=as_json)
+        refuse(error.problem, error.fix)
     if output is not None:
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if as_json:

@@ -69,11 +69,11 @@ class DemoFleet:
         engine.kill()
         engine.wait()
 
-    def last_words(self, lines: int = 10) -> str:
+    def last_words(self) -> str:
         """The end of the processes' log."""
         if not self.log.exists():
             return ""
-        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-lines:])
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-10:])
 
 
 def _mock(url: str, window: int, slots: int, speed: float, *more: str) -> list[str]:

@@ -88,12 +88,12 @@ class Model:
         return dict(sorted(found.items()))
 
 
-def closed(models: Iterable[Model], tenant: str = "imported") -> list[Row]:
-    """An entitlement for each model, which close the gateway to all but the keys of `tenant`."""
+def closed(models: Iterable[Model]) -> list[Row]:
+    """An entitlement for each model, which close the gateway to all but the keys of one tenant."""
     taken: set[str] = set()
     found = []
     for model in models:
         name = label(model.name, taken)
         taken.add(name)
-        found.append(Row(name=name, tenant=tenant, model=literal(model.name)))
+        found.append(Row(name=name, tenant="imported", model=literal(model.name)))
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from sluice.terminal import JsonOption, PlainConsole, needs_extra
+from sluice.terminal import JsonOption, PlainConsole, needs_extra, refuse
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -123,7 +123,7 @@ def plan(
     need_libraries()
     from planner.errors import PlanError
     from planner.plan import make_plan
-    from sluice.plan.question import Kinds, load_workload, make_question, refuse
+    from sluice.plan.question import Kinds, load_workload, make_question
     from sluice.plan.report import plan_json, show_plan
     from sluice.plan.tenants import load_tenants
 
@@ -167,7 +167,7 @@ def plan(
         found = make_plan(question)
         elapsed_ms = 1000 * (time.perf_counter() - started_s)
     except PlanError as error:
-        refuse(error, as_json=as_json)
+        refuse(error.problem, error.fix)
     console = PlainConsole(stderr=as_json)
     if not as_json:
         show_plan(found, elapsed_ms, console)
@@ -184,7 +184,7 @@ def plan(
         try:
             text = gateway_file(found, workers, base, name)
         except PlanError as error:
-            refuse(error, as_json=as_json)
+            refuse(error.problem, error.fix)
         output.write_text(text, encoding="utf-8")
         console.print(f"wrote {output}")
     if plot is not None:
@@ -225,7 +225,6 @@ def _verify(
     from rich.progress import Progress
 
     from planner.errors import PlanError
-    from sluice.plan.question import refuse
     from sluice.plan.through_gateway import GATEWAY
     from sluice.plan.verify import show_verification, verify
 
@@ -246,7 +245,7 @@ def _verify(
                 progress=progress,
             )
         except PlanError as error:
-            refuse(error, as_json=as_json)
+            refuse(error.problem, error.fix)
     if not as_json:
         show_verification(checked, console)
     return checked

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 import msgspec
-import typer
 
 from planner.errors import PlanError
 from planner.goals import Goals
@@ -153,16 +152,6 @@ def make_question(
         extrapolate=extrapolate,
         reserved=reserved,
     )
-
-
-def refuse(error: PlanError, *, as_json: bool) -> NoReturn:
-    """Print the problem and what to change; exit with code 2."""
-    if as_json:
-        body: dict[str, Any] = {"ok": False, "problem": error.problem, "fix": error.fix}
-        typer.echo(json.dumps(body, indent=2))
-    else:
-        typer.echo(f"{error.problem}\nfix: {error.fix}", err=True)
-    raise typer.Exit(2) from None
 
 
 def _rate(workload: Workload, rate: float | None, quantile: float | None) -> Rate:

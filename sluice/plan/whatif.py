@@ -21,7 +21,7 @@ from sluice.plan.command import (
     WorkloadOption,
     need_libraries,
 )
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, refuse
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -49,7 +49,7 @@ def whatif(
     need_libraries()
     from planner.errors import PlanError
     from planner.plan import make_plan
-    from sluice.plan.question import Kinds, load_workload, make_question, refuse
+    from sluice.plan.question import Kinds, load_workload, make_question
 
     try:
         lengths = load_workload(workload, fields=fields, input_share=input_share)
@@ -72,7 +72,7 @@ def whatif(
             for gpu in filter(None, gpus.split(","))
         ]
     except PlanError as error:
-        refuse(error, as_json=as_json)
+        refuse(error.problem, error.fix)
     if as_json:
         rows = [_row(found) for found in plans]
         typer.echo(json.dumps({"workload": workload, "mode": mode, "rows": rows}, indent=2))

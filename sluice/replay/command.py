@@ -21,7 +21,7 @@ from sluice.plan.command import (
     need_libraries,
     need_plots,
 )
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, refuse
 
 if TYPE_CHECKING:
     from sluice.replay.load import ReplayRequest
@@ -71,7 +71,6 @@ def replay(
     """Replay requests through a gateway. Exit 1 when the SLO is violated, 2 on bad input."""
     need_libraries()
     from planner.errors import PlanError
-    from sluice.plan.question import refuse
     from sluice.replay.report import report, report_json, show
 
     console = PlainConsole(stderr=as_json)
@@ -86,7 +85,7 @@ def replay(
         if not done.answers:
             raise PlanError("nothing was sent", "let it run longer")
     except PlanError as error:
-        refuse(error, as_json=as_json)
+        refuse(error.problem, error.fix)
     found = report(
         done,
         url=shown,

@@ -151,6 +151,6 @@ async def _until(due_s: float, stop: asyncio.Event) -> bool:
     return not stop.is_set()
 
 
-def commonest(answers: Sequence[Answered], most: int = 5) -> list[tuple[str, int]]:
+def commonest(answers: Sequence[Answered]) -> list[tuple[str, int]]:
     """Errors with their counts, the most frequent first."""
-    return Counter(a.error for a in answers if a.error).most_common(most)
+    return Counter(a.error for a in answers if a.error).most_common(5)

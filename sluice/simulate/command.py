@@ -22,7 +22,7 @@ from sluice.plan.command import (
     need_libraries,
     need_plots,
 )
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def simulate(
     """Simulate a fleet. Exit 1 when it does not hold the SLO, 2 on bad input."""
     need_libraries()
     from planner.errors import PlanError
-    from sluice.plan.question import Kinds, load_workload, refuse
+    from sluice.plan.question import Kinds, load_workload
     from sluice.simulate.scenario import Scenario, p_c_of, prepare
     from sluice.simulated.gateway import model_named
 
@@ -140,7 +140,7 @@ def simulate(
         )
         ready = prepare(scenario)
     except PlanError as error:
-        refuse(error, as_json=as_json)
+        refuse(error.problem, error.fix)
     tpot_s = None if slo_tpot_ms is None else slo_tpot_ms / 1000
     holds = _run(ready, slo_ttft_ms / 1000, tpot_s, seed, plot, as_json=as_json)
     raise typer.Exit(0 if holds else 1)

@@ -123,7 +123,6 @@ def fleet_of_model(
     *,
     counting: Counting,
     compressible: float = 1.0,
-    dispatch: str = "least-loaded",
 ) -> FleetSpec:
     """The pools of a sluice.yaml: windows, slots, workers, KV cache, boundaries, spillover.
 
@@ -153,7 +152,7 @@ def fleet_of_model(
             )
         )
     gamma = model.boundary.gamma if model.compression.enabled else 1.0
-    spec = _spec(tuple(pools), gamma, compressible, dispatch, model.spill_queue)
+    spec = _spec(tuple(pools), gamma, compressible, "least-loaded", model.spill_queue)
     return msgspec.structs.replace(spec, max_cut=model.compression.max_cut)
 
 

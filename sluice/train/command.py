@@ -11,7 +11,7 @@ from rich.table import Table
 from gateway.settings.install import install
 from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
 from predictor.rows import Found, read_rows
-from sluice.terminal import JsonOption, PlainConsole
+from sluice.terminal import JsonOption, PlainConsole, refuse
 
 
 class Judged(NamedTuple):
@@ -45,14 +45,14 @@ def train(
     do, and 2 when the log is not sufficient; then nothing is written.
     """
     if not 0.5 <= alpha < 1:
-        _refuse(f"--alpha {alpha:g}", "give one from 0.5 to below 1", as_json=as_json)
-    found = _read(log, model, pool, as_json=as_json)
-    judged = _train_all(found, alpha, boosted, as_json=as_json)
+        refuse(f"--alpha {alpha:g}", "give one from 0.5 to below 1")
+    found = _read(log, model, pool)
+    judged = _train_all(found, alpha, boosted)
     won = [j.section for j in judged if j.section is not None and not j.prior_because]
     if won:
-        _write(won, out, plot, as_json=as_json)
+        _write(won, out, plot)
     elif all(j.section is None for j in judged):
-        _too_few(judged, as_json=as_json)
+        _too_few(judged)
     if as_json:
         told = {"ok": bool(won), "file": str(out) if won else None, **summary(found, judged)}
         typer.echo(json.dumps(told, indent=2))
@@ -90,24 +90,24 @@ def _pool_summary(judged: Judged) -> dict[str, Any]:
     return told
 
 
-def _read(logs: list[Path], model: str | None, pool: str | None, *, as_json: bool) -> Found:
+def _read(logs: list[Path], model: str | None, pool: str | None) -> Found:
     found = Found()
     for path in logs:
         try:
             with path.open("rb") as lines:
                 read_rows(lines, model=model, pool=pool, into=found)
         except OSError as error:
-            _refuse(f"{path}: {error.strerror}", "give the gateway's request log", as_json=as_json)
+            refuse(f"{path}: {error.strerror}", "give the gateway's request log")
     return found
 
 
-def _train_all(found: Found, alpha: float, boosted: bool, *, as_json: bool) -> list[Judged]:
+def _train_all(found: Found, alpha: float, boosted: bool) -> list[Judged]:
     try:
         from predictor.judge import PRIOR, beats_prior
         from predictor.train import TooFewRows
         from predictor.train import train as fit
     except ImportError as error:
-        _refuse(f"{error.name} is missing", install("train"), as_json=as_json)
+        refuse(f"{error.name} is missing", install("train"))
     judged = []
     for (model, pool), rows in sorted(found.rows.items()):
         name = f"{model}/{pool}"
@@ -127,34 +127,26 @@ def _train_all(found: Found, alpha: float, boosted: bool, *, as_json: bool) -> l
     return judged
 
 
-def _write(sections: list[PoolSection], out: Path, plot: Path | None, *, as_json: bool) -> None:
+def _write(sections: list[PoolSection], out: Path, plot: Path | None) -> None:
     try:
         out.write_bytes(encode(Artifact(sections=tuple(sections))))
     except ArtifactError as error:
-        _refuse(str(error), "choose with --model and --pool", as_json=as_json)
+        refuse(str(error), "choose with --model and --pool")
     except OSError as error:
-        _refuse(f"{out}: {error.strerror}", "give another file with -o", as_json=as_json)
+        refuse(f"{out}: {error.strerror}", "give another file with -o")
     if plot is not None:
         from sluice.train.plot import draw
 
         draw(sections, plot)
 
 
-def _too_few(judged: list[Judged], *, as_json: bool) -> NoReturn:
+def _too_few(judged: list[Judged]) -> NoReturn:
     fix = (
         "serve more requests with the request log on (training uses streams); until then the "
         "gateway predicts from what it learns while it runs"
     )
     problems = [f"{j.name}: {j.prior_because}" for j in judged]
-    _refuse("; ".join(problems) or "no usable rows", fix, as_json=as_json)
-
-
-def _refuse(problem: str, fix: str, *, as_json: bool) -> NoReturn:
-    if as_json:
-        typer.echo(json.dumps({"ok": False, "problem": problem, "fix": fix}, indent=2))
-    else:
-        typer.echo(f"{problem}\nfix: {fix}", err=True)
-    raise typer.Exit(2) from None
+    refuse("; ".join(problems) or "no usable rows", fix)
 
 
 def _print(found: Found, judged: list[Judged]) -> None:

@@ -107,10 +107,9 @@ class _Snapshot:
 class Snapshots:
     """Builds snapshots when they are asked for."""
 
-    def __init__(self, sources: Sources, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, sources: Sources) -> None:
         """Starts nothing."""
         self._from = sources
-        self._wall_clock = wall_clock
         self._recent = RecentDecisions(sources.control.latest_decisions, sources.control.peers)
         self._rates = Rates()
         self._history: deque[bytes] = deque(maxlen=MAX_HISTORY)
@@ -161,7 +160,7 @@ class Snapshots:
             described.append(describe_fleet(served, counted, now_s))
         await add_load(control.peers, described)
         briefs = self._recent.briefs
-        last = figures.recent(briefs, self._wall_clock())
+        last = figures.recent(briefs, time.time())
         entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
         models = list(zip(present, described, strict=True))
         pools = list(chain.from_iterable(pool_rows(*each) for each in models))
@@ -175,7 +174,7 @@ class Snapshots:
         workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
         traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
         shared = {
-            "time": self._wall_clock(),
+            "time": time.time(),
             "version": control.version,
             "replicas": self._from.replicas(),
             "draining": control.draining(),
