@@ -30,10 +30,8 @@ class Engine:
         self.profile = profile
         self.prompt_tokens_total = 0
         self.generation_tokens_total = 0
-        self.aborted_total = 0
         self._sched = BatchScheduler(profile)
         self._live: dict[str, Sequence] = {}
-        self._finished: dict[str, Sequence] = {}  # by the last `finish`, until the next begin
         self._submitted = 0
         self._v = 0  # iterations ended
         self._clock = 0.0  # when the last one ended
@@ -82,19 +80,6 @@ class Engine:
         """Prompt tokens found in the prefix cache."""
         return self._sched.prefix_hits_total
 
-    def cached_tokens(self, request_id: str) -> int:
-        """Prefix tokens found at the last admission; 0 for an unknown request.
-
-        Requests that ended with the last `finish` are known until the next `begin`.
-        """
-        seq = self._live.get(request_id) or self._finished.get(request_id)
-        return 0 if seq is None else seq.cached_tokens
-
-    def queue_s(self, request_id: str) -> float | None:
-        """Seconds from submission to first service; None before it, or if unknown."""
-        seq = self._live.get(request_id) or self._finished.get(request_id)
-        return None if seq is None or seq.first_scheduled_s is None else seq.queue_s
-
     # Requests
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
@@ -124,7 +109,6 @@ class Engine:
         if seq is None:
             return False
         self._sched.remove(seq)
-        self.aborted_total += 1
         self._changed = True
         return True
 
@@ -137,7 +121,6 @@ class Engine:
         """
         if self._open:
             raise RuntimeError("an iteration is open: finish it first")
-        self._finished.clear()
         if not self._start(now_s):
             return None
         return Iteration(
@@ -154,11 +137,7 @@ class Engine:
         """
         if not self._open:
             raise RuntimeError("no iteration is open: begin one first")
-        live = self._live
-        before = {seq.id: seq for seq in self._sched.running.values()}
-        emissions = self._complete(self._v + 1, self._open_end_s, every_token=True)
-        self._finished = {e.id: before[e.id] for e in emissions if e.id not in live}
-        return emissions
+        return self._complete(self._v + 1, self._open_end_s, every_token=True)
 
     # Virtual time: from event to event
 

@@ -107,7 +107,7 @@ class Account:
         self.weight = 0.0
         """w_e; read it through `admission.weight_now`."""
         self.most = 0
-        """r_e; read it through `admission.most_sequences`."""
+        """r_e; read it through `admission.max_sequences`."""
         self.floor_tokens = 0.0
         """Least depth of its bucket; read the depth through `admission.depth_tokens`."""
         self.inflight = [0] * pools

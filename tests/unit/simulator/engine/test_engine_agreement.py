@@ -29,7 +29,6 @@ def test_jumping_over_iterations_gives_what_stepping_gives_to_the_last_bit(
         for counter in (
             "prompt_tokens_total",
             "generation_tokens_total",
-            "aborted_total",
             "preemptions_total",
             "prefix_queries_total",
             "prefix_hits_total",
