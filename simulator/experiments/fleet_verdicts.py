@@ -25,14 +25,13 @@ from simulator.experiments.verdict_records import (
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
 from simulator.fleet.outcome import HORIZON_SERVICES
-from simulator.fleet.routing import REFUSED, RoutedTraffic, route
+from simulator.fleet.routing import REFUSED
+from simulator.fleet.spec import routed
 from simulator.fleet.summary import summarise
 from simulator.fleet.traffic import (
     Breakpoints,
     CdfLengths,
-    Ints,
     Lengths,
-    Random,
     Traffic,
     joined,
     selected,
@@ -111,11 +110,13 @@ def judge(
         _judge_pool(spec, p, lengths, rate_per_s, goals, seed, services, most_drawn, progress)
         for p in range(len(spec.pools))
     )
+    random = np.random.default_rng(seed)
+    pilot = routed(spec, *lengths.sample(_PILOT, random), random)
     return FleetVerdict(
         pools=pools,
         criterion=criterion,
         slo_s=slo_s,
-        refused_share=_refused_share(spec, lengths, seed),
+        refused_share=float((pilot.pool == REFUSED).mean()),
     )
 
 
@@ -163,32 +164,12 @@ def _share_of(
         at_s = start_s + arrivals.poisson(rate_per_s, min(_BATCH, count - drawn), random)
         start_s = float(at_s[-1])
         prompts, outputs = lengths.sample(len(at_s), random)
-        routed = _routed(spec, prompts, outputs, random)
-        mine = routed.pool == p
+        plan = routed(spec, prompts, outputs, random)
+        mine = plan.pool == p
         if mine.any():
-            whole = Traffic(
-                arrival_s=at_s, prompt_tokens=routed.prompt_tokens, output_tokens=outputs
-            )
+            whole = Traffic(arrival_s=at_s, prompt_tokens=plan.prompt_tokens, output_tokens=outputs)
             found.append(selected(whole, mine))
     return joined(found) if found else None
-
-
-def _refused_share(spec: FleetSpec, lengths: Lengths, seed: int) -> float:
-    random = np.random.default_rng(seed)
-    routed = _routed(spec, *lengths.sample(_PILOT, random), random)
-    return float((routed.pool == REFUSED).mean())
-
-
-def _routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> RoutedTraffic:
-    return route(
-        spec.routing,
-        prompts,
-        outputs,
-        gamma=spec.gamma,
-        compressible=spec.compressible,
-        max_cut=spec.max_cut,
-        random=random,
-    )
 
 
 def _longest_service_s(profile: EngineProfile, requests: Traffic) -> float:

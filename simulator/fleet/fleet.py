@@ -34,8 +34,8 @@ from simulator.fleet.outcome import (
     UNAVAILABLE,
     FleetOutcome,
 )
-from simulator.fleet.routing import REFUSED, RoutedTraffic, route
-from simulator.fleet.spec import FleetSpec, PoolSpec, moved
+from simulator.fleet.routing import REFUSED
+from simulator.fleet.spec import FleetSpec, PoolSpec, moved, routed
 from simulator.fleet.steering import PoolObservation, Steer
 from simulator.fleet.traffic import Random, Traffic, selected
 
@@ -82,7 +82,7 @@ class _FleetRun:
     def __init__(self, spec: FleetSpec, traffic: Traffic, random: Random) -> None:
         count = len(traffic)
         self._spec, self._traffic, self._random = spec, traffic, random
-        self._route = _routed(spec, traffic, random)
+        self._route = routed(spec, traffic.prompt_tokens, traffic.output_tokens, random)
         prompts, outputs = self._route.prompt_tokens, traffic.output_tokens
         self._planned: list[int] = self._route.pool.tolist()
         self._alternates = self._route.alternates
@@ -261,7 +261,9 @@ class _FleetRun:
         if boundaries is None:
             return
         rest = np.arange(len(self._traffic)) >= done
-        route = _routed(moved(self._spec, boundaries), selected(self._traffic, rest), self._random)
+        later = selected(self._traffic, rest)
+        spec = moved(self._spec, boundaries)
+        route = routed(spec, later.prompt_tokens, later.output_tokens, self._random)
         self._planned[done:] = route.pool.tolist()
         self._alternates = [*self._alternates[:done], *route.alternates]
 
@@ -300,15 +302,3 @@ class _FleetRun:
         for (pool, _), instance in zip(self._home, self._instances, strict=True):
             found[pool] += instance.preemptions
         return tuple(found)
-
-
-def _routed(spec: FleetSpec, traffic: Traffic, random: Random) -> RoutedTraffic:
-    return route(
-        spec.routing,
-        traffic.prompt_tokens,
-        traffic.output_tokens,
-        gamma=spec.gamma,
-        compressible=spec.compressible,
-        max_cut=spec.max_cut,
-        random=random,
-    )

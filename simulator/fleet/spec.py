@@ -7,6 +7,8 @@ import msgspec
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.dispatch import DISPATCHERS
+from simulator.fleet.routing import RoutedTraffic, route
+from simulator.fleet.traffic import Ints, Random
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +74,16 @@ def moved(spec: FleetSpec, boundaries: Sequence[int]) -> FleetSpec:
         for pool, tokens in zip(spec.pools, given, strict=True)
     )
     return msgspec.structs.replace(spec, pools=tuple(pools))
+
+
+def routed(spec: FleetSpec, prompts: Ints, outputs: Ints, random: Random) -> RoutedTraffic:
+    """The pools of requests of these lengths, and what compression leaves of their prompts."""
+    return route(
+        spec.routing,
+        prompts,
+        outputs,
+        gamma=spec.gamma,
+        compressible=spec.compressible,
+        max_cut=spec.max_cut,
+        random=random,
+    )
