@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock, account_view
+from gateway.adapters.store.memory.token_pools import SLICE, MemoryPools, SteadyClock
 from gateway.policy.admission import admission, eviction
 from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.policy.admission.denials import limits_of, refusal_of
@@ -27,8 +27,6 @@ from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
-
-__all__ = ["MemoryLeases", "account_view", "lease_of"]
 
 
 class MemoryLeases(MemoryPools):
@@ -214,25 +212,11 @@ class MemoryLeases(MemoryPools):
     # -- inside
 
     def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
-        request = AdmissionRequest(
-            lease_id=ask.lease_id,
-            entitlement=ask.entitlement,
-            pool=ask.pool,
-            alternates=ask.alternates,
-            estimate_tokens=ask.cost_tokens,
-            kv_bytes=ask.kv_bytes,
-            sequences=ask.sequences,
-            owner=self.owner,
-            limits=ask.limits,
-            money=ask.money,
-            most_tokens=ask.most_tokens,
-            most_money=ask.most_money,
-        )
         served = self._models[ask.model]
         now_s = self._now()
         found = admission.admit(
             token_pool,
-            request,
+            request_of(ask, self.owner),
             now_s,
             observe=served.admission.observe or served.routing.observe,
         )
@@ -270,6 +254,24 @@ class MemoryLeases(MemoryPools):
             sequences=ask.sequences,
             kv_bytes=ask.kv_bytes,
         )
+
+
+def request_of(ask: Ask, owner: str = "") -> AdmissionRequest:
+    """What is asked of a managed model's token pool."""
+    return AdmissionRequest(
+        lease_id=ask.lease_id,
+        entitlement=ask.entitlement,
+        pool=ask.pool,
+        alternates=ask.alternates,
+        estimate_tokens=ask.cost_tokens,
+        kv_bytes=ask.kv_bytes,
+        sequences=ask.sequences,
+        owner=owner,
+        limits=ask.limits,
+        money=ask.money,
+        most_tokens=ask.most_tokens,
+        most_money=ask.most_money,
+    )
 
 
 def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from gateway.adapters.store.memory.leases import request_of
 from gateway.adapters.store.redis.bucket_levels import lend, take_back
 from gateway.adapters.store.redis.known_limits import KnownLimits
 from gateway.adapters.store.redis.lease_codec import RedisLease
 from gateway.policy.admission import admission, debt, eviction
-from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.policy.admission.admission import Denial, Grant
 from gateway.policy.budgets.limit_book import LimitBook
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.token_pool.terms import LeaseRecord, Terms
@@ -55,20 +56,7 @@ class LocalFallback:
 
     def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
         """The share's decision, and whether the lease is evictable."""
-        request = AdmissionRequest(
-            lease_id=ask.lease_id,
-            entitlement=ask.entitlement,
-            pool=ask.pool,
-            alternates=ask.alternates,
-            estimate_tokens=ask.cost_tokens,
-            kv_bytes=ask.kv_bytes,
-            sequences=ask.sequences,
-            limits=ask.limits,
-            money=ask.money,
-            most_tokens=ask.most_tokens,
-            most_money=ask.most_money,
-        )
-        found = admission.admit(share, request, self._now_s(), observe=observe)
+        found = admission.admit(share, request_of(ask), self._now_s(), observe=observe)
         record = share.leases.get(ask.lease_id)
         return found, record is not None and record.id in share.pools[record.pool].evictable
 

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.adapters.store.memory.leases import account_view
-from gateway.adapters.store.memory.token_pools import SteadyClock, pool_views
+from gateway.adapters.store.memory.token_pools import SteadyClock, account_view, pool_views
 from gateway.adapters.store.redis import bucket_levels
 from gateway.adapters.store.redis.fallback import LocalFallback
 from gateway.adapters.store.redis.known_limits import KnownLimits
