@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.entitlements.terms import GIB, BadTerms, ModelShape, terms_from
 from gateway.settings.checking.model_checks import KV_BYTES_FIX, NO_KV_BYTES
-from gateway.settings.checking.name_checks import Models
+from gateway.settings.checking.name_checks import Models, unique
 from gateway.settings.config import EntitlementConfig
 from gateway.settings.explain import nearest
 from gateway.settings.fleet.model import ModelConfig
@@ -48,7 +48,7 @@ def check_entitlements(
     for index, entitlement in entitlements:
         path: KeyPath = ("entitlements", index)
         fix = "give every entitlement a name of its own"
-        _taken(document, names, entitlement.name, (*path, "name"), fix)
+        unique(document, names, entitlement.name, (*path, "name"), fix)
         name = entitlement.model
         if known_models is not None and name not in known_models:
             alias = name in aliases
@@ -184,7 +184,7 @@ def check_tenants(
     seen: dict[str, KeyPath] = {}
     for index, tenant in tenants:
         path: KeyPath = ("tenants", index)
-        _taken(document, seen, tenant.name, (*path, "name"), "give every tenant a name of its own")
+        unique(document, seen, tenant.name, (*path, "name"), "give every tenant a name of its own")
         models = own.get(tenant.name, {})
         if tenant.keys and not models:
             document.add(
@@ -207,7 +207,7 @@ def _check_tenant_keys(
     names: dict[str, KeyPath] = {}
     for number, key in enumerate(tenant.keys):
         where: KeyPath = (*path, "keys", number)
-        _taken(document, names, key.name, (*where, "name"), "give every key a name of its own")
+        unique(document, names, key.name, (*where, "name"), "give every key a name of its own")
         _check_listed(document, (*where, "entitlements"), key.entitlements, models)
         bases = {models[name] for name in _used(tenant, key, models) if name in models}
         opened = bases.union(*(loras.get(base, ()) for base in bases))
@@ -255,11 +255,3 @@ def _digests(tenants: Tenants, entitlements: Entitlements) -> Iterator[tuple[Key
     for index, tenant in tenants:
         for number, key in enumerate(tenant.keys):
             yield ("tenants", index, "keys", number, "sha256"), key.sha256
-
-
-def _taken(
-    document: Document, seen: dict[str, KeyPath], name: str, path: KeyPath, fix: str
-) -> None:
-    first = seen.setdefault(name, path)
-    if first != path:
-        document.add(path, f"`{name}` is taken on line {document.place(first).line}", fix)

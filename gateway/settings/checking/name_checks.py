@@ -70,3 +70,12 @@ def check_names(document: Document, models: Models) -> None:
             taken = f"`{name}` is a LoRA adapter, named on line {document.place(first).line}"
             fix = "remove it here: an adapter is a model's name by itself, and is never rewritten"
         document.add(path, taken, fix)
+
+
+def unique(
+    document: Document, seen: dict[str, KeyPath], name: str, path: KeyPath, fix: str
+) -> None:
+    """No item that was seen before has the name."""
+    first = seen.setdefault(name, path)
+    if first != path:
+        document.add(path, f"`{name}` is taken on line {document.place(first).line}", fix)

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+from gateway.settings.checking.name_checks import unique
 from gateway.settings.config import Config
 from gateway.settings.explain import nearest
 from gateway.settings.install import install
@@ -147,7 +148,7 @@ def check_auth(document: Document, config: Config) -> None:
     seen: dict[str, KeyPath] = {}
     for index, issuer in enumerate(issuers):
         path: KeyPath = ("auth", "jwt", index)
-        _taken(document, seen, issuer.issuer, (*path, "issuer"), "list an issuer once")
+        unique(document, seen, issuer.issuer, (*path, "issuer"), "list an issuer once")
         if not issuer.jwks.startswith(("https:", "http:")):
             _check_file(document, (*path, "jwks"), issuer.jwks)
         ca_file = None if issuer.ca_file is None else str(issuer.ca_file)
@@ -185,7 +186,7 @@ def _check_admin_keys(document: Document, config: Config) -> None:
             digests[f"sha256:{digest}"] = ("server", short)
     for index, key in enumerate(server.admin_keys):
         path: KeyPath = ("server", "admin_keys", index)
-        _taken(document, names, key.name, (*path, "name"), "give every key a name of its own")
+        unique(document, names, key.name, (*path, "name"), "give every key a name of its own")
         first = digests.setdefault(key.sha256, (*path, "sha256"))
         if first != (*path, "sha256"):
             document.add(
@@ -193,11 +194,3 @@ def _check_admin_keys(document: Document, config: Config) -> None:
                 f"the same key as on line {document.place(first).line}",
                 "make another with `sluice hash-key --new`",
             )
-
-
-def _taken(
-    document: Document, seen: dict[str, KeyPath], name: str, path: KeyPath, fix: str
-) -> None:
-    first = seen.setdefault(name, path)
-    if first != path:
-        document.add(path, f"`{name}` is taken on line {document.place(first).line}", fix)

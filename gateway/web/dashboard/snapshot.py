@@ -24,10 +24,14 @@ from gateway.web.control.fleet_view import describe_fleet
 from gateway.web.control.peers import add_load
 from gateway.web.control.surface import Control
 from gateway.web.dashboard import figures
-from gateway.web.dashboard.entitlement_rows import MAX_ROWS, CountedEntitlement, entitlements_page
 from gateway.web.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
 from gateway.web.dashboard.recent import Brief, RecentDecisions, row
-from gateway.web.dashboard.tenant_rows import tenants_page
+from gateway.web.dashboard.tenant_rows import (
+    MAX_ROWS,
+    CountedEntitlement,
+    entitlements_page,
+    tenants_page,
+)
 from gateway.web.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.web.dashboard.view import PAGE_ROWS, View
 

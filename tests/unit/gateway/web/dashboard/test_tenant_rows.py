@@ -4,8 +4,7 @@ from typing import Any
 
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.ports import AccountView
-from gateway.web.dashboard.entitlement_rows import CountedEntitlement
-from gateway.web.dashboard.tenant_rows import MAX_KEYS, tenants_page
+from gateway.web.dashboard.tenant_rows import MAX_KEYS, CountedEntitlement, tenants_page
 from gateway.web.dashboard.view import View
 from tests.tenancy_fakes import WHO, TenancyRig, file_of
 
