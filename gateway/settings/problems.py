@@ -68,3 +68,8 @@ def shown(text: str, limit: int = 60) -> str:
     """A name fit for a terminal: control characters escaped, cut to `limit` characters."""
     clean = plain(text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def install(extra: str) -> str:
+    """The command for an extra, from the checkout or a wheel: no package index has it."""
+    return f"pip install '.[{extra}]' in Sluice's checkout, or 'FILE.whl[{extra}]' with its wheel"

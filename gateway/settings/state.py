@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pydantic import AfterValidator, Secret
 
 from gateway.records.plain_text import without_credentials
-from gateway.settings.install import install
+from gateway.settings.problems import install
 from gateway.settings.types import Text, reject
 
 _REDIS = frozenset({"redis", "rediss"})

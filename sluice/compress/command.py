@@ -138,9 +138,7 @@ def _compressed(
         stop(str(error), 2)
 
 
-def _summary(
-    found: "Found",
-) -> dict[str, Any]:
+def _summary(found: "Found") -> dict[str, Any]:
     shared = {"bytes_before": found.bytes_before, "budget_bytes": found.budget_bytes}
     if not found:
         return {

@@ -178,8 +178,7 @@ def change(
         body[field] = None
     if not body:
         stop("nothing to change: give an option, see --help", 2)
-    client = AdminClient(url, admin_key_file)
-    _change(client, as_json, "PATCH", name, body=body)
+    _change(AdminClient(url, admin_key_file), as_json, "PATCH", name, body=body)
 
 
 @entitlement.command()
@@ -190,8 +189,7 @@ def suspend(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse its requests from now on; running ones finish."""
-    client = AdminClient(url, admin_key_file)
-    _change(client, as_json, "POST", name, "suspend")
+    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "suspend")
 
 
 @entitlement.command()
@@ -202,8 +200,7 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Admit its requests again."""
-    client = AdminClient(url, admin_key_file)
-    _change(client, as_json, "POST", name, "resume")
+    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "resume")
 
 
 @entitlement.command()
@@ -217,9 +214,8 @@ def expire(
     as_json: JsonOption = False,
 ) -> None:
     """End it, now or at a time. Its requests are refused from then on."""
-    client = AdminClient(url, admin_key_file)
     body: dict[str, object] | None = None if at is None else {"at": at}
-    _change(client, as_json, "POST", name, "expire", body=body)
+    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "expire", body=body)
 
 
 @entitlement.command()
@@ -245,8 +241,7 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Add a second live key. Prints it; it is shown only once."""
-    client = AdminClient(url, admin_key_file)
-    _change(client, as_json, "POST", name, "keys")
+    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "keys")
 
 
 @keys.command("revoke")
@@ -258,8 +253,7 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """End a key at once."""
-    client = AdminClient(url, admin_key_file)
-    _change(client, as_json, "DELETE", name, "keys", fingerprint)
+    _change(AdminClient(url, admin_key_file), as_json, "DELETE", name, "keys", fingerprint)
 
 
 @entitlement.command()

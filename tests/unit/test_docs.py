@@ -25,7 +25,7 @@ from gateway.policy.request.members import STEERING_FIELDS
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.settings import parse
-from gateway.settings.install import install
+from gateway.settings.problems import install
 from gateway.web.metrics.page import MetricsPage
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server import tokenizer

@@ -9,8 +9,7 @@ from gateway.settings.checking.name_checks import Models, check_names
 from gateway.settings.fleet.model import ModelConfig
 from gateway.settings.fleet.pool import PoolConfig
 from gateway.settings.fleet.worker import WorkerConfig
-from gateway.settings.install import install
-from gateway.settings.problems import KeyPath
+from gateway.settings.problems import KeyPath, install
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_engine_tls
 from predictor.artifact import ArtifactError, load

@@ -10,8 +10,7 @@ from typing import Final
 from gateway.settings.checking.name_checks import unique
 from gateway.settings.config import Config
 from gateway.settings.explain import nearest
-from gateway.settings.install import install
-from gateway.settings.problems import KeyPath
+from gateway.settings.problems import KeyPath, install
 from gateway.settings.source import Document
 from gateway.settings.tls import unfit_ca, unfit_server_tls
 from gateway.settings.token_pools import limits_tenants
