@@ -107,7 +107,6 @@ def roofline(
     *,
     gpus: int | None = None,
     dtype: str | None = None,
-    kv_dtype: str = "bf16",
     usd_per_gpu_hour: float | None = None,
 ) -> NodeProfile:
     """A node from data sheets: W reads the weights, h one token's KV, prefill 2 FLOPs a parameter.
@@ -118,7 +117,7 @@ def roofline(
     weight_bytes = model.parameters * _bytes_of(dtype or model.native_dtype)
     count = gpus if gpus is not None else _fewest_gpus(gpu, weight_bytes)
     room = count * gpu.memory_bytes * _MEMORY_USED - weight_bytes
-    kv_bytes = model.kv_bytes_per_token(_bytes_of(kv_dtype)) * model.kv_copies(count)
+    kv_bytes = model.kv_bytes_per_token(_bytes_of("bf16")) * model.kv_copies(count)
     if count < 1 or room < kv_bytes * PAPER_WINDOW_TOKENS:
         raise PlanError(
             f"{model.name} in {dtype or model.native_dtype} does not fit {count} x {gpu.name}",

@@ -15,6 +15,8 @@ _CONCENTRATED = 0.90
 _ABOVE = 0.50
 """F(B) below which most of the workload lies above B."""
 
+_CHUNK_TOKENS = 512
+
 ADVICE: dict[Archetype, str] = {
     "I": "concentrated below the boundary: pool routing takes most of what there is to gain",
     "II": "dispersed around the boundary: compression can add to pool routing",
@@ -32,7 +34,7 @@ def savings(alpha: float, rho: float) -> float:
     return alpha * (1 - 1 / rho)
 
 
-def best_boundary(workload: Workload, window_tokens: int, chunk_tokens: int = 512) -> int:
+def best_boundary(workload: Workload, window_tokens: int) -> int:
     """The boundary of the smallest fleet at gamma = 1, one kind of node, slots by window.
 
     With slots K / window the nodes are B A(B) + C (A(C) - A(B)) up to constants, where A(B) is the
@@ -40,7 +42,7 @@ def best_boundary(workload: Workload, window_tokens: int, chunk_tokens: int = 51
     searches for the minimum itself, since f jumps at breakpoints.
     """
     atoms = atoms_of(workload, np.array([], dtype=np.float64))
-    steps = atoms.weight * (np.ceil(atoms.prompt / chunk_tokens) + atoms.answer)
+    steps = atoms.weight * (np.ceil(atoms.prompt / _CHUNK_TOKENS) + atoms.answer)
     below = np.cumsum(steps)
     nodes = atoms.upper * below + window_tokens * (below[-1] - below)
     inside = atoms.upper < window_tokens

@@ -112,14 +112,12 @@ class BfIo:
         *,
         maxage: float | None = None,
         ahead: LookAhead | None = None,
-        passes: int | None = None,
     ) -> None:
         if horizon and ahead is None:
             raise ValueError("to look ahead needs something that predicts")
         self._horizon = horizon
         self._maxage = maxage
         self._ahead = ahead
-        self._passes = passes
 
     def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
         grown = group.grown(self._horizon)
@@ -133,6 +131,5 @@ class BfIo:
             [group.sizes[request] for request in pool],
             (group.step - group.revealed[pool]).tolist(),
             maxage=self._maxage,
-            passes=self._passes,
             growth=grown,
         )

@@ -24,11 +24,11 @@ def like_burst(count: int, random: Random) -> BarrierWork:
     )
 
 
-def of_theorem(count: int, random: Random, *, longest: int = 1000, mean: int = 100) -> BarrierWork:
+def of_theorem(count: int, random: Random, *, longest: int = 1000) -> BarrierWork:
     """Theorem 2's workload: prompts uniform on [1, longest], outputs geometric."""
     return BarrierWork(
         prompt_tokens=random.integers(1, longest + 1, count).astype(np.float64),
-        output_tokens=random.geometric(1 / mean, count),
+        output_tokens=random.geometric(1 / 100, count),
     )
 
 

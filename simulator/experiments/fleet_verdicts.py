@@ -6,13 +6,12 @@ least ten times its longest service.
 
 from functools import partial
 from math import ceil
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from simulator.engine.profiles import EngineProfile
-from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.verdict_records import (
     ArrivalProgress,
     Criterion,
@@ -29,15 +28,13 @@ from simulator.fleet.routing import REFUSED
 from simulator.fleet.spec import routed
 from simulator.fleet.summary import summarise
 from simulator.fleet.traffic import (
-    Breakpoints,
-    CdfLengths,
     Lengths,
     Traffic,
     joined,
     selected,
 )
 
-__all__ = ["FleetVerdict", "LatencyGoals", "PoolVerdict", "faults_of", "judge", "verdict"]
+__all__ = ["FleetVerdict", "LatencyGoals", "PoolVerdict", "faults_of", "judge"]
 
 MIN_REQUESTS: Final = 20_000
 MAX_DRAWN: Final = 30_000_000
@@ -46,42 +43,6 @@ _DRAWN_FOR_MORE: Final = 3_000_000
 """Most requests drawn to reach MIN_REQUESTS of a rarely used pool."""
 _PILOT: Final = 100_000
 _BATCH: Final = 1_000_000
-
-
-def verdict(
-    breakpoints: Breakpoints,
-    fleet: tuple[int, ...],
-    *,
-    boundary: int,
-    gamma: float = 1.0,
-    compressible: float = 1.0,
-    rate_per_s: float = 1000.0,
-    slo_s: float = 0.5,
-    input_share: float = 0.8,
-    counting: Literal["slots", "paged"] = "slots",
-    criterion: Criterion = "wait",
-    seed: int = 0,
-    services: int = HORIZON_SERVICES,
-    most_drawn: int = MAX_DRAWN,
-) -> FleetVerdict:
-    """Judge (n,) or (short, long) nodes for a distribution of totals, as FleetOpt asks.
-
-    `criterion` is the time that must stay within `slo_s` at P99. The papers size their tables by
-    `wait`; `ttft` adds prefill and the first token (Eq. 8).
-    """
-    make = by_slots if counting == "slots" else paged
-    spec = make(fleet, boundary=boundary, gamma=gamma, compressible=compressible)
-    lengths = OneMore(CdfLengths(breakpoints, input_share))
-    return judge(
-        spec,
-        lengths,
-        rate_per_s=rate_per_s,
-        slo_s=slo_s,
-        criterion=criterion,
-        seed=seed,
-        services=services,
-        most_drawn=most_drawn,
-    )
 
 
 def judge(

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from simulator.engine.profiles import PROFILES, EngineProfile
+from simulator.engine.profiles import PROFILES
 from simulator.fleet.fleet import FleetSpec, PoolSpec
 from simulator.fleet.traffic import Ints, Lengths, Random
 
@@ -31,9 +31,9 @@ class OneMore:
         return prompts, outputs + 1
 
 
-def window_slots(window_tokens: int, profile: EngineProfile = PAPER) -> int:
+def window_slots(window_tokens: int) -> int:
     """n_max: sequences if each is given a whole window of KV cache."""
-    return profile.kv_blocks // ceil(window_tokens / profile.block_tokens)
+    return PAPER.kv_blocks // ceil(window_tokens / PAPER.block_tokens)
 
 
 def slot_pool(

@@ -19,6 +19,8 @@ from simulator.fleet.traffic import Breakpoints, SplitLengths, traffic
 
 WINDOW_TOKENS: Final = 65_536
 BOUNDARY_TOKENS: Final = 8192
+_SHORT_SLOTS: Final = 128
+_LONG_SLOTS: Final = 16
 _PAPER: Final = PROFILES["llama-3-70b-a100-reserved"]
 
 
@@ -58,29 +60,22 @@ def latencies(
     one: int,
     short: int,
     long: int,
-    short_slots: int = 128,
-    long_slots: int = 16,
     rate_per_s: float = 1000.0,
     requests: int = 10_000,
     prefill: Literal["shared", "independent"] = "shared",
-    dispatch: str = "jsq",
-    seed: int = 0,
 ) -> tuple[Latency, Latency]:
     """One pool of `one` instances, and a short and a long one, on the same requests."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     lengths = SplitLengths(breakpoints, output_mean, output_std)
     asked = traffic(lengths, arrivals.poisson(rate_per_s, requests, random), random)
-    wide = pool("all", one, WINDOW_TOKENS, long_slots, prefill)
+    wide = pool("all", one, WINDOW_TOKENS, _LONG_SLOTS, prefill)
     pools = (
-        pool("short", short, BOUNDARY_TOKENS, short_slots, prefill),
-        pool("long", long, WINDOW_TOKENS, long_slots, prefill),
+        pool("short", short, BOUNDARY_TOKENS, _SHORT_SLOTS, prefill),
+        pool("long", long, WINDOW_TOKENS, _LONG_SLOTS, prefill),
     )
     found = []
-    for spec in (
-        FleetSpec(pools=(wide,), dispatch=dispatch),
-        FleetSpec(pools=pools, dispatch=dispatch),
-    ):
-        seen = summarise(spec, simulate(spec, asked, seed=seed))
+    for spec in (FleetSpec(pools=(wide,)), FleetSpec(pools=pools)):
+        seen = summarise(spec, simulate(spec, asked))
         found.append(
             Latency(
                 ttft_p50_s=seen.whole.ttft.p50_s,

@@ -16,6 +16,7 @@ import numpy as np
 from simulator.fleet.traffic import Floats
 
 BATCHES: Final = 20
+CONFIDENCE: Final = 0.95
 DRIFT_T: Final = 4.0
 """A trend counts if its slope is at least this many standard errors from 0 ..."""
 DRIFT_SHARE: Final = 0.5
@@ -51,27 +52,23 @@ def student_t(confidence: float, freedom: int) -> float:
     )
 
 
-def batch_means(values: Floats, *, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
+def batch_means(values: Floats) -> Interval:
     """The mean of a run's values, in order; ValueError with fewer values than batches."""
-    return _interval(values, lambda part: float(part.mean()), confidence, batches)
+    return _interval(values, lambda part: float(part.mean()))
 
 
-def batch_quantile(
-    values: Floats, share: float, *, confidence: float = 0.95, batches: int = BATCHES
-) -> Interval:
+def batch_quantile(values: Floats, share: float) -> Interval:
     """A quantile of a run's values, in order; bounds from the spread of batch quantiles."""
-    return _interval(values, lambda part: float(np.quantile(part, share)), confidence, batches)
+    return _interval(values, lambda part: float(np.quantile(part, share)))
 
 
-def quantile_bounds(
-    values: Sequence[float], share: float, *, confidence: float = 0.95
-) -> tuple[float, float]:
+def quantile_bounds(values: Sequence[float], share: float) -> tuple[float, float]:
     """Bounds of a quantile of independent values, by order statistics; at most their extremes.
 
     The number of values below the quantile is binomial, whatever the distribution.
     """
     ordered = sorted(values)
-    count, tail = len(ordered), (1 - confidence) / 2
+    count, tail = len(ordered), (1 - CONFIDENCE) / 2
     low = high = 0
     below = 0.0
     for k in range(count + 1):
@@ -84,30 +81,28 @@ def quantile_bounds(
     return ordered[max(0, low - 1)], ordered[min(high, count - 1)]
 
 
-def drifts(values: Floats, *, batches: int = BATCHES) -> bool:
+def drifts(values: Floats) -> bool:
     """Whether batch means of waits (seconds) rise or fall through the run: it has not settled.
 
     An overloaded queue rises in a straight line. A trend must be clear (DRIFT_T), large
     (DRIFT_SHARE) and relevant (MIN_DRIFT_S); weaker ones are noise of a busy queue.
     """
-    if len(values) < 2 * batches:
+    if len(values) < 2 * BATCHES:
         return False
-    means = np.array([part.mean() for part in np.array_split(values, batches)])
-    time = np.arange(batches) - (batches - 1) / 2
+    means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
+    time = np.arange(BATCHES) - (BATCHES - 1) / 2
     slope = float(time @ means / (time @ time))
     residual = means - means.mean() - slope * time
-    error = sqrt(float(residual @ residual) / (batches - 2) / float(time @ time))
-    rise = abs(slope) * (batches - 1)
+    error = sqrt(float(residual @ residual) / (BATCHES - 2) / float(time @ time))
+    rise = abs(slope) * (BATCHES - 1)
     clear = abs(slope) > DRIFT_T * error
     return clear and rise > DRIFT_SHARE * float(means.mean()) and rise > MIN_DRIFT_S
 
 
-def _interval(
-    values: Floats, estimate: Callable[[Floats], float], confidence: float, batches: int
-) -> Interval:
-    if len(values) < batches:
-        raise ValueError(f"{batches} batches need at least as many values, not {len(values)}")
+def _interval(values: Floats, estimate: Callable[[Floats], float]) -> Interval:
+    if len(values) < BATCHES:
+        raise ValueError(f"{BATCHES} batches need at least as many values, not {len(values)}")
     value = estimate(values)
-    parts = np.array([estimate(part) for part in np.array_split(values, batches)])
-    half = student_t(confidence, batches - 1) * float(parts.std(ddof=1)) / sqrt(batches)
+    parts = np.array([estimate(part) for part in np.array_split(values, BATCHES)])
+    half = student_t(CONFIDENCE, BATCHES - 1) * float(parts.std(ddof=1)) / sqrt(BATCHES)
     return Interval(value=value, low=value - half, high=value + half)

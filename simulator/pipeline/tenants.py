@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from gateway.policy.entitlements.entitlement import BACKFILL, Entitlement
-from simulator.fleet.outcome import WARM_UP, Tail, tail
+from simulator.fleet.outcome import Tail, tail
 from simulator.fleet.statistics import Interval
 from simulator.fleet.traffic import Floats
 from simulator.pipeline.intake import OPEN
@@ -55,12 +55,10 @@ class TenantSummary(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
-def tenants(
-    gateway: Gateway, found: PipelineOutcome, slo_s: float, warm_up: float = WARM_UP
-) -> tuple[TenantSummary, ...]:
+def tenants(gateway: Gateway, found: PipelineOutcome, slo_s: float) -> tuple[TenantSummary, ...]:
     """Every entitlement's figures; one that states no SLO is judged by `slo_s`."""
     owners = gateway.entitlements or (OPEN,)
-    low_s, _ = found.fleet.window_s(warm_up)
+    low_s, _ = found.fleet.window_s()
     late = found.fleet.arrival_s >= low_s
     reasons = np.array(found.reasons)
     return tuple(

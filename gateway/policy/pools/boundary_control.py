@@ -105,15 +105,9 @@ class Move(Record, frozen=True, kw_only=True):
 class BoundaryControl:
     """The boundaries of one model. Pure: called with a sample of each pool every SAMPLE_S."""
 
-    def __init__(
-        self,
-        bounds: Sequence[BoundaryBounds],
-        *,
-        rules: BoundaryRules | None = None,
-        observe: bool = False,
-    ) -> None:
+    def __init__(self, bounds: Sequence[BoundaryBounds], *, observe: bool = False) -> None:
         """`observe`: report the moves without applying them."""
-        self._rules = rules or BoundaryRules()
+        self._rules = BoundaryRules()
         self.observe = observe
         self._all = [_Boundary(b) for b in bounds]
 

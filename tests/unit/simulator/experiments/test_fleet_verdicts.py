@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from planner.workload.library import SHIPPED
-from simulator.experiments.fleet_verdicts import judge, verdict
+from simulator.experiments.fleet_verdicts import FleetVerdict, judge
+from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.fleet.fleet import FleetSpec, PoolSpec
 from simulator.fleet.traffic import CdfLengths
 from tests.unit.simulator.fleets import second
@@ -13,10 +14,22 @@ DRAWN = 150_000
 """150 s: short of ten services, long enough to see a queue run away."""
 
 
-def breakpoints(name: str) -> tuple[tuple[int, float], ...]:
+def totals(name: str) -> OneMore:
     cdf = SHIPPED[name].workload.cdf
     assert cdf is not None
-    return cdf.points
+    return OneMore(CdfLengths(cdf.points))
+
+
+def published(name: str, fleet: tuple[int, int], gamma: float, most_drawn: int) -> FleetVerdict:
+    spec = by_slots(fleet, boundary=SHIPPED[name].b_short, gamma=gamma)
+    return judge(
+        spec,
+        totals(name),
+        rate_per_s=1000.0,
+        slo_s=0.5,
+        criterion="wait",
+        most_drawn=most_drawn,
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,8 +39,7 @@ def breakpoints(name: str) -> tuple[tuple[int, float], ...]:
 def test_the_published_compressing_fleets_are_rejected(
     name: str, fleet: tuple[int, int], gamma: float
 ) -> None:
-    boundary = SHIPPED[name].b_short
-    found = verdict(breakpoints(name), fleet, boundary=boundary, gamma=gamma, most_drawn=DRAWN)
+    found = published(name, fleet, gamma, DRAWN)
     short, long = found.pools
     assert not found.holds
     assert not short.holds
@@ -43,22 +55,14 @@ def test_the_published_compressing_fleets_are_rejected(
 def test_the_corrected_fleets_and_plain_routing_are_accepted(
     name: str, fleet: tuple[int, int], gamma: float
 ) -> None:
-    boundary = SHIPPED[name].b_short
-    found = verdict(breakpoints(name), fleet, boundary=boundary, gamma=gamma, most_drawn=2 * DRAWN)
+    found = published(name, fleet, gamma, 2 * DRAWN)
     assert found.holds, found
     assert all(pool.utilisation < 0.95 for pool in found.pools)
 
 
 def test_paged_engines_are_judged_by_the_first_token() -> None:
-    found = verdict(
-        breakpoints("azure"),
-        (9,),
-        boundary=4096,
-        rate_per_s=60.0,
-        counting="paged",
-        criterion="ttft",
-        most_drawn=6000,
-    )
+    spec = paged((9,), boundary=4096)
+    found = judge(spec, totals("azure"), rate_per_s=60.0, slo_s=0.5, most_drawn=6000)
     assert found.holds, found
 
 
