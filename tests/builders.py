@@ -10,12 +10,11 @@ from msgspec.structs import fields
 
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.request.head import read_head
-from gateway.records.attempt import WorkerAddress
+from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
 from gateway.records.estimate import LengthEstimate

@@ -12,11 +12,11 @@ from typing import Final
 from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
 from gateway.adapters.store.redis.board import EVERY_S
 from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
 from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.prefix.index import PrefixIndex
+from gateway.records.attempt import HealthRules
 from simulator.experiments.scheduling import WORKER, SimulatedGateway
 
 _APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)

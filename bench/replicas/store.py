@@ -26,14 +26,13 @@ from gateway.adapters.store.redis.leases import RedisLeases
 from gateway.policy.entitlements.entitlement import Entitlement
 from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import PoolShape, Routing
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import Settlement
-from gateway.records.attempt import Usage
+from gateway.records.attempt import HealthRules, Usage
 from gateway.records.lease import Ask
 
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)

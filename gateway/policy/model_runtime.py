@@ -9,7 +9,6 @@ from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.engine_telemetry import TelemetryView
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.policy.lora_adapters import Adapters
 from gateway.policy.pools.boundary_watch import BoundaryWatch
@@ -18,7 +17,7 @@ from gateway.policy.pools.routing_table import CompressionRules, Routing
 from gateway.policy.prefix.gossip import PrefixGossip
 from gateway.policy.prefix.index import PrefixIndex
 from gateway.policy.scheduling.scheduler import Job, Scheduler
-from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
 from gateway.records.decision import CompressionSection
 from gateway.records.price import TokenPrice
 from predictor.online import PrefillPredictor

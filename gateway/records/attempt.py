@@ -1,4 +1,4 @@
-"""A worker, an attempt at it, and how the exchange with engines ended."""
+"""A worker and when it leaves the rotation, an attempt at it, and how the exchange ended."""
 
 from typing import Literal
 
@@ -57,6 +57,18 @@ class PhaseTimeouts(Record, frozen=True, kw_only=True):
     """From the sent request to the response head; includes the engine's queue and prefill."""
     idle_s: float = 120.0
     """Between two chunks of a body."""
+
+
+class HealthRules(Record, frozen=True, kw_only=True):
+    """When a worker leaves the rotation and how it returns."""
+
+    eject_after: int = 3
+    """Consecutive failed exchanges (reset, time-out, 5xx) before ejection."""
+    eject_s: float = 5.0
+    """First ejection; doubles with each further one up to `max_eject_s`."""
+    max_eject_s: float = 60.0
+    stall_s: float = 30.0
+    """Seconds without progress, beyond the allowed time, until an engine counts as frozen."""
 
 
 class Binding(Record, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from gateway.policy.estimate.estimator import LengthEstimator
 from gateway.policy.estimate.profile import PROFILES
 from gateway.policy.fleet.engine_telemetry import TelemetryView
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.slot_clock import SlotClock
 from gateway.policy.lora_adapters import Adapters
 from gateway.policy.model_runtime import (
@@ -24,7 +23,7 @@ from gateway.policy.model_runtime import (
 )
 from gateway.policy.pools.conversations import ResponseAffinity
 from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
-from gateway.records.attempt import PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
 from gateway.settings import Config, ModelConfig
 from gateway.settings.fleet.model import watch_of
 from gateway.settings.fleet.pool import PoolConfig

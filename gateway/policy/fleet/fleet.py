@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from gateway.policy.fleet.health_rules import MISSES, HealthRules
 from gateway.policy.fleet.progress import Progress
 from gateway.policy.fleet.slot_clock import SlotClock
+from gateway.records.attempt import HealthRules
 
+MISSES: Final = 3
+"""Probes in a row that an engine must miss to leave the rotation."""
 BLAMELESS: Final = 0.25
 """Weight of a failure that is the request's own doing. Not 0: engines that answer nothing but
 errors leave the rotation, whatever they are sent."""

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import NOT_PROBED, PoolState
-from gateway.policy.fleet.health_rules import MISSES
+from gateway.policy.fleet.fleet import MISSES, NOT_PROBED, PoolState
 
 REUSE_AFTER_S: Final = 60.0
 WARM_UP_S: Final = 30.0

@@ -13,11 +13,10 @@ from gateway.adapters.engines.rotation import CONFIGURED, SWEEP_S, Engine, Rotat
 from gateway.metrics import Metrics
 from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.members import REUSE_AFTER_S
 from gateway.policy.model_runtime import ModelRuntime
 from gateway.policy.pools.conversations import ResponseAffinity
-from gateway.records.attempt import WorkerAddress
+from gateway.records.attempt import HealthRules, WorkerAddress
 from tests.builders import address, changed, routing, served_model
 from tests.fakes import FakeClock, FakeEngines
 from tests.unit.gateway.adapters.engines.test_probes import fleet_of

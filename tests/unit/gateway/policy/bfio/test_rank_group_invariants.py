@@ -10,8 +10,8 @@ from gateway.policy.bfio import solver
 from gateway.policy.bfio.rank_group import RankGroup, RankRules
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.scheduling.scheduler import Job
+from gateway.records.attempt import HealthRules
 
 SLOTS, DEPTH, RANKS, MAX_WAITING = 2, 1, 3, 12
 

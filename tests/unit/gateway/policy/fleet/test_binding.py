@@ -8,10 +8,9 @@ import pytest
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.binding import COMPARED, RETAINED_CANDIDATES, bind_least_loaded
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.scheduling.baselines import LeastLoaded
 from gateway.policy.scheduling.scheduler import Job
-from gateway.records.attempt import Binding
+from gateway.records.attempt import Binding, HealthRules
 from sluice.build import compiled
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.policy.fleet import fleet
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
+from gateway.records.attempt import HealthRules
 from sluice.build import compiled
 
 RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.policy.fleet import fleet, members
 from gateway.policy.fleet.binding import bind_least_loaded
 from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.fleet.members import REUSE_AFTER_S, WARM_UP_S
 from gateway.policy.fleet.progress import Pending
+from gateway.records.attempt import HealthRules
 
 
 def pool_of(*workers: str) -> PoolState:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.policy.fleet import fleet
-from gateway.policy.fleet.health_rules import HealthRules
 from gateway.policy.schedulers import NAMES, make_scheduler
 from gateway.policy.scheduling.scheduler import Job
+from gateway.records.attempt import HealthRules
 from tests.unit.gateway.policy.scheduled import Proportional, job_of, pool_of
 
 WORKERS = 3
