@@ -284,7 +284,8 @@ class Directory(Protocol):
     async def read(self, since: int, mark: str) -> DirectoryState | None:
         """What changed after a revision; all of it for 0 and "".
 
-        None: the directory does not know the write of this name, so it lost writes.
+        None: the directory does not know the write of this name, so it lost writes; or more is
+        newer than one call can read.
         """
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:

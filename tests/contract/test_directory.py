@@ -209,6 +209,20 @@ async def test_a_denial_is_replaced_by_a_later_one_or_a_stricter_one_at_once(
     assert not (await deny(anyone, held(0, at=6))).conflict
 
 
+@pytest.mark.redis
+async def test_redis_is_not_asked_for_more_than_it_answers_in_one_call(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.adapters.store.redis.directory.READ_MOST", 2)
+    directory = open_directory(redis_server.url)
+    first = await deny(directory, gone("x"))
+    await put(directory, row("a"), row("b", uid="j"))
+    assert await directory.read(first.revision, first.mark) is not None
+    await deny(directory, *(gone(f"y{n}") for n in range(3)))
+    assert await directory.read(first.revision, first.mark) is None
+    await directory.close()
+
+
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 1)])
 async def test_of_two_that_were_made_under_one_name_the_later_stays(
     anyone: Directory, first: int, last: int

@@ -24,6 +24,8 @@ from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row
 MARKS: Final = 10_000
 """Names of the last writes that are kept."""
 SCAN_BATCH: Final = 500
+READ_MOST: Final = 5_000
+"""Most rows, and most denials, in one answer, which has to come within TIMEOUT_S."""
 REPLICA_S: Final = 0.5
 """Longest wait for a replica to have a write."""
 _PARTS: Final = ("rows", "changed", "denials", "denied", "marks", "revision")
@@ -47,11 +49,12 @@ class RedisDirectory:
 
     async def read(self, since: int, mark: str) -> DirectoryState | None:
         if since or mark:
-            answer = await self._run("read", since, mark)
+            answer = await self._run("read", since, mark, READ_MOST)
             return _state_of(answer, answer[3], answer[4]) if answer[0] else None
         # A hundred thousand rows are more than one call; what changes meanwhile is read again.
         head = await self._run("head", 0, "")
-        return _state_of(head, await self._all(_ROWS), await self._all(_DENIALS))
+        rows, denials = await self._all(_ROWS), await self._all(_DENIALS)
+        return await asyncio.to_thread(_state_of, head, rows, denials)
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
         return await self._write("write", change, floor, after)

@@ -11,13 +11,15 @@
 -- ARGV[2]  read: the revision last read; else the new write's name
 -- ARGV[3]  read: name of the last write that the caller knows, or empty; else a revision that the
 --          new one is above
--- ARGV[4]  write: name of the last write that the caller knows, or empty
+-- ARGV[4]  write: name of the last write that the caller knows, or empty; read: how many rows, and
+--          how many denials, one call returns at most
 -- ARGV[5]  how many names of writes are kept
 -- ARGV[6]  write, give_back: JSON of {puts: [[KIND NAME, uid, revision it is based on, changed,
 --          JSON]], removes: [[KIND NAME, revision]], denials: [[id, changed, strictness, JSON]]}
 --
 -- write and give_back return {revision}, or {-1} if nothing was written. read returns {1, revision,
--- name of the last write, {rows}, {denials}}, or {0} if the named write is not known.
+-- name of the last write, {rows}, {denials}}, or {0} if the named write is not known, or too many
+-- are newer.
 
 local ROWS, CHANGED, DENIALS, DENIED, MARKS, REVISION = unpack(KEYS)
 local call = redis.call
@@ -56,6 +58,9 @@ end
 if ARGV[1] == 'read' then
   local since = ARGV[2]
   if ARGV[3] == '' or not known(ARGV[3]) or last_revision() < tonumber(since) then return {0} end
+  for _, kept in ipairs({CHANGED, DENIED}) do
+    if call('ZCOUNT', kept, '(' .. since, '+inf') > tonumber(ARGV[4]) then return {0} end
+  end
   local rows, denials = {}, {}
   for i, name in ipairs(call('ZRANGEBYSCORE', CHANGED, '(' .. since, '+inf')) do
     rows[i] = call('HGET', ROWS, name)
