@@ -152,9 +152,11 @@ class Keyring:
         """Replace the limits over all models of entitlements and tenants."""
         if limits == self.limits:
             return
+        changed = [owner for owner, _ in limits.items() ^ self.limits.items()]
         self.limits = limits
-        for principal in [p for known in self._tenants.values() for p in known.values()]:
-            self.put(principal, [own.digest for own in self._own_keys[principal.entitlement]])
+        for tenant in {self._tenant_of.get(n) if of == "entitlement" else n for of, n in changed}:
+            for principal in list(self._tenants.get(tenant or "", {}).values()):
+                self.put(principal, [own.digest for own in self._own_keys[principal.entitlement]])
 
     def _limited(self, principal: Principal) -> Principal:
         own = self.limits.get(("entitlement", principal.entitlement), ())
