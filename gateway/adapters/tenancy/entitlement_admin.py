@@ -104,20 +104,13 @@ class EntitlementAdmin(AdminChanges):
             checked = self._checked(fields)
             name = checked["name"]
             self._check_fit(self._terms(checked))
-            subject, uid = f"entitlement {name}", new_uid()
+            uid = new_uid()
             made = Row(kind="entitlement", name=name, uid=uid, fields=checked)
-            # Of one that was deleted: it restricted another one.
-            lifted = [
-                self._denial(denial.what, subject, 0.0, of=subject)
-                for what in ("suspended", "ends")
-                if (denial := self._known.denials.get(f"{what} {subject}")) and denial.value
-            ]
             change = DirectoryChange(
                 puts=(
                     self._row(made, created=int(self._wall_clock() * 1000)),
                     self._key_row(name, uid, digest),
-                ),
-                denials=tuple(lifted),
+                )
             )
             await self._store(name, change, who, "create")
             return str(name)
@@ -218,7 +211,13 @@ class EntitlementAdmin(AdminChanges):
         row = self._known.rows["entitlement", name]
         rows = (row, *self._known.own_keys_of(name).values())
         ended = [part for each in rows for part in (each.uid, *each.digests)]
-        return DirectoryChange(removes=rows, denials=self._gone(ended, of=f"entitlement {name}"))
+        subject = f"entitlement {name}"
+        lifted = [  # What restricted this one does not restrict a later one of its name.
+            self._denial(denial.what, subject, 0.0, of=subject)
+            for what in ("suspended", "ends")
+            if (denial := self._known.denials.get(f"{what} {subject}")) and denial.value
+        ]
+        return DirectoryChange(removes=rows, denials=(*self._gone(ended, of=subject), *lifted))
 
     async def add_key(
         self, name: str, who: str, *, version: int | None = None

@@ -9,13 +9,21 @@ import pytest
 
 from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.adapters.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.errors import BadRequest, Conflict, NotFound, Refusal, StateFailure, Unavailable
+from gateway.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Refusal,
+    StateFailure,
+    Unavailable,
+)
 from gateway.policy.token_pool.terms import Terms
 from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import PoolView, Settlement
 from gateway.records.lease import Ask
 from gateway.records.request import Principal
-from gateway.records.tenancy import fingerprint
+from gateway.records.tenancy import NO_FILE, fingerprint
 from tests.builders import ask, served_model, short_and_long
 from tests.fakes import FakeClock
 from tests.tenancy_fakes import SHAPE, WHO, TenancyRig, digest, entitling, read_fields, section
@@ -361,3 +369,13 @@ async def test_over_the_embedded_store_what_is_changed_is_what_admission_decides
         store.settle(held, Settlement(usage=None, dispatched=False))
     await rig.entitlements.delete("a", WHO)
     assert token_pool.accounts == {}
+
+
+async def test_a_suspension_of_what_the_file_has_outlives_a_namesake_made_since() -> None:
+    rig = await TenancyRig().start(entitling(section("a")))
+    await rig.entitlements.suspend("a", WHO)
+    await rig.tenancy.adopt(NO_FILE)
+    with pytest.raises(Forbidden):
+        rig.asks(await rig.entitle("a"))
+    await rig.tenancy.adopt(entitling(section("a")))
+    assert rig.store.defined["m", "a"].suspended
