@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.adapters.replicas.listening import bound, reserved
-from gateway.adapters.replicas.successor import Started
+from gateway.adapters.replicas.successor import HELD_SIGNALS, Started
 from gateway.adapters.store.backends import backend_of
 from gateway.settings import Config
 from gateway.settings.token_pools import managed
@@ -83,23 +83,18 @@ async def taken_over(config: Config, started: Started, sockets: list[socket.sock
     for_one = backend == "sqlite" or (backend == "memory" and limited)
     if started.link is None or not for_one:
         return
-    loop = asyncio.get_running_loop()
     for sock in sockets:
         sock.listen(BACKLOG)
     started.ready()
     _log.info("waiting until the process before has drained")
-    await started.alone(loop)
+    await started.alone(asyncio.get_running_loop())
 
 
-def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None]) -> None:
-    """Reload on SIGHUP, also on one that came during the start."""
+def on_signals(
+    loop: asyncio.AbstractEventLoop, *, reload: Callable[[], None], upgrade: Callable[[], None]
+) -> None:
+    """Reload on SIGHUP and upgrade on SIGUSR2, also on those that came during the start."""
     if sys.platform != "win32":
         loop.add_signal_handler(signal.SIGHUP, reload)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-def on_upgrade(loop: asyncio.AbstractEventLoop, upgrade: Callable[[], None]) -> None:
-    """Upgrade on SIGUSR2, also on one that came during the start."""
-    if sys.platform != "win32":
         loop.add_signal_handler(signal.SIGUSR2, upgrade)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)

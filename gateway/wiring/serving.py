@@ -41,8 +41,7 @@ from gateway.wiring.handover import (
     Parent,
     Ports,
     listening,
-    on_hangup,
-    on_upgrade,
+    on_signals,
     taken_over,
 )
 from gateway.wiring.replicas import loopback_of_many
@@ -262,8 +261,11 @@ async def serve(
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 5, 1_000)
-        on_hangup(loop, partial(_reload, gateway, manager))
-        on_upgrade(loop, server.leave if parent else successor.start)
+        on_signals(
+            loop,
+            reload=partial(_reload, gateway, manager),
+            upgrade=server.leave if parent else successor.start,
+        )
         await server.serve(ports.sockets)
     successor.end()
     await chores.close()

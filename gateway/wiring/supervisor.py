@@ -43,7 +43,7 @@ from gateway.adapters.service_manager import STOPPING, ServiceManager
 from gateway.errors import StateFailure
 from gateway.settings import Config
 from gateway.web.control.management_port import ReplicaList
-from gateway.wiring.handover import on_hangup, on_upgrade
+from gateway.wiring.handover import on_signals
 from gateway.wiring.reloading import LastGood
 from gateway.wiring.serving import loop_factory
 from gateway.wiring.serving import run as run_alone
@@ -113,9 +113,8 @@ class Supervisor:
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self._signalled)
-            on_hangup(loop, self._hung_up)
             successor = Successor(loop, started, os.environ, self._leave)
-            on_upgrade(loop, successor.start)
+            on_signals(loop, reload=self._hung_up, upgrade=successor.start)
             listed = started.listening_on(server.management_port)
             listed = listed or await when_free(lambda: opened(server.host, server.management_port))
             self._chores.start(self._manager.live(), self._file.watch())

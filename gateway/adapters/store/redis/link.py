@@ -252,11 +252,9 @@ class RedisLink:
             _log.info("Redis is away: %s", _reason(error))
 
     def _fail_calls(self, error: RedisAway) -> None:
-        kept = [op for op in self._queue if op.lasting]
         for op in self._queue:
             _fail(op, RedisAway(str(error), sent=op.sent))
-        self._queue.clear()
-        self._queue.extend(kept)
+        self._queue = deque(op for op in self._queue if op.lasting)
 
     def _drop(self) -> None:
         for op in self._queue:
