@@ -19,15 +19,18 @@ from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Model
-from sluice.imports.litellm_fields import RESUME, other_fields, restricted, spent
 from sluice.imports.litellm_limits import (
     LIMITS,
+    RESUME,
     SEQUENCES,
     budgets_of,
     key_limits,
     limits_of,
+    other_fields,
     over_models,
     refusing,
+    restricted,
+    spent,
     unreadable,
 )
 from sluice.imports.litellm_models import covered

@@ -12,7 +12,7 @@ from sluice.terminal import JsonOption, PlainConsole, needs_extra, refuse
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
-    from sluice.plan.tenants import PlannedTenants
+    from sluice.plan.question import PlannedTenants
     from sluice.plan.verify import Verification
 
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
@@ -123,9 +123,8 @@ def plan(
     need_libraries()
     from planner.errors import PlanError
     from planner.plan import make_plan
-    from sluice.plan.question import Kinds, load_workload, make_question
+    from sluice.plan.question import Kinds, load_tenants, load_workload, make_question
     from sluice.plan.report import plan_json, show_plan
-    from sluice.plan.tenants import load_tenants
 
     try:
         tenants = None if entitlements is None else load_tenants(entitlements, serves)
