@@ -14,8 +14,7 @@ from simulator.mock_server import transport
 from simulator.mock_server.api import problems
 from simulator.mock_server.api.catalog import Catalog
 from simulator.mock_server.api.config import MockConfig
-from simulator.mock_server.api.dialects import StreamDialect
-from simulator.mock_server.api.encoding import dumps
+from simulator.mock_server.api.dialects import StreamDialect, dumps
 from simulator.mock_server.api.faults import Active, FaultError, Faults, parse_faults
 from simulator.mock_server.api.problems import ApiError, ContextOverflowError
 from simulator.mock_server.api.requests import Body, field_int, parse_json

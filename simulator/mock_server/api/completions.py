@@ -6,8 +6,7 @@ Parts that repeat in a stream are encoded once per request; a token costs one fo
 from abc import abstractmethod
 from typing import Any
 
-from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
-from simulator.mock_server.api.encoding import dumps
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect, dumps
 
 _DONE = b"data: [DONE]\n\n"
 

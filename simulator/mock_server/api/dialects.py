@@ -1,9 +1,19 @@
 """The interface of answer formats; `completions` and `events` implement them."""
 
+import json
 from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
+import orjson
+
+
+def dumps(value: object) -> bytes:
+    """JSON as the engines write it: UTF-8, with ASCII escapes if it holds a lone surrogate."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
-from simulator.mock_server.api.encoding import dumps
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect, dumps
 from simulator.mock_server.api.requests import Body
 
 

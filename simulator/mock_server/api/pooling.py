@@ -7,8 +7,7 @@ from typing import Any
 
 from simulator.mock_server import tokenizer
 from simulator.mock_server.api import answers
-from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage
-from simulator.mock_server.api.encoding import dumps
+from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, dumps
 from simulator.mock_server.api.requests import CheckedRequest
 
 DEFAULT_DIMENSIONS = 64
