@@ -20,9 +20,8 @@ from gateway.policy.pools.boundary_control import (
     PoolSample,
 )
 from simulator.engine.profiles import EngineProfile
-from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.fleet import FleetSpec, PoolObservation, PoolSpec, simulate
 from simulator.fleet.outcome import FleetOutcome
-from simulator.fleet.steering import PoolObservation
 from simulator.fleet.traffic import Breakpoints, CdfLengths, Traffic
 
 SETTLED_WITHIN: float = 0.05

@@ -1,7 +1,7 @@
 """A fleet in virtual time: the gateway's decisions in front of engine models, event by event.
 
-A request is planned (`routing`), admitted (`gate`), bound to an instance (`dispatch`) and served
-(`instance`). Rules:
+A request is planned (`routing`), spills over where its pool is full, is bound to an instance
+(`dispatch`) and served (`instance`). Rules:
 - Events run in order of time. At one time, engines come before failures and repairs, and those
   before arrivals; instances of one time, in order.
 - An instance that fails leaves the rotation at once and loses all its requests. As the gateway
@@ -16,8 +16,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace, merge
 from math import inf, nan
-from typing import Final
+from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
 from gateway.policy.fleet import fleet as health
@@ -36,7 +37,6 @@ from simulator.fleet.outcome import (
 )
 from simulator.fleet.routing import REFUSED
 from simulator.fleet.spec import FleetSpec, PoolSpec, moved, routed
-from simulator.fleet.steering import PoolObservation, Steer
 from simulator.fleet.traffic import Random, Traffic, selected
 
 __all__ = ["ATTEMPTS", "FleetSpec", "Outage", "PoolSpec", "outages", "simulate"]
@@ -46,6 +46,28 @@ ATTEMPTS: Final = 3
 PROGRESS_EVERY: Final = 2000
 _LOOK: Final = -1
 """In place of a pool's index: the event is a look at the boundaries, not a change of instances."""
+
+
+class PoolObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's figures so far."""
+
+    sent: int
+    """Requests sent to an instance."""
+    finished: int
+    preemptions: int
+    slots_used: float
+    """Sequences over slots; above 1 while requests wait."""
+    kv_used: float
+    """Share of its KV cache in use."""
+
+
+class Steer(Protocol):
+    """Moves the boundaries while a fleet runs, every `every_s` > 0 seconds, as the gateway does."""
+
+    every_s: float
+
+    def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
+        """New boundaries, one for each pool but the last; None to keep the present ones."""
 
 
 def simulate(

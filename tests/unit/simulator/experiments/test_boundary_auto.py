@@ -9,8 +9,7 @@ import pytest
 
 from bench.fleetopt.boundary import SCENARIO, WITHIN_S
 from simulator.experiments.boundary_auto import Steered, run
-from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
-from simulator.fleet.steering import PoolObservation
+from simulator.fleet.fleet import FleetSpec, PoolObservation, PoolSpec, simulate
 from tests.unit.simulator.fleets import requests, second
 
 
