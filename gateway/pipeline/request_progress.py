@@ -229,8 +229,6 @@ class Released(NamedTuple):
     """What its lease was charged; None for a full refund."""
     cost_nano: int | None
     """Of that; None where its model has no prices, too."""
-    ended_s: float
-    """By the clock of durations."""
     ended_unix_s: float
 
 

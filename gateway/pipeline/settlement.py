@@ -86,7 +86,7 @@ class Settler:
         relay = None if attempts is None else attempts.relay
         if served is not None and relay is not None and relay.priority_refused:
             self._note_priority(served)
-        now_s, now_unix_s = self._clock(), self._wall_clock()
+        now_unix_s = self._wall_clock()
         charged, cost_nano, arrival = None, None, None
         if lease is not None and estimate is not None:
             charged, cost_nano, arrival = stage_settle.settle(
@@ -101,7 +101,7 @@ class Settler:
                 slot_nano=0.0 if attempts is None else attempts.slot_nano,
                 heard=heard,
             )
-        progress.released = Released(outcome.usage, charged, cost_nano, now_s, now_unix_s)
+        progress.released = Released(outcome.usage, charged, cost_nano, now_unix_s)
         progress.timer.end("settle")
         return arrival
 
@@ -112,8 +112,8 @@ class Settler:
         sending = progress.sending if attempts is None else attempts.sending
         estimate = progress.estimate if sending is None else sending.estimate
         outcome = msgspec.structs.replace(ending.outcome, usage=released.usage)
-        settled = _Settled(incoming, progress, ending, sending, estimate, outcome, released)
-        now_s = released.ended_s
+        now_s = self._clock()
+        settled = _Settled(incoming, progress, ending, sending, estimate, outcome, released, now_s)
         if self._ended:
             self._ended.append(settled)
         elif now_s - self._newest_s < TOGETHER_S:
@@ -207,6 +207,8 @@ class _Settled(NamedTuple):
     outcome: Outcome
     """With usage that can be true."""
     released: Released
+    ended_s: float
+    """When its client had all, by the clock of durations."""
 
 
 def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
@@ -246,7 +248,7 @@ def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
             outcome=outcome,
             received_s=incoming.received_s,
             sent_s=None if attempts is None else attempts.sent_s,
-            ended_s=settled.released.ended_s,
+            ended_s=settled.ended_s,
             queue_s=0.0 if attempts is None else attempts.queue_s,
             compress_s=progress.compress_s,
         ),

@@ -276,6 +276,7 @@ class SlowWay:
     def __init__(self, port: int) -> None:
         self._port = port
         self._to_redis: list[asyncio.StreamWriter] = []
+        self._to_clients: list[asyncio.StreamWriter] = []
         self._slow = 0
         """So many of these are slow: the first ones."""
         self._held: list[tuple[asyncio.StreamWriter, bytes]] = []
@@ -283,8 +284,8 @@ class SlowWay:
     async def open(self, closing: contextlib.AsyncExitStack) -> str:
         """Its URL."""
         server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        closing.push_async_callback(self._close)
         closing.callback(server.close)
-        self._closing = closing
         return f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def hold(self) -> None:
@@ -296,10 +297,17 @@ class SlowWay:
         for to_redis, data in self._held:
             to_redis.write(data)
 
+    async def _close(self) -> None:
+        for writer in (*self._to_redis, *self._to_clients):
+            writer.close()
+        for writer in (*self._to_redis, *self._to_clients):
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_redis, to_redis = await asyncio.open_connection("127.0.0.1", self._port)
         self._to_redis.append(to_redis)
-        self._closing.callback(to_redis.close)
+        self._to_clients.append(writer)
         back = asyncio.ensure_future(self._back(from_redis, writer))
         while data := await reader.read(65_536):
             if to_redis in self._to_redis[: self._slow]:

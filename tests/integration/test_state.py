@@ -92,10 +92,11 @@ def test_a_restart_keeps_what_was_learned_in_sqlite(tmp_path: Path) -> None:
 
 
 def test_a_bad_state_file_does_not_keep_it_from_serving(tmp_path: Path) -> None:
+    """Where no administrator can have denied a key in it."""
     file = tmp_path / "sluice.db"
     file.write_bytes(b"no database" * 500)
     config = {"state": {"url": f"sqlite:///{file}"}, "entitlements": KEYED}
-    with Fleet(short=1, long=1, config=config) as fleet:
+    with Fleet(short=1, long=1, config=config, server={"admin_key": None}) as fleet:
         teach(fleet, 5)
         assert store_up(fleet) == 0
         stop(fleet)
@@ -207,6 +208,8 @@ def test_nobody_comes_in_without_a_key_while_kept_entitlements_cannot_be_read(
 ) -> None:
     file = tmp_path / "sluice.db"
     file.write_bytes(b"no database" * 500)
-    with Fleet(short=1, long=1, config={"state": {"url": f"sqlite:///{file}"}}) as fleet:
-        answer = httpx.post(fleet.url + "/v1/chat/completions", json={"model": MODEL}, timeout=10)
-        assert answer.status_code == 401
+    config = {"state": {"url": f"sqlite:///{file}"}}
+    with Fleet(short=1, long=1, config=config, idle=True) as fleet:
+        fleet.start_replica(fleet.replicas[0])
+        wait_for(lambda: asked(fleet) is not None, 30.0)
+        assert asked(fleet) == (503, "keys_not_read")
