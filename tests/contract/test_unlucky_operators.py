@@ -204,7 +204,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         }
         """`suspended ...` and `there ...` by what it is of, as far as it is certain."""
         self.twins: set[str] = set()
-        """What was made twice under one name, as the directory lost one: either may stay."""
+        """Names under which gateways may know another one each, until all have heard of all."""
         self.older: list[Any] = [None]
         self.editions = [0] * GATEWAYS
         self.refusing: list[set[str]] = [set() for _ in range(GATEWAYS)]
@@ -282,7 +282,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         if "key" in answer and what != "revoke":
             name_of = str(answer.get("name", "")) if kind == "tenant" else ""
             made = Key(kind, name, answer["key"], name_of)
-            made.sure = alone
+            made.sure = alone and of not in self.twins
             self.keys.append(made)
         if what.startswith("create") and self.said.get(f"there {of}", True):
             self.twins.add(of)
@@ -299,6 +299,7 @@ class OperatorsMachine(RuleBasedStateMachine):
                 self.said[f"suspended {of}"] = False
         elif what in {"delete", "delete_tenant"}:
             self.said[f"there {of}"] = False
+            self.twins.add(of)  # whoever has not heard of it may still add to it
         elif what.endswith("_key") and what.startswith(("suspend", "resume")):
             self.said[f"suspended key {keys[0].secret}"] = what == "suspend_key"
         elif what.startswith(("suspend", "resume")):
