@@ -35,7 +35,7 @@ class TenantKeyAdmin(TenantAdmin):
     ) -> dict[str, object]:
         """Add a key. The returned "key" is shown only this once; none with a `sha256` given."""
         secret, made_digest = (None, "") if "sha256" in fields else self._make_key()
-        checked, denied = self._checked_key(name, {"sha256": made_digest, **fields})
+        checked, denied = self._checked_key({"sha256": made_digest, **fields})
         digest, key_name = checked["sha256"], checked["name"]
 
         async def work() -> None:
@@ -89,7 +89,7 @@ class TenantKeyAdmin(TenantAdmin):
             digest = found.sha256
             row = self._row_of(name, digest)  # also of a key that the file lists since
             before = {"name": found.key.name, "sha256": digest} if row is None else row.fields
-            checked, denied = self._checked_key(name, {**before, **fields})
+            checked, denied = self._checked_key({**before, **fields})
             self._check_of_file(name, found, fields)
             self._check_lists(name, checked)
             ends = instant(checked.get("expires_at")) if "expires_at" in fields else None
@@ -119,9 +119,7 @@ class TenantKeyAdmin(TenantAdmin):
         """Give a key a new value; the old one opens for `grace_s` more, 0 for not at all."""
         grace_s = _grace_s(fields)
         secret, made_digest = (None, "") if "sha256" in fields else self._make_key()
-        checked, _ = self._checked_key(
-            name, {"name": "x", "sha256": fields.get("sha256", made_digest)}
-        )
+        checked, _ = self._checked_key({"name": "x", "sha256": fields.get("sha256", made_digest)})
         digest = checked["sha256"]
 
         async def work() -> None:
@@ -182,9 +180,7 @@ class TenantKeyAdmin(TenantAdmin):
 
         return (await self._changing(work, reason="tenant_changed"))[1]
 
-    def _checked_key(
-        self, tenant: str, fields: Mapping[str, object]
-    ) -> tuple[dict[str, Any], bool | None]:
+    def _checked_key(self, fields: Mapping[str, object]) -> tuple[dict[str, Any], bool | None]:
         """(fields as JSON with the bare digest, suspended if that is said). Raises BadRequest."""
         checked = self._read("key", {k: v for k, v in fields.items() if v is not None})
         checked["sha256"] = str(checked["sha256"]).removeprefix("sha256:")

@@ -228,7 +228,7 @@ class Tenancy:
         found = set(self.keyring.entitlements_of(tenant))
         for name in self.foreign:
             stated = entitlement_fields(name, self.file, self.known)
-            if stated is not None and stated[0]["tenant"] == tenant:
+            if stated is not None and stated[0].get("tenant") == tenant:
                 found.add(name)
         return sorted(found)
 
@@ -278,27 +278,24 @@ class Tenancy:
     def _in_force(self, name: str) -> EntitlementInForce | None:
         """An entitlement that this process can serve."""
         found = entitlement_fields(name, self.file, self.known)
-        problem = ""
+        entry, problem = None, ""
         if found is not None:
-            model = found[0]["model"]
-            if model not in self._shapes:
-                problem = f"is for model {model}, which is not configured"
-            else:
-                try:
+            model = found[0].get("model")
+            try:
+                if model in self._shapes:
                     entry = entitlement_of(name, self.file, self.known, self._shapes)
-                except BadTerms as error:
-                    problem = f"no longer fits its model ({error})"
-                except Exception as error:  # noqa: BLE001 - a row of another version
-                    problem = f"makes no sense here ({error!r})"
                 else:
-                    self.foreign.discard(name)
-                    return entry
+                    problem = f"is for model {model}, which is not configured"
+            except BadTerms as error:
+                problem = f"no longer fits its model ({error})"
+            except Exception as error:  # noqa: BLE001 - a row of another version
+                problem = f"makes no sense here ({error!r})"
         if not problem:
             self.foreign.discard(name)
         elif name not in self.foreign:
             self.foreign.add(name)
             _log.warning("entitlement %s %s: it is left out", name, problem)
-        return None
+        return entry
 
     def _count(self, terms: Entitlement, *, on: bool) -> None:
         rates = self._rates.get(terms.model)

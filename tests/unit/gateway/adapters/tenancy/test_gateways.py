@@ -226,13 +226,15 @@ async def test_a_tenant_in_use_for_a_model_of_another_gateway_alone_is_not_delet
         await here.tenants.delete("acme", WHO)
 
 
-async def test_what_makes_no_sense_here_opens_nothing_and_holds_nobody_up() -> None:
+@pytest.mark.parametrize("model", ["m", None, ["m"]])
+async def test_what_makes_no_sense_here_opens_nothing_and_holds_nobody_up(model: object) -> None:
     """As a row of another version may."""
     one = await acme()
     keys = {name: await one.add(name) for name in ("web", "late")}
     own = await one.entitle("mine")
     for row in list(one.tenancy.known.rows.values()):
-        fields = {**row.fields, "expires_at": 7, "service_class": "gold", "models": 5}
+        odd_fields = {"expires_at": 7, "service_class": "gold", "models": 5, "model": model}
+        fields = {**row.fields, **odd_fields, "tenant": None}
         odd = msgspec.structs.replace(row, fields=fields, changed=row.changed + 1)
         if row.name in {"acme/late", "mine"}:
             await one.directory.write(DirectoryChange(puts=(odd,)), floor=0, after="")
