@@ -94,7 +94,7 @@ test-interpreted:
 	@$(MAKE) --no-print-directory test-alone
 
 test-together: $(VENV)/.dev redis promtool helm
-	nice $(TOGETHER) -n 4 $(SUITES) $(ARGS) || [ $$? = 5 ]
+	nice -n 2 $(TOGETHER) -n 4 $(SUITES) $(ARGS) || [ $$? = 5 ]
 
 test-alone: $(VENV)/.dev redis promtool helm
 	$(call run_marked,$(PYTEST) -n 3 --dist loadfile,timed,$(SUITES))

@@ -253,7 +253,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.runner = asyncio.Runner()
         self.opened = self.open()
         self.held: dict[str, Lease] = {}
 
@@ -264,7 +264,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Let go of the store."""
 
     def run(self, call: Coroutine[Any, Any, Lease]) -> Lease:
-        return self.loop.run_until_complete(call)
+        return self.runner.run(call)
 
     @rule(
         target=leases,
@@ -319,7 +319,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.settle(lease, REFUND)
         left = (self.opened.inflight(SHORT), self.opened.inflight(LONG), self.opened.active())
         self.close()
-        self.loop.close()
+        self.runner.close()
         assert left == (0, 0, 0)
 
 

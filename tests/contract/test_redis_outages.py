@@ -140,7 +140,7 @@ class OutagesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.runner = asyncio.Runner()
         self.clock = FakeClock(NOW_S)
         """What has passed."""
         self.machine = FakeClock(NOW_S)
@@ -164,7 +164,7 @@ class OutagesMachine(RuleBasedStateMachine):
         async def awaited() -> _T:
             return await call
 
-        return self.loop.run_until_complete(awaited())
+        return self.runner.run(awaited())
 
     async def started(self) -> RedisLeases:
         token_pool = TokenPool(TERMS)
@@ -380,7 +380,7 @@ class OutagesMachine(RuleBasedStateMachine):
             self.run(self.store.close())
             self.run(self.door.shut())
             self.redis.close()
-            self.loop.close()
+            self.runner.close()
 
 
 def test_any_history_of_outages_keeps_the_limits(

@@ -291,7 +291,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.runner = asyncio.Runner()
         self.now_s = NOW_S
         self.terms = TERMS
         self.entitlements = {e.name: e for e in ENTITLEMENTS}
@@ -318,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
         async def awaited() -> _T:
             return await call
 
-        return self.loop.run_until_complete(awaited())
+        return self.runner.run(awaited())
 
     def views(self) -> tuple[dict[str, AccountView], list[PoolView]]:
         """The store's counters, expired leases reaped."""
@@ -703,7 +703,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert all(a.debited - a.refunded == a.used for a in accounts.values())
         finally:
             self.run(self.opened.close())
-            self.loop.close()
+            self.runner.close()
 
     # -- parts
 

@@ -194,7 +194,7 @@ class OperatorsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.runner = asyncio.Runner()
         self.clocks = [FakeClock(1_900_000_000.0 + skew_s) for skew_s in SKEWS_S]
         self.shared = type(self).opener()
         self.keys = [Key("entitlement", "f", secret) for secret in OWN_KEYS]
@@ -213,7 +213,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.settle()
 
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
-        return self.loop.run_until_complete(call)
+        return self.runner.run(call)
 
     def started(self, at: int, edition: int) -> TenancyRig:
         self.editions[at] = edition
@@ -486,7 +486,7 @@ class OperatorsMachine(RuleBasedStateMachine):
             for rig in self.rigs:
                 self.run(rig.sync.close())
             self.shared.close()
-            self.loop.close()
+            self.runner.close()
 
 
 def meant(known: Any) -> dict[str, tuple[float, int]]:
