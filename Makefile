@@ -106,7 +106,7 @@ coverage: $(VENV)/.dev redis
 		--cov --cov-report=term:skip-covered --cov-report=html tests/unit tests/contract $(ARGS)
 	@echo "line by line: htmlcov/index.html"
 
-UNIT_COMPILED := policy stages pipeline records adapters/store/memory web/http test_ranks.py
+UNIT_COMPILED := admission estimate fleet http payload pipeline records routing scheduling store
 TESTS_COMPILED := $(OVER_SOCKETS) \
 	tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED))
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.

@@ -1,7 +1,7 @@
 """The tree of refusals: one exception type per HTTP status, each with a machine-readable reason.
 
 Every refusal that a client sees is a `Refusal`. Adapters translate foreign errors once, to
-`UpstreamFailure` or `StateFailure`. `gateway.web.problems` renders refusals; this module only
+`UpstreamFailure` or `StateFailure`. `gateway.http.problems` renders refusals; this module only
 defines them.
 """
 

@@ -1,6 +1,6 @@
 """Protocols for everything that does I/O. Decisions need no port: they are plain functions.
 
-Each port has a shipped implementation in `gateway.adapters` and a fake in `tests/fakes.py`.
+Each port has a shipped implementation and a fake in `tests/fakes.py`.
 One contract suite tests both.
 """
 
@@ -9,13 +9,13 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from gateway.admission.terms import Terms
 from gateway.errors import Refusal
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.estimate.merge import Learned, PeerRecord
-from gateway.policy.token_pool.terms import Terms
+from gateway.estimate.merge import Learned, PeerRecord
 from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.records.endpoint import Endpoint
+from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
@@ -24,7 +24,7 @@ from gateway.records.tenancy import DirectoryChange, DirectoryState, Written
 from gateway.records.token import TokenIdentity
 
 Lines = bytes
-"""Headers in wire format, each line ending in CRLF (`gateway.policy.request.header_lines`)."""
+"""Headers in wire format, each line ending in CRLF (`gateway.payload.header_lines`)."""
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):
@@ -278,7 +278,7 @@ class Upkeep(Protocol):
 class Directory(Protocol):
     """Rows and denials of tenancy, kept apart from the process. Methods raise StateFailure.
 
-    Rows and denials are joined as `gateway.policy.tenancy.known` does: gone stays gone.
+    Rows and denials are joined as `gateway.tenancy.known` does: gone stays gone.
     """
 
     async def read(self, since: int, mark: str) -> DirectoryState | None:

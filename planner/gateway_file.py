@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.policy.entitlements.terms import GIB
-from gateway.policy.estimate.length_drift import bucket_edges, plan_points
+from gateway.admission.entitlement_terms import GIB
+from gateway.estimate.length_drift import bucket_edges, plan_points
 from planner.errors import PlanError
 from planner.records import PlanResult, PoolPlan
 from planner.workload.workload import Workload

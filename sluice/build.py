@@ -1,6 +1,6 @@
 """How this Sluice was built."""
 
-from gateway.policy.quartz import quartz
+from gateway.scheduling import quartz
 
 
 def compiled() -> bool:

@@ -12,10 +12,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.adapters.process_limits import memory_limit, memory_shortage
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
-from gateway.settings.tenancy.sections import TenantConfig
+from gateway.settings.sections import TenantConfig
 from gateway.settings.token_pools import managed
+from gateway.wiring.process_limits import memory_limit, memory_shortage
 from planner.catalogue import MODELS
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 from sluice.operate.admin_client import DEFAULT_URL, URL_VARIABLE, AdminClient

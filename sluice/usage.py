@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from gateway.adapters.records.ledger_report import report as ledger_report
-from gateway.policy.usage_report import (
+from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums
+from gateway.usage.ledger_report import report as ledger_report
+from gateway.usage.report import (
     asked_for,
     figures,
     lines_of,
@@ -19,7 +20,6 @@ from gateway.policy.usage_report import (
     summed,
     total,
 )
-from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums
 from sluice.config_file import DEFAULT, ConfigOption, load_or_exit
 from sluice.fitted_table import fitted
 from sluice.terminal import JsonOption, console, echo_json, stop

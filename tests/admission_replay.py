@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.policy.admission import admission, debt
-from gateway.policy.admission.admission import AdmissionRequest, Denial
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission import admission, debt
+from gateway.admission.admission import AdmissionRequest, Denial
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record
 
 

@@ -8,12 +8,10 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import fields
 
-from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
-from gateway.policy.pools.conversations import ResponseAffinity
-from gateway.policy.pools.routing_table import PoolShape, Routing
-from gateway.policy.request.head import read_head
+from gateway.estimate.estimator import LengthEstimator
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
+from gateway.payload.head import read_head
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
@@ -21,6 +19,8 @@ from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Ask
 from gateway.records.record import Record
 from gateway.records.request import Incoming
+from gateway.routing.conversations import ResponseAffinity
+from gateway.routing.routing_table import PoolShape, Routing
 
 SHORT, LONG = 0, 1
 OUT_OF_RANGE = (

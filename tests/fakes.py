@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
-from gateway.policy.estimate.merge import Learned, PartState, PeerRecord
-from gateway.policy.request.header_lines import pairs_of
+from gateway.estimate.merge import Learned, PartState, PeerRecord
+from gateway.payload.header_lines import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import uvicorn
 
 from gateway.errors import Unauthorized
+from gateway.http.body_bytes import BodyBytes
+from gateway.http.data_plane import DataPlane, Receive, Scope, Send
+from gateway.http.protocol import GatewayProtocol
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT
 from gateway.records.request import OPEN, Incoming, Principal, RequestHead
-from gateway.web.http.body_bytes import BodyBytes
-from gateway.web.http.data_plane import DataPlane, Receive, Scope, Send
-from gateway.web.http.protocol import GatewayProtocol
 
 SOON_S = 5.0
 MAX_HEAD = 4096

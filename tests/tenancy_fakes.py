@@ -9,15 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.adapters.records.audit import Audit
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
-from gateway.adapters.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.adapters.tenancy.key_admin import TenantKeyAdmin
-from gateway.adapters.tenancy.tenancy import Tenancy
+from gateway.admission.entitlement_terms import ModelShape
 from gateway.errors import BadRequest
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.entitlements.terms import ModelShape
+from gateway.pipeline.authenticate import Keyring, authenticate, entitled
 from gateway.ports import AccountView, Directory, PoolView, TokenVerifier
+from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import (
@@ -32,8 +28,12 @@ from gateway.records.tenancy import (
 )
 from gateway.records.token import TokenIdentity
 from gateway.settings import ConfigError, parse
-from gateway.settings.checking.admin_fields import read_admin_fields
-from gateway.stages.authenticate import Keyring, authenticate, entitled
+from gateway.settings.admin_fields import read_admin_fields
+from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.tenancy.key_admin import TenantKeyAdmin
+from gateway.tenancy.tenancy import Tenancy
+from gateway.usage.audit import Audit
 from tests.fakes import FakeClock
 
 _T = TypeVar("_T")

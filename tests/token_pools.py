@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.policy.admission import admission
-from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission import admission
+from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.records.entitlement import Entitlement, ServiceClass
 
 NOW_S = 1_700_000_000.0
 

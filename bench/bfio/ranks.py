@@ -12,12 +12,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.policy.bfio import solver
-from gateway.policy.bfio.rank_group import RankGroup, RankRules
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.schedulers import make_scheduler
-from gateway.policy.scheduling.scheduler import Job, Scheduler
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling import rank_solver as solver
+from gateway.scheduling.rank_group import RankGroup, RankRules
+from gateway.scheduling.scheduler import Job, Scheduler
+from gateway.scheduling.schedulers import make_scheduler
 from simulator.engine.engine import EngineProfile, EngineRequest
 from simulator.engine.rank_group import RankGroupEngine
 

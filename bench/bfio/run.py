@@ -1,9 +1,10 @@
 """`python -m bench bfio`: BF-IO's Table 1, Figures 4, 6 and 7, its theorems, and what is online.
 
 Published figures: arXiv:2601.17855, "A Universal Load Balancing Principle and Its Application to
-Large Language Model Serving". Ours come from the gateway's own solver (gateway.policy.bfio.solver)
-in a simulated group that steps behind a barrier (simulator.barrier.group); nothing is started. The
-last rows send requests through the gateway's scheduler for ranks (bench.bfio.ranks).
+Large Language Model Serving". Ours come from the gateway's own solver
+(gateway.scheduling.rank_solver) in a simulated group that steps behind a barrier
+(simulator.barrier.group); nothing is started. The last rows send requests through the gateway's
+scheduler for ranks (bench.bfio.ranks).
 """
 
 from collections.abc import Callable

@@ -22,22 +22,22 @@ from redis import Redis
 from bench.common.redis_server import RedisServer
 from bench.common.report import Report, Row, at_most, equals
 from bench.scale.traffic import fleet_of
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited, Unavailable
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.prices import cost_nano, token_price
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.pipeline import estimate as estimating
+from gateway.pipeline.admit import admit
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
+from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate, Observation, Plan
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
+from gateway.records.price import cost_nano, token_price
 from gateway.records.request import Principal, RequestHead
-from gateway.stages import estimate as estimating
-from gateway.stages.admit import admit
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis.leases import RedisLeases
 
 BUDGET: Final = 1_000_000
 """Tokens, or nano-units of money: at this price they are the same."""

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 from bench.changing_fleet.kube import KubeServer, pod, slice_of
 from bench.changing_fleet.name_server import NameServer
-from gateway.adapters.discovery.dns import DnsDiscovery
-from gateway.adapters.discovery.file import FileDiscovery
-from gateway.adapters.discovery.kubernetes import KubernetesApi
-from gateway.adapters.discovery.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
+from gateway.fleet.discovery_dns import DnsDiscovery
+from gateway.fleet.discovery_file import FileDiscovery
+from gateway.fleet.kubernetes import KubernetesApi
+from gateway.fleet.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
 from gateway.ports import Discovery
 from gateway.records.discovery import ClusterAccess
-from gateway.settings.fleet.discovery import source_of
+from gateway.settings.discovery import source_of
 
 NAMESPACE = "ns"
 

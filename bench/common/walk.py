@@ -28,11 +28,11 @@ from gateway.wiring.serving import serve
 
 ROOT: Final = Path(__file__).parents[2]
 TRACED: Final = ("gateway", "predictor")
-TIMERS: Final = frozenset({"gateway/adapters/engines/probes.py"})
+TIMERS: Final = frozenset({"gateway/fleet/probes.py"})
 """Files whose timers run beside requests, in no task that could tell them apart."""
-ENTRY: Final = "gateway/web/http/protocol.py"
+ENTRY: Final = "gateway/http/protocol.py"
 """Where a request enters."""
-PROBED: Final = frozenset({"gateway/adapters/upstream.py"})
+PROBED: Final = frozenset({"gateway/upstream.py"})
 """Where the answer of a probe arrives, which may do so just before the request."""
 WIDTH: Final = 80
 WARM_UP: Final = 2

@@ -27,9 +27,9 @@ from bench.common.fleet import MODEL, Fleet
 from bench.common.report import Report, Row, at_most
 from bench.common.texts import document
 from compressor import Compressed, compress
-from gateway.adapters.compress.workers import CompressWorkers
 from gateway.ports import CompressTask
 from gateway.records.record import Record
+from gateway.workers.compression import CompressWorkers
 
 ROUNDS = 5
 REQUESTS = 300

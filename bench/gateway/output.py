@@ -27,14 +27,14 @@ from bench.common import texts
 from bench.common.fleet import Fleet
 from bench.common.report import Report, Row, equals
 from bench.gateway.accuracy import AccuracyRequest, ClientAnswer, chat, drive, read_log
-from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.profile import OutputMode
-from gateway.policy.pools.routing import plan_pool
-from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.profile import OutputMode
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Measure
+from gateway.routing.routing import plan_pool
+from gateway.routing.routing_table import PoolShape, Routing
 from simulator.mock_server import tokenizer
 
 LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))

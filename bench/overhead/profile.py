@@ -11,20 +11,12 @@ from hashlib import sha256
 
 from bench.common.report import Row
 from bench.overhead.scheduling import scheduling_rows
-from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
 from gateway.metrics import Metrics
-from gateway.pipeline.request_progress import response_lines
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.request.head import read_head
-from gateway.policy.response.sse import StreamMeter
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
-from gateway.records.attempt import Binding, Outcome, Usage
-from gateway.records.decision import DecisionRecord
-from gateway.records.endpoint import CHAT
-from gateway.records.request import OPEN, Incoming, Prompt, RequestHead
-from gateway.settings import parse
-from gateway.stages import (
+from gateway.payload.head import read_head
+from gateway.payload.sse import StreamMeter
+from gateway.pipeline import (
     admit,
     authenticate,
     bind,
@@ -34,6 +26,14 @@ from gateway.stages import (
     plan,
     settle,
 )
+from gateway.pipeline.request_progress import response_lines
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import CHAT
+from gateway.records.entitlement import Entitlement
+from gateway.records.request import OPEN, Incoming, Prompt, RequestHead
+from gateway.settings import parse
+from gateway.store.memory_leases import MemoryLeases
 from gateway.wiring.models import served_model
 
 _TIMES = 2000

@@ -12,15 +12,15 @@ from typing import Final
 import orjson
 
 from bench.common.report import Row
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.payload.members import by_name
+from gateway.pipeline import bind, estimate, plan
 from gateway.pipeline.dispatcher import require
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.request.members import by_name
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Principal, RequestHead
 from gateway.settings import parse
-from gateway.stages import bind, estimate, plan
 from gateway.wiring.models import served_model
 
 _OWNER: Final = Principal(entitlement="e", tenant="t")

@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 
 from bench.pool_routing.model import AZURE, BOUNDARY, MAX_SHARE, MIN_SHARE, WINDOW
-from gateway.policy.estimate.estimator import SMALL_PROMPT_TOKENS, LengthEstimator
-from gateway.policy.estimate.profile import PROFILES
-from gateway.policy.pools.routing import plan_pool
-from gateway.policy.pools.routing_table import PoolShape, Routing
+from gateway.estimate.estimator import SMALL_PROMPT_TOKENS, LengthEstimator
+from gateway.estimate.profile import PROFILES
 from gateway.records.endpoint import COMPLETIONS
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Category, Measure
+from gateway.routing.routing import plan_pool
+from gateway.routing.routing_table import PoolShape, Routing
 
 NOISE: Final = 0.05
 AT: Final = 50

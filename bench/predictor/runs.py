@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from bench.quartz.workloads import MIXED, StreamShape, mixed
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from predictor.rows import PrefillRow
 from simulator.engine.engine import EngineProfile

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from bench.common.report import Row
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.schedulers import make_scheduler
-from gateway.policy.scheduling.scheduler import Job
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.scheduler import Job
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 
 REQUESTS: Final = 4000

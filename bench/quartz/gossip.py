@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
-from gateway.adapters.store.redis.board import EVERY_S
-from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
-from gateway.policy.pools.conversations import ResponseAffinity
-from gateway.policy.pools.routing_table import PoolShape, Routing
-from gateway.policy.prefix.index import PrefixIndex
+from gateway.estimate.estimator import LengthEstimator
+from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
 from gateway.records.attempt import HealthRules
+from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.routing.conversations import ResponseAffinity
+from gateway.routing.routing_table import PoolShape, Routing
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.store.redis.board import EVERY_S
 from simulator.experiments.scheduling import WORKER, SimulatedGateway
 
 _APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)

@@ -24,10 +24,10 @@ from bench.quartz.peers import (
     Uncalibrated,
 )
 from bench.quartz.workloads import MIXED, workloads
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.quartz.profile import DEFAULT, QuartzProfile
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.quartz_profile import DEFAULT, QuartzProfile
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.artifact import PoolSection
 from predictor.online import PrefillPredictor
 from predictor.train import train

@@ -5,12 +5,12 @@ from math import ceil
 from random import Random
 from typing import Any, Final
 
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.quartz.worker_state import Backlogs, WorkerQueues
-from gateway.policy.scheduling.baselines import NOTHING, Immediate
-from gateway.policy.scheduling.scheduler import Job, Match
-from gateway.policy.scheduling.sticky import pick_least
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.baselines import NOTHING, Immediate
+from gateway.scheduling.quartz_worker_state import Backlogs, WorkerQueues
+from gateway.scheduling.scheduler import Job, Match
+from gateway.scheduling.sticky import pick_least
 from predictor.features import ACTIVE, BACKLOG, UNCACHED, features
 from predictor.online import PrefillPredictor
 from simulator.experiments.scheduling import WORKER

@@ -20,10 +20,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from gateway.policy.fleet.engine_metrics import read_page
-from gateway.policy.prefix.digests import Points, digests, points_of
-from gateway.policy.prefix.index import DEFAULT_ENTRIES, PrefixIndex
-from gateway.policy.request.members import by_name, locate
+from gateway.fleet.engine_metrics import read_page
+from gateway.payload.members import by_name, locate
+from gateway.scheduling.prefix_digests import Points, digests, points_of
+from gateway.scheduling.prefix_index import DEFAULT_ENTRIES, PrefixIndex
 
 _WORDS = ("the", "policy", "of", "a", "gateway", "is", "to", "remember", "conversations", "begun")
 _ROUNDS = 9

@@ -39,9 +39,9 @@ from bench.quartz_loads.scenes import (
     knee,
     requests,
 )
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.scheduling import (
     BLOCK_TOKENS,

@@ -14,9 +14,9 @@ from bench.common.report import Row
 from bench.quartz.lab import interval
 from bench.quartz.lab import run as simulate
 from bench.quartz_loads.scenes import SCENES, knee
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.scheduling import WORKER, Demand, SimulatedGateway
 

@@ -11,7 +11,7 @@ import msgspec
 from redis import Redis
 
 from bench.common.fleet import MODEL, Fleet, GatewayProcess
-from gateway.adapters.store.redis.scripts import Calls, Scripts, record
+from gateway.store.redis.scripts import Calls, Scripts, record
 
 
 def entitlement(name: str, service_class: str, **more: Any) -> dict[str, Any]:

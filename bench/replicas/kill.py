@@ -28,7 +28,7 @@ from bench.replicas.books import (
     settled,
 )
 from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S
+from gateway.admission.token_pool import LEASE_TTL_S
 
 GATEWAYS: Final = 4
 HELD: Final = 50

@@ -29,7 +29,7 @@ from bench.replicas.books import (
     settled,
 )
 from bench.replicas.load import ClientLoad, LoadShape
-from gateway.policy.admission.admission import overshoot
+from gateway.admission.admission import overshoot
 
 GATEWAYS: Final = 4
 SLOTS: Final = 64

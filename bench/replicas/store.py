@@ -21,19 +21,19 @@ import uvloop
 
 from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
-from gateway.policy.pools.conversations import ResponseAffinity
-from gateway.policy.pools.routing_table import PoolShape, Routing
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.estimate.estimator import LengthEstimator
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.ports import Settlement
 from gateway.records.attempt import HealthRules, Usage
+from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Ask
+from gateway.routing.conversations import ResponseAffinity
+from gateway.routing.routing_table import PoolShape, Routing
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis.leases import RedisLeases
 
 USED = Settlement(usage=Usage(prompt_tokens=60, completion_tokens=30), dispatched=True)
 

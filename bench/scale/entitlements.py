@@ -20,20 +20,20 @@ from bench.scale.measure import (
     watched,
 )
 from bench.scale.traffic import SLOTS, Size, digest_of, entitlement_rows, fleet_of, token_pool_of
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
-from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
-from gateway.adapters.tenancy.tenancy import Tenancy
+from gateway.admission.capacity import WorkerShare
+from gateway.admission.entitlement_terms import ModelShape
+from gateway.control.exposition import write
+from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
 from gateway.metrics import Metrics
-from gateway.policy.admission.capacity import WorkerShare
-from gateway.policy.entitlements.terms import ModelShape
+from gateway.pipeline import authenticate
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.records.tenancy import NO_FILE, DirectoryChange, Row
-from gateway.stages import authenticate
-from gateway.web.metrics.exposition import write
-from gateway.web.metrics.page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.tenancy.tenancy import Tenancy
 
 WORKERS: Final = 64
 _PUT_BATCH: Final = 500

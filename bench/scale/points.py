@@ -17,9 +17,9 @@ from bench.scale.tenants import tenant_point
 from bench.scale.traffic import Size
 from bench.scale.upkeep import file_point, index_point, upkeep_point
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
-from gateway.policy.fleet import fleet
-from gateway.web.metrics.exposition import write
-from gateway.web.metrics.page import MetricsPage
+from gateway.control.exposition import write
+from gateway.control.metrics_page import MetricsPage
+from gateway.fleet import fleet
 
 Figures = dict[str, float]
 

@@ -19,12 +19,12 @@ from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
 from bench.scale.measure import quantile
 from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.policy.entitlements.entitlement import PROFILES
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
+from gateway.records.entitlement import PROFILES
 from gateway.records.lease import Ask
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis.leases import RedisLeases
 
 WORKERS: Final = 64
 TICK_S: Final = PROFILES["default"].tick_s

@@ -1,14 +1,14 @@
 """A request of `bench scale`, and the record of its decisions."""
 
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.scheduling.scheduler import Job, Prefix
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.pipeline import decision_record
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import DecisionRecord
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.stages import decision_record
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.scheduler import Job, Prefix
 
 
 class ScaleRequest:

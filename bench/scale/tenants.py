@@ -16,9 +16,9 @@ from typing import Final
 from bench.scale.entitlements import STEP_S, USED, EntitlementSet, kept
 from bench.scale.measure import Cpu, calm, clock_ns, resident_bytes, watched
 from bench.scale.traffic import Size, entitlement_rows
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
+from gateway.pipeline import authenticate
 from gateway.records.tenancy import Row
-from gateway.stages import authenticate
+from gateway.store.sqlite_directory import SqliteDirectory
 
 KEYS_EACH: Final = 3
 STEP: Final = 7_919

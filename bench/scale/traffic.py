@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 import orjson
 
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.records.entitlement import Entitlement
 from gateway.records.tenancy import Row
 from gateway.settings import parse
 from gateway.wiring.models import served_model

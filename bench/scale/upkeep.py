@@ -18,25 +18,25 @@ import msgspec
 
 from bench.scale.measure import WatchedLoop, clock_ns, least_us, resident_bytes, watched
 from bench.scale.traffic import SLOTS, ChatBodies, Size, fleet_of, fleet_text, key_of
-from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.engines.metrics_scraper import EngineMetrics
-from gateway.adapters.engines.probes import Prober
-from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
-from gateway.adapters.upstream import ConnectionKey, HttpUpstream, UpstreamConnection
-from gateway.policy.admission.capacity import WorkerShare
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.engine_metrics import read_page
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.cache_estimate import CacheEstimate
-from gateway.policy.prefix.digests import points_of
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.request.members import by_name
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission.capacity import WorkerShare
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.fleet import fleet
+from gateway.fleet.engine_metrics import read_page
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.kv_capacity import EngineKv
+from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.probes import Prober
+from gateway.payload.members import by_name
+from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.scheduling.prefix_cache_estimate import CacheEstimate
+from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.settings import ConfigError, HealthConfig, SchedulingConfig, parse
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.upstream import ConnectionKey, HttpUpstream, UpstreamConnection
 from predictor.speeds import Speeds
 
 Figures = dict[str, float]

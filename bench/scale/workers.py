@@ -23,25 +23,17 @@ from bench.scale.traffic import (
     key_of,
     token_pool_of,
 )
-from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.fleet import fleet
 from gateway.metrics import Metrics
+from gateway.payload.head import read_head
+from gateway.pipeline import admit, authenticate, bind, dispatch, estimate, plan, settle
 from gateway.pipeline.dispatcher import require
 from gateway.pipeline.request_progress import response_lines
-from gateway.policy.fleet import fleet
-from gateway.policy.request.head import read_head
-from gateway.policy.scheduling.scheduler import Job
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
-from gateway.stages import (
-    admit,
-    authenticate,
-    bind,
-    dispatch,
-    estimate,
-    plan,
-    settle,
-)
+from gateway.scheduling.scheduler import Job
+from gateway.store.memory_leases import MemoryLeases
 
 RATE_EACH: Final = 8.0
 """Requests a second at each worker."""

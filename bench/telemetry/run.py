@@ -21,10 +21,10 @@ from bench.common.raw_client import RawClient
 from bench.common.report import Report, Row, at_least, at_most
 from bench.common.tools import rss_kib
 from bench.telemetry.collectors import Collector, complete, hung_collector
-from gateway.adapters.telemetry.otlp import Telemetry
 from gateway.metrics import Metrics
-from gateway.policy.request.trace_context import lines_to_engine
+from gateway.payload.trace_context import lines_to_engine
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord, TimingSection, UsageSection
+from gateway.telemetry.otlp import Telemetry
 
 _BODY = msgspec.json.encode(
     {

@@ -18,8 +18,8 @@ from bench.common.report import Row, at_most
 from bench.token_pools.clients import RETRY_AFTER_S, Thread
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import SLOTS, quantile, spark
-from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.records.entitlement import PROFILES, Entitlement
 
 MAX_TICKS = 20
 """The longest drought asked for. Seven ticks take a debt above .9; and who asks again may have

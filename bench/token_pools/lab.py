@@ -1,6 +1,6 @@
 """A model's token pool before engines, in virtual time: the shipped admission, no processes.
 
-Decisions, settlements, ticks and renewals are calls of `gateway.policy`, in the gateway's own
+Decisions, settlements, ticks and renewals are calls of `gateway.admission`, in the gateway's own
 order; engines are `simulator.engine.engine`. Events run in order of time, and at one time the
 engines come first. Without a token pool every request enters: that is "no admission control".
 """
@@ -15,12 +15,12 @@ from random import Random
 import msgspec
 
 from bench.token_pools.records import POOL_REASONS, AdmittedJob, PoolMoment, RefusedJob
-from gateway.policy.admission import admission, capacity, debt, eviction
-from gateway.policy.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.policy.admission.retry_after import retry_after_s
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
+from gateway.admission import admission, capacity, debt, eviction
+from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission.retry_after import retry_after_s
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
+from gateway.records.entitlement import Entitlement
 from simulator.engine.engine import Emission, Engine, EngineProfile, EngineRequest
 
 EPOCH_S = 1_700_000_000.0

@@ -22,10 +22,10 @@ import msgspec
 from bench.common.report import Row, at_least, at_most
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import AdmittedJob, RefusedJob
-from gateway.policy.admission import admission
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.estimate.quantile import OutputLengths
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission import admission
+from gateway.admission.terms import Terms
+from gateway.estimate.quantile import OutputLengths
+from gateway.records.entitlement import Entitlement
 from simulator.engine.engine import EngineProfile
 
 VARIANTS = 3

@@ -27,8 +27,8 @@ import msgspec
 from bench.common.report import Row, equals
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import ITERATION_S, SLOTS, PoolMoment, quantile, spark
-from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.records.entitlement import PROFILES, Entitlement
 
 SYSTEMS = ("no admission", "limits as sold", "limits that fit", "token pools")
 VARIANTS = len(SYSTEMS)

@@ -18,8 +18,8 @@ from bench.common.report import Row, at_most
 from bench.token_pools.clients import Thread
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import ITERATION_S, SLOTS, AdmittedJob, quantile, spark
-from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.records.entitlement import Entitlement, ServiceClass
 
 RECLAIM_S = 0.5
 CANCEL_S = 0.02

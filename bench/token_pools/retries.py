@@ -14,12 +14,12 @@ from statistics import mean
 
 from bench.common.report import Row
 from bench.token_pools.lab import EPOCH_S
-from gateway.policy.admission import admission
-from gateway.policy.admission.admission import AdmissionRequest, Denial
-from gateway.policy.admission.retry_after import retry_after_s
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission import admission
+from gateway.admission.admission import AdmissionRequest, Denial
+from gateway.admission.retry_after import retry_after_s
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.records.entitlement import Entitlement
 
 BURSTS = (1.5, 2.0, 3.0, 5.0)
 RETRIES = 2

@@ -19,7 +19,7 @@ from bench.token_pools import fairness as token_pools_fairness
 from bench.token_pools import memory, reclaim, retries
 from bench.token_pools import protection as token_pools_protection
 from bench.token_pools import sharing as token_pools_sharing
-from gateway.policy.entitlements.entitlement import PROFILES, weight
+from gateway.records.entitlement import PROFILES, weight
 
 SEEDS: Final = 8
 _MEAN_SLO_MS: Final = 15_250.0

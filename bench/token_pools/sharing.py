@@ -28,8 +28,8 @@ from bench.common.report import Row, equals
 from bench.token_pools.clients import RETRY_AFTER_S, Thread
 from bench.token_pools.lab import Lab
 from bench.token_pools.records import PoolMoment, spark
-from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.records.entitlement import PROFILES, Entitlement
 
 END_S = 300.0
 OUTAGE = (30.0, 120.0)

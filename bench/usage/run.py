@@ -15,11 +15,9 @@ from typing import Final
 import msgspec
 
 from bench.common.report import Report, Row
-from gateway.adapters.records.ledger import Ledger
-from gateway.adapters.records.request_log import DecisionRing, Records
-from gateway.adapters.records.usage_export import UsageExport
 from gateway.metrics import Metrics
-from gateway.policy.prices import cost_nano, token_price
+from gateway.pipeline.decision_record import usage_section
+from gateway.pipeline.settle import count
 from gateway.records.attempt import Usage
 from gateway.records.decision import (
     DECISION_SCHEMA,
@@ -27,9 +25,10 @@ from gateway.records.decision import (
     DecisionRecord,
     TimingSection,
 )
-from gateway.records.price import TokenPrice
-from gateway.stages.decision_record import usage_section
-from gateway.stages.settle import count
+from gateway.records.price import TokenPrice, cost_nano, token_price
+from gateway.usage.ledger import Ledger
+from gateway.usage.request_log import DecisionRing, Records
+from gateway.usage.usage_export import UsageExport
 
 BATCH: Final = 500
 KEYS: Final = 40

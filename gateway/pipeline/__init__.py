@@ -1,1 +1,1 @@
-"""The ten stages in order, the attempts at engines, and settlement."""
+"""The request: its ten steps in order, repeated on failures, and settled exactly once."""

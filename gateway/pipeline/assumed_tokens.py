@@ -9,7 +9,7 @@ the processor has not at hand.
 import asyncio
 from collections.abc import Callable
 
-from gateway.policy.scheduling.scheduler import Job, Scheduler
+from gateway.scheduling.scheduler import Job, Scheduler
 
 _TURN_S = 0.004
 """Those due within so long of one another are told together."""

@@ -3,7 +3,7 @@
 An attempt that fails before the client saw a byte is tried on another worker, in an alternate
 pool, or, after a context overflow, in the next larger window. The request keeps its one lease.
 
-A pool with a scheduler hands its requests to that (`gateway.policy.scheduling.scheduler`): it may
+A pool with a scheduler hands its requests to that (`gateway.scheduling.scheduler`): it may
 keep a job waiting, and whatever call frees room names the jobs to send. Those are woken here.
 """
 
@@ -15,29 +15,29 @@ from typing import TypeVar
 import msgspec
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.progress import Pending, allowed_s
 from gateway.metrics import Metrics
+from gateway.pipeline import bind as stage_bind
+from gateway.pipeline import dispatch as stage_dispatch
+from gateway.pipeline import forward as stage_forward
+from gateway.pipeline import plan as stage_plan
+from gateway.pipeline import queue as stage_queue
 from gateway.pipeline.assumed_tokens import AssumedTokens
 from gateway.pipeline.request_progress import Admitted, Attempts, answer_lines
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.progress import Pending, allowed_s
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.conversations import ResponseLocation
-from gateway.policy.pools.retry import Fault, next_step
-from gateway.policy.pools.routing import larger_pools
-from gateway.policy.pools.suspects import Suspects, harm_of
-from gateway.policy.response.engine_refusal import engine_refusal, suspected
-from gateway.policy.response.overflow import engine_message
-from gateway.policy.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 from gateway.ports import ClientReply, LeaseStore, Upstream, UpstreamCall
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Prompt
-from gateway.stages import bind as stage_bind
-from gateway.stages import dispatch as stage_dispatch
-from gateway.stages import forward as stage_forward
-from gateway.stages import plan as stage_plan
-from gateway.stages import queue as stage_queue
+from gateway.routing.conversations import ResponseLocation
+from gateway.routing.engine_refusal import engine_refusal, suspected
+from gateway.routing.overflow import engine_message
+from gateway.routing.retry import Fault, next_step
+from gateway.routing.routing import larger_pools
+from gateway.routing.suspects import Suspects, harm_of
+from gateway.scheduling.scheduler import NO_PREFIX, Job, Scheduler
 
 _T = TypeVar("_T")
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from gateway.errors import Refusal
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.pipeline import authenticate, estimate
 from gateway.pipeline.request_progress import RequestProgress
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.split_alias import SplitAlias, conversation_key
 from gateway.records.request import BodyFacts, Principal
-from gateway.stages import authenticate, estimate
+from gateway.routing.split_alias import SplitAlias, conversation_key
 
 FALLING: Final = frozenset(
     {

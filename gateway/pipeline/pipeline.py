@@ -17,7 +17,16 @@ from types import coroutine
 import msgspec
 
 from gateway.errors import KeysAwaited, RateLimited, Refusal, Told, told
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
+from gateway.payload.body import LOOP_US, TakesLong
+from gateway.payload.members import by_name
+from gateway.pipeline import adjust as stage_adjust
+from gateway.pipeline import admit as stage_admit
+from gateway.pipeline import authenticate as stage_authenticate
+from gateway.pipeline import compress as stage_compress
+from gateway.pipeline import estimate as stage_estimate
+from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.dispatcher import Dispatcher, require
 from gateway.pipeline.fallbacks import Instead, model_of
 from gateway.pipeline.fallbacks import following as following_of
@@ -31,12 +40,6 @@ from gateway.pipeline.request_progress import (
     known_lines,
 )
 from gateway.pipeline.settlement import TOGETHER_S, Settler
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.routing import window_plan
-from gateway.policy.pools.routing_table import CompressionWindow
-from gateway.policy.request.body import LOOP_US, TakesLong
-from gateway.policy.request.members import by_name
-from gateway.policy.split_alias import SplitAlias
 from gateway.ports import (
     BodyReads,
     ClientReply,
@@ -48,12 +51,9 @@ from gateway.ports import (
 from gateway.records.attempt import Outcome
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
-from gateway.stages import adjust as stage_adjust
-from gateway.stages import admit as stage_admit
-from gateway.stages import authenticate as stage_authenticate
-from gateway.stages import compress as stage_compress
-from gateway.stages import estimate as stage_estimate
-from gateway.stages import plan as stage_plan
+from gateway.routing.routing import window_plan
+from gateway.routing.routing_table import CompressionWindow
+from gateway.routing.split_alias import SplitAlias
 
 
 class Pipeline:

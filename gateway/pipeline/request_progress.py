@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.admission.denials import limit_lines
+from gateway.admission.limit_refusals import title
 from gateway.errors import Told
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import ModelRuntime, ModelScheduling
 from gateway.metrics import UNTIMED, StageTimer
-from gateway.policy.admission.denials import limit_lines
-from gateway.policy.admission.limit_refusals import title
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ModelRuntime, ModelScheduling
-from gateway.policy.pools.suspects import Harm
-from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.prefix.digests import Points
-from gateway.policy.scheduling.scheduler import Job, Prefix, Scheduler
+from gateway.pipeline.forward import Relay
 from gateway.ports import LeaseStore, Lines
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.stages.forward import Relay
+from gateway.routing.suspects import Harm
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.prefix_digests import Points
+from gateway.scheduling.scheduler import Job, Prefix, Scheduler
 
 
 class RequestLease:

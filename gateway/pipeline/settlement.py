@@ -16,19 +16,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.admission.leases import believed, beyond_window
+from gateway.fleet.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.metrics import Metrics
+from gateway.pipeline import decision_record
+from gateway.pipeline import settle as stage_settle
 from gateway.pipeline.dispatcher import require
 from gateway.pipeline.request_progress import Released, RequestEnding, RequestProgress, Sending
-from gateway.policy.model_runtime import PRIORITY_FLAGS, ModelRuntime
-from gateway.policy.token_pool.leases import believed, beyond_window
 from gateway.ports import LeaseStore, RecordSink
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.decision import AdmissionSection, DecisionRecord
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming
-from gateway.stages import decision_record
-from gateway.stages import settle as stage_settle
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""

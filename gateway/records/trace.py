@@ -9,7 +9,7 @@ class Trace(Record, frozen=True, kw_only=True, omit_defaults=True):
     trace_id: str = ""
     span_id: str = ""
     """The span of the request in the gateway. Its last two digits are 0: other spans of the request
-    count there (`gateway.policy.request.trace_context`)."""
+    count there (`gateway.payload.trace_context`)."""
     parent_span_id: str = ""
     """The client's own span, from its `traceparent`; empty without one."""
     sampled: bool = False

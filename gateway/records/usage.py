@@ -44,7 +44,7 @@ class UsageSums(NamedTuple):
 
 
 class UsageQuery(Record, frozen=True, kw_only=True):
-    """What a usage report shall show; `gateway.policy.usage_report` checks it."""
+    """What a usage report shall show; `gateway.usage.report` checks it."""
 
     by: tuple[str, ...]
     """Columns that tell rows apart."""

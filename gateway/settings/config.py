@@ -16,13 +16,13 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.settings.fleet.model import ModelConfig, SplitAliasConfig
-from gateway.settings.fleet.model_parts import TimeoutsConfig
+from gateway.settings.auth import AdminKeyConfig, AuthConfig
+from gateway.settings.budgets import Budgets
+from gateway.settings.model import ModelConfig, SplitAliasConfig
+from gateway.settings.model_parts import TimeoutsConfig
 from gateway.settings.problems import KeyPath
+from gateway.settings.sections import KeyHash, TenantConfig
 from gateway.settings.state import StateUrl, is_redis
-from gateway.settings.tenancy.auth import AdminKeyConfig, AuthConfig
-from gateway.settings.tenancy.budgets import Budgets
-from gateway.settings.tenancy.sections import KeyHash, TenantConfig
 from gateway.settings.tls import ServerTlsConfig
 from gateway.settings.types import (
     Amount,

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from gateway.records.record import Record
 from gateway.settings.config import Config
-from gateway.settings.fleet.model import ModelConfig
-from gateway.settings.fleet.pool import PoolConfig
+from gateway.settings.model import ModelConfig
+from gateway.settings.pool import PoolConfig
 from gateway.settings.problems import KeyPath, dotted
 from gateway.settings.types import Section
 

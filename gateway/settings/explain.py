@@ -17,8 +17,8 @@ from gateway.settings.config import Config
 from gateway.settings.problems import KeyPath, shown
 from gateway.settings.scalars import EnvValue
 from gateway.settings.source import Document
-from gateway.settings.tenancy.wishes import wish
 from gateway.settings.types import Section
+from gateway.settings.wishes import wish
 
 _WANTED = {
     "int_type": "a whole number",

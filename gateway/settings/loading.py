@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from gateway.settings.checking.entitlement_checks import check_entitlements, check_tenants
-from gateway.settings.checking.model_checks import check_models
-from gateway.settings.checking.name_checks import check_references
-from gateway.settings.checking.server_checks import check_auth, check_config
 from gateway.settings.config import Config, EntitlementConfig
+from gateway.settings.entitlement_checks import check_entitlements, check_tenants
 from gateway.settings.explain import explain
-from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.model import ModelConfig
+from gateway.settings.model_checks import check_models
+from gateway.settings.name_checks import check_references
 from gateway.settings.problems import ConfigError, Problem
 from gateway.settings.sent import only_secrets, stand_in_for_references
+from gateway.settings.server_checks import check_auth, check_config
 from gateway.settings.source import MAX_BYTES, Document, read
 from gateway.settings.types import Section
 

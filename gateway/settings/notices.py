@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gateway.policy.entitlements.entitlement import BACKFILL
-from gateway.policy.model_runtime import PRIORITY_FLAGS
+from gateway.fleet.model_runtime import PRIORITY_FLAGS
+from gateway.records.entitlement import BACKFILL
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.fleet.model import ModelConfig
+from gateway.settings.model import ModelConfig
 from gateway.settings.token_pools import every_limit, managed, tenant_keys, terms_of
 
 

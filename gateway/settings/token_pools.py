@@ -10,20 +10,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.policy.admission.capacity import WorkerShare
-from gateway.policy.budgets.stated import budget_limits, key_limits
-from gateway.policy.entitlements.entitlement import PROFILES, Entitlement
-from gateway.policy.entitlements.terms import GIB, ModelShape, terms_from
-from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.capacity import WorkerShare
+from gateway.admission.entitlement_terms import GIB, ModelShape, terms_from
+from gateway.admission.stated import budget_limits, key_limits
+from gateway.admission.terms import Terms
+from gateway.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.records.entitlement import PROFILES, Entitlement
 from gateway.records.limit import Limit
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import FileEntitlement, FileTenant, TenancyFile
+from gateway.settings.budgets import stated_budgets, stated_limits
 from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.fleet.model import ModelConfig
-from gateway.settings.fleet.pool import PoolConfig
-from gateway.settings.tenancy.budgets import stated_budgets, stated_limits
-from gateway.settings.tenancy.sections import TenantConfig, TenantKeyConfig
+from gateway.settings.model import ModelConfig
+from gateway.settings.pool import PoolConfig
+from gateway.settings.sections import TenantConfig, TenantKeyConfig
 
 LIMITS = (
     *("slo_target_ms", "tokens_per_second", "max_tokens_per_second", "kv_cache_gib"),

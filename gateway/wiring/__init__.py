@@ -1,1 +1,1 @@
-"""The composition root: builds a serving process from a configuration."""
+"""Builds and connects everything: the application, models, reload, processes."""

@@ -14,35 +14,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.bodies.child import MAX_MEMORY_BYTES
-from gateway.adapters.bodies.reader import BodyReader
-from gateway.adapters.boundary_controller import BoundaryController
-from gateway.adapters.engines.metrics_scraper import EngineMetrics
-from gateway.adapters.engines.pages import EnginePages
-from gateway.adapters.engines.probes import Prober
-from gateway.adapters.engines.rotation import Rotation, RotationLog
-from gateway.adapters.process_limits import PARTS, memory_limit
-from gateway.adapters.records.ledger import Ledger
-from gateway.adapters.records.ledger_report import report
-from gateway.adapters.records.request_log import DecisionRing, Records, RequestLog
-from gateway.adapters.records.usage_export import UsageExport
-from gateway.adapters.store.backends import open_state
-from gateway.adapters.store.estimator_sync import EstimatorSync
-from gateway.adapters.upstream import HttpUpstream
-from gateway.metrics import Metrics
-from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.fleet.fleet_bill import FleetBill
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.records.request import Principal, RequestHead
-from gateway.settings import Config
-from gateway.settings.fleet.model import control_of
-from gateway.stages.authenticate import authenticate_head
-from gateway.web.control.app import control_app
-from gateway.web.control.attainment import Attainment
-from gateway.web.control.management_port import Management
-from gateway.web.control.openapi import openapi_document
-from gateway.web.control.peers import (
+from gateway.background_task import BackgroundTasks
+from gateway.control.app import control_app
+from gateway.control.attainment import Attainment
+from gateway.control.external_admission_api import admission_router
+from gateway.control.external_admission_service import AdmissionService
+from gateway.control.management_port import Management
+from gateway.control.metrics_page import MetricsPage
+from gateway.control.openapi import openapi_document
+from gateway.control.peers import (
     Peers,
     answer_audit,
     answer_counts,
@@ -52,32 +32,52 @@ from gateway.web.control.peers import (
     answer_tenant_decisions,
     answer_usage,
 )
-from gateway.web.control.surface import Control
-from gateway.web.control.tenant_api import REFUSED, TenantView, refusals, tenant_router
-from gateway.web.control.tenant_decisions import finder
-from gateway.web.dashboard.api import dashboard_router
-from gateway.web.dashboard.snapshot import Snapshots, Sources
-from gateway.web.dashboard.totals import answer_totals
-from gateway.web.external_admission.api import admission_router
-from gateway.web.external_admission.service import AdmissionService
-from gateway.web.http.body_bytes import MAX_BYTES, BodyBytes
-from gateway.web.http.certificates import Certificates
-from gateway.web.http.data_plane import App, DataPlane, request_ids
-from gateway.web.http.wrong_keys import WrongKeys
-from gateway.web.metrics.page import MetricsPage
-from gateway.web.usage.api import usage_router
+from gateway.control.surface import Control
+from gateway.control.tenant_api import REFUSED, TenantView, refusals, tenant_router
+from gateway.control.tenant_decisions import finder
+from gateway.control.usage_api import usage_router
+from gateway.dashboard.api import dashboard_router
+from gateway.dashboard.snapshot import Snapshots, Sources
+from gateway.dashboard.totals import answer_totals
+from gateway.fleet.engine_pages import EnginePages
+from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.probes import Prober
+from gateway.fleet.rotation import Rotation, RotationLog
+from gateway.http.body_bytes import MAX_BYTES, BodyBytes
+from gateway.http.certificates import Certificates
+from gateway.http.data_plane import App, DataPlane, request_ids
+from gateway.http.wrong_keys import WrongKeys
+from gateway.metrics import Metrics
+from gateway.pipeline.authenticate import authenticate_head
+from gateway.pipeline.pipeline import Pipeline
+from gateway.records.request import Principal, RequestHead
+from gateway.replicas.estimator_sync import EstimatorSync
+from gateway.routing.boundary_controller import BoundaryController
+from gateway.settings import Config
+from gateway.settings.model import control_of
+from gateway.store.backends import open_state
+from gateway.upstream import HttpUpstream
+from gateway.usage.fleet_bill import FleetBill
+from gateway.usage.ledger import Ledger
+from gateway.usage.ledger_report import report
+from gateway.usage.request_log import DecisionRing, Records, RequestLog
+from gateway.usage.usage_export import UsageExport
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.model_set import Served, estimator_key
 from gateway.wiring.models import served_model
+from gateway.wiring.process_limits import PARTS, memory_limit
 from gateway.wiring.reloading import Reloading
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
+from gateway.workers.bodies import BodyReader
+from gateway.workers.body_child import MAX_MEMORY_BYTES
 
 if TYPE_CHECKING:
-    from gateway.adapters.compress.workers import CompressWorkers
-    from gateway.adapters.telemetry.otlp import Telemetry
+    from gateway.telemetry.otlp import Telemetry
+    from gateway.workers.compression import CompressWorkers
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -453,7 +453,7 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
     if not any(model.compression.enabled for model in config.models):
         return None
     # numpy takes about 20 MB, so it is imported only for compression.
-    module = importlib.import_module("gateway.adapters.compress.workers")
+    module = importlib.import_module("gateway.workers.compression")
     made: CompressWorkers = module.CompressWorkers(
         processes=-(-config.compressor.processes // config.server.workers),
         time_limit_s=config.compressor.time_limit_ms / 1000,
@@ -470,7 +470,7 @@ def _compress_workers(config: Config) -> "CompressWorkers | None":
 def _telemetry(config: Config, metrics: Metrics) -> "Telemetry | None":
     if not config.telemetry.otlp:
         return None
-    module = importlib.import_module("gateway.adapters.telemetry.otlp")  # of the extra `otel`
+    module = importlib.import_module("gateway.telemetry.otlp")  # of the extra `otel`
     made: Telemetry = module.Telemetry(metrics, version=version(), sample=config.telemetry.sample)
     return made
 

@@ -5,14 +5,14 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gateway.control.roles import NamedKey, Role, RoleKeys
 from gateway.metrics import Metrics
 from gateway.ports import TokenVerifier
 from gateway.records.token import IssuerRules
 from gateway.settings import Config
-from gateway.web.control.roles import NamedKey, Role, RoleKeys
 
 if TYPE_CHECKING:
-    from gateway.adapters.tokens.verifier import Verifier
+    from gateway.tenancy.verifier import Verifier
 
 
 def token_verifier(
@@ -21,7 +21,7 @@ def token_verifier(
     """The verifier of tokens; None where no issuer is configured."""
     if not config.auth.jwt:
         return None
-    module = importlib.import_module("gateway.adapters.tokens.verifier")  # of the extra `jwt`
+    module = importlib.import_module("gateway.tenancy.verifier")  # of the extra `jwt`
     made: Verifier = module.Verifier(issuer_rules(config), metrics, clock)
     return made
 

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.adapters.discovery.file import FileDiscovery
-from gateway.adapters.discovery.runner import Discovering, Source
-from gateway.adapters.engines.rotation import Rotation
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.control.metrics_page import SourceReport
+from gateway.fleet.discovery_file import FileDiscovery
+from gateway.fleet.discovery_runner import Discovering, Source
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.rotation import Rotation
 from gateway.ports import Discovery as Port
 from gateway.records.discovery import DiscoverySource
 from gateway.settings import Config
-from gateway.settings.fleet.discovery import cluster_access
-from gateway.settings.fleet.worker import WorkerConfig
-from gateway.web.metrics.page import SourceReport
+from gateway.settings.discovery import cluster_access
+from gateway.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from gateway.adapters.discovery.kubernetes import KubernetesApi
+    from gateway.fleet.kubernetes import KubernetesApi
 
 
 class Discovery:
@@ -92,12 +92,12 @@ class Discovery:
         if source.kind == "file":
             return FileDiscovery(source.name)
         if source.kind == "dns":
-            module = importlib.import_module("gateway.adapters.discovery.dns")
+            module = importlib.import_module("gateway.fleet.discovery_dns")
             adapter: Port = module.DnsDiscovery(source, scheme)
             return adapter
         if self._api is None:
-            module = importlib.import_module("gateway.adapters.discovery.kubernetes")
+            module = importlib.import_module("gateway.fleet.kubernetes")
             self._api = module.KubernetesApi(cluster_access())
-        module = importlib.import_module("gateway.adapters.discovery.kubernetes_engines")
+        module = importlib.import_module("gateway.fleet.kubernetes_engines")
         found: Port = module.KubernetesDiscovery(self._api, source, scheme)
         return found

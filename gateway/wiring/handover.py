@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from gateway.adapters.replicas.listening import bound, reserved
-from gateway.adapters.replicas.successor import HELD_SIGNALS, Started
-from gateway.adapters.store.backends import backend_of
 from gateway.settings import Config
 from gateway.settings.token_pools import managed
+from gateway.store.backends import backend_of
+from gateway.wiring.listening import bound, reserved
+from gateway.wiring.successor import HELD_SIGNALS, Started
 
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel at each socket."""

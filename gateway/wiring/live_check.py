@@ -4,17 +4,17 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from gateway.adapters.engines.metrics_scraper import EngineMetrics
-from gateway.adapters.engines.probes import Prober
-from gateway.adapters.engines.rotation import Rotation
-from gateway.adapters.store.backends import backend_of, open_directory
-from gateway.adapters.upstream import HttpUpstream
 from gateway.errors import StateFailure
+from gateway.fleet import members
+from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.model_runtime import ModelRuntime, adapted_aliases
+from gateway.fleet.probes import Prober
+from gateway.fleet.rotation import Rotation
 from gateway.metrics import Metrics
-from gateway.policy.fleet import members
-from gateway.policy.model_runtime import ModelRuntime, adapted_aliases
 from gateway.records.record import Record
 from gateway.settings import Config
+from gateway.store.backends import backend_of, open_directory
+from gateway.upstream import HttpUpstream
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import served_model
 

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from gateway.adapters.boundary_controller import BoundaryController
-from gateway.adapters.engines.metrics_scraper import EngineMetrics
-from gateway.adapters.engines.probes import Prober
-from gateway.adapters.engines.rotation import CONFIGURED, Engine, Rotation
-from gateway.adapters.store.estimator_sync import EstimatorSync
+from gateway.control.roles import RoleKeys
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.probes import Prober
+from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.fleet_bill import FleetBill
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.split_alias import SplitAlias
+from gateway.replicas.estimator_sync import EstimatorSync
+from gateway.routing.boundary_controller import BoundaryController
+from gateway.routing.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet.model import control_of
-from gateway.settings.fleet.worker import WorkerConfig
-from gateway.web.control.roles import RoleKeys
+from gateway.settings.model import control_of
+from gateway.settings.worker import WorkerConfig
+from gateway.usage.fleet_bill import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model

@@ -7,26 +7,26 @@ schedulers with their queues. Pools keep theirs by name.
 
 from collections.abc import Sequence
 
-from gateway.policy.entitlements.entitlement import PROFILES as PROFILES_OF_ADMISSION
-from gateway.policy.entitlements.entitlement import MeanRate
-from gateway.policy.estimate.estimator import LengthEstimator
-from gateway.policy.estimate.profile import PROFILES
-from gateway.policy.fleet.engine_telemetry import TelemetryView
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.fleet.slot_clock import SlotClock
-from gateway.policy.lora_adapters import Adapters
-from gateway.policy.model_runtime import (
+from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.profile import PROFILES
+from gateway.fleet.engine_telemetry import TelemetryView
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.lora_adapters import Adapters
+from gateway.fleet.model_runtime import (
     ModelAdmission,
     ModelCompression,
     ModelFleet,
     ModelRuntime,
 )
-from gateway.policy.pools.conversations import ResponseAffinity
-from gateway.policy.pools.routing_table import CompressionRules, PoolShape, Routing
+from gateway.fleet.slot_clock import SlotClock
 from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
+from gateway.records.entitlement import PROFILES as PROFILES_OF_ADMISSION
+from gateway.records.entitlement import MeanRate
+from gateway.routing.conversations import ResponseAffinity
+from gateway.routing.routing_table import CompressionRules, PoolShape, Routing
 from gateway.settings import Config, ModelConfig
-from gateway.settings.fleet.model import watch_of
-from gateway.settings.fleet.pool import PoolConfig
+from gateway.settings.model import watch_of
+from gateway.settings.pool import PoolConfig
 from gateway.settings.token_pools import slot_tokens_per_s
 from gateway.wiring.schedulers import Former, policies_of, predictors_of, scheduling_of
 

@@ -15,13 +15,13 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from gateway.adapters.background_task import BackgroundTasks
+from gateway.background_task import BackgroundTasks
+from gateway.control.metrics_page import ReloadStatus
 from gateway.errors import BadRequest
-from gateway.policy.model_runtime import adapted_aliases
+from gateway.fleet.model_runtime import adapted_aliases
 from gateway.settings import Config, ConfigError, load, parse
 from gateway.settings.diff import Change, changes, merged
 from gateway.settings.sent import Comparison, compare
-from gateway.web.metrics.page import ReloadStatus
 from gateway.wiring.model_set import ModelSet, Parts
 from predictor.artifact import ArtifactError
 

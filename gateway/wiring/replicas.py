@@ -17,17 +17,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.adapters.replicas.calls import Address, ReplicaCalls
-from gateway.adapters.replicas.fleet_notes import FleetNotes
-from gateway.adapters.replicas.listening import own_address
-from gateway.adapters.replicas.scheduler_notes import SchedulerNotes
-from gateway.policy.model_runtime import ModelRuntime, drain_worker
-from gateway.policy.prefix import digests
+from gateway.control.peers import Answers, NoPeers, Peers, understood
+from gateway.fleet.model_runtime import ModelRuntime, drain_worker
+from gateway.replicas.calls import Address, ReplicaCalls
+from gateway.replicas.fleet_notes import FleetNotes
+from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.scheduling import prefix_digests as digests
 from gateway.settings import Config
-from gateway.web.control.peers import Answers, NoPeers, Peers, understood
+from gateway.wiring.listening import own_address
 
 if TYPE_CHECKING:
-    from gateway.adapters.store.redis.board import RedisBoard
+    from gateway.store.redis.board import RedisBoard
 
 _log = logging.getLogger("sluice.state")
 _encode: Final = msgspec.json.Encoder().encode
@@ -147,7 +147,7 @@ class Replicas:
         self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
         self._calls.on("drain", self._answer_drain)
         # The Redis client is an optional extra, needed only if Redis is configured.
-        module = importlib.import_module("gateway.adapters.store.redis.board")
+        module = importlib.import_module("gateway.store.redis.board")
         replica = secrets.token_hex(8)
         board: RedisBoard = module.RedisBoard(
             config.state.address,

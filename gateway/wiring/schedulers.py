@@ -9,15 +9,15 @@ import logging
 from functools import partial
 from typing import TypeVar
 
-from gateway.policy.bfio.rank_group import RankGroup
-from gateway.policy.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.model_runtime import ModelRuntime, ModelScheduling, QueueRules
-from gateway.policy.prefix.gossip import PrefixGossip
-from gateway.policy.prefix.index import MIN_ENTRIES, PrefixIndex
-from gateway.policy.schedulers import LOCAL, PREDICTING, SHADOWED, make_scheduler
-from gateway.policy.scheduling.scheduler import Scheduler
+from gateway.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
+from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import ModelRuntime, ModelScheduling, QueueRules
 from gateway.records.record import Record
+from gateway.scheduling.prefix_gossip import PrefixGossip
+from gateway.scheduling.prefix_index import MIN_ENTRIES, PrefixIndex
+from gateway.scheduling.rank_group import RankGroup
+from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.schedulers import LOCAL, PREDICTING, SHADOWED, make_scheduler
 from gateway.settings import Config, ModelConfig
 from predictor.artifact import Artifact, PoolSection, load
 from predictor.online import PrefillPredictor
@@ -143,7 +143,7 @@ def _scheduler(
         return None
     if policy == "bfio":
         # numpy takes about 20 MB, so it is imported only for balancing ranks.
-        solver = importlib.import_module("gateway.policy.bfio.solver")
+        solver = importlib.import_module("gateway.scheduling.rank_solver")
         observed = None if view is None else partial(held_tokens, view)
         return RankGroup(pool, solver.assign, observed=observed)
     reported = None if view is None else partial(kv_usage, view)

@@ -19,22 +19,13 @@ from typing import Any, Final, cast
 
 import uvicorn
 
-from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.process_limits import (
-    allow_open_files,
-    files_needed,
-    give_back_large_blocks,
-    shortage,
-)
-from gateway.adapters.replicas.listening import port_of, take_no_more
-from gateway.adapters.replicas.successor import Started, Successor
-from gateway.adapters.service_manager import READY, STOPPING, ServiceManager
+from gateway.background_task import BackgroundTasks
 from gateway.errors import StateFailure
+from gateway.http.client_connection import SWEEP_EVERY_S
+from gateway.http.cors import Cors
+from gateway.http.protocol import GatewayProtocol
+from gateway.http.tls_listener import TlsListener
 from gateway.settings import Config
-from gateway.web.http.client_connection import SWEEP_EVERY_S
-from gateway.web.http.cors import Cors
-from gateway.web.http.protocol import GatewayProtocol
-from gateway.web.http.tls_listener import TlsListener
 from gateway.wiring.app import Gateway
 from gateway.wiring.handover import (
     BACKLOG,
@@ -44,7 +35,16 @@ from gateway.wiring.handover import (
     on_signals,
     taken_over,
 )
+from gateway.wiring.listening import port_of, take_no_more
+from gateway.wiring.process_limits import (
+    allow_open_files,
+    files_needed,
+    give_back_large_blocks,
+    shortage,
+)
 from gateway.wiring.replicas import loopback_of_many
+from gateway.wiring.service_manager import READY, STOPPING, ServiceManager
+from gateway.wiring.successor import Started, Successor
 
 LAST_REQUESTS_S: Final = 1.0
 """Time for open connections to send a last request once nothing runs and nothing listens."""

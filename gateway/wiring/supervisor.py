@@ -35,18 +35,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.replicas.listening import bound, port_of, reserved
-from gateway.adapters.replicas.successor import Started, Successor
-from gateway.adapters.service_manager import READY as SERVES
-from gateway.adapters.service_manager import STOPPING, ServiceManager
+from gateway.background_task import BackgroundTasks
+from gateway.control.management_port import ReplicaList
 from gateway.errors import StateFailure
 from gateway.settings import Config
-from gateway.web.control.management_port import ReplicaList
 from gateway.wiring.handover import on_signals
+from gateway.wiring.listening import bound, port_of, reserved
 from gateway.wiring.reloading import LastGood
+from gateway.wiring.service_manager import READY as SERVES
+from gateway.wiring.service_manager import STOPPING, ServiceManager
 from gateway.wiring.serving import loop_factory
 from gateway.wiring.serving import run as run_alone
+from gateway.wiring.successor import Started, Successor
 
 START_S: Final = 60.0
 """How long a replica may take to get ready."""

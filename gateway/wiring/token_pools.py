@@ -15,28 +15,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gateway.adapters.background_task import BackgroundTasks
-from gateway.adapters.engines.kv_capacity import EngineKv
-from gateway.adapters.records.audit import Audit
-from gateway.adapters.store.backends import backend_of, open_directory, sqlite_path
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.adapters.store.upkeep import ModelSpec, StoreUpkeep
-from gateway.adapters.tenancy.budgets import BudgetService
-from gateway.adapters.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.adapters.tenancy.key_admin import TenantKeyAdmin
-from gateway.adapters.tenancy.tenancy import Tenancy
+from gateway.admission.token_pool import TokenPool
+from gateway.background_task import BackgroundTasks
+from gateway.control.metrics_page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
 from gateway.errors import BadRequest
+from gateway.fleet.kv_capacity import EngineKv
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import GoneSeries, Metrics
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.pipeline.authenticate import Keyring
 from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
+from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.tenancy import RowKind
 from gateway.settings import Config, ConfigError, ModelConfig
-from gateway.settings.checking.admin_fields import read_admin_fields
+from gateway.settings.admin_fields import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
     limits_of,
@@ -46,12 +39,19 @@ from gateway.settings.token_pools import (
     tenancy_file,
     worker_shares,
 )
-from gateway.stages.authenticate import Keyring
-from gateway.web.metrics.page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
+from gateway.store.backends import backend_of, open_directory, sqlite_path
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.sqlite_leases import SqliteLeases
+from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.tenancy.key_admin import TenantKeyAdmin
+from gateway.tenancy.tenancy import Tenancy
+from gateway.usage.audit import Audit
+from gateway.usage.budgets import BudgetService
 from gateway.wiring.auth import issuer_rules, token_verifier
 
 if TYPE_CHECKING:
-    from gateway.adapters.store.redis.leases import RedisLeases
+    from gateway.store.redis.leases import RedisLeases
 
 _log = logging.getLogger("sluice.pools")
 
@@ -320,7 +320,7 @@ class AdmissionRuntime:
         owner = secrets.token_hex(6)
         if backend == "redis":
             # The Redis client is an optional extra, needed only if Redis is configured.
-            module = importlib.import_module("gateway.adapters.store.redis.leases")
+            module = importlib.import_module("gateway.store.redis.leases")
             store: RedisLeases = module.RedisLeases(
                 self._url,
                 self._served,

@@ -4,16 +4,16 @@ from collections.abc import Collection, Sequence
 
 from pydantic import SecretStr
 
-from gateway.adapters.engines.rotation import ADMIN, CONFIGURED, Rotation
+from gateway.control.surface import NewWorker
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.rotation import ADMIN, CONFIGURED, Rotation
 from gateway.records.attempt import WorkerAddress
 from gateway.records.discovery import FoundEngine
 from gateway.settings import Config
-from gateway.settings.fleet.discovery import is_source
-from gateway.settings.fleet.pool import PoolConfig
-from gateway.settings.fleet.worker import WorkerConfig
-from gateway.web.control.surface import NewWorker
+from gateway.settings.discovery import is_source
+from gateway.settings.pool import PoolConfig
+from gateway.settings.worker import WorkerConfig
 
 
 class Workers:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gateway.policy.bfio.solver import assign, fcfs
+from gateway.scheduling.rank_solver import assign, fcfs
 from simulator.barrier.lookahead import LookAhead
 from simulator.barrier.records import Floats, Ints, Pairs
 from simulator.barrier.state import BarrierGroup

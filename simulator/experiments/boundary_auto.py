@@ -1,6 +1,6 @@
 """The gateway's boundary controller on preempting engines, before and after a step in traffic.
 
-The gateway's own controller (`gateway.policy.pools.boundary_control`) steers a simulated fleet of
+The gateway's own controller (`gateway.routing.boundary_control`) steers a simulated fleet of
 a short and a long pool whose engines allocate KV by block as sequences grow. Estimates are exact,
 so preemptions are the only problem. From `step_s` on the rate is higher: the short pool's KV
 cache no longer holds all requests routed to it.
@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from gateway.policy.pools.boundary_control import (
+from gateway.routing.boundary_control import (
     SAMPLE_S,
     BoundaryBounds,
     BoundaryControl,

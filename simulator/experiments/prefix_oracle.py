@@ -1,7 +1,7 @@
 """A prefix index that forgets nothing: the expectation of a router without memory bounds."""
 
-from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.scheduling.scheduler import Match, Points
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.scheduler import Match, Points
 
 
 class UnboundedPrefixes:

@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from gateway.policy.fleet import fleet
-from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.prefix.digests import block_points
-from gateway.policy.scheduling.scheduler import Job, Points
+from gateway.fleet import fleet
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.prefix_digests import block_points
+from gateway.scheduling.scheduler import Job, Points
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 from simulator.experiments.scheduling_records import (
     BLOCK_TOKENS,

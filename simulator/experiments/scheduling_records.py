@@ -5,10 +5,10 @@ from typing import Final, Literal, Protocol
 import msgspec
 import numpy as np
 
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.prefix.cache_estimate import ExpectedHit
-from gateway.policy.prefix.gossip import PrefixGossip
-from gateway.policy.scheduling.scheduler import Match, Points, Scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.prefix_gossip import PrefixGossip
+from gateway.scheduling.scheduler import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import EngineProfile
 
@@ -68,7 +68,7 @@ class Trouble(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Prefixes(Protocol):
-    """The part of `gateway.policy.prefix.index.PrefixIndex` in use; points are in tokens."""
+    """The part of `gateway.scheduling.prefix_index.PrefixIndex` in use; points are in tokens."""
 
     workers: int
 

@@ -1,16 +1,16 @@
 """Choose an instance of a pool for a request: the gateway's policies, and baselines.
 
 A dispatcher keeps one pool's load as the gateway sees it: requests sent and not finished.
-`gateway.policy.fleet.fleet` says which instances are available. Add policies to `DISPATCHERS`.
+`gateway.fleet.fleet` says which instances are available. Add policies to `DISPATCHERS`.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.binding import bind_least_loaded
-from gateway.policy.fleet.fleet import PoolState
+from gateway.fleet import fleet
+from gateway.fleet.binding import bind_least_loaded
+from gateway.fleet.fleet import PoolState
 from simulator.fleet.traffic import Random
 
 
@@ -33,7 +33,7 @@ class Dispatcher:
         """A request left its instance."""
 
     def refresh(self) -> None:
-        """Instances failed or came back; `gateway.policy.fleet.fleet` has their state."""
+        """Instances failed or came back; `gateway.fleet.fleet` has their state."""
 
 
 class LeastLoadedDispatch(Dispatcher):

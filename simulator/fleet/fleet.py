@@ -21,8 +21,8 @@ from typing import Final, Protocol
 import msgspec
 import numpy as np
 
-from gateway.policy.fleet import fleet as health
-from gateway.policy.fleet.fleet import PoolState
+from gateway.fleet import fleet as health
+from gateway.fleet.fleet import PoolState
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.dispatch import DISPATCHERS
 from simulator.fleet.failures import Outage, changes_of, outages

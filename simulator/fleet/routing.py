@@ -1,6 +1,6 @@
 """The gateway's routing for a simulated fleet, and compression's effect on lengths.
 
-Every request is planned by `gateway.policy.pools.routing` with an exact estimate and its answer's
+Every request is planned by `gateway.routing.routing` with an exact estimate and its answer's
 length as limit, so that prompt + limit is its total. A plan depends on the total alone, so each
 distinct total is planned once.
 """
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.pools.routing import plan_pool
-from gateway.policy.pools.routing_table import Routing
 from gateway.records.estimate import LengthEstimate, Plan
+from gateway.routing.routing import plan_pool
+from gateway.routing.routing_table import Routing
 from simulator.fleet.traffic import Ints, Random
 
 REFUSED = -1

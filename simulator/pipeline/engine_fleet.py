@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from gateway.policy.fleet.engine_telemetry import EngineSample, record
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.fleet.engine_telemetry import EngineSample, record
+from gateway.fleet.model_runtime import ModelRuntime
 from simulator.engine.engine import Engine
 from simulator.engine.profiles import EngineProfile
 from simulator.engine.rank_group import RankGroupEngine

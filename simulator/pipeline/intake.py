@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.errors import ContextLengthExceeded
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.pools.compression_gate import has_room, requested
-from gateway.policy.pools.routing import (
+from gateway.records.endpoint import CHAT
+from gateway.records.entitlement import Entitlement
+from gateway.records.estimate import LengthEstimate, Observation, Plan
+from gateway.records.request import BodyFacts, Measure
+from gateway.routing.compression_gate import has_room, requested
+from gateway.routing.routing import (
     compression_window_of,
     fixed_tokens,
     lowered,
     plan_pool,
     window_plan,
 )
-from gateway.policy.pools.routing_table import CompressionWindow
-from gateway.policy.scheduling.scheduler import PRIORITY_CLASS, Job, Scheduler
-from gateway.records.endpoint import CHAT
-from gateway.records.estimate import LengthEstimate, Observation, Plan
-from gateway.records.request import BodyFacts, Measure
+from gateway.routing.routing_table import CompressionWindow
+from gateway.scheduling.scheduler import PRIORITY_CLASS, Job, Scheduler
 from simulator.fleet.traffic import Random
 from simulator.pipeline.leases import Held, Leases
 from simulator.pipeline.records import REFUSED_LENGTH, Gateway, TenantTraffic

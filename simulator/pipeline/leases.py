@@ -1,6 +1,6 @@
 """Leases in virtual time: what the gateway's embedded store does, on the same decisions.
 
-A managed model's leases are decided by `gateway.policy.admission`; a model that is not managed
+A managed model's leases are decided by `gateway.admission`; a model that is not managed
 counts and spills over. Time 0 is the token pool's epoch. Renewals and ticks come at the gateway's
 intervals, whenever the next call is late enough.
 """
@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.policy.admission import admission, debt, eviction
-from gateway.policy.admission.admission import AdmissionRequest, Denial
-from gateway.policy.admission.capacity import Capacity, EntitlementState, assess_capacity
-from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.token_pool.token_pool import RENEW_EVERY_S, TokenPool
+from gateway.admission import admission, debt, eviction
+from gateway.admission.admission import AdmissionRequest, Denial
+from gateway.admission.capacity import Capacity, EntitlementState, assess_capacity
+from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
+from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.records.estimate import LengthEstimate, Plan
 from simulator.pipeline.records import Gateway
 

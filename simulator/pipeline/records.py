@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.records.entitlement import Entitlement
 from gateway.records.request import Category
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.outcome import FleetOutcome

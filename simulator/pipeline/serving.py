@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.binding import bind_least_loaded
-from gateway.policy.pools.routing import larger_pools
-from gateway.policy.scheduling.displacement import newest_of_largest
-from gateway.policy.scheduling.scheduler import Job
+from gateway.fleet import fleet
+from gateway.fleet.binding import bind_least_loaded
+from gateway.routing.routing import larger_pools
+from gateway.scheduling.displacement import newest_of_largest
+from gateway.scheduling.scheduler import Job
 from simulator.engine.records import Emission, EngineRequest
 from simulator.fleet import outcome as fates
 from simulator.fleet.outcome import FleetOutcome

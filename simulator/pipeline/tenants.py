@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.policy.entitlements.entitlement import BACKFILL, Entitlement
+from gateway.records.entitlement import BACKFILL, Entitlement
 from simulator.fleet.outcome import Tail, tail
 from simulator.fleet.statistics import Interval
 from simulator.fleet.traffic import Floats

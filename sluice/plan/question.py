@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import yaml
 
-from gateway.policy.entitlements.terms import GIB
+from gateway.admission.entitlement_terms import GIB
 from gateway.settings import Config, ConfigError, parse
 from planner.errors import PlanError
 from planner.goals import Goals

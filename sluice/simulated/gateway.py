@@ -6,7 +6,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from gateway.policy.entitlements.entitlement import Entitlement
+from gateway.records.entitlement import Entitlement
 from gateway.records.request import Category
 from gateway.settings import Config, ModelConfig
 from gateway.settings.token_pools import base_terms, managed, terms_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import uvloop
 
-from gateway.adapters.store.redis import directory, exchange, link
+from gateway.store.redis import directory, exchange, link
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis import scripts
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.adapters.store.sqlite.leases import SqliteLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis import scripts
+from gateway.store.redis.leases import RedisLeases
+from gateway.store.sqlite_leases import SqliteLeases
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.backends import open_directory
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
-from gateway.adapters.store.sqlite.estimators import SqliteState, open_file
 from gateway.errors import StateFailure
-from gateway.policy.estimate.merge import PartState
-from gateway.policy.tenancy.known import Known
+from gateway.estimate.merge import PartState
 from gateway.ports import Directory
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
+from gateway.store.backends import open_directory
+from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.store.sqlite_estimators import SqliteState, open_file
+from gateway.tenancy.known import Known
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 ANYONE = ["memory", "sqlite", REDIS]
@@ -213,7 +213,7 @@ async def test_a_denial_is_replaced_by_a_later_one_or_a_stricter_one_at_once(
 async def test_redis_is_not_asked_for_more_than_it_answers_in_one_call(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.adapters.store.redis.directory.READ_MOST", 2)
+    monkeypatch.setattr("gateway.store.redis.directory.READ_MOST", 2)
     directory = open_directory(redis_server.url)
     first = await deny(directory, gone("x"))
     await put(directory, row("a"), row("b", uid="j"))
@@ -434,7 +434,7 @@ async def test_a_file_of_another_program_is_left_as_it_is(minutes: Path) -> None
 async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.adapters.store.sqlite.estimators.BUSY_S", 0.05)
+    monkeypatch.setattr("gateway.store.sqlite_estimators.BUSY_S", 0.05)
     directory = SqliteDirectory(path)
     await put(directory, row("a"))
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -469,7 +469,7 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
         goes_on.wait(10)
         return open_file(path)
 
-    monkeypatch.setattr("gateway.adapters.store.sqlite.directory.open_file", hanging)
+    monkeypatch.setattr("gateway.store.sqlite_directory.open_file", hanging)
     directory = SqliteDirectory(path)
     for number, name in enumerate(("a", "b", "c")):
         with pytest.raises(TimeoutError):

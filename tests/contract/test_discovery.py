@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bench.changing_fleet.worlds import KINDS, World, world_of
-from gateway.adapters.discovery import dns as dns_source
-from gateway.adapters.discovery import kubernetes, runner
-from gateway.adapters.discovery.runner import Discovering, Source
-from gateway.policy.fleet import fleet
+from gateway.fleet import discovery_dns as dns_source
+from gateway.fleet import discovery_runner as runner
+from gateway.fleet import fleet, kubernetes
+from gateway.fleet.discovery_runner import Discovering, Source
 from gateway.ports import Discovery, DiscoveryFailure
 from gateway.records.discovery import FoundEngine
-from gateway.settings.fleet.worker import WorkerConfig
-from tests.unit.gateway.adapters.engines.test_rotation import Bench
+from gateway.settings.worker import WorkerConfig
+from tests.unit.gateway.fleet.test_rotation import Bench
 
 PORT = 8000
 

@@ -11,14 +11,14 @@ from typing import Protocol
 import pytest
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.backends import open_state
-from gateway.adapters.store.estimator_sync import NoState
-from gateway.adapters.store.redis import estimators as redis_adapter
-from gateway.adapters.store.redis.estimators import KIND, RedisState
-from gateway.adapters.store.redis.exchange import key_of
 from gateway.errors import StateFailure
-from gateway.policy.estimate.merge import Learned, PartState
+from gateway.estimate.merge import Learned, PartState
 from gateway.ports import EstimatorState
+from gateway.replicas.estimator_sync import NoState
+from gateway.store.backends import open_state
+from gateway.store.redis import estimators as redis_adapter
+from gateway.store.redis.estimators import KIND, RedisState
+from gateway.store.redis.exchange import key_of
 from tests.fakes import FakeShared, FakeState
 
 M = "default:m"

@@ -22,15 +22,15 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Usage
+from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis.leases import RedisLeases
 from tests.builders import LONG, SHORT, ask, routing, served_model
 from tests.fakes import FakeClock, FakeStore
 

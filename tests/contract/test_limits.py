@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S
 from gateway.errors import QuotaExceeded, RateLimited, Refusal
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S
 from gateway.ports import Budgets, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease

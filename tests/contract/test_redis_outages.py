@@ -25,15 +25,15 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis import scripts
-from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Ask, Lease
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis import scripts
+from gateway.store.redis.leases import RedisLeases
 from tests.builders import served_model
 from tests.contract.test_token_pool_invariants import Meter
 from tests.fakes import FakeClock

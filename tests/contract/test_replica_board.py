@@ -10,13 +10,13 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
-from gateway.adapters.replicas.calls import Address
-from gateway.adapters.store.redis import board as redis_board
-from gateway.adapters.store.redis.board import KIND, MAX_BYTES, SILENT_S, RedisBoard, Seed
-from gateway.adapters.store.redis.estimators import RedisState
-from gateway.adapters.store.redis.exchange import key_of
-from gateway.adapters.store.redis.route import TIMEOUT_S
-from gateway.policy.estimate.merge import PartState
+from gateway.estimate.merge import PartState
+from gateway.replicas.calls import Address
+from gateway.store.redis import board as redis_board
+from gateway.store.redis.board import KIND, MAX_BYTES, SILENT_S, RedisBoard, Seed
+from gateway.store.redis.estimators import RedisState
+from gateway.store.redis.exchange import key_of
+from gateway.store.redis.route import TIMEOUT_S
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.redis

@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.redis.lease_codec import (
-    LimitEncoder,
-    decision,
-    moved,
-    token_pool_of,
-)
-from gateway.adapters.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
-from gateway.policy.admission import admission, debt, eviction, limits
-from gateway.policy.admission.admission import AdmissionRequest, Denial, DenialReason
-from gateway.policy.budgets.limit_book import Wanted
-from gateway.policy.entitlements.entitlement import (
+from gateway.admission import admission, debt, eviction, limits
+from gateway.admission.admission import AdmissionRequest, Denial, DenialReason
+from gateway.admission.limit_book import Wanted
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.records.entitlement import (
     BURST_WEIGHT,
     CLASSES,
     PROFILES,
     Entitlement,
 )
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.limit import Holding, Limit, Spent
+from gateway.store.redis.lease_codec import (
+    LimitEncoder,
+    decision,
+    moved,
+    token_pool_of,
+)
+from gateway.store.redis.scripts import GROUPED, Calls, Scripts, argument, grouped, record
 
 pytestmark = pytest.mark.redis
 T = TypeVar("T")

@@ -38,18 +38,18 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.adapters.store.sqlite.leases import SqliteLeases
+from gateway.admission.capacity import Capacity, assess_capacity
+from gateway.admission.placement import overshoot
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.policy.admission.capacity import Capacity, assess_capacity
-from gateway.policy.admission.placement import overshoot
-from gateway.policy.entitlements.entitlement import Entitlement, kv_limit
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from gateway.records.attempt import Usage
+from gateway.records.entitlement import Entitlement, kv_limit
 from gateway.records.lease import Ask, Lease
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis.leases import RedisLeases
+from gateway.store.sqlite_leases import SqliteLeases
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.histories import histories

@@ -23,8 +23,6 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.adapters.store.backends import open_directory
-from gateway.adapters.store.sqlite.directory import SqliteDirectory
 from gateway.errors import Refusal, StateFailure
 from gateway.ports import Directory
 from gateway.records.tenancy import (
@@ -35,6 +33,8 @@ from gateway.records.tenancy import (
     Written,
     fingerprint,
 )
+from gateway.store.backends import open_directory
+from gateway.store.sqlite_directory import SqliteDirectory
 from tests.fakes import FakeClock
 from tests.histories import histories
 from tests.tenancy_fakes import WHO, FlakyDirectory, TenancyRig, digest, file_key, file_of, section

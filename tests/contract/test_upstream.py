@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import pytest
 
-from gateway.adapters import upstream as adapter
-from gateway.adapters.engines import pages
-from gateway.adapters.engines.pages import EnginePages
-from gateway.adapters.upstream import HttpUpstream
+from gateway import upstream as adapter
 from gateway.errors import UpstreamFailure
+from gateway.fleet import engine_pages as pages
+from gateway.fleet.engine_pages import EnginePages
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import EngineTls, PhaseTimeouts, WorkerAddress
+from gateway.upstream import HttpUpstream
 from sluice.children import free_ports
 from tests.builders import address
 

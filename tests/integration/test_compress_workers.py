@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.adapters.compress.child import NICENESS
-from gateway.adapters.compress.process import WorkerGone
-from gateway.adapters.compress.work import Counters, work
-from gateway.adapters.compress.workers import CompressWorkers
 from gateway.ports import CompressResult, CompressTask
+from gateway.workers.compression import CompressWorkers
+from gateway.workers.compression_child import NICENESS
+from gateway.workers.compression_process import WorkerGone
+from gateway.workers.compression_work import Counters, work
 from tests.unit.compressor.texts import prose
 
 PATIENCE_S = 30.0
@@ -272,7 +272,7 @@ async def test_a_start_that_fails_is_told_and_leaves_no_process(
 
 GATEWAY = """
 import asyncio, sys
-from gateway.adapters.compress.workers import CompressWorkers
+from gateway.workers.compression import CompressWorkers
 from gateway.ports import CompressTask
 
 async def main():

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.adapters.engines.metrics_scraper import EngineMetrics
-from gateway.adapters.upstream import HttpUpstream
-from gateway.policy.fleet.engine_telemetry import EngineSample
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.fleet.engine_telemetry import EngineSample
+from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.upstream import HttpUpstream
 from simulator.engine.engine import EngineProfile
 from simulator.mock_server import MockConfig, parse_faults
 from sluice.mock import make_server

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.tools import HttpLoad, bodies, build_tools, spent, start_engines
-from gateway.policy.fleet.engine_metrics import missing, read_page
+from gateway.fleet.engine_metrics import missing, read_page
 from sluice.children import Children
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -15,22 +15,22 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis
 from bench.common.redis_server import RedisServer, redis_program
-from gateway.adapters.store.backends import open_directory, open_state
-from gateway.adapters.store.memory.leases import MemoryLeases
-from gateway.adapters.store.redis import link as redis_link
-from gateway.adapters.store.redis.leases import RedisLeases
-from gateway.adapters.store.redis.link import RedisAway
-from gateway.adapters.store.redis.scripts import Calls, Scripts, argument, grouped
-from gateway.adapters.store.redis.token_pools import FailMode
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.policy.entitlements.entitlement import Entitlement, ServiceClass
-from gateway.policy.estimate.merge import PartState
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S, TokenPool
+from gateway.estimate.merge import PartState
 from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
+from gateway.records.entitlement import Entitlement, ServiceClass
 from gateway.records.lease import Ask
 from gateway.records.tenancy import DirectoryChange, Row
+from gateway.store.backends import open_directory, open_state
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.redis import link as redis_link
+from gateway.store.redis.leases import RedisLeases
+from gateway.store.redis.link import RedisAway
+from gateway.store.redis.scripts import Calls, Scripts, argument, grouped
+from gateway.store.redis.token_pools import FailMode
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S

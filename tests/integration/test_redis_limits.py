@@ -10,11 +10,11 @@ import pytest
 
 from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer, redis_program
-from gateway.adapters.store.redis.leases import RedisLeases
+from gateway.admission.terms import Terms
 from gateway.errors import RateLimited, Unavailable
-from gateway.policy.token_pool.terms import Terms
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit
+from gateway.store.redis.leases import RedisLeases
 from tests.fakes import FakeClock
 from tests.integration.test_redis_leases import asked, eventually, opened, tenant, used
 from tests.token_pools import NOW_S

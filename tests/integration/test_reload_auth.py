@@ -8,7 +8,7 @@ import httpx
 import yaml
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from gateway.policy.request.head import digest_of
+from gateway.payload.head import digest_of
 from tests.issuer import AUDIENCE, Issuer
 
 FRAMES = 15

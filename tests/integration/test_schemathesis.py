@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bench.common.fleet import Fleet
-from gateway.web.control.openapi import openapi_document
+from gateway.control.openapi import openapi_document
 
 EXAMPLES = 40
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from gateway.policy.request.head import digest_of
+from gateway.payload.head import digest_of
 
 OPERATOR = "sk-operator"
 ENGINES_KEY = "sk-engines-own"

@@ -7,16 +7,16 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.policy.admission import admission
-from gateway.policy.token_pool.token_pool import LEASE_TTL_S
+from gateway.admission import admission
+from gateway.admission.token_pool import LEASE_TTL_S
+from gateway.store.sqlite_leases import SqliteLeases
 from tests.token_pools import entitled, pool
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import asyncio, pathlib, sys, time
-from gateway.adapters.store.sqlite.leases import SqliteLeases
-from gateway.policy.admission import admission
+from gateway.store.sqlite_leases import SqliteLeases
+from gateway.admission import admission
 from tests.token_pools import entitled, granted, pool
 
 async def main():

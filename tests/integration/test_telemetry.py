@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from gateway.adapters.telemetry.otlp import MAX_QUEUED, Telemetry
 from gateway.metrics import Metrics
 from gateway.records.trace import Trace
+from gateway.telemetry.otlp import MAX_QUEUED, Telemetry
 from sluice.children import free_ports
 from tests.builders import decision
 from tests.otlp import Collector, SpanSent

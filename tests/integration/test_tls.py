@@ -16,7 +16,7 @@ import trustme
 from openai import DefaultHttpxClient, OpenAI
 
 from bench.common.fleet import MODEL, Fleet, consecutive_ports
-from gateway.web.http import tls_listener
+from gateway.http import tls_listener
 
 CHAT = "/v1/chat/completions"
 

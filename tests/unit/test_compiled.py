@@ -25,8 +25,8 @@ COMPILED = sorted(
 )
 DECISIONS = """
 import hashlib, numpy as np
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import WORKER, Demand, SimulatedGateway, serve
@@ -96,9 +96,7 @@ def test_what_is_left_out_is_there_and_has_to_be(name: str) -> None:
 
 
 def test_what_decides_is_compiled() -> None:
-    assert {"gateway/policy/quartz/quartz.py", "gateway/policy/admission/admission.py"} <= set(
-        COMPILED
-    )
+    assert {"gateway/scheduling/quartz.py", "gateway/admission/admission.py"} <= set(COMPILED)
     assert len(COMPILED) > 60
 
 

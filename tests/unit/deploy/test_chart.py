@@ -11,8 +11,8 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from gateway.control.roles import ROUTES, Role
 from gateway.settings import load
-from gateway.web.control.roles import ROUTES, Role
 from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
 from tests.chart import helm as run_helm
 from tests.chart import rendered as render

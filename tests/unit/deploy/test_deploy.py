@@ -16,8 +16,8 @@ import pytest
 import typer.main
 import yaml
 
+from gateway.fleet.engine_metrics import ALIASES
 from gateway.metrics import Histogram, Metrics
-from gateway.policy.fleet.engine_metrics import ALIASES
 from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig

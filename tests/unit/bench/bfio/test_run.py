@@ -9,7 +9,7 @@ from bench.bfio import runs, solver, theory, traces
 from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.bfio.runs import by_class, by_kaplan_meier, mean_of
 from bench.bfio.table import between, spread
-from gateway.policy.bfio.solver import assign, objective
+from gateway.scheduling.rank_solver import assign, objective
 from simulator.barrier.work import like_burst
 
 

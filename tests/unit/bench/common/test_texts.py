@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from bench.common import texts
-from gateway.policy.request.body import read_body
+from gateway.payload.body import read_body
 from gateway.records.endpoint import COMPLETIONS
 from simulator.mock_server import tokenizer
 

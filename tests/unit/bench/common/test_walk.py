@@ -3,7 +3,7 @@
 import asyncio
 
 from bench.common.walk import ENTRY, WIDTH, Walk, page, walk
-from gateway.adapters.engines.probes import LoopWatch
+from gateway.fleet.probes import LoopWatch
 
 MAX_GATEWAY_FILES = 50
 
@@ -11,8 +11,8 @@ MAX_GATEWAY_FILES = 50
 def test_a_chat_request_enters_at_the_protocol_and_crosses_few_files() -> None:
     hops = asyncio.run(walk())
     assert hops[-1] == ENTRY
-    assert {"gateway/policy/admission/admission.py", "gateway/policy/quartz/quartz.py"} <= {*hops}
-    assert {"gateway/adapters/records/usage_export.py", "predictor/online.py"} <= {*hops}
+    assert {"gateway/admission/admission.py", "gateway/scheduling/quartz.py"} <= {*hops}
+    assert {"gateway/usage/usage_export.py", "predictor/online.py"} <= {*hops}
     assert len({name for name in hops if name.startswith("gateway/")}) <= MAX_GATEWAY_FILES
 
 

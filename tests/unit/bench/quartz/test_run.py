@@ -10,8 +10,8 @@ import pytest
 from bench.quartz.lab import POLICIES, LabFigures, figures, make, paired, run
 from bench.quartz.peers import CacheAware, TokenFair
 from bench.quartz.workloads import MIXED, REQUESTS, mixed, mooncake, workloads
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.scheduling.scheduler import Job
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.scheduler import Job
 from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER
 
 

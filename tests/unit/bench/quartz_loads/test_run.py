@@ -18,7 +18,7 @@ from bench.quartz_loads.run import (
     run_task,
 )
 from bench.quartz_loads.scenes import HEAVY, SCENES, knee
-from gateway.policy.prefix.index import PrefixIndex
+from gateway.scheduling.prefix_index import PrefixIndex
 from simulator.experiments.scheduling import Demand, ServedRequest
 
 CELL = LoadCell(scene="Mixed", workers=4, load=0.5)

@@ -18,12 +18,12 @@ from bench.soak.fill import (
 )
 from bench.soak.gateway import MOCKED, PREFIXES, TIGHT, _extend
 from bench.soak.visits import CHAT, RESPONSES
-from gateway.policy.pools.conversations import MAX_RESPONSES, RETAINED, Conversations
-from gateway.policy.prefix.digests import points_of
-from gateway.policy.prefix.index import MIN_ENTRIES
-from gateway.policy.request.members import by_name
+from gateway.payload.members import by_name
+from gateway.routing.conversations import MAX_RESPONSES, RETAINED, Conversations
+from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import MIN_ENTRIES
 from gateway.settings import load
-from gateway.settings.fleet.model_parts import SchedulingConfig
+from gateway.settings.model_parts import SchedulingConfig
 
 
 def digests(endpoint: str, body: bytes) -> set[int]:

@@ -22,8 +22,8 @@ from bench.token_pools.live import LiveOutcome
 from bench.token_pools.protection import END_S, GUARANTEED, arrivals, experiment
 from bench.token_pools.records import ITERATION_S, SLOTS, quantile, spark
 from bench.token_pools.sharing import COPILOT, REPORTS, SYNTH
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.token_pool.terms import Terms
+from gateway.admission.terms import Terms
+from gateway.records.entitlement import Entitlement
 
 QUIET = """
 import sys

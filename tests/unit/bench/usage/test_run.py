@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from bench.usage.run import BATCH, KEYS, PRICE, ending
-from gateway.adapters.records.ledger import Ledger
-from gateway.adapters.records.ledger_report import report
-from gateway.adapters.records.request_log import DecisionRing, Records
-from gateway.adapters.records.usage_export import UsageExport
 from gateway.metrics import Metrics
-from gateway.policy.usage_report import query_of, total
+from gateway.usage.ledger import Ledger
+from gateway.usage.ledger_report import report
+from gateway.usage.report import query_of, total
+from gateway.usage.request_log import DecisionRing, Records
+from gateway.usage.usage_export import UsageExport
 
 
 async def test_a_round_with_the_ledger_enters_every_request(tmp_path: Path) -> None:

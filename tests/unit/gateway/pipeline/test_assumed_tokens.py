@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.pipeline.assumed_tokens import AssumedTokens
-from gateway.policy.scheduling.scheduler import Job, Scheduler
+from gateway.scheduling.scheduler import Job, Scheduler
 
 
 class Timers:

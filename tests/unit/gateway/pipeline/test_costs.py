@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.slot_clock import SlotClock
 from gateway.metrics import Metrics
+from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.fleet.slot_clock import SlotClock
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prices import token_price
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
+from gateway.records.price import token_price
 from gateway.records.request import Incoming
-from gateway.stages.authenticate import Keyring
 from tests.builders import answer_body, changed, chat_body, error_answer, incoming, served_model
 from tests.fakes import (
     HANG,

@@ -7,21 +7,20 @@ from typing import cast
 
 import pytest
 
-from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import RateLimited
+from gateway.fleet import fleet, members, model_workers
+from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.metrics import Metrics
+from gateway.payload.sse import DONE
+from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.dispatcher import wake
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy import model_workers
-from gateway.policy.fleet import fleet, members
-from gateway.policy.model_runtime import ModelRuntime, QueueRules
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.response.sse import DONE
-from gateway.policy.scheduling.scheduler import Job
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal
-from gateway.stages.authenticate import Keyring
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.scheduler import Job
+from gateway.store.memory_leases import MemoryLeases
 from tests.around import Around
 from tests.builders import (
     LONG,

@@ -8,12 +8,12 @@ import pytest
 
 from gateway.errors import RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.metrics import Metrics
+from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.split_alias import SplitAlias
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Ask, Lease
 from gateway.records.request import Incoming, Principal, TenantKey
-from gateway.stages.authenticate import Keyring
+from gateway.routing.split_alias import SplitAlias
 from tests.builders import (
     OVERFLOWS,
     answer_body,

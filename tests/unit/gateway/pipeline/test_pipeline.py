@@ -12,20 +12,19 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.adapters.store.memory.leases import MemoryLeases
 from gateway.errors import EngineRefusal, RateLimited
+from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.progress import Pending
 from gateway.metrics import Metrics
+from gateway.payload.head import read_head
+from gateway.payload.header_lines import pairs_of
+from gateway.payload.sse import DONE
+from gateway.payload.trace_context import child_id
+from gateway.pipeline.authenticate import Keyring
+from gateway.pipeline.forward import HELD_BYTES
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.request_progress import Attempts, RequestProgress
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.progress import Pending
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.pools.conversations import ResponseLocation
-from gateway.policy.pools.suspects import MEMORY_S, MOST_BODIES, Suspects
-from gateway.policy.request.head import read_head
-from gateway.policy.request.header_lines import pairs_of
-from gateway.policy.request.trace_context import child_id
-from gateway.policy.response.sse import DONE
 from gateway.ports import LeaseStore
 from gateway.records.attempt import Usage
 from gateway.records.decision import DecisionRecord
@@ -44,8 +43,9 @@ from gateway.records.endpoint import (
 from gateway.records.lease import Ask, Lease
 from gateway.records.request import OPEN, Incoming, Principal
 from gateway.records.trace import Trace
-from gateway.stages.authenticate import Keyring
-from gateway.stages.forward import HELD_BYTES
+from gateway.routing.conversations import ResponseLocation
+from gateway.routing.suspects import MEMORY_S, MOST_BODIES, Suspects
+from gateway.store.memory_leases import MemoryLeases
 from tests.builders import (
     LONG,
     OVERFLOWS,

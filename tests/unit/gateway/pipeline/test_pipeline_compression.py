@@ -9,20 +9,20 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
+from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelCompression
 from gateway.metrics import Metrics
+from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.fleet import fleet
-from gateway.policy.model_runtime import ModelCompression
-from gateway.policy.pools.routing_table import CompressionRules
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
+from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
-from gateway.stages.authenticate import Keyring
+from gateway.routing.routing_table import CompressionRules
+from gateway.store.memory_leases import MemoryLeases
 from tests.builders import SHORT, answer_body, changed, chat_body, error_answer, incoming
 from tests.builders import served_model as model
 from tests.fakes import (

@@ -8,18 +8,18 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.adapters.store.memory.leases import MemoryLeases
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
 from gateway.metrics import Metrics
+from gateway.payload.sse import DONE
+from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
-from gateway.policy.entitlements.entitlement import Entitlement
-from gateway.policy.response.sse import DONE
-from gateway.policy.token_pool.terms import Terms
-from gateway.policy.token_pool.token_pool import TokenPool
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
+from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
-from gateway.stages.authenticate import Keyring
+from gateway.store.memory_leases import MemoryLeases
 from tests.builders import (
     answer_body,
     changed,

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from gateway.metrics import Metrics
+from gateway.payload.body import read_body
 from gateway.pipeline.request_progress import RequestEnding, RequestLease, RequestProgress, Sending
 from gateway.pipeline.settlement import TOGETHER_S, Settler
-from gateway.policy.request.body import read_body
-from gateway.policy.scheduling.scheduler import NO_PREFIX
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import Plan
 from gateway.records.lease import Lease, Limits
 from gateway.records.request import OPEN, Prompt
+from gateway.scheduling.scheduler import NO_PREFIX
 from tests.builders import chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
 

@@ -5,8 +5,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from gateway.policy.admission.decision import DenialReason
-from gateway.policy.pools.retry import FaultKind
+from gateway.admission.decision import DenialReason
 from gateway.records.attempt import Attempt
 from gateway.records.decision import (
     AdmissionSection,
@@ -20,6 +19,7 @@ from gateway.records.decision import (
     UsageSection,
 )
 from gateway.records.story import FAULTS, REFUSALS, steps_of, story_of
+from gateway.routing.retry import FaultKind
 
 SERVED = DecisionRecord(
     schema=2,

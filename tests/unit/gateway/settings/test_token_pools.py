@@ -7,13 +7,13 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.admission.capacity import WorkerShare
-from gateway.policy.entitlements.entitlement import PROFILES
-from gateway.policy.entitlements.terms import BadTerms, check_fit, terms_from
-from gateway.policy.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.admission.capacity import WorkerShare
+from gateway.admission.entitlement_terms import BadTerms, check_fit, terms_from
+from gateway.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.records.entitlement import PROFILES
 from gateway.records.tenancy import FileTenant
 from gateway.settings import Config, ConfigError, parse, remarks
-from gateway.settings.checking.admin_fields import read_admin_fields
+from gateway.settings.admin_fields import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
     managed,

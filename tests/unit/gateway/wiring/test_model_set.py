@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.policy.pools.conversations import ResponseLocation
-from gateway.policy.scheduling.scheduler import Job
+from gateway.pipeline.admit import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan
 from gateway.records.lease import Ask
 from gateway.records.request import OPEN
+from gateway.routing.conversations import ResponseLocation
+from gateway.scheduling.scheduler import Job
 from gateway.settings import load
-from gateway.stages.admit import admit
 from gateway.wiring import model_set
 from gateway.wiring.app import Gateway
 from tests.builders import length_estimate

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from gateway.policy import model_workers
-from gateway.policy.fleet import members
-from gateway.policy.model_runtime import ModelRuntime
-from gateway.policy.prefix.index import PrefixIndex
-from gateway.policy.quartz.shadow import Shadow
+from gateway.fleet import members, model_workers
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.quartz_shadow import Shadow
 from gateway.settings import parse
 from gateway.wiring.models import served_model
 from gateway.wiring.schedulers import former
 from predictor.artifact import Artifact, encode
 from tests.builders import address
-from tests.unit.gateway.policy.prefix.test_index import prompt
+from tests.unit.gateway.scheduling.test_prefix_index import prompt
 from tests.unit.predictor.made import small_section
 
 FILE = """\

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from gateway.adapters.replicas.calls import ReplicaCalls
-from gateway.policy.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.replicas.calls import ReplicaCalls
 from gateway.settings import Config, parse
 from gateway.wiring.models import served_model
 from gateway.wiring.replicas import Replicas, loopback_of_many

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from pydantic import Secret, SecretStr
 
+from gateway.control.roles import ROUTES
 from gateway.settings import Config, ConfigError, load, parse, remarks
 from gateway.settings.diff import changes
 from gateway.settings.explain import _parts
 from gateway.settings.sent import compare
 from gateway.settings.types import Section
-from gateway.web.control.roles import ROUTES
 from gateway.wiring.app import Gateway
 from sluice.check import summary
 

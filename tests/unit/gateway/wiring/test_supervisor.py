@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.replicas.listening import bound
 from gateway.settings import Config, load, parse
 from gateway.wiring import supervisor
+from gateway.wiring.listening import bound
 from gateway.wiring.supervisor import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import BadRequest, Unavailable
+from gateway.pipeline.authenticate import authenticate
 from gateway.records.lease import Ask
 from gateway.settings import load
-from gateway.stages.authenticate import authenticate
 from gateway.wiring.app import Gateway
 from tests.tenancy_fakes import digest
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.adapters.engines.rotation import ADMIN, CONFIGURED
+from gateway.control.surface import NewWorker
 from gateway.errors import Conflict
+from gateway.fleet.rotation import ADMIN, CONFIGURED
 from gateway.settings import parse
-from gateway.web.control.surface import NewWorker
 from gateway.wiring.workers import Workers
-from tests.unit.gateway.adapters.engines.test_rotation import Bench
+from tests.unit.gateway.fleet.test_rotation import Bench
 
 FILE = """\
 version: 1

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fleet.fleet import PoolState
-from gateway.policy.schedulers import make_scheduler
+from gateway.fleet.fleet import PoolState
+from gateway.scheduling.schedulers import make_scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import Engine, EngineRequest
 from simulator.experiments.prefix_oracle import UnboundedPrefixes

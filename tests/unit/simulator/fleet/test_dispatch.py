@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.policy.fleet import fleet
-from gateway.policy.fleet.fleet import PoolState
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
 from simulator.fleet.dispatch import DISPATCHERS, LeastLoadedDispatch, ShortestQueue
 
 COUNT = 200

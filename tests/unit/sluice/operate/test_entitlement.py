@@ -18,11 +18,11 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.errors import StateFailure
-from gateway.policy.request.head import digest_of
+from gateway.payload.head import digest_of
 from sluice.operate.entitlement import entitlement
 from sluice.operate.tables import listing
 from tests.tenancy_fakes import TenancyRig
-from tests.unit.gateway.web.control.test_admin_entitlements import ADMIN_KEY, app_of
+from tests.unit.gateway.control.test_admin_entitlements import ADMIN_KEY, app_of
 
 NEW = ("create", "a", "--tenant", "acme", "--model", "m")
 

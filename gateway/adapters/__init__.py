@@ -1,1 +1,0 @@
-"""Implementations of the ports: everything that does I/O (engines, stores, files)."""

@@ -1,1 +1,0 @@
-"""Reads large request bodies in a separate process, off the event loop."""

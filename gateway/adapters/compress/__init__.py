@@ -1,1 +1,0 @@
-"""Compresses prompts in worker processes, off the event loop."""

@@ -1,1 +1,0 @@
-"""Sources of engines at run time, and the task that applies what they say."""

@@ -1,1 +1,0 @@
-"""Reads the state of engines: health probes, metrics pages, KV capacity."""

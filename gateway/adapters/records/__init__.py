@@ -1,1 +1,0 @@
-"""Writes decision records, audit lines and usage."""

@@ -1,1 +1,0 @@
-"""Communication among replicas: shared notes, calls and listening sockets."""

@@ -1,1 +1,0 @@
-"""State stores: leases, token pools, entitlements and estimators, in memory, SQLite or Redis."""

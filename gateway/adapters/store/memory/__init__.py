@@ -1,1 +1,0 @@
-"""The embedded lease store: in memory, for one process."""

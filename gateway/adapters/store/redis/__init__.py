@@ -1,1 +1,0 @@
-"""State that replicas share through Redis, and their fallback while Redis is away."""

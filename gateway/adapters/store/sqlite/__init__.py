@@ -1,1 +1,0 @@
-"""Keeps the embedded store's state across restarts, in one SQLite file."""

@@ -1,1 +1,0 @@
-"""OpenTelemetry: spans and GenAI metrics from decision records, sent over OTLP/HTTP."""

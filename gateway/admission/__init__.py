@@ -1,0 +1,1 @@
+"""Who may enter: the token pool of a model, checks, placement, limits, debt. Pure."""

@@ -1,0 +1,216 @@
+"""Checked fields of an entitlement (file, admin body, stored row) <-> admission's record.
+
+Fields are checked by their section (`gateway.settings.config.EntitlementConfig`), whoever sends
+them; here is what they mean for a model, and what they cannot mean together. Messages name the
+field and a fix. Rules:
+
+- A field that is absent or None is not set. A single `concurrency` number is split over the
+  model's pools by their slots; a mapping names the pools, and pools left out have none.
+- The limit of a guaranteed entitlement is its baseline.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from math import ceil
+from typing import Any, NoReturn
+
+from gateway.records.entitlement import (
+    BORROWING,
+    Entitlement,
+    ServiceClass,
+    split_baseline,
+)
+from gateway.records.expiry import in_utc
+from gateway.records.record import Record
+
+GIB = 1 << 30
+
+
+class ModelShape(Record, frozen=True, kw_only=True):
+    """The facts about a model that terms are checked against. Tuples by pool, windows ascending."""
+
+    name: str
+    pools: tuple[str, ...]
+    """Names."""
+    slots: tuple[int, ...]
+    """Sequences that all configured workers run at once."""
+    max_slots: tuple[int, ...] = ()
+    """Slots at the most replicas; () where that is the same as `slots`."""
+    max_kv_bytes: int = 0
+    """KV cache of all pools at the most replicas; 0 where KV is not enforced."""
+    max_tokens_per_s: float = 0.0
+    """Token rate of all pools at the most replicas; 0 where it is not enforced."""
+
+
+class BadTerms(ValueError):
+    """Invalid terms; the message names the field and a fix."""
+
+    def __init__(self, field: str, message: str, fix: str, *, part: str = "") -> None:
+        super().__init__(f"{field}: {message}; {fix}")
+        self.field = field
+        """The field's name."""
+        self.part = part
+        """The pool inside `concurrency`, or ""."""
+        self.message = message
+        self.fix = fix
+
+
+def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> Entitlement:
+    """The terms that checked fields describe. Raises BadTerms for what they cannot mean."""
+    service_class: ServiceClass = fields.get("service_class") or "elastic"
+    baseline = _baseline(fields.get("concurrency"), model)
+    kv_bytes, kv_bytes_limit = _kv(fields, "kv_cache_gib"), _kv(fields, "max_kv_cache_gib")
+    if 0 < kv_bytes_limit < kv_bytes:
+        _below("max_kv_cache_gib", "kv_cache_gib")
+    rate, rate_limit = _rates(fields, service_class)
+    return Entitlement(
+        name=fields["name"],
+        tenant=fields["tenant"],
+        model=model.name,
+        service_class=service_class,
+        slo_ms=ceil(fields.get("slo_target_ms") or 0),
+        baseline=baseline,
+        limit=_limit(fields, service_class, sum(baseline)),
+        tokens_per_s=rate,
+        tokens_per_s_limit=rate_limit,
+        kv_bytes=kv_bytes,
+        kv_bytes_limit=kv_bytes_limit,
+        expires_unix_s=instant(fields.get("expires_at")),
+        observe=fields.get("mode") == "observe",
+        compress=fields.get("compression") != "refuse",
+        trusted_usage=bool(fields.get("trusted_usage")),
+        created=created,
+    )
+
+
+def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
+    """Terms as configuration fields, None where not set; `terms_from` reads them back."""
+    expires_s = terms.expires_unix_s
+    follows = terms.service_class == "guaranteed" or not terms.limit
+    return {
+        "name": terms.name,
+        "tenant": terms.tenant,
+        "model": terms.model,
+        "service_class": terms.service_class,
+        "slo_target_ms": terms.slo_ms or None,
+        "tokens_per_second": terms.tokens_per_s or None,
+        "max_tokens_per_second": terms.tokens_per_s_limit or None,
+        "kv_cache_gib": terms.kv_bytes / GIB if terms.kv_bytes else None,
+        "max_kv_cache_gib": terms.kv_bytes_limit / GIB if terms.kv_bytes_limit else None,
+        "concurrency": _shown_baseline(terms, model),
+        "max_concurrency": None if follows else terms.limit,
+        "mode": "observe" if terms.observe else "enforce",
+        "compression": "allow" if terms.compress else "refuse",
+        "trusted_usage": terms.trusted_usage,
+        "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
+    }
+
+
+def _kv(fields: Mapping[str, Any], field: str) -> int:
+    size = fields.get(field)
+    return max(1, round(size * GIB)) if size else 0
+
+
+def _rates(fields: Mapping[str, Any], service_class: str) -> tuple[float, float]:
+    rate = float(fields.get("tokens_per_second") or 0.0)
+    limit = float(fields.get("max_tokens_per_second") or 0.0)
+    if limit and service_class not in BORROWING:
+        raise BadTerms(
+            "max_tokens_per_second",
+            f"a {service_class} entitlement never goes above its own rate",
+            "leave it out, or choose dedicated, elastic or spot",
+        )
+    if 0 < limit < rate:
+        _below("max_tokens_per_second", "tokens_per_second")
+    return rate, limit
+
+
+def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        return split_baseline(value, model.slots)
+    for pool in value:
+        if pool not in model.pools:
+            near = difflib.get_close_matches(pool, model.pools, n=1)
+            fix = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(model.pools)}"
+            message = f"model `{model.name}` has no pool `{pool}`"
+            raise BadTerms("concurrency", message, fix, part=pool)
+    return tuple(value.get(pool, 0) for pool in model.pools)
+
+
+def _limit(fields: Mapping[str, Any], service_class: str, baseline: int) -> int:
+    limit: int = fields.get("max_concurrency") or 0
+    if 0 < limit < baseline:
+        _below("max_concurrency", "concurrency")
+    if service_class != "guaranteed":
+        return limit
+    if not baseline:
+        raise BadTerms(
+            "concurrency",
+            "a guaranteed entitlement without a baseline could never send anything",
+            "give the sequences to reserve for it",
+        )
+    if limit > baseline:
+        raise BadTerms(
+            "max_concurrency",
+            f"a guaranteed entitlement never goes above its baseline, {baseline}",
+            "leave it out, raise concurrency, or choose dedicated",
+        )
+    return baseline
+
+
+def instant(value: str | datetime | None) -> float:
+    """Unix seconds of a checked time; 0 when absent. A time without an offset is UTC."""
+    at = None if value is None else in_utc(value)
+    return 0.0 if at is None else at.timestamp()
+
+
+def _shown_baseline(terms: Entitlement, model: ModelShape) -> int | dict[str, int] | None:
+    baseline = tuple(terms.baseline_of(pool) for pool in range(len(model.pools)))
+    if not terms.baseline:
+        return None
+    if baseline == split_baseline(sum(baseline), model.slots):
+        return sum(baseline)
+    return dict(zip(model.pools, baseline, strict=True))
+
+
+def _below(field: str, baseline: str) -> NoReturn:
+    raise BadTerms(field, f"below {baseline}", f"raise {field} or lower {baseline}")
+
+
+def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlement]) -> None:
+    """Raise BadTerms if a reserve does not fit beside the `others` at the most replicas.
+
+    A reserve beyond the current slots is accepted: it is pending until there are more workers.
+    """
+    if not terms.reserves:
+        return
+    standing = [other for other in others if other.reserves and other.name != terms.name]
+    for pool, most in enumerate(model.max_slots or model.slots):
+        taken = sum(other.baseline_of(pool) for other in standing)
+        if terms.baseline_of(pool) and taken + terms.baseline_of(pool) > most:
+            raise BadTerms(
+                "concurrency",
+                f"{terms.baseline_of(pool)} in pool `{model.pools[pool]}` can never be reserved: "
+                f"it has {most} slots at the most replicas, and {taken} are reserved",
+                f"lower it to {max(0, most - taken)}, or add workers",
+                part=model.pools[pool],
+            )
+    kv_free = model.max_kv_bytes - sum(other.kv_bytes for other in standing)
+    if model.max_kv_bytes and terms.kv_bytes > kv_free:
+        raise BadTerms(
+            "kv_cache_gib",
+            f"{terms.kv_bytes / GIB:g} GiB can never be reserved: {max(0, kv_free) / GIB:.4g} GiB "
+            "are left at the most replicas",
+            "lower it, or add workers",
+        )
+    rate_free = model.max_tokens_per_s - sum(other.tokens_per_s for other in standing)
+    if model.max_tokens_per_s and terms.tokens_per_s > rate_free:
+        raise BadTerms(
+            "tokens_per_second",
+            f"{terms.tokens_per_s:g} can never be reserved: {max(0.0, rate_free):.6g} are left at "
+            "the most replicas",
+            "lower it, or add workers",
+        )

@@ -1,0 +1,344 @@
+"""Counters of all limits of keys, entitlements and tenants, over all models of a process.
+
+A budget counts what was used, in the slice of time in which a request was admitted, and apart from
+that what running requests reserve: the most that each may use, by no prediction that a client could
+teach. A request is admitted if what it is expected to use fits beside both. So whatever clients do,
+a budget is passed by less than the most that one request may use. Budgets that demote instead of
+refusing reserve what is expected.
+
+Lua repeats these functions (`limits.lua`). Times are Unix seconds of the store's clock; all amounts
+are whole numbers.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gateway.admission.windows import Span, Spans, counted_s
+from gateway.records.limit import Holding, Limit, LimitUnit, LimitUse, LimitView, Spent
+
+NEVER: Final = -1.0
+
+
+class Counter:
+    """What was counted of one limit."""
+
+    __slots__ = ("added", "added_until_s", "reserved", "spent", "starts", "total", "warned_s")
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Used since the beginning."""
+        self.reserved = 0
+        """By leases in force, of whatever window; of sequences, those in flight."""
+        self.warned_s = NEVER
+        """Start of the last slice in which the level that warns was reached."""
+        self.added = 0
+        """By an administrator, until `added_until_s`."""
+        self.added_until_s = 0.0
+        self.starts: list[float] = []
+        """Slices, ascending, the oldest of which no longer counts; `spent` in each."""
+        self.spent: list[int] = []
+
+    def roll(self, span: Span, now_s: float) -> float:
+        """Begin the slice of this span, unless a later one began; forget old ones."""
+        starts, start_s = self.starts, span.start_s
+        early = self._recall(span, now_s) if starts and starts[-1] > now_s else 0
+        if not starts or starts[-1] < start_s:
+            starts.append(start_s)
+            self.spent.append(0)
+        start_s = starts[-1]
+        self.spent[-1] += early
+        # One that just ended is kept for the settlement of what was admitted in it.
+        while len(starts) > 2 and starts[1] < start_s - span.kept_s:
+            del starts[0], self.spent[0]
+        return start_s
+
+    def _recall(self, span: Span, now_s: float) -> int:
+        """Remove slices that a wrong clock began, and return what they counted."""
+        early = 0
+        while self.starts and self.starts[-1] > now_s:
+            self.starts.pop()
+            early += self.spent.pop()
+        self.warned_s = min(self.warned_s, span.start_s)
+        self.added_until_s = min(self.added_until_s, span.next_s + span.kept_s)
+        return early
+
+    def level(self, since_s: float) -> int:
+        """The sum over the slices from then on."""
+        used = 0
+        for at in range(len(self.starts) - 1, -1, -1):
+            if self.starts[at] < since_s:
+                break
+            used += self.spent[at]
+        return used
+
+    def post(self, slice_s: float, amount: int) -> None:
+        """Correct what was counted in a slice; one that is long gone leaves the total only.
+
+        What a slice after the newest counted is in the newest now (see `roll`).
+        """
+        self.total += amount
+        newest = len(self.starts) - 1
+        for at in range(newest, -1, -1):
+            began_s = self.starts[at]
+            if began_s == slice_s or (at == newest and began_s < slice_s):
+                self.spent[at] = max(0, self.spent[at] + amount)
+                return
+
+    def allowed(self, amount: int, now_s: float) -> int:
+        """A limit's amount, with what was added to it."""
+        return amount + self.added if now_s < self.added_until_s else amount
+
+    def over(self, window: str, now_s: float) -> bool:
+        """Whether nothing counts any more, so that only the total would miss it."""
+        if self.reserved or now_s < self.added_until_s:
+            return False
+        kept_s = counted_s(window)
+        return not any(
+            spent and now_s < start_s + kept_s
+            for start_s, spent in zip(self.starts, self.spent, strict=True)
+        )
+
+
+class Over(NamedTuple):
+    """A limit that a request would pass."""
+
+    place: int
+    """Of the limit, among the request's."""
+    used: int
+    """Reservations included."""
+    requested: int
+    amount: int
+    reserved: int
+    resets_s: float
+    """When enough is free again, as far as that is known."""
+    never: bool
+    """The request asks for more than the whole amount."""
+
+
+class Weighed:
+    """One limit of a request, as it stands before the request.
+
+    A plain class, because compiled code makes and reads it faster than a named tuple.
+    """
+
+    __slots__ = ("amount", "asked", "counter", "since_s", "spent", "start_s")
+
+    def __init__(
+        self, counter: Counter, asked: int, amount: int, spent: int, start_s: float, since_s: float
+    ) -> None:
+        self.counter = counter
+        self.asked = asked
+        self.amount = amount
+        self.spent = spent
+        """In the window; of sequences, those in flight."""
+        self.start_s = start_s
+        """Of the current slice."""
+        self.since_s = since_s
+        """Start of the first slice that counts."""
+
+
+class Wanted(NamedTuple):
+    """What a request would take: as expected, and at most."""
+
+    sequences: int
+    tokens: int
+    money: int
+    most_tokens: int = 0
+    most_money: int = 0
+
+    def of(self, unit: LimitUnit) -> int:
+        """What it is expected to take, in a limit's unit."""
+        if unit == "tokens":
+            return self.tokens
+        if unit == "money":
+            return self.money
+        return self.sequences if unit == "sequences" else 1
+
+    def reserved_of(self, limit: Limit) -> int:
+        """What a lease reserves of a limit."""
+        asked = self.of(limit.unit)
+        if limit.spot or not limit.budget:
+            return asked
+        return max(asked, self.most_tokens if limit.unit == "tokens" else self.most_money)
+
+
+class LimitBook:
+    """The counters by limit. Each operation is one atomic step: none awaits."""
+
+    def __init__(self, parts: int = 1) -> None:
+        """`parts`: processes over which every limit is divided while they cannot be reached."""
+        self.parts = max(1, parts)
+        self.counters: dict[str, Counter] = {}
+        self.changed: set[str] | None = None
+        """Limits changed since a reader took the set; None without one."""
+        self.spans = Spans()
+        self.ahead_s = 0.0
+        """Of the calendar before the store's clock, which never jumps."""
+
+    def time_s(self, now_s: float) -> float:
+        """The calendar's time. All other methods take this."""
+        return now_s + self.ahead_s
+
+    def counter(self, limit_id: str) -> Counter:
+        """A limit's counter, made when it is first asked for."""
+        counter = self.counters.get(limit_id)
+        if counter is None:
+            counter = self.counters[limit_id] = Counter()
+        return counter
+
+    def weigh(
+        self, limits: Sequence[Limit], wanted: Wanted, now_s: float
+    ) -> tuple[list[Weighed], Over | None, bool]:
+        """Each limit, the one that refuses the request, and whether one gives it leftovers only.
+
+        That is the first one, unless a later one could never hold the request. The result is
+        valid until anything else changes.
+        """
+        found: list[Weighed] = []
+        over: Over | None = None
+        demoted = False
+        for limit in limits:
+            counter = self.counter(limit.id)
+            asked, whole = wanted.of(limit.unit), counter.allowed(limit.amount, now_s)
+            amount = whole if self.parts == 1 else max(1, whole // self.parts)
+            level = spent = counter.reserved
+            start_s = since_s = resets_s = 0.0
+            if limit.window:
+                span = self.spans.at(limit.window, limit.zone, now_s)
+                start_s = counter.roll(span, now_s)
+                since_s = start_s - span.kept_s
+                spent = counter.level(since_s)
+                level += spent
+                if level + asked > amount:
+                    resets_s = _resets_s(counter, span, start_s, spent + asked - amount)
+            if not asked or level + asked <= amount or (over is not None and over.never):
+                pass
+            elif limit.spot:
+                demoted = True
+            else:
+                # What an administrator took away comes back with the next window.
+                never = asked > max(whole, limit.amount)
+                if over is None or (never and not over.never):
+                    over = Over(len(found), level, asked, amount, counter.reserved, resets_s, never)
+            found.append(Weighed(counter, asked, amount, spent, start_s, since_s))
+        return found, over, demoted
+
+    def reserve(
+        self, limits: Sequence[Limit], weighed: Sequence[Weighed], wanted: Wanted
+    ) -> tuple[tuple[Holding, ...], tuple[LimitUse, ...]]:
+        """Take what a request may use of its limits, whether or not it fits."""
+        held: list[Holding] = []
+        uses: list[LimitUse] = []
+        for limit, one in zip(limits, weighed, strict=True):
+            counter, level, amount = one.counter, one.spent + one.asked, wanted.reserved_of(limit)
+            if limit.unit == "requests":
+                counter.post(one.start_s, amount)
+            else:
+                counter.reserved += amount
+            crossed = 0 < limit.warn <= level and counter.warned_s < one.since_s
+            if crossed:
+                counter.warned_s = one.start_s
+            held.append(Holding(limit.id, limit.unit, one.start_s, amount, one.asked))
+            uses.append(LimitUse(level, one.amount, crossed))
+            self._note(limit.id)
+        return tuple(held), tuple(uses)
+
+    def settle(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """End reservations and count what was used; None gives everything back."""
+        for holding in held:
+            self._release(holding, used_of(holding, spent))
+
+    def lapse(self, held: Sequence[Holding]) -> None:
+        """End the reservations of a lease that expired: what was expected counts as used."""
+        for holding in held:
+            self._release(holding, holding.expected)
+
+    def _release(self, holding: Holding, used: int) -> None:
+        counter = self.counter(holding.id)
+        self._note(holding.id)
+        if holding.unit == "requests":
+            used -= holding.amount  # counted when it was admitted
+        else:
+            counter.reserved = max(0, counter.reserved - holding.amount)
+        if used and holding.unit != "sequences":
+            counter.post(holding.slice_s, used)
+
+    def correct(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """Replace what lapsed reservations counted by what was used."""
+        for holding in held:
+            self._note(holding.id)
+            more = used_of(holding, spent) - holding.expected
+            if more and holding.unit != "sequences":
+                self.counter(holding.id).post(holding.slice_s, more)
+
+    def hold(self, held: Sequence[Holding]) -> None:
+        """Count the leases of a former process as in force."""
+        for holding in held:
+            if holding.unit != "requests":
+                self.counter(holding.id).reserved += holding.amount
+
+    def add(self, limit: Limit, amount: int, now_s: float) -> LimitView:
+        """Add to a limit's amount, until its window ends; of the latest days, for as many."""
+        counter = self.counter(limit.id)
+        span = self.spans.at(limit.window, limit.zone, now_s)
+        before = counter.added if now_s < counter.added_until_s else 0
+        counter.added = before + amount
+        counter.added_until_s = span.next_s + span.kept_s
+        self._note(limit.id)
+        return self.view(limit, now_s)
+
+    def view(self, limit: Limit, now_s: float) -> LimitView:
+        """A limit's counters now."""
+        counter = self.counter(limit.id)
+        used, total, resets_s = counter.reserved, 0, 0.0
+        if limit.window:
+            span = self.spans.at(limit.window, limit.zone, now_s)
+            start_s = counter.roll(span, now_s)
+            used += counter.level(start_s - span.kept_s)
+            total = counter.total + counter.reserved
+            resets_s = _resets_s(counter, span, start_s, 1)
+        return LimitView(
+            id=limit.id,
+            used=used,
+            reserved=counter.reserved,
+            added=counter.allowed(0, now_s),
+            resets_unix_s=resets_s,
+            total=total,
+        )
+
+    def sweep(self, ids: Iterable[str], defined: Callable[[str], bool], now_s: float) -> None:
+        """Drop those of the counters that are over, and whose limit nobody defines any more."""
+        for limit_id in ids:
+            counter = self.counters.get(limit_id)
+            window = limit_id.rpartition(":")[2]
+            if counter is None or defined(limit_id) or not counter.over(window, now_s):
+                continue
+            del self.counters[limit_id]
+            self._note(limit_id)
+
+    def _note(self, limit_id: str) -> None:
+        if self.changed is not None:
+            self.changed.add(limit_id)
+
+
+def used_of(holding: Holding, spent: Spent | None) -> int:
+    """What a request used of a limit in the end; nothing where all is given back."""
+    if spent is None:
+        return 0
+    if holding.unit == "tokens":
+        return spent.tokens
+    return spent.money if holding.unit == "money" else holding.amount
+
+
+def _resets_s(counter: Counter, span: Span, start_s: float, amount: int) -> float:
+    """When so much is free again: by the calendar at the next window, else as slices age."""
+    if not span.step_s:
+        return span.next_s
+    freed = 0
+    for began_s, spent in zip(counter.starts, counter.spent, strict=True):
+        if began_s < start_s - span.kept_s:
+            continue
+        freed += spent
+        if freed >= amount:
+            return began_s + span.kept_s + span.step_s
+    return start_s + span.kept_s + span.step_s

@@ -1,0 +1,1 @@
+"""The control plane: health, admin, tenants' API, external admission, metrics, OpenAPI."""

@@ -1,0 +1,337 @@
+"""Admission for requests that another proxy forwards: leases held until it reports usage.
+
+The token-pools paper (section 4) separates the gateway from the authorisation service; this module
+is the service. Rules:
+
+- The same stages decide as for the gateway's own requests: estimate, plan, admit, settle.
+- A lease belongs to the tenant whose key requested it. The first usage report settles it; a
+  repeated report gets the same settlement.
+- A lease without a report in time is charged its estimate. Every lease is charged at least what
+  its slots produce in the time that it held them.
+- The number of held leases is bounded: in total, per tenant and, beyond reserved baselines,
+  per pool.
+- A lease that must give way to a protected request ends at once and is charged its estimate.
+- Reports may not exceed the pool's window. They teach estimates only where the entitlement has
+  `trusted_usage`, and then its own tenant's, guarded like an engine's reports.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from heapq import heapify, heappop, heappush
+
+from gateway.control.external_admission import (
+    Ending,
+    ExternalGrant,
+    ExternalLease,
+    ExternalRequest,
+    Reporter,
+    Settled,
+    UsageReport,
+    estimated_usage,
+    facts_of,
+    lesson_of,
+    nano_held,
+    settled_as,
+    usage_of,
+    with_time_held,
+)
+from gateway.control.external_admission_records import refused_record, settled_record
+from gateway.errors import NotFound, RateLimited, Refusal, Unavailable
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.http.data_plane import shutting_down
+from gateway.metrics import Metrics
+from gateway.pipeline import admit as stage_admit
+from gateway.pipeline import authenticate as stage_authenticate
+from gateway.pipeline import estimate as stage_estimate
+from gateway.pipeline import plan as stage_plan
+from gateway.pipeline.settle import cost_of, count, money_of
+from gateway.ports import LeaseStore, RecordSink, Settlement
+from gateway.records.attempt import Usage
+from gateway.records.endpoint import CHAT
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
+from gateway.records.request import Principal
+from gateway.routing.routing import defaulted_cap
+
+MAX_HELD = 10_000
+"""Leases held at once; further ones are refused with 503."""
+MAX_HELD_EACH = 2_000
+"""Leases held at once for one tenant, over all of its entitlements; further ones get 429."""
+
+
+class HeldSlots:
+    """Places taken by leases that are held or being requested."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._each: Counter[str] = Counter()
+        self._slots: Counter[tuple[str, str]] = Counter()
+        """Sequences of leases beyond reserved baselines, by model and pool."""
+
+    def take(self, tenant: str) -> None:
+        """Take a place. Raises Unavailable, or RateLimited if the tenant is at its limit."""
+        if self._taken >= MAX_HELD:
+            raise Unavailable(
+                "This gateway holds as many leases as it can. Report usage when a request ends.",
+                reason="too_many_leases",
+                retry_after_s=5.0,
+            )
+        if self._each[tenant] >= MAX_HELD_EACH:
+            raise RateLimited(
+                f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was "
+                "not reported. Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._taken += 1
+        self._each[tenant] += 1
+
+    def free(self, tenant: str) -> None:
+        """Give back a place."""
+        self._taken -= 1
+        self._each[tenant] -= 1
+        if not self._each[tenant]:
+            del self._each[tenant]
+
+    def take_slots(self, lease: Lease, pool: str, most: int) -> None:
+        """Count a lease's sequences in its pool. Raises RateLimited at `most` sequences."""
+        taken = self._slots[lease.model, pool] + lease.sequences
+        if taken > most:
+            raise RateLimited(
+                f"Leases of other proxies hold as many slots of this pool as they may ({most}). "
+                "Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._slots[lease.model, pool] = taken
+
+    def free_slots(self, lease: Lease, pool: str) -> None:
+        """Give back what `take_slots` counted."""
+        self._slots[lease.model, pool] -= lease.sequences
+
+
+RETAINED_SETTLED = 10_000
+"""Settlements remembered for repeated reports."""
+SWEEP_S = 1.0
+"""Interval of the search for expired leases."""
+
+
+class AdmissionService:
+    """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelRuntime],
+        store: LeaseStore,
+        metrics: Metrics,
+        records: RecordSink,
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        draining: Callable[[], bool] = lambda: False,
+        replicas: Callable[[str], int] = lambda _: 1,
+    ) -> None:
+        """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds.
+
+        `replicas` gives the number of gateways that share a model, this one included.
+        """
+        self._models = models
+        self._store = store
+        self._metrics = metrics
+        self._records = records
+        self._new_id = new_id
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._draining = draining
+        self._replicas = replicas
+        self._task: asyncio.Task[None] | None = None
+        self.arrival: Awaitable[None] | None = None
+        """Of the last settlement: awaited before a proxy hears that its lease ended."""
+        self._held: dict[str, ExternalLease] = {}
+        self._places = HeldSlots()
+        self._deadlines: list[tuple[float, str]] = []
+        self._settled: OrderedDict[str, tuple[str, Settled]] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """Number of leases that wait for a usage report."""
+        return len(self._held)
+
+    async def admit(self, principal: Principal, request: ExternalRequest) -> ExternalGrant:
+        """Take a lease and hold it. Raises the same Refusals as the data plane."""
+        self.sweep()
+        lease_id = self._new_id()
+        now_s, unix_s = self._clock(), self._wall_clock()
+        served: ModelRuntime | None = None
+        estimate: LengthEstimate | None = None
+        lease: Lease | None = None
+        if self._draining():
+            raise shutting_down()
+        self._places.take(principal.tenant)
+        try:
+            served = stage_estimate.find_model(self._models, request.model)
+            principal = stage_authenticate.entitled(
+                principal,
+                served.name,
+                unix_s,
+                request.entitlement,
+                adapter=served.adapter(request.model),
+            )
+            estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
+            plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
+            asked = await stage_admit.admit(
+                self._store, served, principal, lease_id, estimate, plan
+            )
+            slots_of = self._take_slots(served, asked)
+            lease = asked
+        except Refusal as refusal:
+            record = refused_record(principal, request, served, estimate, refusal, lease_id, unix_s)
+            count(self._metrics, record, estimate, served, None)
+            self._records.append(record)
+            raise
+        finally:
+            if lease is None:
+                self._places.free(principal.tenant)
+        self._held[lease_id] = ExternalLease(
+            lease=lease,
+            served=served,
+            principal=principal,
+            slots_of=slots_of,
+            estimate=estimate,
+            request=request,
+            received_s=now_s,
+            received_unix_s=unix_s,
+        )
+        if len(self._deadlines) > 2 * len(self._held) + 1_000:  # many of leases that ended
+            self._deadlines = [due for due in self._deadlines if due[1] in self._held]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (now_s + request.lease_s, lease_id))
+        cap = defaulted_cap(served.routing, estimate, lease.pool)
+        return ExternalGrant(
+            lease=lease,
+            pool=served.fleet.pools[lease.pool].name,
+            max_tokens=request.max_tokens if cap is None else cap,
+            expires_in_s=request.lease_s,
+        )
+
+    def _take_slots(self, served: ModelRuntime, lease: Lease) -> str:
+        """Count slots against the pool's share for other proxies; if full, settle and refuse.
+
+        Returns the pool that they count in; "" where the lease is within a baseline, or admission
+        is not enforced.
+        """
+        if lease.weight <= 0 or lease.protected or served.admission.observe:
+            return ""
+        pool = served.fleet.pools[lease.pool]
+        slots = sum(pool.present) * pool.slots_per_worker
+        share = served.admission.held_share / self._replicas(served.name)
+        try:
+            self._places.take_slots(lease, pool.name, max(1, int(slots * share)))
+        except Refusal:
+            self._store.settle(
+                lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
+            )
+            raise
+        return pool.name
+
+    def evict(self, lease_id: str) -> None:
+        """End a lease that must give way; ignores leases that are not held here."""
+        if (open_lease := self._held.get(lease_id)) is not None:
+            self._end(open_lease, "evicted", estimated_usage(open_lease))
+
+    def settle(self, report: UsageReport, reporter: Reporter) -> Settled:
+        """Charge the reported usage and release the lease; an ended lease returns its settlement.
+
+        Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
+        BadRequest for impossible usage (see `usage_of`).
+        """
+        self.sweep()
+        known = self._settled.get(report.lease_id)
+        if known is not None and known[0] == reporter.tenant:
+            return known[1]
+        open_lease = self._held.get(report.lease_id)
+        if open_lease is None or open_lease.principal.tenant != reporter.tenant:
+            raise NotFound(
+                f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
+                "gave it.",
+                reason="lease_not_found",
+                param="lease_id",
+            )
+        usage = usage_of(report, open_lease)
+        settled = self._end(open_lease, report.status, usage, report.latency_s)
+        if reporter.trusted and open_lease.principal.trusted_usage:
+            lesson = lesson_of(report, usage, open_lease)
+            if lesson is not None:
+                open_lease.served.estimator.learn(lesson)
+        return settled
+
+    def sweep(self) -> None:
+        """End expired leases and charge their estimates."""
+        now_s = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, lease_id = heappop(self._deadlines)
+            if (open_lease := self._held.get(lease_id)) is not None:
+                self._end(open_lease, "expired", estimated_usage(open_lease))
+
+    def start(self) -> None:
+        """Start sweeping; call within the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop and expire every lease, because no report can reach this process any more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for open_lease in list(self._held.values()):
+            self._end(open_lease, "expired", estimated_usage(open_lease))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def _end(
+        self,
+        open_lease: ExternalLease,
+        ending: Ending,
+        usage: Usage | None,
+        latency_s: float | None = None,
+    ) -> Settled:
+        """Settle a lease. There is no await here, so a lease cannot end twice.
+
+        `latency_s` is the proxy's own, for the log; charges go by the time that the lease was held.
+        """
+        lease, served = open_lease.lease, open_lease.served
+        del self._held[lease.id]
+        self._places.free(open_lease.principal.tenant)
+        if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
+            self._places.free_slots(lease, open_lease.slots_of)
+        held_s = self._clock() - open_lease.received_s
+        usage, held_tokens = with_time_held(open_lease, usage, held_s)
+        unix_s = self._wall_clock()
+        cost = None if usage is None else cost_of(served, usage, nano_held(open_lease, held_s))
+        self.arrival = self._store.settle(
+            lease,
+            Settlement(
+                usage=usage,
+                dispatched=True,  # as far as anybody here knows
+                unix_s=unix_s,
+                money=money_of(lease, cost),
+            ),
+            heard=True,
+        )
+        settled = settled_as(open_lease, ending, usage, held_tokens)
+        self._settled[lease.id] = (open_lease.principal.tenant, settled)
+        if len(self._settled) > RETAINED_SETTLED:
+            self._settled.popitem(last=False)
+        took_s = held_s if latency_s is None else latency_s
+        record = settled_record(open_lease, settled, cost, took_s, unix_s)
+        count(self._metrics, record, open_lease.estimate, served, lease)
+        self._records.append(record)
+        return settled

@@ -1,0 +1,216 @@
+"""Roles on the admin routes: a viewer reads, an operator runs workers, an owner decides who may.
+
+`ROUTES` is the whole table of who may do what. A route that is not in it is an owner's, and a test
+fails until it is.
+"""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import Header, Request
+
+from gateway.errors import Forbidden, KeysAwaited, Unauthorized
+from gateway.payload.head import read_head
+from gateway.ports import TokenVerifier
+from gateway.records.record import Record
+
+_THIS_HOST: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_log = logging.getLogger("sluice.admin")
+
+
+class Role(Enum):
+    """The right that an admin key gives. Each may do all that those before it may."""
+
+    VIEWER = "viewer"
+    """Reads, and changes nothing."""
+    OPERATOR = "operator"
+    """Also runs the fleet: workers, drains, reloads."""
+    OWNER = "owner"
+    """Also decides who may use it: tenants, entitlements, keys."""
+
+    def may(self, needed: "Role") -> bool:
+        """Whether this role suffices where `needed` is asked for."""
+        return _RANKS.index(self) >= _RANKS.index(needed)
+
+
+_RANKS: Final = tuple(Role)
+_ENTITLEMENT: Final = "/admin/entitlements/{name}"
+_TENANT: Final = "/admin/tenants/{name}"
+
+ROUTES: Final[Mapping[tuple[str, str], Role]] = {
+    ("GET", "/admin/pools"): Role.VIEWER,
+    ("GET", "/admin/decisions"): Role.VIEWER,
+    ("GET", "/admin/decisions/{request_id:path}"): Role.VIEWER,
+    ("GET", "/admin/audit"): Role.VIEWER,
+    ("GET", "/admin/entitlements"): Role.VIEWER,
+    ("GET", _ENTITLEMENT): Role.VIEWER,
+    ("GET", "/dashboard/snapshot"): Role.VIEWER,
+    ("GET", "/dashboard/history"): Role.VIEWER,
+    ("GET", "/dashboard/events"): Role.VIEWER,
+    ("GET", "/dashboard/decisions"): Role.VIEWER,
+    ("GET", "/dashboard/decisions/{request_id:path}"): Role.VIEWER,
+    ("POST", "/admin/reload"): Role.OPERATOR,
+    ("POST", "/admin/workers"): Role.OPERATOR,
+    ("DELETE", "/admin/workers/{worker:path}"): Role.OPERATOR,
+    ("POST", "/admin/workers/{worker:path}/drain"): Role.OPERATOR,
+    ("GET", "/admin/usage"): Role.VIEWER,
+    ("GET", "/admin/tenants"): Role.VIEWER,
+    ("GET", _TENANT): Role.VIEWER,
+    ("POST", "/admin/tenants"): Role.OWNER,
+    ("PATCH", _TENANT): Role.OWNER,
+    ("DELETE", _TENANT): Role.OWNER,
+    ("POST", f"{_TENANT}/keys"): Role.OWNER,
+    ("PATCH", f"{_TENANT}/keys/{{key}}"): Role.OWNER,
+    ("POST", f"{_TENANT}/keys/{{key}}/rotate"): Role.OWNER,
+    ("DELETE", f"{_TENANT}/keys/{{key}}"): Role.OWNER,
+    ("GET", "/admin/budgets"): Role.VIEWER,
+    ("POST", "/admin/budgets/{budget:path}/raise"): Role.OWNER,
+    ("POST", "/admin/entitlements"): Role.OWNER,
+    ("PATCH", _ENTITLEMENT): Role.OWNER,
+    ("DELETE", _ENTITLEMENT): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/suspend"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/resume"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/expire"): Role.OWNER,
+    ("POST", f"{_ENTITLEMENT}/keys"): Role.OWNER,
+    ("DELETE", f"{_ENTITLEMENT}/keys/{{fingerprint}}"): Role.OWNER,
+}
+"""(method, path) -> the lowest role that may."""
+
+
+class NamedKey(Record, frozen=True, kw_only=True):
+    """A named key, by the SHA-256 digest of it."""
+
+    name: str
+    sha256: bytes
+    role: Role
+
+
+class RoleKeys(msgspec.Struct, kw_only=True):
+    """SHA-256 digests of the keys that have a role, and the tokens that may; a reload changes it.
+
+    Each check reads it anew, so a key that is gone opens nothing from the next request on.
+    """
+
+    admin_sha256: bytes | None = None
+    """An owner's."""
+    viewer_sha256: bytes | None = None
+    named: tuple[NamedKey, ...] = ()
+    tokens: TokenVerifier | None = None
+    """Verifies tokens, some of which have a role; None: no token does."""
+    open_dashboard: bool = False
+    """Whether the dashboard opens without a key, on a gateway that listens on loopback only."""
+    revision: int = 0
+    """Counts its changes: whoever answers for long ends after one, and has to be asked again."""
+
+    def follow(self, other: "RoleKeys") -> None:
+        """Have the other's keys from now on."""
+        if other == msgspec.structs.replace(self, revision=other.revision):
+            return
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(other, name) if name != "revision" else self.revision + 1)
+
+    def find(self, digest: bytes) -> tuple[str, Role] | None:
+        """(name, role) of a presented key by its digest; a short form's name is its fingerprint."""
+        short = digest[:4].hex()
+        known = [(short, self.viewer_sha256, Role.VIEWER), (short, self.admin_sha256, Role.OWNER)]
+        known += [(key.name, key.sha256, key.role) for key in self.named]
+        found = None
+        for name, sha256, role in known:  # all of them: the time must not tell which
+            if sha256 is not None and hmac.compare_digest(digest, sha256):
+                found = name, role
+        return found
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing opens the admin routes."""
+        known = (self.admin_sha256, self.viewer_sha256, self.tokens)
+        return not self.named and all(each is None for each in known)
+
+
+Check = Callable[[Request, str], Awaitable[None]]
+
+
+def admin_guard(keys: RoleKeys) -> Check:
+    """The check before an admin route: its role, as `ROUTES` says. Raises Refusal."""
+
+    async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
+        name, role = await _known(keys, authorization)
+        path = getattr(request.scope.get("route"), "path", "")
+        method = "GET" if request.method == "HEAD" else request.method
+        needed = ROUTES.get((method, path), Role.OWNER)
+        if not role.may(needed):
+            message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
+            if role is Role.VIEWER:
+                raise Forbidden(message, reason="viewer_cannot_change")
+            raise Forbidden(message, reason="operator_cannot_change")
+        request.state.who = name
+        if needed is not Role.VIEWER:
+            _log.info("%s (%s): %s %r", name, role.value, method, request.url.path)
+
+    return check
+
+
+def who(request: Request) -> str:
+    """The admin key that acts, for the audit: its name, or its fingerprint if it has none."""
+    found: str = request.state.who
+    return found
+
+
+def dashboard_guard(keys: RoleKeys) -> Check:
+    """The check before the dashboard's figures: any role, or none where it is open."""
+
+    async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
+        if not (keys.open_dashboard and not authorization and _from_this_host(request.headers)):
+            await _known(keys, authorization)
+
+    return check
+
+
+async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
+    """(name, role) of whoever asks. Raises Refusal."""
+    if keys.closed:
+        raise Forbidden(
+            "Admin is closed: set server.admin_key in the configuration.", reason="admin_closed"
+        )
+    head = read_head([(b"authorization", authorization.encode("latin-1"))])
+    found = None if head.key_digest is None else keys.find(head.key_digest)
+    if found is None and head.token is not None and keys.tokens is not None:
+        return await _of_token(keys.tokens, head.token)
+    if found is None:
+        raise Unauthorized(
+            "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
+            reason="invalid_admin_key",
+            code="invalid_api_key",
+        )
+    return found
+
+
+async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
+    try:
+        identity = tokens.verify(token)
+    except KeysAwaited:
+        await tokens.keys_read()
+        identity = tokens.verify(token)
+    if identity.role is None:
+        raise Forbidden(
+            "The token gives no role on the admin routes. Have its issuer put one into the claim "
+            "that auth.jwt.role_claim names.",
+            reason="token_without_role",
+        )
+    return identity.name, Role(identity.role)
+
+
+def _from_this_host(headers: Mapping[str, str]) -> bool:
+    """Whether a program on this host asks for this host by name, with no proxy in between.
+
+    A page of another site could otherwise read the figures through a name of its own that
+    resolves to 127.0.0.1.
+    """
+    host = headers.get("host", "").lower()
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    proxied = "forwarded" in headers or "x-forwarded-for" in headers
+    return name in _THIS_HOST and not proxied

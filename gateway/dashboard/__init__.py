@@ -1,0 +1,1 @@
+"""The dashboard: its page, and one snapshot a second for all viewers."""

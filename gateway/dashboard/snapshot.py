@@ -1,0 +1,281 @@
+"""One snapshot for all viewers, built at most once a second, and every 10 s for the history.
+
+What all viewers share is encoded once. The long tables are cut for each view, and viewers with the
+same view share the cut as well.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
+
+import orjson
+
+from gateway.control.fleet_view import describe_fleet
+from gateway.control.peers import add_load
+from gateway.control.surface import Control
+from gateway.dashboard import figures
+from gateway.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
+from gateway.dashboard.recent import Brief, RecentDecisions, row
+from gateway.dashboard.tenant_rows import (
+    MAX_ROWS,
+    CountedEntitlement,
+    entitlements_page,
+    tenants_page,
+)
+from gateway.dashboard.totals import Rates, all_totals, attainment, by_entitlement
+from gateway.dashboard.view import PAGE_ROWS, View
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.metrics import Metrics
+from gateway.ports import AccountView
+from gateway.records.entitlement import Entitlement
+from gateway.records.record import Record
+
+PERIOD_S: Final = 1.0
+MAX_CUTS: Final = 64
+"""Views of one snapshot that are kept encoded."""
+HISTORY_PERIOD_S: Final = 10.0
+MAX_HISTORY: Final = 90
+"""Moments of the history, 15 minutes: each of less than 1 KB with two pools, 20 KB at most."""
+MAX_HISTORY_POOLS: Final = 32
+MAX_TARGETS: Final = 12
+"""Entitlements whose time to first token is shown against its target."""
+_HISTORY: Final = ("model", "pool", "inflight", "slots", "ttft_p50_s")
+_FRESH_S: Final = 0.9 * PERIOD_S
+_STORE_S: Final = 2.0
+"""How long a snapshot waits for the lease store; then it shows terms without counters."""
+_WORKERS: Final = 5
+"""Workers and entitlements that are named one by one."""
+_BUDGET: Final = frozenset({"budget", "budget_reserved"})
+_STORE: Final = (
+    "The state store is away: gateways know neither each other's traffic nor newly revoked keys. "
+    "Have it answer again; they return by themselves."
+)
+
+
+class Sources(Record, frozen=True, kw_only=True):
+    """What the figures are read from, provided by the composition root."""
+
+    control: Control
+    metrics: Metrics
+    terms: Callable[[str], Iterable[Entitlement]]
+    """Entitlements of a model, oldest first."""
+    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
+    """`TokenPools.view`; called for managed models only."""
+    managed: Callable[[str], bool]
+    replicas: Callable[[], int]
+    store_up: Callable[[], bool]
+    """Whether all shared and persistent state is reachable."""
+
+
+class _Snapshot:
+    """The figures of one moment, and the cuts that viewers asked for."""
+
+    def __init__(
+        self,
+        shared: Row,
+        workers: list[Row],
+        entitlements: list[CountedEntitlement],
+        tenants: Callable[[View], Row],
+    ) -> None:
+        self._shared = orjson.Fragment(orjson.dumps(shared))
+        self._workers = workers
+        self._entitlements = entitlements
+        self._tenants = tenants
+        self._cuts: dict[View, bytes] = {}
+
+    def cut(self, view: View, briefs: RecentDecisions) -> bytes:
+        """The whole answer for a view."""
+        known = self._cuts.get(view)
+        if known is None:
+            wanted = view.decisions
+            found = (each for each in briefs.briefs if not wanted or each.matches(wanted))
+            known = orjson.dumps(
+                {
+                    "shared": self._shared,
+                    "workers": workers_page(self._workers, view),
+                    "entitlements": entitlements_page(self._entitlements, view),
+                    "tenants": self._tenants(view),
+                    "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
+                }
+            )
+            if len(self._cuts) < MAX_CUTS:
+                self._cuts[view] = known
+        return known
+
+
+class Snapshots:
+    """Builds snapshots when they are asked for."""
+
+    def __init__(self, sources: Sources) -> None:
+        """Starts nothing."""
+        self._from = sources
+        self._recent = RecentDecisions(sources.control.latest_decisions, sources.control.peers)
+        self._rates = Rates()
+        self._history: deque[bytes] = deque(maxlen=MAX_HISTORY)
+        self._noted_s = -HISTORY_PERIOD_S
+        self._turn = asyncio.Lock()
+        self._newest: _Snapshot | None = None
+        self._built_s = 0.0
+        self.built = 0
+        """Snapshots built since the start."""
+
+    async def of(self, view: View) -> bytes:
+        """The figures now, at most a second old, as JSON."""
+        async with self._turn:
+            now_s = self._from.control.clock()
+            if self._newest is None or now_s - self._built_s >= _FRESH_S:
+                self._newest = await self._build(now_s)
+                self._built_s = now_s
+                self.built += 1
+            return self._newest.cut(view, self._recent)
+
+    async def keep_history(self) -> None:
+        """Have a snapshot when the history is due one, also while nobody looks. Never ends."""
+        while True:
+            with suppress(Exception):  # viewers are told of the same
+                await self.of(View())
+            await asyncio.sleep(HISTORY_PERIOD_S)
+
+    def history(self) -> bytes:
+        """Some of the figures that all viewers share, of the last minutes, oldest first."""
+        return b"[%b]" % b",".join(self._history)
+
+    def _note(self, now_s: float, shared: Row) -> None:
+        if now_s - self._noted_s >= HISTORY_PERIOD_S - PERIOD_S:
+            self._noted_s = now_s
+            kept = {name: shared[name] for name in ("time", "traffic", "targets")}
+            pools = shared["pools"][:MAX_HISTORY_POOLS]
+            kept["pools"] = [{name: pool[name] for name in _HISTORY} for pool in pools]
+            self._history.append(orjson.dumps(kept))
+
+    async def _build(self, now_s: float) -> _Snapshot:
+        control = self._from.control
+        await self._recent.look()
+        totals = await all_totals(control.peers, self._from.metrics)
+        described = []
+        present = tuple(control.models)  # a reload may change them meanwhile
+        for served in present:
+            counted = await control.registry.pools(served.name) if control.registry else []
+            described.append(describe_fleet(served, counted, now_s))
+        await add_load(control.peers, described)
+        briefs = self._recent.briefs
+        last = figures.recent(briefs, time.time())
+        entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
+        models = list(zip(present, described, strict=True))
+        pools = list(chain.from_iterable(pool_rows(*each) for each in models))
+        by_pool, streams = defaultdict(list), defaultdict(list)
+        for brief in last:
+            by_pool[brief.model, brief.pool].append(brief)
+            if brief.stream:
+                streams[brief.entitlement].append(brief)
+        for pool in pools:
+            pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
+        workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
+        traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
+        shared = {
+            "time": time.time(),
+            "version": control.version,
+            "replicas": self._from.replicas(),
+            "draining": control.draining(),
+            "wrong": wrong_now(pools, workers, last, store_up=self._from.store_up()),
+            "traffic": traffic,
+            "pools": pools,
+            "targets": target_rows(entitlements, streams),
+            "models": [
+                {
+                    "model": served.name,
+                    "mode": found["mode"],
+                    "lengths": figures.lengths(served, briefs),
+                    "compression": figures.compression(served, totals, briefs),
+                }
+                for served, found in models
+            ],
+            "more_entitlements": len(entitlements) > MAX_ROWS,
+        }
+        self._note(now_s, shared)
+        known = {each.terms.name: each for each in entitlements}
+        tenants = partial(tenants_page, control.tenants, known)
+        return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)
+
+    async def _entitlements(self, refused: Any, met: Any) -> list[CountedEntitlement]:
+        """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
+        found: list[CountedEntitlement] = []
+        for served in tuple(self._from.control.models):
+            terms = list(islice(self._from.terms(served.name), MAX_ROWS + 1 - len(found)))
+            accounts = await self._accounts(served, [each.name for each in terms])
+            found += [
+                CountedEntitlement(
+                    each, accounts.get(each.name), refused.get(each.name, {}), met.get(each.name)
+                )
+                for each in terms
+            ]
+        return found
+
+    async def _accounts(self, served: ModelRuntime, names: Sequence[str]) -> dict[str, AccountView]:
+        if not names or not self._from.managed(served.name):
+            return {}
+        try:
+            async with asyncio.timeout(_STORE_S):
+                views = await self._from.view(served.name, names)
+        except Exception:  # noqa: BLE001 - a store that is away; its own code has logged it
+            return {}
+        return {view.name: view for view in views}
+
+
+def target_rows(
+    entitlements: Iterable[CountedEntitlement], streams: Mapping[str | None, list[Brief]]
+) -> list[Row]:
+    """TTFT of streams by entitlement against its target: of the busiest that have one."""
+    found = [
+        {"entitlement": name, "slo_ms": each.terms.slo_ms, **figures.times(streams[name])}
+        for each in entitlements
+        if each.terms.slo_ms and (name := each.terms.name) in streams
+    ]
+    found.sort(key=lambda row: -row["sampled"])
+    return found[:MAX_TARGETS]
+
+
+def wrong_now(
+    pools: Sequence[Row], workers: Iterable[Row], recent: Iterable[Brief], *, store_up: bool
+) -> list[dict[str, str]]:
+    """Each thing that is wrong, with its cause; nothing only if nothing is.
+
+    `recent` are the requests of the last minute.
+    """
+    found = [] if store_up else [_item("bad", _STORE)]
+    out = [row for row in workers if row["state"] in ("down", "ejected")]
+    for pool in pools:
+        place = (pool["model"], pool["pool"])
+        if not pool["ready"]:
+            mine = [row["why"] for row in out if (row["model"], row["pool"]) == place]
+            why = next(filter(None, mine), "its workers are ejected or draining, or it has none")
+            text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
+            found.append(_item("bad", text))
+    for each in out[:_WORKERS]:
+        at = f"{each['model']}/{each['pool']}"
+        why = each["why"] or "it failed or asked for a pause; it is tried again by itself"
+        text = f"Worker {each['worker']} of {at} is {each['state']}: {why}."
+        found.append(_item("warn", text))
+    if len(out) > _WORKERS:
+        found.append(_item("warn", f"{len(out) - _WORKERS} more workers are out."))
+    spent: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for brief in recent:
+        if brief.reason in _BUDGET:
+            spent[brief.entitlement or brief.tenant or "?"] += 1
+        elif brief.outcome in ("upstream_error", "internal_error"):
+            failed[brief.model or "?"] += 1
+    for who, n in spent.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests of {who} met a spent budget."))
+    for name, n in failed.most_common(_WORKERS):
+        found.append(_item("warn", f"{n} requests to {name} failed."))
+    return found
+
+
+def _item(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "text": text}

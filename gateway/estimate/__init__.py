@@ -1,0 +1,1 @@
+"""Tokens of prompt and answer, learned from `usage`."""

@@ -1,0 +1,288 @@
+"""Token budgets: predict a request's input and output tokens, and learn from reported usage.
+
+One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
+- A request teaches only its own tenant's figures. Estimates for a tenant with enough
+  observations use that tenant's figures alone; a newer tenant gets the tenants' median
+  (`gateway.estimate.by_tenant`). No tenant controls the estimates of another.
+- L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
+- The template's fixed tokens and the ratio are fitted separately: prompts under
+  SMALL_PROMPT_TOKENS teach the template, longer ones the ratio. (If every prompt is longer, the
+  ratio absorbs the template.) Media and token ids stay out of the ratio.
+- Three output figures: the client's cap, the expected q_out, and L_out = min(cap, q_out)
+  (or the cap itself under `output_estimate: cap`). `default_max_tokens` replaces a missing cap.
+- Impossible values in reported usage are counted and ignored.
+"""
+
+from math import ceil
+from typing import Any, Final
+
+from gateway.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio
+from gateway.estimate.merge import EstimatorPart
+from gateway.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
+from gateway.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS
+from gateway.estimate.tenant_figures import (
+    ENDPOINTS_BY_NAME,
+    MAX_MEDIA,
+    MAX_TEMPLATE,
+    TemplateKind,
+    TenantFigures,
+)
+from gateway.payload.counting import MEDIA_TOKENS
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.request import BodyFacts, Category, Measure
+
+SMALL_PROMPT_TOKENS: Final = 128
+
+_UNSEEN_NOISE = 0.35
+_MIN_NOISE = 0.02
+_PAIRED = frozenset({"rerank", "score"})
+
+
+def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
+    """Which kind of template applies: fixed tokens differ with tools, and for plain prompts."""
+    if measure.messages:
+        return "tools" if measure.tools else "chat"
+    return "pair" if endpoint in _PAIRED else "plain"
+
+
+def _most_template(measure: Measure) -> int:
+    """Most fixed tokens that chat templates are believed to add."""
+    return int(MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages)
+
+
+def _most_input(measure: Measure) -> int | None:
+    """Tokens of all prompts at most: no tokenizer needs more than one for a byte of text."""
+    if measure.media_parts:
+        return None
+    return measure.text_bytes + measure.exact_tokens + _most_template(measure)
+
+
+class LengthEstimator:
+    """Estimates lengths for one model, and learns from served requests."""
+
+    __slots__ = (
+        "_figures",
+        "_fit_template",
+        "ignored",
+        "observations",
+        "output_mode",
+        "profile",
+    )
+
+    def __init__(
+        self,
+        profile: EstimatorProfile = DEFAULT,
+        *,
+        output_mode: OutputMode | None = None,
+        output_prior_tokens: int = PRIOR_TOKENS,
+        media_tokens: int = MEDIA_TOKENS,
+    ) -> None:
+        """Start from the settings.
+
+        `output_mode` overrides the profile's (`output_estimate`). Until usage is learned, an
+        answer is expected to take `output_prior_tokens` and a media part `media_tokens`.
+        """
+        self.profile: Final = profile
+        self.output_mode: Final = output_mode or profile.output_mode
+        self.observations = 0
+        self.ignored: dict[str, int] = {}
+        """Parts of observations that taught nothing, by reason."""
+        self._fit_template: Final = profile.fit_template
+        self._figures: Final = TenantFigures(profile, media_tokens, output_prior_tokens)
+
+    def estimate(
+        self,
+        endpoint: Endpoint,
+        facts: BodyFacts,
+        tenant: str,
+        category: Category | None = None,
+        default_max_tokens: int | None = None,
+    ) -> LengthEstimate:
+        """The budget of one request; `category` overrides the measured one.
+
+        `default_max_tokens` is the limit that the gateway sends if the client set none.
+        """
+        measure = facts.measure
+        category = category or measure.category
+        ratio = self._figures.ratios[category].of(tenant)
+        longest_bytes = measure.longest_text_bytes
+        exact = measure.longest_exact_tokens
+        template = 0
+        if self._fit_template and not exact:
+            fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
+            template = ceil(fit.a + fit.b * measure.messages)
+        longest = ceil(longest_bytes / ratio.conservative) + template + exact
+        media = self._media_tokens(measure, tenant) if measure.media_parts else 0
+        prompts = measure.prompts
+        if prompts == 1:
+            longest += media
+            total = longest
+        else:
+            total = (
+                ceil(measure.text_bytes / ratio.conservative)
+                + template * prompts
+                + measure.exact_tokens
+                + media
+            )
+            longest += min(media, ceil(2 * media / prompts))
+        sequences = prompts * facts.sequences_per_prompt
+        cap = facts.cap_tokens
+        expected = output = 0
+        limit: int | None = 0
+        if endpoint.generates:
+            limit = default_max_tokens if cap is None else cap
+            expected = self._figures.outputs.expected(endpoint.name, category, tenant)
+            output = self._output_tokens(expected, limit)
+        return LengthEstimate(
+            category=category,
+            text_bytes=longest_bytes,
+            ratio=ratio.mean,
+            ratio_conservative=ratio.conservative,
+            template_tokens=template,
+            input_tokens=longest,
+            input_tokens_total=total,
+            input_tokens_lowest=ceil(longest_bytes / ratio.plausible) + exact,
+            cap_tokens=cap,
+            expected_output_tokens=expected,
+            output_tokens=output,
+            fit_tokens=longest + output,
+            cost_tokens=total + sequences * output,
+            sequences=sequences,
+            most_input_tokens=_most_input(measure),
+            limit_tokens=limit,
+        )
+
+    def _media_tokens(self, measure: Measure, tenant: str) -> int:
+        return ceil(self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens))
+
+    def _output_tokens(self, expected: int, limit: int | None) -> int:
+        """Tokens to reserve for the answer of one sequence."""
+        if limit is None:
+            return expected
+        return limit if self.output_mode == "cap" or limit < expected else expected
+
+    def learn(self, observation: Observation) -> None:
+        """Learn from a served request's usage; impossible values are counted, not used."""
+        self.observations += 1
+        self._learn_input(observation)
+        self._learn_output(observation)
+
+    def _learn_input(self, observation: Observation) -> None:
+        measure, tenant = observation.measure, observation.tenant
+        if not observation.learn_ratio:
+            self._ignore("prompt_changed")
+            return
+        tokens = self._reported(observation, "prompt_tokens")
+        if tokens is None or measure.exact_tokens:
+            return
+        ratio = self._figures.ratios[measure.category].begun(tenant)
+        kind = template_kind(observation.endpoint, measure)
+        fixed = self._fixed_tokens(kind, measure, tenant)
+        if measure.media_parts:
+            self._learn_media(tenant, ratio, measure, tokens - fixed)
+            return
+        size = measure.text_bytes
+        if not size:
+            return
+        if not self._possible(size, tokens, fixed, measure):
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        # Each observation teaches only one of the two. If prompts of similar lengths taught both,
+        # an error of one would be taken for the other, and both would drift.
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            if self._fit_template:
+                text = size / ratio.mean
+                fit = self._figures.templates[kind].taught(tenant)
+                noise = _noise(ratio, text)
+                fit.add(measure.prompts, measure.messages, tokens - text, noise)
+        else:
+            text = tokens - fixed
+            own = self._figures.ratios[measure.category].taught(tenant)
+            own.add(size / text, text / measure.prompts)
+
+    def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
+        """Whether a token count can be true: bytes per token within [0.5, 16].
+
+        A small prompt may be mostly template, so its count may exceed that by MAX_TEMPLATE.
+        """
+        if size > HIGHEST_RATIO * tokens:
+            return False
+        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
+            return tokens <= size / LOWEST_RATIO + _most_template(measure)
+        text = tokens - fixed
+        return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
+
+    def _learn_media(self, tenant: str, ratio: Ratio, measure: Measure, tokens: float) -> None:
+        """Teach the media fit; `tokens` excludes the template's."""
+        text = measure.text_bytes / ratio.mean
+        media = tokens - text
+        if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
+            self._ignore("prompt_tokens_out_of_range")
+            return
+        noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
+        fit = self._figures.media.taught(tenant)
+        fit.add(measure.media_parts, measure.media_tokens, media, noise)
+
+    def _fixed_tokens(self, kind: TemplateKind, measure: Measure, tenant: str) -> float:
+        if not self._fit_template:
+            return 0.0
+        return self._figures.templates[kind].begun(tenant).value(measure.prompts, measure.messages)
+
+    def _learn_output(self, observation: Observation) -> None:
+        endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
+        if endpoint is None or not endpoint.generates:
+            return
+        tokens = self._reported(observation, "completion_tokens")
+        if tokens is None:
+            return
+        each = ceil(tokens / max(observation.sequences, 1))
+        if each > MAX_TOKENS:
+            self._ignore("completion_tokens_out_of_range")
+            return
+        self._figures.outputs.add(
+            observation.endpoint,
+            observation.measure.category,
+            observation.tenant,
+            each,
+            cut=observation.output_censored,
+        )
+
+    def _reported(self, observation: Observation, field: str) -> int | None:
+        """A count if it is a positive integer; `getattr`, for engines may break its annotation."""
+        value: object = getattr(observation, field)
+        if value is None:
+            self._ignore(f"{field}_missing")
+        elif type(value) is not int:
+            self._ignore(f"{field}_not_an_integer")
+        elif value < 1:
+            self._ignore(f"{field}_not_positive")
+        else:
+            return value
+        return None
+
+    def _ignore(self, reason: str) -> None:
+        self.ignored[reason] = self.ignored.get(reason, 0) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All learned figures, for the admin endpoint and the metrics."""
+        return {
+            "profile": self.profile.name,
+            "output_mode": self.output_mode,
+            "observations": self.observations,
+            "ignored": dict(self.ignored),
+            **self._figures.snapshot(),
+        }
+
+    def parts(self) -> dict[str, EstimatorPart]:
+        return self._figures.parts()
+
+    def part(self, name: str) -> EstimatorPart | None:
+        return self._figures.part(name)
+
+
+def _noise(ratio: Ratio, text_tokens: float) -> float:
+    """Variance of a count around bytes / c, in tokens squared."""
+    seen = ratio.observations
+    relative = max(ratio.spread / ratio.mean, _MIN_NOISE) if seen else _UNSEEN_NOISE
+    return 1.0 + (relative * text_tokens) ** 2

@@ -1,0 +1,1 @@
+"""Workers: load, health, polling, discovery, joining and leaving, LoRA adapters."""

@@ -1,0 +1,1 @@
+"""Client connections: protocol, bounds, bodies, replies, TLS, error bodies."""

@@ -1,0 +1,1 @@
+"""The bytes of requests and answers: read, counted, edited, recognised."""

@@ -1,0 +1,130 @@
+"""Read a request's headers in one pass.
+
+Names arrive in lower case. API keys are hashed on arrival. Engines get only the headers in
+FORWARDED: no client keys, no cookies, nothing that could steer them.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from gateway.payload.header_lines import lines_of
+from gateway.records.request import RequestHead
+
+MAX_REQUEST_ID = 128
+_TOKEN_BEGINS = b"eyJ"
+"""How a JWT begins: `{"` in base64."""
+FORWARDED = frozenset(
+    {
+        b"accept",
+        b"anthropic-beta",
+        b"anthropic-version",
+        b"baggage",
+        b"content-type",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+    }
+)
+_READ = frozenset(
+    {
+        b"api-key",
+        b"authorization",
+        b"content-encoding",
+        b"content-type",
+        b"x-api-key",
+        b"x-request-id",
+        b"x-sluice-category",
+        b"x-sluice-compress",
+        b"x-sluice-entitlement",
+        b"x-stainless-read-timeout",
+    }
+)
+
+_KEYS = frozenset({b"api-key", b"x-api-key"})
+_SAID = {b"off": False, b"false": False, b"0": False, b"no": False} | {
+    b"on": True,
+    b"true": True,
+    b"1": True,
+    b"yes": True,
+}
+
+
+def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
+    """The facts of a request's headers."""
+    forwarded: list[tuple[bytes, bytes]] = []
+    bearer = other_key = None
+    json_body, form_body = True, False
+    said: dict[bytes, bytes] = {}
+    for pair in headers:
+        name, value = pair
+        if name in FORWARDED:
+            forwarded.append(pair)
+        if name not in _READ:
+            continue
+        if name == b"content-type":
+            kind = value.lower()
+            json_body = b"json" in kind
+            form_body = kind.startswith(b"multipart/form-data")
+        elif name == b"authorization":
+            if bearer is None and value[:7].lower() == b"bearer ":
+                bearer = value[7:].strip()
+        elif name in _KEYS:
+            other_key = value.strip()
+        else:
+            said[name] = value
+    key = other_key if bearer is None else bearer
+    key_digest = digest_of(key) if key else None
+    token = key if key is not None and key[:3] == _TOKEN_BEGINS else None
+    if not said:
+        return RequestHead(
+            key_digest=key_digest,
+            token=token,
+            json_body=json_body,
+            form_body=form_body,
+            forwarded=lines_of(forwarded),
+        )
+    category = said.get(b"x-sluice-category")
+    entitlement = said.get(b"x-sluice-entitlement")
+    return RequestHead(
+        key_digest=key_digest,
+        token=token,
+        request_id=_printable(said.get(b"x-request-id", b"")),
+        category=None if category is None else category.decode("latin-1"),
+        compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
+        entitlement=None if entitlement is None else entitlement.decode("latin-1").strip(),
+        read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
+        json_body=json_body,
+        form_body=form_body,
+        plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
+        forwarded=lines_of(forwarded),
+    )
+
+
+def digest_of(key: bytes) -> bytes:
+    """SHA-256 of an API key (32 bytes). The gateway keeps and compares only this digest."""
+    return hashlib.sha256(key).digest()
+
+
+def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """The body's length in bytes by its content-length header; 0 without a valid one."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def _seconds(value: bytes) -> float | None:
+    """A time-out as the official clients state it, in seconds; None without a usable one."""
+    try:
+        seconds = float(value[:16])
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < 1e6 else None
+
+
+def _printable(value: bytes) -> str | None:
+    """A client's request id if it is short, printable ASCII without spaces; else None."""
+    if not 0 < len(value) <= MAX_REQUEST_ID:
+        return None
+    text = value.decode("latin-1")
+    return text if text.isascii() and text.isprintable() and " " not in text else None

@@ -1,0 +1,427 @@
+"""Stage 1, authenticate: key or token -> principal. Keys are held and compared as digests.
+
+A key of an entitlement's own leads to that entitlement. A key of a tenant leads to whichever of
+the tenant's entitlements is for the requested model, which `entitled` chooses in stage 2. So does
+a token (JWT), which is verified once and then known by its digest.
+"""
+
+import hmac
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.errors import Forbidden, KeysAwaited, Unauthorized, Unavailable
+from gateway.ports import TokenVerifier
+from gateway.records.entitlement import RESERVING
+from gateway.records.limit import Limit
+from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
+from gateway.records.token import TokenIdentity
+from gateway.tenancy.known_tokens import KnownTokens
+from gateway.tenancy.token_claims import no_tenant, unknown_tenant
+
+PREFIX: Final = 4
+OPENED_KEPT: Final = 65_536
+UNREAD_RETRY_S: Final = 1.0
+
+
+class _Entry:
+    """Who has a digest, and what its key opens as far as that is known."""
+
+    __slots__ = ("digest", "key", "owner", "principal")
+
+    def __init__(
+        self, digest: bytes, principal: Principal | None, key: TenantKey | None = None
+    ) -> None:
+        self.digest = digest
+        self.principal = principal
+        """None of a tenant's key until it is used, and after a change of its entitlements."""
+        self.key = key
+        """None for a key of an entitlement's own."""
+        name = key.tenant if key is not None else principal.entitlement if principal else ""
+        self.owner = (key is not None, name)
+        """Of several who have one digest, the first has it: entitlements before tenants."""
+
+
+class Keyring:
+    """Digests of the live keys, changeable at any time. Buckets keep a look-up short."""
+
+    def __init__(
+        self,
+        principals: Mapping[bytes, Principal] | None = None,
+        tenant_keys: Sequence[TenantKey] = (),
+        limits: Mapping[tuple[str, str], tuple[Limit, ...]] | None = None,
+        verifier: TokenVerifier | None = None,
+    ) -> None:
+        """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one.
+
+        `limits` over all models, by (`entitlement` or `tenant`, its name). With a `verifier` tokens
+        open what keys do.
+        """
+        self.limits = limits or {}
+        """Of principals; see `limit`."""
+        self.open = True
+        """Only while there never was an entitlement or a key: deleting the last opens nothing."""
+        self.unread: set[str] = set()
+        """Directories to read before any key opens: they may have revoked or suspended it."""
+        self.held: set[str] = set()
+        """Suspended tenants: the gateway refuses all of their keys."""
+        self.verifier = verifier
+        self.tokens = KnownTokens()
+        if verifier is not None:
+            verifier.on_change(self.tokens.clear)
+        self._defaults: dict[str, TenantKey] = {}
+        """By tenant, what a token opens that lists no entitlements; else all, by name."""
+        self._revision = 0
+        """Counts changes of what tenants have; a token's principal is made anew after one."""
+        # A few bytes of the digest choose a bucket; the rest is compared in constant time.
+        self._buckets: dict[bytes, tuple[_Entry, ...]] = {}
+        self._own_keys: dict[str, tuple[_Entry, ...]] = {}
+        """By entitlement."""
+        self._tenants: dict[str, dict[str, Principal]] = {}
+        """Each tenant's entitlements."""
+        self._tenant_keys: dict[str, tuple[_Entry, ...]] = {}
+        self._opened: deque[_Entry] = deque()
+        """Tenants' keys whose principal is kept, oldest first."""
+        self._tenant_of: dict[str, str] = {}
+        by_tenant: dict[str, list[TenantKey]] = {}
+        for key in tenant_keys:
+            by_tenant.setdefault(key.tenant, []).append(key)
+        for tenant, keys in by_tenant.items():
+            self.put_tenant(tenant, keys)
+        of: dict[str, list[bytes]] = {}
+        for digest, principal in (principals or {}).items():
+            of.setdefault(principal.entitlement, []).append(digest)
+        for digests in of.values():
+            self.put((principals or {})[digests[0]], digests)
+
+    def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
+        """Replace a tenant's keys at once; with none it has no key.
+
+        A key that is an entitlement's own opens that one; of two tenants the first by name has it.
+        """
+        self.remove_tenant(tenant)
+        if keys:
+            self.open = False
+            self._tenant_keys[tenant] = self._enter([_Entry(k.sha256, None, k) for k in keys])
+
+    def remove_tenant(self, tenant: str) -> None:
+        """Forget a tenant's keys; an unknown tenant is no failure."""
+        self._drop(self._tenant_keys.pop(tenant, ()))
+
+    def _enter(self, entries: list[_Entry]) -> tuple[_Entry, ...]:
+        for entry in entries:
+            bucket = (*self._buckets.get(entry.digest[:PREFIX], ()), entry)
+            if len(bucket) > 1:
+                bucket = tuple(sorted(bucket, key=_owner))
+            self._buckets[entry.digest[:PREFIX]] = bucket
+        return tuple(entries)
+
+    def _drop(self, entries: tuple[_Entry, ...]) -> None:
+        for entry in entries:
+            prefix = entry.digest[:PREFIX]
+            kept = tuple(known for known in self._buckets[prefix] if known is not entry)
+            if kept:
+                self._buckets[prefix] = kept
+            else:
+                del self._buckets[prefix]
+
+    def default_to(self, tenant: str, key: TenantKey | None) -> None:
+        """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
+        if key != self._defaults.get(tenant):
+            self._revision += 1
+            if key is None:
+                del self._defaults[tenant]
+            else:
+                self._defaults[tenant] = key
+
+    def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
+        """Replace an entitlement's principal and its own keys; with no digests it has none."""
+        self.open = False
+        self.remove(principal.entitlement)
+        if self.limits or principal.limits:
+            principal = self._limited(principal)
+        entries = [_Entry(digest, principal) for digest in dict.fromkeys(digests)]
+        self._own_keys[principal.entitlement] = self._enter(entries)
+        self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
+        self._tenant_of[principal.entitlement] = principal.tenant
+        self._changed(principal.tenant)
+
+    def limit(self, limits: Mapping[tuple[str, str], tuple[Limit, ...]]) -> None:
+        """Replace the limits over all models of entitlements and tenants."""
+        if limits == self.limits:
+            return
+        changed = [owner for owner, _ in limits.items() ^ self.limits.items()]
+        self.limits = limits
+        for tenant in {self._tenant_of.get(n) if of == "entitlement" else n for of, n in changed}:
+            for principal in list(self._tenants.get(tenant or "", {}).values()):
+                self.put(principal, [own.digest for own in self._own_keys[principal.entitlement]])
+
+    def _limited(self, principal: Principal) -> Principal:
+        own = self.limits.get(("entitlement", principal.entitlement), ())
+        whole = self.limits.get(("tenant", principal.tenant), ())
+        return msgspec.structs.replace(principal, limits=own + whole)
+
+    def remove(self, entitlement: str) -> None:
+        """Forget an entitlement and its own keys; unknown ones are no failure."""
+        self._drop(self._own_keys.pop(entitlement, ()))
+        tenant = self._tenant_of.pop(entitlement, None)
+        if tenant is not None:
+            del self._tenants[tenant][entitlement]
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+            self._changed(tenant)
+
+    def entitlements_of(self, tenant: str) -> dict[str, Principal]:
+        """A tenant's entitlements by name."""
+        return self._tenants.get(tenant, {})
+
+    def _changed(self, tenant: str) -> None:
+        self._revision += 1
+        for entry in self._tenant_keys.get(tenant, ()):
+            entry.principal = None
+
+    def find(self, digest: bytes) -> Principal | None:
+        """The owner of a key, by its SHA-256 digest."""
+        for entry in self._buckets.get(digest[:PREFIX], ()):
+            if hmac.compare_digest(entry.digest, digest):
+                return entry.principal or self._open(entry)
+        return None
+
+    def owners(self, digest: bytes) -> list[tuple[str, str]]:
+        """(`tenant` or `entitlement`, its name) of all who have a key."""
+        bucket = self._buckets.get(digest[:PREFIX], ())
+        return [
+            ("tenant" if of_tenant else "entitlement", name)
+            for of_tenant, name in (entry.owner for entry in bucket if entry.digest == digest)
+        ]
+
+    def _open(self, entry: _Entry) -> Principal | None:
+        """Find out what a tenant's key opens, and keep that of the last OPENED_KEPT keys."""
+        key = entry.key
+        if key is None:
+            return None
+        entry.principal = _opened(key, self.entitlements_of(key.tenant))
+        self._opened.append(entry)
+        if len(self._opened) > OPENED_KEPT:
+            self._opened.popleft().principal = None
+        return entry.principal
+
+    def of_token(
+        self, verifier: TokenVerifier, digest: bytes, token: bytes, now_unix_s: float
+    ) -> Principal:
+        """The principal of a token. Raises Refusal."""
+        known = self.tokens.find(digest, now_unix_s)
+        if known is None:
+            known = self.tokens.enter(digest, verifier.verify(token), now_unix_s)
+        if known.principal is None or known.revision != self._revision:
+            known.principal = self._of_identity(known.identity)
+            known.revision = self._revision
+        return known.principal
+
+    def _of_identity(self, who: TokenIdentity) -> Principal:
+        if who.tenant is None:
+            raise no_tenant(who)
+        own = self._tenants.get(who.tenant)
+        if not own:
+            raise unknown_tenant(who)
+        key = TenantKey(tenant=who.tenant, name=who.name, sha256=b"")
+        if who.entitlements is not None:
+            key = msgspec.structs.replace(key, entitlements=who.entitlements, only_listed=True)
+        elif who.tenant in self._defaults:
+            key = msgspec.structs.replace(self._defaults[who.tenant], name=who.name)
+        return _opened(key, own)
+
+
+def _owner(entry: _Entry) -> tuple[bool, str]:
+    return entry.owner
+
+
+def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
+    """The principal of a tenant's key, given its tenant's entitlements by name."""
+    names = [name for name in key.entitlements if name in known]
+    if not key.only_listed:
+        names += sorted(known.keys() - set(names))
+    used: dict[str, tuple[Principal, ...]] = {}
+    for name in names:
+        principal = known[name]
+        limits = key.limits + principal.limits
+        principal = msgspec.structs.replace(principal, key=key.name, limits=limits)
+        model = principal.model
+        if model is not None:
+            used[model] = (*used.get(model, ()), principal)
+    choices = {m: of for m, of in used.items() if key.models is None or m in key.models}
+    return Principal(
+        entitlement="",
+        tenant=key.tenant,
+        key=key.name,
+        choices=choices,
+        only=key.models,
+        behind={} if key.models is None else used,
+        expires_unix_s=key.expires_unix_s,
+        suspended=key.suspended,
+        trusted_usage=any(p.trusted_usage for opened in choices.values() for p in opened),
+    )
+
+
+def authenticate(
+    keyring: Keyring, key_digest: bytes | None, now_unix_s: float, token: bytes | None = None
+) -> Principal:
+    """Who asks, by the SHA-256 digest of the key as presented, and the key if it may be a token.
+
+    Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one,
+    KeysAwaited for a token whose key is being read, Unavailable before the directories were read.
+    """
+    if keyring.unread:
+        raise Unavailable(
+            "This gateway started while its state store was away, and does not know yet which "
+            "keys are revoked. Try again.",
+            reason="keys_not_read",
+            code="keys_not_read",
+            retry_after_s=UNREAD_RETRY_S,
+            should_retry=True,
+        )
+    verifier = keyring.verifier
+    if keyring.open and verifier is None:
+        return OPEN
+    if key_digest is None:
+        raise Unauthorized(
+            "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'.",
+            reason="missing_api_key",
+            code="invalid_api_key",
+        )
+    principal = keyring.find(key_digest)
+    if principal is None and verifier is not None and token is not None:
+        principal = keyring.of_token(verifier, key_digest, token, now_unix_s)
+    if principal is None:
+        raise Unauthorized(
+            "Incorrect API key provided. Check the key with whoever runs this gateway.",
+            reason="invalid_api_key",
+            code="invalid_api_key",
+        )
+    if keyring.held and principal.tenant in keyring.held:
+        raise Forbidden(
+            f"The tenant '{principal.tenant}' is suspended.",
+            reason="tenant_suspended",
+            code="tenant_suspended",
+        )
+    _check_live(principal, now_unix_s)
+    return principal
+
+
+async def authenticate_head(keyring: Keyring, head: RequestHead, now_unix_s: float) -> Principal:
+    """The same for a request's head; waits a bounded time for the keys of a token's issuer."""
+    try:
+        return authenticate(keyring, head.key_digest, now_unix_s, head.token)
+    except KeysAwaited:
+        if keyring.verifier is not None:
+            await keyring.verifier.keys_read()
+        return authenticate(keyring, head.key_digest, now_unix_s, head.token)
+
+
+def _check_live(principal: Principal, now_unix_s: float) -> None:
+    if principal.expires_unix_s is not None and principal.expires_unix_s <= now_unix_s:
+        raise _expired(principal)
+    if principal.suspended:
+        raise _suspended(principal)
+
+
+def _expired(principal: Principal) -> Forbidden:
+    if principal.entitlement:
+        return Forbidden(
+            f"The entitlement '{principal.entitlement}' has expired.",
+            reason="entitlement_expired",
+            code="entitlement_expired",
+        )
+    return Forbidden(
+        f"The API key '{principal.key}' has expired.", reason="key_expired", code="key_expired"
+    )
+
+
+def _suspended(principal: Principal) -> Forbidden:
+    if principal.entitlement:
+        return Forbidden(
+            f"The entitlement '{principal.entitlement}' is suspended.",
+            reason="entitlement_suspended",
+            code="entitlement_suspended",
+        )
+    return Forbidden(
+        f"The API key '{principal.key}' is suspended.",
+        reason="key_suspended",
+        code="key_suspended",
+    )
+
+
+def entitled(
+    principal: Principal,
+    model: str,
+    now_unix_s: float,
+    asked: str | None = None,
+    members: Mapping[str, msgspec.Raw] | None = None,
+    adapter: str = "",
+) -> Principal:
+    """The principal with the entitlement that a request for this model uses. Raises Forbidden.
+
+    `asked` is the entitlement that the client names; `members` are the body's, of which
+    `service_tier` chooses among several entitlements for one model. `adapter` is the LoRA adapter
+    of the model that the request is for: a key with a list of models opens it by its own name.
+    """
+    if principal.entitlement:
+        _permit_model(principal, model)
+        if asked is not None and asked != principal.entitlement and principal is not OPEN:
+            raise _not_yours(asked, model, (principal,))
+        return principal
+    choices = principal.of(model, adapter)
+    if not choices:
+        opened = principal.choices if principal.only is None else sorted(principal.only)
+        may = ", ".join(f"'{name}'" for name in opened) or "none"
+        raise Forbidden(
+            f"This API key does not open the model '{adapter or model}'. It opens: {may}.",
+            reason="model_not_entitled",
+            code="model_not_entitled",
+            param="model",
+        )
+    if asked is not None:
+        chosen = next((p for p in choices if p.entitlement == asked), None)
+        if chosen is None:
+            raise _not_yours(asked, model, choices)
+    elif len(choices) == 1 or members is None:
+        chosen = choices[0]
+    else:
+        chosen = _of_tier(choices, members.get("service_tier"))
+    _check_live(chosen, now_unix_s)
+    return chosen
+
+
+def _of_tier(choices: tuple[Principal, ...], tier: msgspec.Raw | None) -> Principal:
+    """The first choice of a body's `service_tier`; the first of all where it names no class."""
+    if tier is not None:
+        said = bytes(tier)
+        for choice in choices:
+            if said == b'"priority"' and choice.service_class in RESERVING:
+                return choice
+            if said == b'"flex"' and choice.service_class == "spot":
+                return choice
+    return choices[0]
+
+
+def _not_yours(asked: str, model: str, choices: tuple[Principal, ...]) -> Forbidden:
+    may = ", ".join(f"'{choice.entitlement}'" for choice in choices)
+    return Forbidden(
+        f"This API key has no entitlement '{asked[:64]}' for the model '{model}'. "
+        f"Set x-sluice-entitlement to one of: {may}.",
+        reason="entitlement_not_of_key",
+        code="entitlement_not_of_key",
+        param="x-sluice-entitlement",
+    )
+
+
+def _permit_model(principal: Principal, model: str) -> None:
+    if principal.model is not None and principal.model != model:
+        raise Forbidden(
+            f"This API key is entitled to the model '{principal.model}' only.",
+            reason="model_not_entitled",
+            code="model_not_entitled",
+            param="model",
+        )

@@ -1,1 +1,0 @@
-"""BF-IO: balances KV load over the data-parallel ranks of an engine, which step together."""

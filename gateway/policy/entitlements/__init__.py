@@ -1,1 +1,0 @@
-"""Entitlements of tenants: terms, service class, weight."""

@@ -1,1 +1,0 @@
-"""Predict how many tokens a request will take, and learn from the usage of served requests."""

@@ -1,1 +1,0 @@
-"""State and health of a pool's workers, and the simplest choice among them."""

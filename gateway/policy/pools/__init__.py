@@ -1,1 +1,0 @@
-"""Choose the pool for a request, and move the boundaries between pools."""

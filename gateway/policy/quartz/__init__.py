@@ -1,1 +1,0 @@
-"""QUARTZ: predicted prefill quantiles choose the worker and order the queue."""

@@ -1,1 +1,0 @@
-"""Read, count and edit a request: headers, JSON body, multipart form."""

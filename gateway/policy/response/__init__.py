@@ -1,1 +1,0 @@
-"""Read an engine's answer: usage, how it ended, errors and refusals."""

@@ -1,1 +1,0 @@
-"""The Scheduler protocol, fairness between clients, and the simple schedulers."""

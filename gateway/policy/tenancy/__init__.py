@@ -1,1 +1,0 @@
-"""Tenancy: what the file, administrators and denials give tenants together."""

@@ -1,1 +1,0 @@
-"""The state of one model's token pool: counters, token buckets and leases."""

@@ -1,0 +1,1 @@
+"""What gateways tell one another."""

@@ -1,0 +1,122 @@
+"""HTTP calls between replicas, at the addresses that each registers in Redis.
+
+A replica registers a token beside its address, and a call must carry the called replica's token.
+So only processes that can read Redis may call. A replica that does not answer within LIMIT_S is
+left out, but a search fails then: "not there" needs the word of every replica. At most
+MAX_CONCURRENT calls run at a time, because any tenant's look-up may cause some; further calls wait.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import httpx
+
+from gateway.errors import Unavailable
+
+LIMIT_S: Final = 1.0
+MAX_CONCURRENT: Final = 8
+MAX_ANSWER_BYTES: Final = 16 << 20
+RETRY_S: Final = 2.0
+"""When to search again; by then a replica that died is no longer registered."""
+PATH: Final = "/internal/replicas/"
+
+_log = logging.getLogger("sluice.state")
+
+
+class Address(NamedTuple):
+    """The address at which a replica takes calls, and its token."""
+
+    url: str
+    token: str
+
+
+class ReplicaCalls:
+    """Calls other replicas over HTTP and answers theirs; see `gateway.control.peers`."""
+
+    def __init__(self, living: Callable[[], Sequence[Address]]) -> None:
+        """`living` gives the other replicas that are registered now."""
+        self.token = secrets.token_urlsafe(24)
+        """The token that other replicas must present."""
+        self._living = living
+        self._answers: dict[str, Callable[[bytes], bytes | None]] = {}
+        self._client: httpx.AsyncClient | None = None
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+
+    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
+        """Register the handler of a topic; it returns None if this replica has no answer."""
+        self._answers[topic] = respond
+
+    def knows(self, token: str) -> bool:
+        """Whether the token is valid here."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def answer(self, topic: str, payload: bytes) -> bytes | None:
+        """Answer another replica; None without an answer.
+
+        Raises KeyError, ValueError or MsgspecError for a question of another version.
+        """
+        return self._answers[topic](payload)
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        """Collect the other replicas' answers. Raises nothing."""
+        return [found for found in await self._ask_all(topic, payload) if isinstance(found, bytes)]
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        """The same; raises Unavailable if no replica has an answer and one could not be asked."""
+        found = await self._ask_all(topic, payload)
+        answers = [each for each in found if isinstance(each, bytes)]
+        if not answers and any(found):
+            raise Unavailable(
+                "Another gateway, which may know more, does not answer now. Try again.",
+                reason="replica_silent",
+                code="replica_silent",
+                retry_after_s=RETRY_S,
+            )
+        return answers
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _ask_all(self, topic: str, payload: bytes) -> list[bytes | Exception | None]:
+        """By replica: its answer, None if it has none, or why it did not say."""
+        if not self._living():
+            return []
+        async with self._turns:
+            client = self._client = self._client or httpx.AsyncClient(
+                timeout=LIMIT_S, trust_env=False
+            )
+            asked = (self._ask(client, address, topic, payload) for address in self._living())
+            return await asyncio.gather(*asked)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, address: Address, topic: str, payload: bytes
+    ) -> bytes | Exception | None:
+        try:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                client.stream(
+                    "POST",
+                    address.url + PATH + topic,
+                    content=payload,
+                    headers={"authorization": f"Bearer {address.token}"},
+                ) as answer,
+            ):
+                if answer.status_code == 204:
+                    return None
+                answer.raise_for_status()
+                found = bytearray()
+                async for part in answer.aiter_bytes():
+                    found += part
+                    if len(found) > MAX_ANSWER_BYTES:
+                        raise OSError(f"an answer over {MAX_ANSWER_BYTES} bytes")
+                return bytes(found)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            _log.info("a replica at %s did not answer '%s': %s", address.url, topic, why)
+            return error

@@ -1,0 +1,1 @@
+"""The choice of pool: boundaries, the compression window, affinity, retries."""

@@ -1,0 +1,183 @@
+"""Choose the pool for a request: Algorithm 1 of token-budget pool routing, for N pools.
+
+Rules (token-budget paper, section 2.2; docs/concepts/pipeline.md, "What is counted"):
+
+- A pool *can* serve a request if prompt + the client's own cap fits its window; the
+  engine refuses otherwise. Without a cap, room for one token is enough.
+- The pool that *should* serve it is the first whose boundary holds the expected total
+  L_fit = L_in + L_out; the last pool has no boundary.
+- Spillover goes to the alternates in order: larger windows first, then smaller ones that can
+  serve the request.
+- The gateway refuses a request itself only if even the lowest plausible prompt count exceeds
+  the largest window. Doubtful requests go to that window, and the engine decides.
+
+The compression window above a boundary B (FleetOpt, section 5) says which requests may be
+compressed into the smaller pool, and to what size:
+
+- Only totals in (B, gamma B] of one boundary, of a text category, with one prompt.
+- T_c = min(B - L_out, window - cap) keeps the boundary and the engine's own limit.
+- Not if the client or its entitlement refuses, not if the API's contract or the load forbids it
+  (`gateway.routing.compression_gate`), and not if an earlier turn of the conversation
+  was served unchanged: the engine has cached that prefix, and compressed bytes would miss it.
+"""
+
+from functools import lru_cache
+
+import msgspec
+
+from gateway.errors import ContextLengthExceeded
+from gateway.records.endpoint import Endpoint
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.request import BodyFacts
+from gateway.routing.routing_table import CompressionRules, CompressionWindow, Routing
+
+
+def can_serve(estimate: LengthEstimate, window_tokens: int) -> bool:
+    """Whether an engine of this window accepts the request, by the conservative count."""
+    cap = estimate.cap_tokens
+    return estimate.input_tokens + (1 if cap is None else cap) <= window_tokens
+
+
+def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages") -> Plan:
+    """Primary pool and alternates for a request.
+
+    Raises ContextLengthExceeded if the request cannot fit the largest window with any
+    tokenizer. `routing.observe` does not change the plan: the caller decides what to apply.
+    """
+    pools = routing.pools
+    last = len(pools) - 1
+    needed = estimate.input_tokens + (1 if estimate.cap_tokens is None else estimate.cap_tokens)
+    # Windows ascend: what fits one pool fits every larger one.
+    smallest = 0
+    while smallest <= last and needed > pools[smallest].window_tokens:
+        smallest += 1
+    if smallest > last:
+        _refuse_impossible(estimate, pools[last].window_tokens, param)
+        # Doubtful, not impossible: the engine counts exactly and accepts or refuses.
+        return Plan(pool=last, alternates=(), reason="largest_window_doubtful")
+    pool = smallest
+    while pool < last:
+        boundary = pools[pool].boundary_tokens
+        if boundary is None or estimate.fit_tokens <= boundary:
+            break
+        pool += 1
+    return _plan(smallest, pool, last)
+
+
+@lru_cache(maxsize=4096)
+def _plan(smallest: int, pool: int, last: int) -> Plan:
+    """The plan for these three pool indices; cached, because requests with the same share it."""
+    if last == 0:
+        reason = "only_pool"
+    elif pool < last:
+        reason = "within_boundary"
+    else:
+        reason = "over_boundary" if smallest == 0 else "over_window"
+    larger, smaller = range(pool + 1, last + 1), range(pool - 1, smallest - 1, -1)
+    return Plan(pool=pool, alternates=(*larger, *smaller), reason=reason)
+
+
+def larger_pools(routing: Routing, pool: int) -> range:
+    """Pools with larger windows, for overflow rescue."""
+    return range(pool + 1, len(routing.pools))
+
+
+def _refuse_impossible(estimate: LengthEstimate, window_tokens: int, param: str) -> None:
+    needed = estimate.input_tokens_lowest + (estimate.cap_tokens or 0)
+    if needed <= window_tokens:
+        return
+    asked = (
+        f"at least {estimate.input_tokens_lowest} in the prompt"
+        if estimate.cap_tokens is None
+        else f"at least {estimate.input_tokens_lowest} in the prompt, "
+        f"{estimate.cap_tokens} for the completion"
+    )
+    raise ContextLengthExceeded(
+        f"This model's maximum context length is {window_tokens} tokens. However, you requested "
+        f"at least {needed} tokens ({asked}). Please reduce the length of the prompt or of the "
+        "completion.",
+        prompt_tokens=max(estimate.input_tokens_lowest, window_tokens + 1),
+        window_tokens=window_tokens,
+        param=param,
+    )
+
+
+def defaulted_cap(routing: Routing, estimate: LengthEstimate, pool: int) -> int | None:
+    """The output limit to send if the client set none: the default, shrunk to what fits.
+
+    None if the client set its own or no default is configured.
+    """
+    if routing.default_max_tokens is None or estimate.cap_tokens is not None:
+        return None
+    room = routing.pools[pool].window_tokens - estimate.input_tokens
+    return max(1, min(routing.default_max_tokens, room))
+
+
+ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
+CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})
+
+
+def compression_window_of(
+    routing: Routing,
+    rules: CompressionRules,
+    endpoint: Endpoint,
+    facts: BodyFacts,
+    estimate: LengthEstimate,
+    planned: Plan,
+) -> CompressionWindow | str:
+    """The compression target, or why there is none ("": total in no compression window)."""
+    pool = planned.pool - 1
+    if pool < 0:
+        return ""
+    shape = routing.pools[pool]
+    boundary = shape.boundary_tokens
+    if boundary is None or not boundary < estimate.fit_tokens <= rules.gamma * boundary:
+        return ""
+    if endpoint.name not in ENDPOINTS or facts.measure.prompts != 1 or facts.measure.exact_tokens:
+        return "not_text"
+    if estimate.category not in CATEGORIES:
+        return "category"
+    if facts.measure.tools:
+        return "tools"  # their definitions are in the prompt, but the compressor cannot cut them
+    cap = estimate.output_tokens if estimate.cap_tokens is None else estimate.cap_tokens
+    budget = min(boundary - estimate.output_tokens, shape.window_tokens - cap)
+    if budget <= fixed_tokens(facts, estimate):
+        return "no_budget"
+    return CompressionWindow(pool=pool, budget_tokens=budget)
+
+
+def fixed_tokens(facts: BodyFacts, estimate: LengthEstimate) -> int:
+    """Prompt tokens that a compressor cannot cut: template, media, text of unknown members."""
+    unknown = int(facts.unknown_bytes / estimate.ratio_conservative)
+    return estimate.template_tokens + facts.measure.media_tokens + unknown
+
+
+def window_plan(planned: Plan, window: CompressionWindow) -> Plan:
+    """The plan of a request to compress; the planned pool is the first alternate."""
+    return Plan(
+        pool=window.pool,
+        alternates=(planned.pool, *(p for p in planned.alternates if p > planned.pool)),
+        reason="within_gamma",
+        compress=True,
+    )
+
+
+def lowered(
+    estimate: LengthEstimate, facts: BodyFacts, text_bytes: int, tokens: int | None, most: int
+) -> LengthEstimate:
+    """The estimate of the compressed prompt of `text_bytes`; at most `most` tokens.
+
+    `tokens` is the count of the whole prompt; None: estimate it by the conservative ratio.
+    """
+    by_bytes = int(text_bytes / estimate.ratio_conservative) + 1 + fixed_tokens(facts, estimate)
+    now = min(most, by_bytes if tokens is None else tokens)
+    outputs = estimate.cost_tokens - estimate.input_tokens_total
+    return msgspec.structs.replace(
+        estimate,
+        text_bytes=text_bytes,
+        input_tokens=now,
+        input_tokens_total=now,
+        input_tokens_lowest=min(now, estimate.input_tokens_lowest),
+        fit_tokens=now + estimate.output_tokens,
+        cost_tokens=now + outputs,
+    )

@@ -1,0 +1,56 @@
+"""A name that stands for several models by weight; a conversation stays with its model."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from gateway.payload.members import Members
+
+_FIRST_BYTES: Final = 4096
+"""Of a prompt without messages: its beginning stands for the conversation."""
+_NAMES: Final = ("prompt_cache_key", "user", "safety_identifier")
+"""Members by which clients name a conversation or a user, the narrowest first."""
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_role = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class SplitAlias:
+    """One name and the weights of its models."""
+
+    def __init__(self, name: str, weights: Mapping[str, int]) -> None:
+        self.name = name
+        self.models = tuple(weights)
+        self._weights = weights
+
+    def choose(self, open_to: Sequence[str], tenant: str, key: bytes) -> str:
+        """The model for a conversation's key, among those of `models` that are open to it."""
+        ends = list(accumulate(self._weights[name] for name in open_to))
+        point = crc32(f"{self.name}\0{tenant}\0".encode() + key) % ends[-1]
+        return open_to[bisect_right(ends, point)]
+
+
+def conversation_key(members: Members) -> bytes:
+    """Bytes that all requests of a conversation, or of a named user, have in common."""
+    for name in _NAMES:
+        if name in members and bytes(members[name]) != b"null":
+            return bytes(members[name])
+    for name in ("messages", "input"):
+        if name in members:
+            return _beginning(members[name])
+    return bytes(members["prompt"])[:_FIRST_BYTES] if "prompt" in members else b""
+
+
+def _beginning(messages: msgspec.Raw) -> bytes:
+    """Messages up to the first of the user, which every further turn repeats."""
+    if bytes(memoryview(messages)[:1]) != b"[":
+        return bytes(messages)[:_FIRST_BYTES]
+    kept = []
+    for message in _elements(messages):
+        kept.append(bytes(message))
+        if kept[-1][:1] != b"{" or bytes(_role(message).get("role", b"")) == b'"user"':
+            break
+    return b"".join(kept)[:_FIRST_BYTES]

@@ -1,0 +1,230 @@
+"""Estimate how much of a prompt each worker of a pool holds in its prefix cache.
+
+The index maps digest -> (bit mask of workers, stamp) in one dictionary with bounded entries.
+The mask is above the stamp, so that more workers need no change of the entries.
+Engines do not say which prefixes they keep, so a model estimates it and their reports correct it:
+
+- Each worker keeps the most recently used prefixes, up to its cache's capacity
+  (`gateway.scheduling.prefix_cache_estimate`). The `cached_tokens` in engines' usage teach that
+  capacity. The pool has one clock in tokens: the mean over its workers of the prompt tokens
+  expected to miss the cache.
+- `forget` is for a worker that restarted: its earlier prefixes no longer count.
+- `joined` and `left` are for workers that come and go. A new one holds nothing.
+
+Rules:
+- `insert` stamps all points of a prompt, so an earlier point is never older than a later one.
+- The work of a call is bounded by its arguments: each insert evicts a few of the oldest entries.
+- Each replica has its own index. It learns from the prompts that it sends and from gossip of
+  replicas on the same Redis (`gateway.scheduling.prefix_gossip`). Without Redis, each of several
+  replicas expects fewer hits than there are.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.scheduling.prefix_cache_estimate import (
+    DEFAULT_CAPACITY_TOKENS,
+    CacheEstimate,
+    ExpectedHit,
+)
+from gateway.scheduling.scheduler import Match
+
+DEFAULT_ENTRIES: Final = 262_144
+MIN_ENTRIES: Final = 8_192
+_STAMP_BITS: Final = 44
+"""Stamps count tokens of the pool's clock: 17 trillion of them."""
+_STAMP: Final = (1 << _STAMP_BITS) - 1
+_CHUNKS: Final = 32
+"""Closed chunks in which entries are kept by age, of about equal size."""
+
+
+class PrefixIndex:
+    """The prefixes of one pool. Lengths of points times `tokens_per_byte` are tokens."""
+
+    __slots__ = (
+        "_cache",
+        "_capacity_tokens",
+        "_chunk",
+        "_chunk_entries",
+        "_chunk_stamp",
+        "_chunks",
+        "_clock",
+        "_entries",
+        "_full",
+        "_present",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        max_entries: int = DEFAULT_ENTRIES,
+        capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
+    ) -> None:
+        """An index of `workers` (>= 0) with at most `max_entries` (>= 8,192) digests.
+
+        `capacity_tokens` (>= 1) is each worker's initial capacity. Raises ValueError.
+        """
+        if workers < 0 or max_entries < MIN_ENTRIES or capacity_tokens < 1:
+            raise ValueError(
+                f"a prefix index has workers, capacity, and {MIN_ENTRIES:,} entries or more"
+            )
+        self.workers = workers
+        """Places for workers, vacant ones included."""
+        self._full = (1 << workers) - 1
+        """Mask of the present workers."""
+        self._present = workers
+        self._capacity_tokens = capacity_tokens
+        self._entries: dict[int, int] = {}
+        """Digest -> mask << _STAMP_BITS | stamp."""
+        self._clock = 1.0
+        # A chunk is closed after the prompt that fills it, so it may exceed its size by 62
+        # digests. At most 34 chunks exist, including the open one.
+        self._chunk_entries = max_entries // (_CHUNKS + 3) - 62
+        self._chunk: list[int] = []
+        self._chunk_stamp = 1
+        self._chunks: deque[tuple[int, list[int]]] = deque()
+        """(first stamp after it, digests touched in it), oldest first."""
+        self._cache = CacheEstimate(workers, capacity_tokens)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def capacity_tokens(self) -> Sequence[int]:
+        """Each worker's estimated cache capacity, on the pool's clock."""
+        return self._cache.capacity_tokens
+
+    def match(self, points: Sequence[tuple[int, int]], tokens_per_byte: float = 1.0) -> Match:
+        """(tokens, mask of workers that hold at least these), longest first.
+
+        `tokens_per_byte` is the prompt's tokens divided by the last point's length; 1 if points
+        are in tokens.
+        """
+        if not self._entries:
+            return ()
+        if self._clock >= self._cache.rebuild_at:
+            self._cache.rebuild(self._clock)
+        get, full = self._entries.get, self._full
+        floor = self._cache.newest_floor
+        found: list[tuple[int, int]] = []
+        seen = 0
+        for length, digest in reversed(points):
+            value = get(digest)
+            if value is None:
+                continue
+            mask = value >> _STAMP_BITS & full
+            stamp = value & _STAMP
+            if stamp <= floor:
+                mask &= self._cache.holding(stamp)
+            if mask | seen != seen:
+                seen |= mask
+                found.append((int(length * tokens_per_byte), seen))
+                if seen == full:
+                    break
+        return found
+
+    def insert(
+        self, points: Sequence[tuple[int, int]], worker: int, tokens_per_byte: float = 1.0
+    ) -> ExpectedHit:
+        """Note a prompt sent to a worker; returns what it was expected to hold before."""
+        if not points:
+            return ExpectedHit(0, 0, 0)
+        if self._clock >= self._cache.rebuild_at:
+            self._cache.rebuild(self._clock)
+        hit, known, touched = self._touch(points, worker)
+        age = int(self._clock) - touched if known else 0
+        written = (points[-1][0] - hit) * tokens_per_byte
+        self._clock += written / max(1, self._present)
+        if len(self._chunk) >= self._chunk_entries:
+            self._chunk_stamp = int(self._clock) + 1
+            self._clock = float(self._chunk_stamp)
+            self._chunks.append((self._chunk_stamp, self._chunk))
+            self._chunk = []
+        if len(self._chunks) > _CHUNKS:
+            self._evict(2 * len(points) + 2)
+        return ExpectedHit(int(hit * tokens_per_byte), int(known * tokens_per_byte), age)
+
+    def withdraw(
+        self,
+        points: Sequence[tuple[int, int]],
+        worker: int,
+        expected: ExpectedHit,
+        tokens_per_byte: float = 1.0,
+    ) -> None:
+        """Undo an `insert` after the prompt failed before its first token."""
+        bit = 1 << worker + _STAMP_BITS
+        for length, digest in reversed(points):
+            if length * tokens_per_byte <= expected.known_tokens + 1:
+                break
+            value = self._entries.get(digest, 0)
+            if value & bit:
+                self._entries[digest] = value ^ bit
+
+    def forget(self, worker: int) -> None:
+        """Note that a worker's cache is empty; takes constant time for any number of entries."""
+        self._cache.forget(worker, self._clock)
+        self._clock = float(int(self._clock) + 1)
+
+    def joined(self, worker: int) -> None:
+        """Note that a new worker took a place, which may be one more than there were."""
+        if worker == self.workers:
+            self.workers += 1
+            self._cache.grow(self._capacity_tokens)
+        else:
+            self.forget(worker)
+        self._full |= 1 << worker
+        self._present += 1
+
+    def left(self, worker: int) -> None:
+        """Note that a worker is gone: it matches nothing any more."""
+        self._full &= ~(1 << worker)
+        self._present -= 1
+
+    def correct(self, worker: int, expected: ExpectedHit, cached_tokens: int) -> None:
+        """Learn from the `cached_tokens` that the engine reported for a prompt.
+
+        Do not call this if it reported none. The prompt's own points stay, because the worker has
+        now computed the missing part.
+        """
+        self._cache.learn(worker, expected, cached_tokens, self._clock)
+
+    def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
+        """Stamp all points; returns (length held, length once sent, stamp of the latter)."""
+        entries, full, cache = self._entries, self._full, self._cache
+        get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
+        bit, stamp = 1 << worker, int(self._clock)
+        since, floor = cache.since[worker], cache.newest_floor
+        fresh = bit << _STAMP_BITS | stamp  # one int object for all new entries
+        hit = known = touched = 0
+        for length, digest in points:
+            value = get(digest)
+            if value is None:
+                entries[digest] = fresh
+                add(digest)
+                continue
+            before, mask = value & _STAMP, value >> _STAMP_BITS & full
+            if mask & bit and before > since:
+                known, touched = length, before
+            if before <= floor:
+                mask &= cache.holding(before)
+            if mask & bit:
+                hit = length
+            if before < chunk_stamp:
+                add(digest)
+            mask |= bit
+            entries[digest] = fresh if mask == bit else mask << _STAMP_BITS | stamp
+        return hit, known, touched
+
+    def _evict(self, most: int) -> None:
+        """Remove up to `most` digests of the oldest chunk, except those stamped again later."""
+        after, chunk = self._chunks[0]
+        entries = self._entries
+        for _ in range(min(most, len(chunk))):
+            digest = chunk.pop()
+            if entries[digest] & _STAMP < after:
+                del entries[digest]
+        if not chunk:
+            self._chunks.popleft()

@@ -1,0 +1,183 @@
+"""BF-IO's solver: assigns waiting requests to the workers of a barrier-synchronised group.
+
+"A Universal Load Balancing Principle and Its Application to Large Language Model Serving",
+section 4, (IO): fill the free slots so that G x max - sum of the workers' loads, summed over
+the look-ahead window, is least. The solver fills one slot at a time greedily and then improves
+by exchanging items; exact solving gains nothing end to end. The published principle lets
+requests that fill no gap wait without end, so here requests that waited `maxage` go first.
+
+numpy takes some 20 MB and .1 s to import, so this module is imported only if a pool uses it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gateway.scheduling.rank_solver_state import Floats, Pool, WorkerLoads, imbalance, matrix_of
+
+IMPROVED_UP_TO: Final = 16
+"""Most items assigned at once for which an improving pass is worth its time."""
+
+_sum = np.add.reduce
+_min = np.minimum.reduce
+
+
+def assign(
+    load: ArrayLike,
+    cap: ArrayLike,
+    sizes: Sequence[float],
+    waits: Sequence[float],
+    *,
+    maxage: float | None,
+    passes: int | None = None,
+    growth: ArrayLike | None = None,
+) -> list[tuple[int, int]]:
+    """Fill min(items, free slots) slots; returns (index of the item, worker), each item once.
+
+    `load`: tokens resident on each worker, shape (G,) for H = 0, or (G, H+1): now and in the
+    next H steps; without the waiting items. `cap`: free slots of each worker, >= 0.
+    `sizes`: the tokens that each waiting item adds at once; `waits`: how long it has waited, in
+    any unit. The items' order breaks ties. `maxage`, in the unit of `waits`: items that waited
+    this long are placed before all others, oldest first; None for never. `passes`: improving
+    passes; None for one up to IMPROVED_UP_TO items, else none. `growth`: tokens an active item
+    has grown after h steps, shape (H+1,); None for h.
+
+    Deterministic; equal workers are taken by index. With one item and H = 0 it is least-KV.
+    On the items not forced by age, the objective is never worse than FCFS's (Algorithm 2).
+    """
+    group = WorkerLoads(load, cap, growth, len(sizes))
+    count = min(len(sizes), group.slots)
+    if count <= 0:
+        return []
+    old = [] if maxage is None else [i for i, wait in enumerate(waits) if wait >= maxage]
+    forced = sorted(old, key=waits.__getitem__, reverse=True)[:count]
+    found = _lpt(group, sizes, forced)
+    if len(forced) == count:
+        return found
+    out = set(forced)
+    rest = [i for i in range(len(sizes)) if i not in out]
+    if passes is None:
+        passes = 1 if count <= IMPROVED_UP_TO else 0
+    count -= len(forced)
+    if len(group.caps) == 1:  # nothing to balance
+        return found + [(item, 0) for item in rest[:count]]
+    load, free = group.load.copy(), list(group.free)
+    # When all items fit, longest first levels better than slot by slot.
+    if len(rest) > group.slots:
+        chosen = _fill(group, Pool(sizes, rest), count, passes)
+    else:
+        chosen = _lpt(group, sizes, rest)
+    return found + _not_worse_than_fcfs(group, load, free, sizes, rest, chosen)
+
+
+def objective(
+    load: ArrayLike,
+    sizes: Sequence[float],
+    pairs: Sequence[tuple[int, int]],
+    *,
+    growth: ArrayLike | None = None,
+) -> float:
+    """J: the predicted imbalance over the window, in tokens, after placing these pairs."""
+    after, grown = matrix_of(load, growth)
+    for item, worker in pairs:
+        after[worker] += sizes[item] + grown
+    return imbalance(after)
+
+
+def fcfs(cap: ArrayLike, count: int) -> list[int]:
+    """The workers that Algorithm 2 gives the next `count` items: most free slots, by index."""
+    caps = np.asarray(cap, dtype=np.int64)
+    # Only slots within `count` of the largest cap can be among the first `count`.
+    caps = np.maximum(caps - max(int(caps.max(initial=0)) - count, 0), 0)
+    worker = np.repeat(np.arange(len(caps)), caps)
+    # A worker's slots are taken when it has c, c - 1, ... 1 left.
+    left = caps[worker] - (np.arange(len(worker)) - (np.cumsum(caps) - caps)[worker])
+    order = np.argsort(-left, kind="stable")[:count]
+    return [int(w) for w in worker[order]]
+
+
+def _lpt(group: WorkerLoads, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:
+    """Longest first, each where it raises the window's maximum least; ties: least loaded."""
+    found = []
+    for item in sorted(items, key=lambda i: -sizes[i]):
+        size = float(sizes[item])
+        over: Any = _sum(np.maximum(group.load + (size + group.grown - group.most), 0.0), axis=1)
+        over[group.rank == np.inf] = np.inf
+        worker = int(np.where(over <= over.min(), group.rank, np.inf).argmin())
+        group.place(worker, size)
+        found.append((item, worker))
+    return found
+
+
+def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:
+    """For more items than slots: repeatedly give the neediest worker the best fitting item."""
+    chosen: list[tuple[int, float, int]] = []
+    for _ in range(count):
+        worker = group.neediest()
+        slots, room = group.caps[worker], group.room(worker)
+        if slots > 1:
+            at = pool.nearest(float(_min(room - slots * group.grown)) / slots)
+        else:
+            at = _best(pool, room - group.grown, len(group.caps))
+        item, size = pool.take(at)
+        group.place(worker, size)
+        chosen.append((item, size, worker))
+    for _ in range(passes):
+        chosen = [_better(group, pool, *one) for one in chosen]
+    return [(item, worker) for item, _, worker in chosen]
+
+
+def _best(pool: Pool, room: Floats, workers: int) -> int:
+    """Index in `pool` of the item that adds least to J; `room`: tokens below the other workers.
+
+    J is convex in the item's size, and falls up to the k-th smallest room.
+    """
+    steps = len(room)
+    k = min(steps - 1, steps // workers)
+    target = float(_min(room) if k == 0 else np.partition(room, k)[k])
+    places = pool.around(target)
+    if len(places) == 1:
+        return places[0]
+    costs = [_cost(pool.sizes[at], room, workers) for at in places]
+    return places[1] if costs[1] < costs[0] else places[0]
+
+
+def _cost(size: float, room: Floats, workers: int) -> float:
+    """What an item of this size adds to J, up to a constant."""
+    return float(workers * _sum(np.maximum(room, size)) - len(room) * size)
+
+
+def _better(
+    group: WorkerLoads, pool: Pool, item: int, size: float, worker: int
+) -> tuple[int, float, int]:
+    """Exchange a placed item for the best waiting one if that lowers J."""
+    row, grown = group.load[worker], group.grown
+    row -= size + grown
+    room = group.others(worker) - row - grown
+    workers = len(group.caps)
+    at = _best(pool, room, workers) if pool.items else None
+    if at is not None and _cost(pool.sizes[at], room, workers) < _cost(size, room, workers):
+        put, put_size = pool.take(at)
+        pool.give(item, size)
+        item, size = put, put_size
+    row += size + grown
+    return item, size, worker
+
+
+def _not_worse_than_fcfs(
+    group: WorkerLoads,
+    load: Floats,
+    free: Sequence[int],
+    sizes: Sequence[float],
+    rest: Sequence[int],
+    chosen: list[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """The chosen pairs, or FCFS's if better; `load`, `free`: as they were before placing."""
+    workers = fcfs(free, len(chosen))
+    for item, worker in zip(rest, workers, strict=False):
+        load[worker] += sizes[item] + group.grown
+    if imbalance(load) < imbalance(group.load):
+        return list(zip(rest, workers, strict=False))
+    return chosen

@@ -1,1 +1,0 @@
-"""Models, their pools of engines, and the workers in each pool."""

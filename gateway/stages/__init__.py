@@ -1,1 +1,0 @@
-"""One verb a file: each joins a decision (policy) to a port."""

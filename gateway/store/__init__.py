@@ -1,0 +1,1 @@
+"""Where leases, the directory of tenancy and learned figures live."""

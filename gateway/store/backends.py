@@ -1,0 +1,58 @@
+"""The state backends, chosen by the scheme of `state.url`."""
+
+import importlib
+from pathlib import Path
+from typing import Final, Literal
+
+from gateway.ports import Directory, EstimatorState
+from gateway.replicas.estimator_sync import NoState
+from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.store.sqlite_estimators import SqliteState
+
+Backend = Literal["memory", "sqlite", "redis"]
+
+_OF_SCHEME: Final[dict[str, Backend]] = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "redis": "redis",
+    "rediss": "redis",
+    "redis+cluster": "redis",
+    "redis+sentinel": "redis",
+}
+
+
+def backend_of(url: str) -> Backend:
+    """The backend of a validated `state.url`."""
+    return _OF_SCHEME[url.partition("://")[0]]
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of `sqlite:///PATH`."""
+    return Path(url.partition("://")[2].removeprefix("/"))
+
+
+def open_directory(url: str) -> Directory:
+    """The directory of tenancy; it does not connect yet."""
+    match backend_of(url):
+        case "memory":
+            return SqliteDirectory(None)
+        case "sqlite":
+            return SqliteDirectory(sqlite_path(url))
+        case "redis":
+            # An optional extra: only a gateway that uses Redis needs its client.
+            module = importlib.import_module("gateway.store.redis.directory")
+            found: Directory = module.RedisDirectory(url)
+            return found
+
+
+def open_state(url: str) -> EstimatorState:
+    """The store of estimator state; it does not connect yet."""
+    match backend_of(url):
+        case "memory":
+            return NoState()
+        case "sqlite":
+            return SqliteState(sqlite_path(url))
+        case "redis":
+            module = importlib.import_module("gateway.store.redis.estimators")
+            found: EstimatorState = module.RedisState(url)
+            return found

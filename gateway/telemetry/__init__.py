@@ -1,0 +1,1 @@
+"""OpenTelemetry: spans and metrics from decision records."""

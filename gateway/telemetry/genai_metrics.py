@@ -1,0 +1,195 @@
+"""The histograms of OpenTelemetry's conventions for generative AI.
+
+Counted here instead of by the SDK's instruments, which take some microseconds a value; only what
+is exported is made of the SDK's classes. Values are counted on the event loop and read by the
+exporting thread: what it reads may be one value apart between count and sum.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    HistogramDataPoint,
+    Metric,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+
+from gateway.metrics import MAX_SERIES
+from gateway.records.decision import DecisionRecord
+from gateway.telemetry.names import PROVIDER, error_type, operation
+
+_DURATION: Final = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+_FIRST: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+_PER_TOKEN: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+)  # fmt: skip
+_TOKENS: Final = tuple(float(4**power) for power in range(14))
+
+Labels = tuple[str, ...]
+
+
+class _Series:
+    """Counts by bucket, and what else a point states."""
+
+    __slots__ = ("_bounds", "counts", "largest", "smallest", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        self.smallest = float("inf")
+        self.largest = float("-inf")
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+        # Not min() and max(), which take longer than all else here.
+        if value < self.smallest:  # noqa: PLR1730
+            self.smallest = value
+        if value > self.largest:  # noqa: PLR1730
+            self.largest = value
+
+
+class _Family:
+    """One histogram by label values."""
+
+    def __init__(
+        self, name: str, unit: str, text: str, labels: Labels, bounds: Sequence[float]
+    ) -> None:
+        self._about = (name, text, unit)
+        self._labels = labels
+        self._bounds = bounds
+        self._series: dict[Labels, _Series] = {}
+
+    def series(self, labels: Labels) -> _Series:
+        """The series of these values; of those beyond MAX_SERIES one that nobody exports."""
+        found = self._series.get(labels)
+        if found is None:
+            found = _Series(self._bounds)
+            if len(self._series) < MAX_SERIES:
+                self._series[labels] = found
+        return found
+
+    def metric(self, start_ns: int, now_ns: int) -> Metric | None:
+        """All series as the SDK exports them; None without any."""
+        points = [
+            self._point(*item, start_ns, now_ns)
+            for item in list(self._series.items())
+            if any(item[1].counts)
+        ]
+        if not points:
+            return None
+        return Metric(*self._about, HistogramData(points, AggregationTemporality.CUMULATIVE))
+
+    def _point(
+        self, values: Labels, series: _Series, start_ns: int, now_ns: int
+    ) -> HistogramDataPoint:
+        counts = list(series.counts)
+        named = zip(self._labels, values, strict=True)
+        return HistogramDataPoint(
+            attributes={name: value for name, value in named if value},
+            start_time_unix_nano=start_ns,
+            time_unix_nano=now_ns,
+            count=sum(counts),
+            sum=series.total,
+            bucket_counts=counts,
+            explicit_bounds=self._bounds,
+            min=series.smallest,
+            max=series.largest,
+        )
+
+
+_OF = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+_ANSWERED = (*_OF, "gen_ai.response.model")
+
+
+class _Kind(NamedTuple):
+    """The series of requests that differ in their values only."""
+
+    duration: _Series
+    first: _Series
+    per_token: _Series
+    input: _Series
+    output: _Series
+
+
+class GenAiMetrics:
+    """What the records of a process add up to. Models go by the configuration's names."""
+
+    def __init__(self, start_ns: int) -> None:
+        """`start_ns`: Unix time from which is counted."""
+        self._start_ns = start_ns
+        self._kinds: dict[tuple[str, str | None, str | None], _Kind] = {}
+        """By endpoint, model and error, so that counting looks up once."""
+        self._duration = _Family(
+            "gen_ai.server.request.duration",
+            "s",
+            "Generative AI server request duration such as time-to-last byte or last output token.",
+            (*_OF, "error.type"),
+            _DURATION,
+        )
+        self._first = _Family(
+            "gen_ai.server.time_to_first_token",
+            "s",
+            "Time to generate first token for successful responses.",
+            _ANSWERED,
+            _FIRST,
+        )
+        self._per_token = _Family(
+            "gen_ai.server.time_per_output_token",
+            "s",
+            "Time per output token generated after the first token for successful responses.",
+            _ANSWERED,
+            _PER_TOKEN,
+        )
+        self._tokens = _Family(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Number of input and output tokens used.",
+            (*_ANSWERED, "gen_ai.token.type"),
+            _TOKENS,
+        )
+
+    def count(self, record: DecisionRecord) -> None:
+        """Add one finished request."""
+        of = (record.endpoint, record.model, error_type(record))
+        kind = self._kinds.get(of)
+        if kind is None:
+            kind = self._kind(record)
+            if len(self._kinds) < MAX_SERIES:
+                self._kinds[of] = kind
+        timing, usage = record.timing, record.usage
+        if timing.duration_s is not None:
+            kind.duration.observe(timing.duration_s)
+        if record.stream and record.outcome == "ok":
+            if timing.ttft_s is not None:
+                kind.first.observe(timing.ttft_s)
+            if timing.tpot_s is not None:
+                kind.per_token.observe(timing.tpot_s)
+        if usage.prompt_tokens is not None:
+            kind.input.observe(usage.prompt_tokens)
+        if usage.completion_tokens:
+            kind.output.observe(usage.completion_tokens)
+
+    def _kind(self, record: DecisionRecord) -> "_Kind":
+        of = (operation(record), PROVIDER, record.model or "")
+        answered = (*of, record.model or "")
+        return _Kind(
+            self._duration.series((*of, error_type(record) or "")),
+            self._first.series(answered),
+            self._per_token.series(answered),
+            self._tokens.series((*answered, "input")),
+            self._tokens.series((*answered, "output")),
+        )
+
+    def collect(self, now_ns: int) -> list[Metric]:
+        """Every histogram that has values."""
+        families = (self._duration, self._first, self._per_token, self._tokens)
+        made = (family.metric(self._start_ns, now_ns) for family in families)
+        return [metric for metric in made if metric is not None]

@@ -1,0 +1,141 @@
+"""A decision record as spans: the request, its wait in the gateway, and its attempts.
+
+No clock is read: all times are the record's. Nothing here holds text of a request.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
+
+from gateway.payload.trace_context import QUEUE, child_id
+from gateway.records.decision import DecisionRecord
+from gateway.records.trace import Trace
+from gateway.telemetry.names import PROVIDER, error_type, operation
+
+SCOPE: Final = InstrumentationScope("sluice")
+_MAX_NAME: Final = 256
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+
+Attributes = Mapping[str, AttributeValue | None]
+
+
+class _Times(NamedTuple):
+    start_ns: int
+    end_ns: int
+
+
+def context_of(trace: Trace) -> SpanContext:
+    """The context of the request's own span."""
+    return _context(trace, trace.span_id)
+
+
+def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
+    """The spans of a record that has a sampled trace, the request's own first."""
+    trace, root = record.trace, context_of(record.trace)
+    parent = _context(trace, trace.parent_span_id, remote=True) if trace.parent_span_id else None
+    began_ns = int(record.time_unix_s * 1e9)
+    times = _Times(began_ns, began_ns + int((record.timing.duration_s or 0.0) * 1e9))
+    # By the file's name: clients may make up as many names as they like.
+    name = operation(record) if record.model is None else f"{operation(record)} {record.model}"
+    error = error_type(record)
+    found = [_span(name, root, parent, resource, SpanKind.SERVER, times, error, _request(record))]
+    if record.timing.queue_ms:
+        context, end_ns = _context(trace, child_id(trace, QUEUE)), times.end_ns
+        if record.attempts:  # of several waits, all before the first attempt
+            end_ns = began_ns + int(record.attempts[0].start_ms * 1e6)
+        waited = _Times(max(began_ns, end_ns - int(record.timing.queue_ms * 1e6)), end_ns)
+        pool: Attributes = {"sluice.pool": record.pool}
+        found.append(_span("queue", context, root, resource, SpanKind.INTERNAL, waited, None, pool))
+    for number, attempt in enumerate(record.attempts, 1):
+        context = _context(trace, child_id(trace, number))
+        start_ns = began_ns + int(attempt.start_ms * 1e6)
+        took = _Times(start_ns, start_ns + int(attempt.duration_ms * 1e6))
+        failed = None if attempt.result == "ok" else attempt.result
+        host, port = address_of(attempt.worker)
+        about: Attributes = {
+            "server.address": host,
+            "server.port": port,
+            "sluice.pool": attempt.pool,
+            "sluice.worker": attempt.worker,
+        }
+        found.append(
+            _span("attempt", context, root, resource, SpanKind.CLIENT, took, failed, about)
+        )
+    return found
+
+
+def _span(
+    name: str,
+    context: SpanContext,
+    parent: SpanContext | None,
+    resource: Resource,
+    kind: SpanKind,
+    times: _Times,
+    error: str | None,
+    attributes: Attributes,
+) -> ReadableSpan:
+    stated = {key: value for key, value in attributes.items() if value is not None}
+    if error is not None:
+        stated["error.type"] = error
+    return ReadableSpan(
+        name,
+        context=context,
+        parent=parent,
+        resource=resource,
+        attributes=stated,
+        kind=kind,
+        instrumentation_scope=SCOPE,
+        status=Status() if error is None else Status(StatusCode.ERROR, error),
+        start_time=times.start_ns,
+        end_time=times.end_ns,
+    )
+
+
+def _context(trace: Trace, span_id: str, *, remote: bool = False) -> SpanContext:
+    return SpanContext(int(trace.trace_id, 16), int(span_id, 16), remote, _SAMPLED)
+
+
+def _request(record: DecisionRecord) -> Attributes:
+    estimate, usage, timing = record.estimate, record.usage, record.timing
+    return {
+        "gen_ai.operation.name": operation(record),
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": (record.asked_model or record.model or "")[:_MAX_NAME] or None,
+        "gen_ai.request.max_tokens": estimate.cap_tokens,
+        "gen_ai.request.choice.count": estimate.sequences if estimate.sequences != 1 else None,
+        "gen_ai.request.stream": record.stream or None,
+        "gen_ai.response.model": record.model if record.outcome == "ok" else None,
+        "gen_ai.response.finish_reasons": (record.finish_reason,) if record.finish_reason else None,
+        "gen_ai.response.time_to_first_chunk": timing.ttft_s if record.stream else None,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "http.response.status_code": record.status,
+        "sluice.request_id": record.request_id,
+        "sluice.tenant": record.tenant,
+        "sluice.entitlement": record.entitlement,
+        "sluice.pool": record.pool,
+        "sluice.worker": record.worker,
+        "sluice.plan.reason": record.plan.reason,
+        "sluice.reason": record.reason,
+        "sluice.estimate.category": estimate.category,
+        "sluice.estimate.input_tokens": estimate.input_tokens,
+        "sluice.estimate.output_tokens": estimate.output_tokens,
+        "sluice.queue_ms": timing.queue_ms,
+        "sluice.overhead_ms": timing.overhead_ms,
+        "sluice.spilled": record.admission.spilled,
+        "sluice.rescued": record.rescued,
+        "sluice.compressed": record.compression.compressed,
+    }
+
+
+def address_of(worker: str) -> tuple[str, int | None]:
+    """(host, port) of a worker's id, which is `host:port/path#rank`."""
+    host, _, rest = worker.rpartition("]") if worker.startswith("[") else ("", "", worker)
+    name, _, port = rest.partition("/")[0].partition("#")[0].rpartition(":")
+    return (host[1:] or name or worker), int(port) if port.isdigit() else None

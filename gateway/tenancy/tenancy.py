@@ -1,0 +1,349 @@
+"""The tenants, entitlements and keys of one process: rights in force, told to whoever needs them.
+
+Rights are computed by `gateway.tenancy.rights` from the file, the directory and its
+denials, by name, whenever one of these changes; a reload is nothing but another file. What changed
+is told to the keyring (keys), to the store (terms), and to those who count limits. After a failure
+of the store, the next poll sends the change again.
+"""
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from sortedcontainers import SortedSet
+
+from gateway.admission.entitlement_terms import BadTerms, ModelShape
+from gateway.errors import StateFailure
+from gateway.ports import Directory, TokenPools
+from gateway.records.entitlement import Entitlement, MeanRate
+from gateway.records.limit import UNLIMITED, Limit
+from gateway.records.request import Principal, TenantKey
+from gateway.records.tenancy import NO_FILE, Denial, DirectoryChange, RowId, TenancyFile
+from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
+from gateway.tenancy.entitlement_index import EntitlementIndex
+from gateway.tenancy.known import owner_of_key
+from gateway.tenancy.outbox import EntitlementOutbox
+from gateway.tenancy.rights import (
+    EntitlementInForce,
+    TenantInForce,
+    entitlement_fields,
+    entitlement_of,
+    older,
+    tenant_of,
+)
+
+KEYLESS: Final = Denial(what="gone", subject="keyless")
+"""Nobody comes in without a key any more: there were entitlements or keys once."""
+
+OLDER: Final = (
+    "the configuration file is older than what administrators changed of %d entitlements (%s): "
+    "these stay as changed. If the file is the right one, touch it"
+)
+
+REVOKED: Final = (
+    "the configuration file lists keys of %d entitlements (%s) that an administrator revoked: they "
+    "stay revoked. Give others"
+)
+
+_log = logging.getLogger("sluice.tenancy")
+
+
+class Keys(Protocol):
+    """The keyring: API keys by tenant and entitlement."""
+
+    open: bool
+    """Whether requests without a key are allowed."""
+    unread: set[str]
+    """Directories to read before any key opens."""
+    held: set[str]
+    """Suspended tenants."""
+
+    def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
+        """Replace an entitlement's principal and its own keys."""
+
+    def remove(self, entitlement: str) -> None:
+        """Forget an entitlement and its own keys."""
+
+    def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
+        """Replace a tenant's keys."""
+
+    def default_to(self, tenant: str, key: TenantKey | None) -> None:
+        """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
+
+    def entitlements_of(self, tenant: str) -> Mapping[str, Principal]:
+        """A tenant's entitlements by name."""
+
+    def owners(self, digest: bytes) -> list[tuple[str, str]]:
+        """(`tenant` or `entitlement`, its name) of all who have a key."""
+
+
+class LimitsObserver(Protocol):
+    """Who has to know the limits of keys, beside the keyring."""
+
+    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
+        """Note all limits of a tenant's keys."""
+
+    async def count_limits(self) -> None:
+        """Have requests for every model counted against the limits of their keys."""
+
+
+class Tenancy:
+    """What is in force in this process."""
+
+    def __init__(
+        self,
+        *,
+        directory: Directory,
+        keyring: Keys,
+        store: TokenPools,
+        shapes: Mapping[str, ModelShape],
+        managed: Container[str],
+        changed: Callable[[str], None],
+        clock: Callable[[], float],
+        chance: Callable[[], float] = random.random,
+        rates: Mapping[str, MeanRate] | None = None,
+        observer: LimitsObserver | None = None,
+    ) -> None:
+        """`shapes` of models by name; `changed` is called with each whose entitlements changed.
+
+        `rates`, by model, receive every entitlement's token rate. Models that are not `managed`
+        have keys only; the store gets none of their entitlements.
+        """
+        self.sync = DirectorySync(directory, clock, chance)
+        self.sync.follower = self
+        self.known = self.sync.known
+        self.file = NO_FILE
+        self.index = EntitlementIndex()
+        self.tenants: dict[str, TenantInForce] = {}
+        """Those that are listed, and those that are only suspended."""
+        self.foreign: set[str] = set()
+        """Entitlements that this process cannot serve: of a model that is not configured here."""
+        self.limited: set[str] = set()
+        """Tenants whose keys have limits from an administrator."""
+        self.on_entitlement_removed: Callable[[Entitlement], None] = lambda _: None
+        self.on_tenant_removed: Callable[[str], None] = lambda _: None
+        self.names: SortedSet[str] = SortedSet()
+        """Of all tenants that are listed."""
+        self.keyring = keyring
+        self._outbox = EntitlementOutbox(store, managed, changed)
+        self._shapes = shapes
+        self._rates = rates or {}
+        self._observer = observer
+        self._limits: dict[str, tuple[Limit, ...]] = {}
+
+    async def begin(self, file: TenancyFile) -> None:
+        """Read the directory, and apply the file; alone while the directory is away."""
+        await self.sync.poll()
+        await self.adopt(file)
+        await self.released()
+
+    async def start(self, file: TenancyFile) -> None:
+        """Call `begin`, then poll from now on."""
+        await self.begin(file)
+        self.sync.follow()
+
+    async def adopt(self, file: TenancyFile) -> None:
+        """Apply another version of the file; a key that left it stops at once."""
+        async with self.sync.lock:
+            before, self.file = self.file, file
+            tenants = {*before.tenants, *file.tenants, *before.order, *file.order}
+            if before.currency != file.currency:
+                tenants |= set(self.names)
+            rows = paused(list(self.known.rows))
+            made = [name async for kind, name in rows if kind == "entitlement"]
+            # All of them: their models may have other pools now.
+            await self._compute({*self.index.entries, *file.entitlements, *made}, tenants)
+            self._warn_of_file()
+            await self.settle()
+
+    def _warn_of_file(self) -> None:
+        """Name the sections that do not count: older than a change, or with a revoked key."""
+        revoked = [
+            name
+            for name, section in self.file.entitlements.items()
+            if any(map(self.known.gone, section.digests))
+        ]
+        if revoked:
+            _log.warning(REVOKED, len(revoked), ", ".join(revoked[:5]))
+        names = [
+            name
+            for name, section in self.file.entitlements.items()
+            if (row := self.known.row("entitlement", name)) is not None
+            and row.of not in ("", section.section)
+            and older(self.file, row)
+        ]
+        if names:
+            _log.warning(OLDER, len(names), ", ".join(names[:5]))
+
+    async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
+        """See Follower."""
+        entitlements: set[str] = set()
+        tenants: set[str] = set()
+        async for row_id in paused(rows):
+            kind, name = owner_of_key(row_id[1]) if row_id[0] == "key" else row_id
+            (entitlements if kind == "entitlement" else tenants).add(name)
+        async for denial in paused(denials):
+            what, _, name = denial.partition(" ")[2].partition(" ")
+            if what == "entitlement":
+                entitlements.add(name)
+            elif what == "tenant":
+                tenants.add(name)
+            elif len(digest := name or what) == 64:
+                for of, owner in self.keyring.owners(bytes.fromhex(digest)):
+                    (entitlements if of == "entitlement" else tenants).add(owner)
+        await self._compute(entitlements, tenants)
+        if self.sync.was_read:  # only now: until then revoked keys would open
+            self.keyring.unread.clear()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """See Follower."""
+        keyless = self.known.denials.get(KEYLESS.id)
+        if keyless is not None and not keyless.revision and self.sync.was_read:
+            with contextlib.suppress(Raced, StateFailure):  # the next poll tries again
+                await self.sync.write(DirectoryChange(denials=(KEYLESS,)))
+        await self._outbox.settle(self.index.entries)
+
+    async def released(self) -> None:
+        """See Follower. To count limits anew may take this file's rights again."""
+        if self.limited and self._observer is not None:
+            try:
+                await self._observer.count_limits()
+            except Exception:  # noqa: BLE001 - the change is made, and the next poll tries again
+                _log.exception("counting limits of keys failed")
+
+    def manage(self, model: str) -> None:
+        """Send a model's entitlements to its new token pool with the next poll."""
+        for terms in self.index.terms(model):
+            self._outbox.add(terms)
+
+    def tenant(self, name: str) -> TenantInForce:
+        """A tenant in force, whether or not it is listed."""
+        return self.tenants.get(name) or TenantInForce(name=name, exists=False)
+
+    def entitlements_of(self, tenant: str) -> list[str]:
+        """Names of a tenant's entitlements, also of those that only other gateways serve."""
+        found = set(self.keyring.entitlements_of(tenant))
+        for name in self.foreign:
+            stated = entitlement_fields(name, self.file, self.known)
+            if stated is not None and stated[0].get("tenant") == tenant:
+                found.add(name)
+        return sorted(found)
+
+    async def _compute(self, entitlements: set[str], tenants: set[str]) -> None:
+        """Compute these anew, and tell what changed."""
+        async for name in paused(entitlements):
+            self._enter(name)
+        keys = False
+        async for name in paused(tenants):
+            try:
+                tenant = tenant_of(name, self.file, self.known)
+            except Exception:  # noqa: BLE001 - a row of another version: nothing of it opens
+                _log.exception("what the directory says of tenant %s makes no sense", name)
+                tenant = TenantInForce(name=name, exists=False, suspended=True)
+            if tenant != self.tenant(name):
+                self._enter_tenant(tenant)
+                keys |= bool(tenant.keys)
+        if self.index.entries or self.foreign or keys:
+            self.known.take((), [KEYLESS])
+        if self.known.rows or self.known.gone(KEYLESS.subject):
+            self.keyring.open = False
+
+    def _enter(self, name: str) -> None:
+        entry = self._in_force(name)
+        known = self.index.entries.get(name)
+        if entry == known:
+            return
+        if known is not None and (entry is None or entry.terms.model != known.terms.model):
+            self._outbox.add(known.terms)
+        if entry is None:
+            if known is not None:
+                self.index.remove(name)
+                self.keyring.remove(name)
+                self._count(known.terms, on=False)
+                self.on_entitlement_removed(known.terms)
+            return
+        terms = entry.terms
+        self.index.put(entry)
+        self.keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.digests])
+        if known is not None and known.terms == terms:
+            return
+        if known is not None:
+            self._count(known.terms, on=False)
+        self._count(terms, on=True)
+        self._outbox.add(terms)
+
+    def _in_force(self, name: str) -> EntitlementInForce | None:
+        """An entitlement that this process can serve."""
+        found = entitlement_fields(name, self.file, self.known)
+        entry, problem = None, ""
+        if found is not None:
+            model = found[0].get("model")
+            try:
+                if model in self._shapes:
+                    entry = entitlement_of(name, self.file, self.known, self._shapes)
+                else:
+                    problem = f"is for model {model}, which is not configured"
+            except BadTerms as error:
+                problem = f"no longer fits its model ({error})"
+            except Exception as error:  # noqa: BLE001 - a row of another version
+                problem = f"makes no sense here ({error!r})"
+        if not problem:
+            self.foreign.discard(name)
+        elif name not in self.foreign:
+            self.foreign.add(name)
+            _log.warning("entitlement %s %s: it is left out", name, problem)
+        return entry
+
+    def _count(self, terms: Entitlement, *, on: bool) -> None:
+        rates = self._rates.get(terms.model)
+        if rates is not None:
+            (rates.add if on else rates.remove)(terms.tokens_per_s)
+
+    def _enter_tenant(self, tenant: TenantInForce) -> None:
+        name = tenant.name
+        keys = [each.key for each in tenant.keys]
+        self.keyring.put_tenant(name, keys)
+        self._note_limits(name, keys)
+        made = (each.key for each in tenant.keys if each.origin == "admin")
+        limited = any(key.stated != UNLIMITED for key in made)
+        (self.limited.add if limited else self.limited.discard)(name)
+        # Also of one that has no section here: its entitlements' own keys and tokens.
+        (self.keyring.held.add if tenant.suspended else self.keyring.held.discard)(name)
+        self.keyring.default_to(name, tenant.default)
+        if tenant.exists or tenant.suspended or tenant.default is not None:
+            self.tenants[name] = tenant
+        else:
+            self.tenants.pop(name, None)
+        if tenant.exists:
+            self.names.add(name)
+        elif name in self.names:
+            self.names.remove(name)
+            self.on_tenant_removed(name)
+
+    def _note_limits(self, name: str, keys: Sequence[TenantKey]) -> None:
+        limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())
+        if limits == self._limits.get(name, ()):
+            return
+        self._limits[name] = limits
+        if not limits:
+            del self._limits[name]
+        if self._observer is not None:
+            self._observer.limits_changed(name, limits)
+
+
+def _principal(terms: Entitlement) -> Principal:
+    return Principal(
+        entitlement=terms.name,
+        tenant=terms.tenant,
+        service_class=terms.service_class,
+        model=terms.model,
+        expires_unix_s=terms.expires_unix_s or None,
+        suspended=terms.suspended,
+        compress=terms.compress,
+        trusted_usage=terms.trusted_usage,
+        tokens_per_s=terms.tokens_per_s,
+        slo_ms=terms.slo_ms,
+    )

@@ -1,0 +1,1 @@
+"""What requests cost and used: prices, budgets, ledger, export, request log, audit."""

@@ -1,0 +1,129 @@
+"""Usage reports: what may be asked, sums over requests, and reports of several sources as one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from operator import attrgetter
+from typing import Any, Final
+
+from gateway.records.price import in_units
+from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums
+
+COLUMNS: Final = ("day", "tenant", "entitlement", "key", "model")
+OF_THE_FLEET: Final = ("day", "model")
+"""Columns that tell apart what is idle."""
+IDLE: Final = "(idle)"
+_FIRST: Final = "0001-01-01"
+_LAST: Final = "9999-12-31"
+
+NOTHING: Final = UsageSums()
+DAY_S: Final = 86_400
+_NAMES: Final = ("tenant", "entitlement", "key", "model")
+_names_of: Final = attrgetter(*_NAMES)
+
+
+def query_of(
+    by: str, first_day: str | None, last_day: str | None, tenant: str | None = None
+) -> UsageQuery:
+    """The query that texts of a client ask for. Raises ValueError, which says what is wrong."""
+    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown or not names:
+        raise ValueError(
+            f"'{by[:64]}' cannot tell rows apart: give some of {', '.join(COLUMNS)}, "
+            "separated by commas"
+        )
+    first, last = _day(first_day, _FIRST), _day(last_day, _LAST)
+    if first > last:
+        raise ValueError(f"the first day, {first}, is after the last, {last}")
+    return UsageQuery(by=names, first_day=first, last_day=last, tenant=tenant)
+
+
+def _day(given: str | None, default: str) -> str:
+    if not given:
+        return default
+    try:
+        return date.fromisoformat(given).isoformat()
+    except ValueError:
+        raise ValueError(
+            f"'{given[:32]}' is not a day: write it as 2026-12-31 (days are those of UTC)"
+        ) from None
+
+
+def day_of(unix_s: float) -> str:
+    """The day of a time, by UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+
+
+def plus(one: UsageSums, other: UsageSums) -> UsageSums:
+    """Both together."""
+    return UsageSums(*(a + b for a, b in zip(one, other, strict=True)))
+
+
+def summed(lines: Iterable[UsageLine], by: Sequence[str]) -> dict[tuple[str, ...], UsageSums]:
+    """Lines as one sum for each value of `by`."""
+    fine: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    for line in lines:
+        name = (int(line.time_unix_s // DAY_S), _names_of(line))
+        sums = fine.get(name)
+        if sums is None:
+            sums = fine[name] = [0, 0, 0, 0, 0, 0]
+        sums[0] += 1
+        sums[1] += line.input_tokens
+        sums[2] += line.cached_input_tokens
+        sums[3] += line.output_tokens
+        sums[4] += line.charge_tokens
+        sums[5] += line.cost_nano or 0
+    rows: dict[tuple[str, ...], UsageSums] = {}
+    for (day, names), sums in fine.items():
+        values = dict(zip(_NAMES, names, strict=True), day=day_of(day * DAY_S))
+        row = tuple([values[column] for column in by])
+        rows[row] = plus(rows.get(row, NOTHING), UsageSums(*sums))
+    return rows
+
+
+def asked_for(line: UsageLine, query: UsageQuery) -> bool:
+    """Whether a line belongs into the report."""
+    if query.tenant is not None and line.tenant != query.tenant:
+        return False
+    return query.first_day <= day_of(line.time_unix_s) <= query.last_day
+
+
+def idle_name(by: Sequence[str], fleet_name: Sequence[str]) -> tuple[str, ...]:
+    """The name of a row of idle cost; `fleet_name` has the values of `by` in `OF_THE_FLEET`."""
+    values = iter(fleet_name)
+    return tuple([next(values) if name in OF_THE_FLEET else IDLE for name in by])
+
+
+def merged(query: UsageQuery, reports: Sequence[UsageReport]) -> UsageReport:
+    """Reports of several sources, such as the hosts of a fleet, as one."""
+    rows: dict[tuple[str, ...], UsageSums] = {}
+    idle: dict[tuple[str, ...], int] = {}
+    currencies: dict[str, None] = {}
+    for report in reports:
+        for name, sums in report.rows.items():
+            rows[name] = plus(rows[name], sums) if name in rows else sums
+        for name, nano in report.idle_nano.items():
+            idle[name] = idle.get(name, 0) + nano
+        currencies.update(dict.fromkeys(filter(None, report.currency.split(", "))))
+    return UsageReport(query=query, rows=rows, idle_nano=idle, currency=", ".join(currencies))
+
+
+def total(report: UsageReport) -> UsageSums:
+    """All rows together, what was idle included."""
+    found = UsageSums(cost_nano=sum(report.idle_nano.values()))
+    for sums in report.rows.values():
+        found = plus(found, sums)
+    return found
+
+
+def lines_of(report: UsageReport) -> list[dict[str, Any]]:
+    """Its rows as JSON objects, in order; after them what was idle."""
+    by = report.query.by
+    rows: list[tuple[tuple[str, ...], UsageSums]] = sorted(report.rows.items())
+    idle = [(name, UsageSums(cost_nano=nano)) for name, nano in sorted(report.idle_nano.items())]
+    return [{**dict(zip(by, name, strict=True)), **figures(sums)} for name, sums in [*rows, *idle]]
+
+
+def figures(sums: UsageSums) -> Mapping[str, object]:
+    """A sum as JSON shows it; `cost` is exact, as text."""
+    return {**sums._asdict(), "cost": in_units(sums.cost_nano)}

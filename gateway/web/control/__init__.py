@@ -1,1 +1,0 @@
-"""The control plane: health, admin, tenant API, OpenAPI, calls between replicas."""

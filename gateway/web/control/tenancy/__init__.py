@@ -1,1 +1,0 @@
-"""Admin routes of tenants and their keys."""

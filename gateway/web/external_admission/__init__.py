@@ -1,1 +1,0 @@
-"""Admission for requests that another proxy forwards."""

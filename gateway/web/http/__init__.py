@@ -1,1 +1,0 @@
-"""Client connections: the HTTP protocol, its limits, and the writing of answers."""

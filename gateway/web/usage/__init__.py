@@ -1,1 +1,0 @@
-"""Usage reports over HTTP."""

@@ -1,0 +1,1 @@
+"""Processes that compress prompts and read large bodies."""

@@ -1,0 +1,232 @@
+"""One compression: reads the task's body, cuts its text, and puts the new text back.
+
+Runs in a worker process; pure except for reading tokenizers. Rules:
+- Only the cut strings are rewritten, in place in the client's own bytes: white space, number
+  spellings, escapes and unknown members stay as they are.
+- The same task gives the same bytes in every process.
+- No body makes it raise: a body that cannot be compressed gives a result with a reason.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from compressor import (
+    Refused,
+    compress,
+    compress_anthropic,
+    compress_prompt,
+    compress_responses,
+    load_counter,
+)
+from compressor.result import Result
+from gateway.errors import BadRequest
+from gateway.payload.members import locate
+from gateway.ports import CompressResult, CompressTask
+
+Counter = Callable[[str], int]
+
+_log = logging.getLogger("sluice.compress_work")
+
+
+class _Chat(Struct):
+    messages: Any = UNSET
+
+
+class _Completions(Struct):
+    prompt: Any = UNSET
+
+
+class _Responses(Struct):
+    instructions: Any = UNSET
+    input: Any = UNSET
+
+
+class _Messages(Struct):
+    system: Any = UNSET
+    messages: Any = UNSET
+
+
+_Members = _Chat | _Completions | _Responses | _Messages
+_DECODERS: Final[Mapping[str, msgspec.json.Decoder[_Members]]] = {
+    "chat": msgspec.json.Decoder(_Chat),
+    "completions": msgspec.json.Decoder(_Completions),
+    "responses": msgspec.json.Decoder(_Responses),
+    "messages": msgspec.json.Decoder(_Messages),
+}
+_ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_BETWEEN: Final = re.compile(rb"[ \t\n\r,]*+")
+_OPENING: Final = re.compile(rb"[ \t\n\r]*+\[")
+
+
+class Counters:
+    """Exact token counters by tokenizer path, each loaded once."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Counter | None] = {}
+
+    def get(self, path: str | None) -> Counter | None:
+        """The counter of a tokenizer.json; None without a path, or if it cannot be loaded.
+
+        With None the budget is estimated, with a margin.
+        """
+        if path is None:
+            return None
+        if path not in self._loaded:
+            try:
+                self._loaded[path] = load_counter(Path(path))
+            except (ImportError, ValueError) as error:
+                _log.warning("tokens are estimated, not counted: %s", error)
+                self._loaded[path] = None
+        return self._loaded[path]
+
+
+def work(task: CompressTask, counters: Counters) -> CompressResult:
+    """Compress the task's body, or give the reason why not; never raises.
+
+    `tokens_after` covers the whole prompt: its counted texts plus `fixed_tokens`.
+    """
+    try:
+        return _work(task, counters)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, BadRequest):
+        return CompressResult(reason="malformed")
+    except Exception as error:  # noqa: BLE001 - one body must not end the worker for all others
+        # Neither message nor traceback is logged: they may quote the prompt.
+        _log.error("a prompt could not be compressed: %s", _place(error))
+        return CompressResult(reason="failed")
+
+
+def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
+    """Replace in the JSON `raw`, which decodes to `old`, the strings that differ in `new`.
+
+    `old` and `new` have the same structure. Unchanged values are the same objects, and `new` may
+    omit unchanged members. Without changes, returns `raw` itself. Raises msgspec.ValidationError
+    if an object on the path to a changed string repeats a name, which makes it ambiguous.
+    """
+    if isinstance(new, str):
+        return msgspec.json.encode(new)
+    changed = _changed(old, new)
+    if not changed:
+        return raw
+    pieces: list[bytes] = []
+    at = 0
+    for key, start, end in _places(raw, new):
+        if key in changed:
+            changed.remove(key)
+            pieces += (raw[at:start], rewritten(raw[start:end], old[key], new[key]))
+            at = end
+    if changed:
+        raise ValueError("the places of changed strings were not found")
+    pieces.append(raw[at:])
+    return b"".join(pieces)
+
+
+def _work(task: CompressTask, counters: Counters) -> CompressResult:
+    found = _DECODERS[task.endpoint].decode(task.body)
+    old = {
+        name: value
+        for name, value in msgspec.structs.asdict(found).items()
+        if not isinstance(value, UnsetType)
+    }
+    if task.endpoint == "completions" and (reason := _no_single_text(old.get("prompt"))):
+        return CompressResult(reason=reason)
+    result = _compressed(task, old, counters.get(task.tokenizer))
+    if isinstance(result, Refused):
+        return CompressResult(reason=result.reason, text_bytes_before=result.bytes_before)
+    tokens = result.tokens_after
+    return CompressResult(
+        body=rewritten(task.body, old, _members(task.endpoint, old, result.body)),
+        text_bytes_before=result.bytes_before,
+        text_bytes_after=result.bytes_after,
+        tokens_after=None if tokens is None else tokens + task.fixed_tokens,
+    )
+
+
+def _compressed(task: CompressTask, old: dict[str, Any], counter: Counter | None) -> Result:
+    call: Callable[..., Result]
+    given: Any = old
+    if task.endpoint == "chat":
+        call, given = compress, old.get("messages")
+    elif task.endpoint == "completions":
+        prompt = old["prompt"]
+        call, given = compress_prompt, prompt if isinstance(prompt, str) else prompt[0]
+    elif task.endpoint == "responses":
+        call = compress_responses
+    else:
+        call = compress_anthropic
+    return call(
+        given,
+        task.budget_tokens,
+        task.bytes_per_token,
+        exact_counter=counter,
+        max_cut=task.max_cut,
+        category=task.category,
+        fixed_tokens=task.fixed_tokens,
+        when=task.when,
+        mark=task.mark,
+    )
+
+
+def _no_single_text(prompt: object) -> str | None:
+    """Why a completions prompt is not a single text; None if it is. A list of one text is one."""
+    if isinstance(prompt, str):
+        return None
+    if not isinstance(prompt, list):
+        return "malformed"
+    if not prompt:
+        return "no_text"
+    if any(not isinstance(item, str) for item in prompt):
+        return "token_ids"
+    return "several_prompts" if len(prompt) > 1 else None
+
+
+def _members(endpoint: str, old: dict[str, Any], body: Any) -> dict[str, Any]:
+    """The top-level members of the request that a compressed body replaces."""
+    if endpoint == "chat":
+        return {"messages": body}
+    if endpoint == "completions":
+        return {"prompt": body if isinstance(old["prompt"], str) else [body]}
+    return dict(body)
+
+
+def _changed(old: Any, new: Any) -> set[Any]:
+    """Keys or indices of changed values. Lists and objects are compared by identity."""
+    keys = list(new) if isinstance(new, dict) else range(len(new))
+    return {
+        key
+        for key in keys
+        if old[key] is not new[key] and not (isinstance(new[key], str) and old[key] == new[key])
+    }
+
+
+def _places(raw: bytes, value: Any) -> list[tuple[Any, int, int]]:
+    """(key or index, start, end) of every value in an object or array."""
+    if isinstance(value, dict):
+        members = locate(raw)
+        if len({member.name for member in members}) < len(members):
+            raise msgspec.ValidationError("a name is repeated")
+        return [(name, start, end) for name, _, start, end in members]
+    opening = _OPENING.match(raw)
+    if opening is None:
+        raise ValueError("not a JSON array")
+    at = opening.end()
+    found: list[tuple[Any, int, int]] = []
+    for index, element in enumerate(_ELEMENTS.decode(raw)):
+        start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]  # matches nothing, too
+        at = start + len(element)
+        found.append((index, start, at))
+    return found
+
+
+def _place(error: Exception) -> str:
+    """The type of an error, and the file and line that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "nowhere"
+    return f"{type(error).__name__} at {where}"

@@ -1,0 +1,24 @@
+"""Stated limits become limits that admission counts, to the unit."""
+
+from gateway.admission.stated import budget_limits, key_limits
+from gateway.records.limit import UNLIMITED, Budget, KeyLimits
+
+
+def test_a_key_without_limits_has_nothing_to_count() -> None:
+    assert key_limits("t", "k", UNLIMITED, "EUR") == ()
+
+
+def test_money_is_exact_to_a_billionth_and_tokens_have_no_currency() -> None:
+    budgets = (Budget(money=0.1, warn_at=0.5), Budget(tokens=7, window="30d", on_exceed="spot"))
+    money, tokens = key_limits("t", "k", KeyLimits(budgets=budgets), "EUR")
+    assert (money.id, money.amount, money.warn) == ("key:t/k:money:month", 10**8, 5 * 10**7)
+    assert (money.currency, tokens.currency) == ("EUR", "")
+    assert (tokens.id, tokens.amount, tokens.spot) == ("key:t/k:tokens:30d", 7, True)
+
+
+def test_a_changed_amount_has_the_same_counter() -> None:
+    small, large = (
+        [limit.id for limit in budget_limits("tenant", "t", [Budget(tokens=amount)], "EUR")]
+        for amount in (1, 2)
+    )
+    assert small == large

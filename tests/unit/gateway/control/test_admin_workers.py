@@ -1,0 +1,216 @@
+"""Admin routes of workers: added, removed, drained, and waited for."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.control import admin
+from gateway.control.app import control_app
+from gateway.control.metrics_page import MetricsPage
+from gateway.control.peers import NoPeers, _ReplicaLoad
+from gateway.control.roles import RoleKeys
+from gateway.control.surface import Control, NewWorker
+from gateway.errors import Conflict
+from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelRuntime, drain_worker
+from gateway.metrics import Metrics
+from gateway.records.request import Principal, RequestHead
+from tests.builders import served_model
+
+KEY = "admin"
+VIEWER_KEY = "viewer"
+
+
+class Service:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.added: list[NewWorker] = []
+
+    def add(self, asked: NewWorker) -> str:
+        if asked.url == "http://taken:1":
+            raise Conflict("taken", reason="worker_exists", code="worker_exists")
+        self.added.append(asked)
+        return "h:1"
+
+    def remove(self, worker: str) -> int:
+        return int(worker == "short-1")
+
+
+class OnePeer(NoPeers):
+    """Another replica, with so many sequences at a worker."""
+
+    def __init__(self) -> None:
+        self.active = 0
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        load = _ReplicaLoad(
+            inflight=0, beyond_window_tokens=0, active=[self.active], tokens=[0], ids=("short-1",)
+        )
+        return [msgspec.msgpack.encode({"m": [load]})]
+
+    def on(self, topic: str, respond: object) -> None:
+        raise AssertionError
+
+
+async def anyone(_head: RequestHead) -> Principal:
+    return Principal(entitlement="e", tenant="t")
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.served: ModelRuntime = served_model()
+        self.service = Service()
+        self.peer = OnePeer()
+        control = Control(
+            models=(self.served,),
+            names={"m": "m"},
+            metrics=MetricsPage(Metrics(), (), lambda: 0, lambda: 0.0),
+            find_decision=lambda _id: None,
+            latest_decisions=lambda _count: [],
+            drain=self.drain,
+            workers=self.service,
+            peers=self.peer,
+            draining=lambda: False,
+            clock=lambda: 0.0,
+            keys=RoleKeys(
+                admin_sha256=hashlib.sha256(KEY.encode()).digest(),
+                viewer_sha256=hashlib.sha256(VIEWER_KEY.encode()).digest(),
+            ),
+            authenticate=anyone,
+            version="0",
+            created_unix_s=0,
+            openapi=dict,
+        )
+        self.elsewhere = 0
+        """Pools that have the worker, on the replica with the most."""
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(control_app(control)),
+            base_url="http://sluice",
+            headers={"authorization": f"Bearer {KEY}"},
+        )
+
+    async def drain(self, worker: str, on: bool) -> int:
+        return max(self.elsewhere, drain_worker([self.served], worker, on=on))
+
+    async def call(self, method: str, path: str, **more: Any) -> tuple[int, Any]:
+        response = await self.client.request(method, f"/admin/workers{path}", **more)
+        return response.status_code, response.json()
+
+
+async def test_a_worker_is_added_by_what_the_body_says() -> None:
+    bench = Bench()
+    body = {"model": "m", "pool": "short", "url": "http://h:1", "ranks": 2}
+    assert await bench.call("POST", "", json=body) == (
+        201,
+        {"worker": "h:1", "model": "m", "pool": "short"},
+    )
+    assert bench.service.added == [NewWorker(model="m", pool="short", url="http://h:1", ranks=2)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "m", "pool": "short"},
+        {"model": "m", "pool": "short", "url": "http://h:1", "api_key": "two words"},
+        {"model": "m", "pool": "short", "url": "http://h:1", "ranks": 1000},
+    ],
+)
+async def test_a_body_that_is_no_worker_is_refused(body: dict[str, object]) -> None:
+    bench = Bench()
+    status, answer = await bench.call("POST", "", json=body)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert bench.service.added == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", ""), ("DELETE", "/short-1"), ("POST", "/short-1/drain")]
+)
+async def test_the_viewer_key_changes_no_worker(method: str, path: str) -> None:
+    bench = Bench()
+    body = {"model": "m", "pool": "short", "url": "http://h:1"}
+    headers = {"authorization": f"Bearer {VIEWER_KEY}"}
+    status, answer = await bench.call(method, path, json=body, headers=headers)
+    assert (status, answer["error"]["code"]) == (403, "viewer_cannot_change")
+    assert bench.service.added == []
+    assert not any(bench.served.fleet.pools[0].draining)
+
+
+async def test_a_worker_that_is_in_a_pool_already_is_refused() -> None:
+    status, answer = await Bench().call(
+        "POST", "", json={"model": "m", "pool": "short", "url": "http://taken:1"}
+    )
+    assert (status, answer["error"]["code"]) == (409, "worker_exists")
+
+
+async def test_a_removed_worker_is_told_with_what_still_runs_there() -> None:
+    bench = Bench()
+    fleet.start(bench.served.fleet.pools[0], 1, 3, 10)
+    shown = {"worker": "short-1", "pools": 1, "running": 3}
+    assert await bench.call("DELETE", "/short-1") == (200, shown)
+    status, answer = await bench.call("DELETE", "/none")
+    assert (status, answer["error"]["code"]) == (404, "worker_not_found")
+
+
+async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
+    bench = Bench()
+    pool = bench.served.fleet.pools[0]
+    fleet.start(pool, 1, 1, 10)
+    bench.peer.active = 1
+    waiting = asyncio.create_task(bench.call("POST", "/short-1/drain?wait=1"))
+    await asyncio.sleep(0.05)
+    fleet.finish(pool, 1, 1, 10)
+    await asyncio.sleep(0.05)
+    assert pool.draining[1]
+    assert not waiting.done()
+    bench.peer.active = 0
+    status, answer = await waiting
+    assert (status, answer["running"]) == (200, 0)
+
+
+async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
+    bench = Bench()
+    bench.served.fleet.pools[0].workers[1] = "another"
+    bench.elsewhere = bench.peer.active = 1
+    waiting = asyncio.create_task(bench.call("POST", "/short-1/drain?wait=1"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    bench.peer.active = 0
+    status, answer = await waiting
+    assert (status, answer["running"]) == (200, 0)
+
+
+async def test_a_drain_counts_a_request_that_was_sent_just_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
+    bench = Bench()
+    looks = iter([0, 1, 1, 0])
+    monkeypatch.setattr(admin, "_running_here", lambda *_: next(looks, 0))
+    status, answer = await bench.call("POST", "/short-1/drain?wait=1")
+    assert (status, answer["running"], next(looks, None)) == (200, 0, None)
+
+
+async def test_a_drain_that_waits_too_long_says_what_still_runs() -> None:
+    bench = Bench()
+    fleet.start(bench.served.fleet.pools[0], 1, 2, 10)
+    status, answer = await bench.call("POST", "/short-1/drain?wait=1&timeout_s=0.01")
+    assert (status, answer["running"]) == (200, 2)
+
+
+async def test_the_drain_of_an_engine_drains_all_its_ranks() -> None:
+    bench = Bench()
+    pool = bench.served.fleet.pools[0]
+    pool.workers[:] = ["h:1#0", "h:1#1"]
+    status, answer = await bench.call("POST", "/h:1/drain")
+    assert (status, answer["pools"], pool.draining) == (200, 2, [True, True])

@@ -1,0 +1,304 @@
+"""GET /v1/sluice/me: a tenant's own terms and counters, and nobody else's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from fastapi import FastAPI, Response
+
+from gateway.admission.entitlement_terms import ModelShape
+from gateway.admission.terms import Terms
+from gateway.admission.token_pool import TokenPool
+from gateway.control.peers import NoPeers
+from gateway.control.tenant_api import TenantView, tenant_router
+from gateway.errors import BadRequest, NotFound, Unauthorized
+from gateway.metrics import Metrics
+from gateway.payload.head import digest_of
+from gateway.ports import AccountView
+from gateway.records.entitlement import Entitlement
+from gateway.records.limit import Limit
+from gateway.records.request import Principal, RequestHead
+from gateway.store.memory_leases import MemoryLeases
+from tests.builders import ask, served_model
+from tests.fakes import FakeClock
+
+ACME = Entitlement(
+    name="acme-prod",
+    model="m",
+    tenant="acme",
+    service_class="elastic",
+    slo_ms=500,
+    baseline=(3, 1),
+    limit=6,
+    tokens_per_s=100.0,
+    kv_bytes=1 << 30,
+)
+WHOLE = Limit(id="tenant:acme:tokens:day", scope="tenant", name="acme", unit="tokens", amount=9)
+RIVAL = msgspec.structs.replace(ACME, name="rival-prod", tenant="rival", tokens_per_s=7_777.0)
+OWNERS = {
+    digest_of(b"sk-acme"): Principal(entitlement="acme-prod", tenant="acme", model="m"),
+    digest_of(b"sk-plain"): Principal(entitlement="plain", tenant="acme", model="bare"),
+    digest_of(b"sk-both"): Principal(
+        entitlement="",
+        tenant="acme",
+        key="both",
+        choices={
+            model: tuple(
+                Principal(entitlement=f"{model}-{n}", tenant="acme", model=model, limits=(WHOLE,))
+                for n in range(40)
+            )
+            for model in ("m", "bare")
+        },
+    ),
+    b"": Principal(entitlement="open", tenant="open"),
+}
+
+
+class Peers(NoPeers):
+    """Other replicas, which were asked these topics."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        self.asked.append(topic)
+        return []
+
+
+class Bench:
+    """The route over the embedded store."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(1_000.0)
+        self.metrics = Metrics()
+        self.book = TokenPool(Terms(slots=(8, 8), largest_tokens=65536))
+        for terms in (ACME, RIVAL):
+            self.book.define(terms)
+        self.store = MemoryLeases(
+            {"m": served_model()}, self.clock, {"m": self.book}, wall_clock=self.clock
+        )
+        self.peers = Peers()
+        self.limits_read = 0
+        self.viewed: list[tuple[str, int]] = []
+        self.decisions = {("r-1", "acme"): b'{"request_id":"r-1"}'}
+        self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
+        shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
+        self.shapes = {"m": shape, "bare": shape}
+        app = FastAPI()
+        app.add_exception_handler(
+            NotFound, lambda _request, refusal: Response(str(refusal), status_code=404)
+        )
+        app.include_router(
+            tenant_router(
+                TenantView(
+                    authenticate=self._authenticate,
+                    terms=self.terms.get,
+                    view=self._view,
+                    limits=self._limits,
+                    peers=self.peers,
+                    managed=lambda model: model == "m",
+                    shapes=self.shapes,
+                    metrics=self.metrics,
+                    find_decision=lambda *asked: self.decisions.get(asked),
+                )
+            )
+        )
+        self._transport = httpx.ASGITransport(app=app)
+
+    async def _limits(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
+        self.limits_read += 1
+        return [{"id": limit.id} for limit in limits]
+
+    async def _view(self, model: str, names: Sequence[str]) -> list[AccountView]:
+        self.viewed.append((model, len(names)))
+        return await self.store.view(model, names)
+
+    async def decision(self, request_id: str, key: str) -> httpx.Response:
+        """The answer of a look-up."""
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://g") as client:
+            return await client.get(
+                f"/v1/sluice/decisions/{request_id}", headers={"authorization": f"Bearer {key}"}
+            )
+
+    async def me(self, key: str = "sk-acme", query: str = "") -> dict[str, Any]:
+        """The answer for a key."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://g") as client:
+            answer = await client.get("/v1/sluice/me" + query, headers=headers)
+        assert answer.status_code == 200
+        found: dict[str, Any] = answer.json()
+        return found
+
+    @staticmethod
+    async def _authenticate(head: RequestHead) -> Principal:
+        owner = OWNERS.get(head.key_digest or b"")
+        if owner is None:
+            raise Unauthorized("no", reason="invalid_api_key")
+        return owner
+
+
+async def test_terms_are_told_as_they_are_written() -> None:
+    found = await Bench().me()
+    assert (found["entitlement"], found["tenant"], found["model"], found["managed"]) == (
+        "acme-prod",
+        "acme",
+        "m",
+        True,
+    )
+    assert found["terms"] == {
+        "compression": "allow",
+        "service_class": "elastic",
+        "slo_target_ms": 500,
+        "tokens_per_second": 100.0,
+        "max_tokens_per_second": None,
+        "kv_cache_gib": 1.0,
+        "max_kv_cache_gib": None,
+        "concurrency": {"short": 3, "long": 1},
+        "max_concurrency": 6,
+        "mode": "enforce",
+        "trusted_usage": False,
+        "expires_at": None,
+    }
+
+
+async def test_counters_follow_what_is_in_flight() -> None:
+    bench = Bench()
+    idle = await bench.me()
+    assert idle["state"] == "bound"
+    assert idle["usage"]["in_flight"] == {"short": 0, "long": 0}
+    asked = msgspec.structs.replace(
+        ask("l1", cost_tokens=1_000, sequences=2), entitlement="acme-prod", kv_bytes=5
+    )
+    await bench.store.admit(asked)
+    usage = (await bench.me())["usage"]
+    assert usage["in_flight"] == {"short": 2, "long": 0}
+    assert (usage["kv_bytes"], usage["debited_tokens"], usage["used_tokens"]) == (5, 1_000, 0)
+    assert usage["bucket_depth_tokens"] - usage["bucket_tokens"] == pytest.approx(1_000)
+    assert usage["weight"] > 1
+    assert (usage["debt"], usage["burst"]) == (0, 0)
+
+
+async def test_a_model_that_is_leaving_has_no_terms_to_tell() -> None:
+    bench = Bench()
+    bench.shapes.clear()
+    found = await bench.me()
+    assert found["entitlement"] == "acme-prod"
+    assert "terms" not in found
+
+
+async def test_a_suspended_entitlement_says_so() -> None:
+    bench = Bench()
+    bench.book.define(msgspec.structs.replace(ACME, suspended=True))
+    assert (await bench.me())["state"] == "suspended"
+
+
+async def test_refusals_are_counted_by_reason() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.metrics.admission.add("acme-prod", "denied", "tokens")
+    bench.metrics.admission.add("acme-prod", "admitted", "")
+    assert (await bench.me())["refused"] == {"tokens": 3}
+
+
+async def test_attainment_is_told_where_a_target_is_stated() -> None:
+    bench = Bench()
+    for met, times in (("true", 19), ("false", 1), ("refused", 4)):
+        bench.metrics.slo_requests.add("acme-prod", met, by=times)
+    assert (await bench.me())["slo"] == {
+        "target_ms": 500,
+        "met": 19,
+        "missed": 1,
+        "refused": 4,
+        "attainment": 0.95,
+    }
+    bench.terms["acme-prod"] = msgspec.structs.replace(ACME, slo_ms=0)
+    assert "slo" not in await bench.me()
+
+
+async def test_a_key_of_many_entitlements_asks_each_store_and_the_replicas_once() -> None:
+    bench = Bench()
+    for model in ("m", "bare"):
+        for n in range(40):
+            name = f"{model}-{n}"
+            terms = msgspec.structs.replace(ACME, name=name, model=model)
+            bench.terms[name] = terms
+            if model == "m":
+                bench.book.define(terms)
+    found = await bench.me("sk-both")
+    rows = found["entitlements"]
+    assert [row["entitlement"] for row in rows] == [
+        f"{model}-{n}" for model in ("m", "bare") for n in range(40)
+    ]
+    assert all(row["limits"] == [{"id": WHOLE.id}] for row in rows)
+    assert [row["state"] for row in rows[:40]] == ["bound"] * 40
+    assert not any("usage" in row for row in rows[40:])
+    assert bench.viewed == [("m", 40)]
+    assert sorted(bench.peers.asked) == ["refused", "slo"]
+    assert bench.limits_read == 1
+
+
+async def test_a_key_of_many_entitlements_is_told_page_by_page() -> None:
+    bench = Bench()
+    whole = await bench.me("sk-both")
+    seen, after = [], ""
+    while True:
+        page = await bench.me("sk-both", f"?limit=30{after}")
+        seen += page["entitlements"]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert seen == whole["entitlements"]
+    assert whole["next"] is None
+    with pytest.raises(BadRequest):
+        await bench.me("sk-both", "?after=gone")
+
+
+async def test_nothing_of_other_tenants_is_told() -> None:
+    bench = Bench()
+    bench.metrics.admission.add("rival-prod", "denied", "kv")
+    bench.metrics.slo_requests.add("rival-prod", "false")
+    text = str(await bench.me())
+    assert "rival" not in text
+    assert "7777" not in text
+    assert "kv'" not in text
+
+
+async def test_of_a_model_that_is_not_managed_there_is_no_usage() -> None:
+    bench = Bench()
+    bench.terms["plain"] = Entitlement(name="plain", model="bare", tenant="acme")
+    found = await bench.me("sk-plain")
+    assert found["managed"] is False
+    assert found["terms"]["service_class"] == "elastic"
+    assert "usage" not in found
+
+
+async def test_an_open_gateway_has_no_terms_to_tell() -> None:
+    found = await Bench().me("")
+    assert found == {
+        "entitlement": "open",
+        "tenant": "open",
+        "model": None,
+        "managed": False,
+        "refused": {},
+    }
+
+
+async def test_an_unknown_key_is_told_nothing() -> None:
+    with pytest.raises(Unauthorized):
+        await Bench().me("sk-unknown")
+
+
+async def test_a_tenant_looks_up_its_own_decisions_with_any_of_its_keys() -> None:
+    for key in ("sk-acme", "sk-plain"):
+        answer = await Bench().decision("r-1", key)
+        assert (answer.status_code, answer.json()) == (200, {"request_id": "r-1"})
+
+
+async def test_the_decision_of_somebody_else_is_not_found() -> None:
+    bench = Bench()
+    bench.decisions = {("r-2", "rival"): b"{}"}
+    assert (await bench.decision("r-2", "sk-acme")).status_code == 404
+    with pytest.raises(Unauthorized):
+        await bench.decision("r-2", "sk-unknown")

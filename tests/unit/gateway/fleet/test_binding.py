@@ -1,0 +1,118 @@
+"""The least loaded worker: (kv + queued_kv)/sum + (active + queued)/sum, ties in turn."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.fleet import fleet
+from gateway.fleet.binding import COMPARED, RETAINED_CANDIDATES, bind_least_loaded
+from gateway.fleet.fleet import PoolState
+from gateway.records.attempt import Binding, HealthRules
+from gateway.scheduling.baselines import LeastLoaded
+from gateway.scheduling.scheduler import Job
+from sluice.build import compiled
+
+
+def pool(workers: int = 3) -> PoolState:
+    return PoolState("p", tuple(f"w{i}" for i in range(workers)), 8)
+
+
+def bound(state: PoolState, *, exclude: tuple[int, ...] = ()) -> Binding:
+    binding = bind_least_loaded(1, state, 0.0, exclude)
+    assert binding is not None
+    return binding
+
+
+def test_an_idle_pool_scores_zero() -> None:
+    binding = bound(pool())
+    assert (binding.pool, binding.score) == (1, 0.0)
+
+
+def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 1, 900)
+    fleet.start(state, 1, 3, 100)
+    binding = bound(state)
+    assert dict(binding.candidates) == pytest.approx({"w0": 0.9 + 0.25, "w1": 0.1 + 0.75})
+    assert binding.worker == 1
+    assert binding.score == pytest.approx(0.85)
+
+
+def test_many_short_sequences_can_weigh_more_than_one_long_one() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 1, 600)
+    fleet.start(state, 1, 9, 400)
+    assert bound(state).worker == 0
+
+
+def test_ties_go_round_the_workers_in_order() -> None:
+    state = pool(3)
+    assert [bound(state).worker for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_ties_go_round_only_among_the_best() -> None:
+    state = pool(3)
+    fleet.start(state, 1, 1, 10)
+    assert {bound(state).worker for _ in range(6)} == {0, 2}
+
+
+def test_workers_already_tried_are_not_chosen() -> None:
+    assert {bound(pool(3), exclude=(0, 2)).worker for _ in range(4)} == {1}
+
+
+def test_nobody_left_is_none() -> None:
+    assert bind_least_loaded(0, pool(2), 0.0, (0, 1)) is None
+
+
+def test_a_pool_that_is_down_is_none() -> None:
+    state = pool(1)
+    fleet.unreachable(state, 0)
+    assert bind_least_loaded(0, state, 0.0) is None
+
+
+def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
+    state = pool(2)
+    fleet.start(state, 0, 5, 5000)
+    fleet.failed(state, 1, HealthRules(eject_after=1, eject_s=10.0), 0.0)
+    assert bound(state).worker == 0
+
+
+def test_of_many_workers_a_part_is_compared_and_all_are_loaded_alike() -> None:
+    for count in (COMPARED + 1, 2 * COMPARED, 500):
+        state = pool(count)
+        for _ in range(10 * count):
+            fleet.start(state, bound(state).worker, 1, 100)
+        assert max(state.active) - min(state.active) <= 2
+
+
+def test_a_decision_explains_a_bounded_number_of_candidates() -> None:
+    assert len(bound(pool(40)).candidates) == RETAINED_CANDIDATES
+
+
+class Looked(list[int]):
+    """Loads that are counted when they are looked at, one by one or all at once."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.skipif(compiled(), reason="compiled code does not ask a list's methods")
+@pytest.mark.parametrize("workers", [100, 2000])
+def test_of_many_workers_as_many_are_looked_at_whatever_the_fleet(workers: int) -> None:
+    state = pool(workers)
+    scheduler = LeastLoaded(state)
+    for number in range(50):
+        fleet.start(state, number, 1, 100)
+    state.active, state.tokens = Looked(state.active), Looked(state.tokens)
+    bound(state)
+    job = Job(owner=None, prompt_tokens=10, output_tokens=10, arrived_s=0.0)
+    assert scheduler.submit(job, 0.0) == (job,)
+    assert state.active.times == state.tokens.times == 2 * COMPARED

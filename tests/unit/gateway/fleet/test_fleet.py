@@ -1,0 +1,286 @@
+"""Worker load and health: overload, ejection, doubling, and probes that never touch load."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.records.attempt import HealthRules
+from sluice.build import compiled
+
+RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
+
+
+def pool(workers: int = 2, slots: int = 4) -> PoolState:
+    return PoolState("p", tuple(f"w{i}" for i in range(workers)), slots)
+
+
+def eject(state: PoolState, worker: int, now_s: float) -> bool:
+    return [fleet.failed(state, worker, RULES, now_s) for _ in range(RULES.eject_after)][-1]
+
+
+def test_overloaded_exactly_from_ready_slots_plus_spill_queue() -> None:
+    state = pool(workers=2, slots=4)
+    state.inflight = 10
+    assert not fleet.overloaded(state, spill_queue=3, now_s=0.0)
+    assert fleet.overloaded(state, spill_queue=2, now_s=0.0)
+
+
+def test_gateways_that_share_engines_spill_once_their_slots_are_taken_together() -> None:
+    """Four gateways get eight requests in turn between two readings of the engines."""
+    gateways = [pool(workers=2, slots=16) for _ in range(4)]
+    sent = 0
+    while not fleet.overloaded(gateways[sent % 4], spill_queue=0, now_s=0.0):
+        state, worker = gateways[sent % 4], sent // 4 % 2
+        fleet.start(state, worker, 1, 10)
+        state.inflight += 1
+        sent += 1
+        if sent % 8 == 0:
+            for each in gateways:
+                for engine in range(2):
+                    fleet.heard(each, engine, sum(other.active[engine] for other in gateways))
+    assert sent == 32
+    fleet.heard(gateways[0], 0, 0)
+    assert not fleet.overloaded(gateways[0], spill_queue=0, now_s=0.0)
+
+
+def test_a_worker_that_is_down_takes_its_slots_along() -> None:
+    state = pool(workers=2, slots=4)
+    fleet.unreachable(state, 0)
+    assert fleet.ready_slots(state, 0.0) == 4
+
+
+def test_a_pool_without_ready_workers_is_overloaded_at_rest() -> None:
+    state = pool(workers=1)
+    fleet.unreachable(state, 0)
+    assert fleet.overloaded(state, spill_queue=0, now_s=0.0)
+
+
+def test_two_failures_do_not_eject() -> None:
+    state = pool()
+    assert not fleet.failed(state, 0, RULES, 0.0)
+    assert not fleet.failed(state, 0, RULES, 0.0)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_the_third_failure_in_a_row_ejects_for_five_seconds() -> None:
+    state = pool()
+    assert eject(state, 0, 10.0)
+    assert fleet.available(state, 14.9) == [1]
+    assert fleet.available(state, 15.0) == [0, 1]
+
+
+def test_a_success_between_failures_starts_the_count_again() -> None:
+    state = pool()
+    for _ in range(4):
+        fleet.failed(state, 0, RULES, 0.0)
+        fleet.failed(state, 0, RULES, 0.0)
+        fleet.succeeded(state, 0)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_each_further_ejection_doubles_up_to_the_longest() -> None:
+    state = pool()
+    waits = []
+    for _ in range(6):
+        eject(state, 0, 100.0)
+        waits.append(state.ejected_until_s[0] - 100.0)
+    assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+
+
+def test_a_success_clears_the_ejection_history() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    eject(state, 0, 20.0)
+    fleet.succeeded(state, 0)
+    assert fleet.available(state, 20.0) == [0, 1]
+    eject(state, 0, 100.0)
+    assert state.ejected_until_s[0] == 105.0
+
+
+def test_many_ejections_do_not_overflow_the_wait() -> None:
+    state = pool()
+    for _ in range(5000):
+        eject(state, 0, 0.0)
+    assert state.ejected_until_s[0] == 60.0
+
+
+def test_when_all_are_ejected_a_doubtful_worker_beats_none() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    eject(state, 1, 0.0)
+    assert fleet.available(state, 1.0) == [0, 1]
+
+
+def test_a_worker_that_refuses_connections_is_never_chosen() -> None:
+    state = pool(workers=1)
+    fleet.unreachable(state, 0)
+    assert fleet.available(state, 1e9) == []
+
+
+def test_a_draining_worker_is_never_chosen() -> None:
+    state = pool()
+    fleet.drain(state, 0, on=True)
+    assert fleet.available(state, 0.0) == [1]
+    fleet.drain(state, 1, on=True)
+    assert fleet.available(state, 0.0) == []
+
+
+def test_an_ejected_worker_that_is_not_draining_beats_a_draining_one() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    fleet.drain(state, 1, on=True)
+    assert fleet.available(state, 0.0) == [0]
+
+
+def test_a_successful_probe_returns_a_refusing_worker_and_ends_its_ejection() -> None:
+    state = pool()
+    eject(state, 0, 0.0)
+    fleet.unreachable(state, 0)
+    assert fleet.probed(state, 0, ok=True)
+    assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_a_good_probe_of_a_worker_that_is_up_does_not_end_its_ejection() -> None:
+    """/health may answer while generation fails."""
+    state = pool()
+    eject(state, 0, 0.0)
+    assert not fleet.probed(state, 0, ok=True)
+    assert fleet.available(state, 1.0) == [1]
+
+
+def test_the_third_missed_probe_in_a_row_takes_a_worker_out() -> None:
+    state = pool()
+    fleet.probed(state, 0, ok=True)
+    for _ in range(3):
+        assert not fleet.missed(state, 0, "why", answers=False)
+        assert not fleet.missed(state, 0, "why", answers=False)
+        assert fleet.available(state, 0.0) == [0, 1]
+        fleet.probed(state, 0, ok=True)
+    assert [fleet.missed(state, 0, "why", answers=False) for _ in range(4)] == [
+        False, False, True, False,
+    ]  # fmt: skip
+    assert fleet.available(state, 0.0) == [1]
+    assert state.why_down == ["why", ""]
+    assert fleet.probed(state, 0, ok=True)
+    assert (fleet.available(state, 0.0), state.why_down) == ([0, 1], ["", ""])
+
+
+def test_the_very_first_probe_decides() -> None:
+    state = pool()
+    assert fleet.missed(state, 0, "not there yet", answers=False)
+    assert fleet.available(state, 0.0) == [1]
+
+
+@given(st.lists(st.booleans()))
+def test_probes_alone_never_take_out_a_worker_that_answers(answers: list[bool]) -> None:
+    state = pool()
+    fleet.probed(state, 0, ok=True)
+    in_a_row = 0
+    for answered in answers:
+        in_a_row = 0 if answered else in_a_row + 1
+        fleet.missed(state, 0, "why", answers=answered)
+        if in_a_row >= 3:
+            return
+        assert fleet.available(state, 0.0) == [0, 1]
+
+
+def test_the_last_resort_is_who_missed_probes_then_who_refused() -> None:
+    state = pool(workers=3)
+    for worker in range(3):
+        fleet.missed(state, worker, "why", answers=False)
+    fleet.unreachable(state, 0)
+    fleet.drain(state, 1, on=True)
+    assert fleet.available(state, 0.0) == []
+    assert fleet.last_resort(state, refused=False) == [2]
+    fleet.unreachable(state, 2)
+    assert fleet.last_resort(state, refused=False) == []
+    assert fleet.last_resort(state, refused=True) == [0, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans())), st.integers(0, 9), st.integers(0, 99))
+def test_probes_never_touch_load(verdicts: list[tuple[int, bool]], active: int, kv: int) -> None:
+    state = pool()
+    fleet.start(state, 0, active, kv)
+    state.inflight = active
+    for worker, ok in verdicts:
+        fleet.probed(state, worker, ok=ok)
+    assert (state.active, state.tokens, state.inflight) == ([active, 0], [kv, 0], active)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8), st.integers(0, 10_000))))
+def test_finish_takes_away_exactly_what_start_added(work: list[tuple[int, int, int]]) -> None:
+    state = pool(workers=3)
+    for one in work:
+        fleet.start(state, *one)
+    assert sum(state.active) == sum(s for _, s, _ in work)
+    for one in reversed(work):
+        fleet.finish(state, *one)
+        assert min(state.active) >= 0
+        assert min(state.tokens) >= 0
+    assert (state.active, state.tokens) == ([0, 0, 0], [0, 0, 0])
+
+
+class Looked(list[float]):
+    """Counts how often it is asked for a worker's value; what is compiled does not ask it."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+
+def test_an_ejected_worker_is_looked_for_once_not_for_every_request() -> None:
+    state = fleet.PoolState("p", tuple(map(str, range(100))), 4)
+    rules = HealthRules(eject_after=1, eject_s=5.0)
+    assert fleet.failed(state, 7, rules, 10.0)
+    looked = state.ejected_until_s = Looked(state.ejected_until_s)
+    found = [fleet.available(state, 10.0 + number / 100) for number in range(400)]
+    assert found[0] == [i for i in range(100) if i != 7]
+    assert all(each is found[0] for each in found), "looked for anew"
+    assert compiled() or looked.times == 100
+    assert fleet.available(state, 15.0) == list(range(100))
+    assert fleet.available(state, 14.0) == found[0], "whatever order is asked in"
+
+
+def test_each_end_of_an_ejection_and_each_change_of_health_is_seen() -> None:
+    state = fleet.PoolState("p", ("a", "b", "c", "d"), 4)
+    fleet.failed(state, 0, HealthRules(eject_after=1, eject_s=5.0), 10.0)
+    fleet.failed(state, 1, HealthRules(eject_after=1, eject_s=9.0), 10.0)
+    assert [fleet.available(state, now_s) for now_s in (10.0, 15.0, 19.0)] == [
+        [2, 3], [0, 2, 3], [0, 1, 2, 3],
+    ]  # fmt: skip
+    assert fleet.available(state, 11.0) == [2, 3]
+    fleet.unreachable(state, 3)
+    assert fleet.available(state, 11.0) == [2]
+    fleet.unreachable(state, 2)
+    assert fleet.available(state, 11.0) == [0, 1], "doubtful ones rather than none"
+    fleet.succeeded(state, 1)
+    assert fleet.available(state, 11.0) == [1]
+
+
+def test_a_failure_that_ejects_nobody_changes_no_list() -> None:
+    state = fleet.PoolState("p", ("a", "b"), 4)
+    alive = state.alive
+    rules = HealthRules(eject_after=3)
+    for _ in range(5):
+        assert not fleet.failed(state, 0, rules, 1.0)
+        fleet.succeeded(state, 0)
+    assert state.alive is alive
+
+
+def test_what_all_workers_have_is_kept_as_a_sum() -> None:
+    state = fleet.PoolState("p", ("a", "b"), 4)
+    fleet.start(state, 0, 2, 300)
+    fleet.start(state, 1, 1, 50)
+    fleet.finish(state, 0, 2, 300)
+    assert (state.total_active, state.total_tokens) == (sum(state.active), sum(state.tokens))
+    assert (state.total_active, state.total_tokens) == (1, 50)
+
+
+def test_a_worker_s_siblings_are_those_of_its_engine() -> None:
+    state = fleet.PoolState("p", tuple("abcde"), 4, engines=((0, 1), (2,), (3, 4)))
+    assert state.siblings == [(0, 1), (0, 1), (2,), (3, 4), (3, 4)]

@@ -1,0 +1,88 @@
+"""Which certificate is in use, until when, and when its files are believed."""
+
+import datetime as dt
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from gateway.http.certificates import Certificates, expiry_unix_s
+
+
+def write(folder: Path, leaf: trustme.LeafCert, *, cert: bool = True, key: bool = True) -> None:
+    if cert:
+        (folder / "cert.pem").write_bytes(b"".join(p.bytes() for p in leaf.cert_chain_pems))
+    if key:
+        (folder / "key.pem").write_bytes(leaf.private_key_pem.bytes())
+
+
+def fits(certificates: Certificates) -> bool:
+    return certificates.status.successful
+
+
+def opened(folder: Path) -> Certificates:
+    return Certificates(str(folder / "cert.pem"), str(folder / "key.pem"))
+
+
+@pytest.mark.parametrize("year", [2031, 2049, 2050, 2100])
+def test_the_expiry_is_read_in_both_ways_of_writing_years(year: int) -> None:
+    """X.509 writes years from 2050 on with four digits."""
+    end = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    leaf = trustme.CA().issue_cert("a", not_after=end)
+    assert expiry_unix_s(leaf.cert_chain_pems[0].bytes()) == end.timestamp()
+
+
+@pytest.mark.parametrize(
+    "pem",
+    [
+        b"",
+        b"hello",
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----",
+        b"-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----",
+        b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----",
+    ],
+)
+def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
+    with pytest.raises(ssl.SSLError):
+        expiry_unix_s(pem)
+
+
+def test_only_a_whole_new_pair_replaces_the_one_in_use(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    write(tmp_path, ca.issue_cert("a"))
+    found = opened(tmp_path)
+    first = found.context
+    found.look()
+    assert found.context is first, "unchanged files change nothing"
+    end = dt.datetime(2090, 1, 1, tzinfo=dt.UTC)
+    renewed = ca.issue_cert("a", not_after=end)
+    write(tmp_path, renewed, key=False)
+    found.look()
+    assert found.context is first
+    assert not fits(found)
+    write(tmp_path, renewed, cert=False)
+    found.look()
+    assert found.context is not first
+    assert fits(found)
+    assert found.status.expires_unix_s == end.timestamp()
+
+
+def test_files_that_vanish_or_come_back_unchanged_leave_the_pair_in_use(tmp_path: Path) -> None:
+    write(tmp_path, trustme.CA().issue_cert("a"))
+    found = opened(tmp_path)
+    kept = (tmp_path / "key.pem").read_bytes()
+    (tmp_path / "key.pem").unlink()
+    found.look()
+    assert not fits(found)
+    (tmp_path / "key.pem").write_bytes(kept)
+    found.look()
+    assert fits(found), "they fit again"
+
+
+def test_a_first_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    write(tmp_path, ca.issue_cert("a"))
+    write(tmp_path, ca.issue_cert("b"), cert=False)
+    with pytest.raises(ssl.SSLError):
+        opened(tmp_path)

@@ -1,0 +1,585 @@
+"""The HTTP protocol under a real uvicorn: bad heads, clients that leave, connections bounded."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+
+import orjson
+import pytest
+
+from gateway.http import client_connection
+from gateway.http.protocol import GatewayProtocol
+from gateway.payload.head import digest_of
+from gateway.records.endpoint import CHAT
+from tests.plane import MAX_HEAD, SOON_S, Connection, Gateway, request, until
+
+
+async def test_requests_on_one_connection_are_answered_in_turn(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for n in range(5):
+        await client.send(request(b"x" * n))
+        status, _, body = await client.answer()
+        assert (status, body) == (200, b"%d" % n)
+    await client.leave()
+
+
+# -- heads that come again
+
+
+class Parsed:
+    """How many headers the parser has told of."""
+
+    def __init__(self) -> None:
+        self.headers = 0
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
+    seen = Parsed()
+    reported = GatewayProtocol.on_header
+
+    def on_header(self: GatewayProtocol, name: bytes, value: bytes) -> None:
+        seen.headers += 1
+        reported(self, name, value)
+
+    monkeypatch.setattr(GatewayProtocol, "on_header", on_header)
+    return seen
+
+
+async def known(gateway: Gateway, parsed: Parsed, extra: bytes = b"") -> Connection:
+    """A client whose head has come twice; over ASGI nothing is kept."""
+    client = await gateway.connect()
+    for _ in range(2):
+        await client.send(request(b"x", extra=extra))
+        await client.answer()
+    parsed.headers = 0
+    return client
+
+
+async def test_a_head_that_came_twice_is_not_parsed_again(gateway: Gateway, parsed: Parsed) -> None:
+    client = await known(gateway, parsed, b"Authorization: Bearer one\r\n")
+    for size in (1, 9, 10, 99, 100, 70_000):
+        await client.send(request(b"x" * size, extra=b"Authorization: Bearer one\r\n"))
+        assert (await client.answer())[2] == b"%d" % size
+    assert {head.key_digest for head in gateway.pipeline.heads} == {digest_of(b"one")}
+    # The last of them came in several reads.
+    assert parsed.headers <= (4 if gateway.direct else 6 * 4)
+    await client.leave()
+
+
+async def test_a_body_may_come_behind_a_known_head_in_pieces(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    head, _, body = request(b"abcdefgh").partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n", body)
+    assert (await client.answer())[2] == b"8"
+    await client.send(head + b"\r\n\r\nab", b"cdefgh")
+    assert (await client.answer())[2] == b"8"
+    assert not gateway.direct or not parsed.headers
+    await client.send(head + b"\r\n\r\nab", b"cd", b"efgh")
+    assert (await client.answer())[2] == b"8"
+    await client.send(head[:20], head[20:] + b"\r\n\r\n" + body)
+    assert (await client.answer())[2] == b"8"
+
+
+async def test_a_client_that_sends_head_and_body_apart_is_known_too(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await gateway.connect()
+    for number in range(4):
+        head, _, body = request(b"x" * (number + 1)).partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n", body)
+        assert (await client.answer())[2] == b"%d" % (number + 1)
+    assert parsed.headers == (2 if gateway.direct else 4) * 3
+
+
+async def test_a_known_head_with_another_name_path_or_key_is_read_anew(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    key = b"Authorization: Bearer one\r\n"
+    client = await known(gateway, parsed, key)
+    for changed in (
+        request(b"x", extra=key.replace(b"one", b"two")),
+        request(b"x"),
+        request(b"x", extra=key).replace(b"/chat", b""),
+        request(b"x", extra=key).replace(b"length: 1", b"length: 01"),
+        request(b"x", extra=key),
+    ):
+        await client.send(changed)
+        assert (await client.answer())[0] == 200
+    assert [head.key_digest for head in gateway.pipeline.heads[2:]] == [
+        digest_of(b"two"),
+        None,
+        *[digest_of(b"one")] * 3,
+    ]
+
+
+@pytest.mark.parametrize("length", [b"9000000", b"-1", b"1x", b"", b"1 1", b"+1"])
+async def test_a_known_head_with_an_impossible_length_is_refused(
+    gateway: Gateway, parsed: Parsed, length: bytes
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"x").replace(b"length: 1", b"length: " + length))
+    assert (await client.answer())[0] in (400, 413)
+
+
+async def test_what_is_pipelined_behind_a_known_head_is_not_mixed(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"one") + request(b"three"))
+    assert (await client.answer())[2] == b"3"
+    assert not gateway.direct or await client.closed() == b""
+
+
+async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_so_long(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"abc")[:-2])
+    await until(lambda: only_connection(gateway)._inbound_since_s is not None)
+    gateway.sweep(client_connection.INBOUND_TIMEOUT_S - 1)
+    await asyncio.sleep(0.02)
+    assert gateway.connections()
+    gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    assert (await client.answer())[0] == 408
+    assert await client.closed() == b""
+
+
+async def test_a_gateway_that_shuts_down_refuses_known_heads_too(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    gateway.plane.draining = True
+    await client.send(request(b"x"))
+    assert (await client.answer())[0] == 503
+
+
+async def test_a_client_that_leaves_a_request_with_a_known_head_cancels_it(
+    gateway: Gateway, parsed: Parsed
+) -> None:
+    client = await known(gateway, parsed)
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started == 3)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled == [b"hang"])
+
+
+# -- bad heads
+
+
+async def test_each_request_is_read_by_its_own_headers(gateway: Gateway) -> None:
+    """Heads that are sent again are not read again: one byte that differs is."""
+    client = await gateway.connect()
+    one, two = b"Authorization: Bearer one\r\n", b"Authorization: Bearer two\r\n"
+    wanted: list[tuple[bytes | None, str | None]] = []
+    for extra, key, name in (
+        (one, b"one", None),
+        (one, b"one", None),
+        (two, b"two", None),
+        (two + b"X-Request-ID: r-1\r\n", b"two", "r-1"),
+        (two + b"X-Request-ID: r-2\r\n", b"two", "r-2"),
+        (one, b"one", None),
+        (b"", None, None),
+        (b"API-Key: three\r\n", b"three", None),
+        (b"", None, None),
+    ):
+        body = b"x" * (1 + len(wanted))
+        await client.send(request(body, extra=extra))
+        status, _, said = await client.answer()
+        assert (status, said) == (200, b"%d" % len(body))
+        wanted.append((key, name))
+    heads = gateway.pipeline.heads
+    assert [(head.key_digest, head.request_id) for head in heads] == [
+        (key and digest_of(key), name) for key, name in wanted
+    ]
+
+
+async def test_a_head_that_is_sent_again_is_still_checked(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"a"))
+    assert (await client.answer())[0] == 200
+    head = request(b"a").replace(b"content-length: 1", b"Content-Length: 9000000")
+    await client.send(head)
+    assert (await client.answer())[0] == 413
+
+
+async def test_leave_to_send_a_body_is_given_each_time_it_is_asked_for(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for extra in (b"", b"Expect: 100-continue\r\n", b"Expect: 100-continue\r\n", b""):
+        head, _, body = request(b"abc", extra=extra).partition(b"\r\n\r\n")
+        await client.send(head + b"\r\n\r\n")
+        if extra:
+            leave = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), SOON_S)
+            assert leave.startswith(b"HTTP/1.1 100 ")
+        await client.send(body)
+        assert (await client.answer())[::2] == (200, b"3")
+
+
+async def test_oversized_headers_get_a_431_in_openais_shape(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(extra=b"x-big: " + b"y" * MAX_HEAD + b"\r\n"))
+    status, headers, body = await client.answer()
+    assert (status, headers["x-sluice-reason"]) == (431, "headers_too_large")
+    assert orjson.loads(body)["error"]["code"] == "headers_too_large"
+    assert await client.closed() == b""
+    assert gateway.pipeline.started == 0
+
+
+async def test_headers_that_never_end_get_a_431_too(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(
+        b"POST / HTTP/1.1\r\n", *[b"x-%d: %s\r\n" % (n, b"y" * 500) for n in range(9)]
+    )
+    assert (await client.answer())[0] == 431
+
+
+async def test_a_large_body_right_behind_the_head_is_no_large_head(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"x" * 50_000))
+    assert (await client.answer())[2] == b"50000"
+    await client.leave()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
+async def test_a_large_body_behind_a_head_that_came_in_two_pieces_is_no_large_head(
+    gateway: Gateway, cut: int
+) -> None:
+    client = await gateway.connect()
+    whole = request(b"x" * 50_000)
+    at = whole.index(b"\r\n\r\n") + 4 - cut
+    await client.send(whole[:at], whole[at:])
+    assert (await client.answer())[2] == b"50000"
+    await client.leave()
+
+
+async def test_each_head_is_counted_from_zero(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    for _ in range(4):
+        await client.send(request(extra=b"x-some: " + b"y" * (MAX_HEAD // 2) + b"\r\n"))
+        assert (await client.answer())[0] == 200
+    await client.leave()
+
+
+async def test_a_second_head_is_bounded_too(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(request(extra=b"x-big: " + b"y" * MAX_HEAD + b"\r\n"))
+    assert (await client.answer())[0] == 431
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello on a plain port
+        b"hello\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nno colon here\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_gets_a_400_in_openais_shape(
+    gateway: Gateway, garbage: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(garbage)
+    status, headers, body = await client.answer()
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert orjson.loads(body)["error"]["type"] == "invalid_request_error"
+    assert headers["connection"] == "close"
+    assert await client.closed() == b""
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1", request(b"x" * 99)[:-1]])
+async def test_a_request_that_does_not_arrive_is_waited_for_only_so_long(
+    gateway: Gateway, begun: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(begun)
+    gateway.sweep(client_connection.INBOUND_TIMEOUT_S - 1)
+    await client.send(b"")
+    assert not client.reader.at_eof()
+    gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    if begun:
+        status, _, body = await client.answer()
+        assert (status, orjson.loads(body)["error"]["code"]) == (408, "request_timeout")
+    assert await client.closed() == b""
+    assert gateway.plane.running == 0
+
+
+@pytest.mark.parametrize("begun", [b"P", request(b"x" * 99)[:-1]])
+async def test_a_second_request_is_waited_for_only_so_long_too(
+    gateway: Gateway, begun: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(begun)
+    gateway.sweep(client_connection.INBOUND_TIMEOUT_S + 1)
+    assert (await client.answer())[0] == 408
+    assert await client.closed() == b""
+
+
+async def test_a_request_that_has_arrived_may_run_as_long_as_it_takes(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started)
+    gateway.sweep(1e9)
+    await client.send(b"")
+    assert gateway.pipeline.cancelled == []
+    assert gateway.plane.running == 1
+
+
+async def test_half_a_request_behind_a_running_one_does_not_end_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started)
+    await client.send(b"POST /v1")
+    if gateway.direct:
+        gateway.sweep(1e9)
+    await client.send(b"")
+    assert gateway.pipeline.cancelled == []
+    assert gateway.plane.running == 1
+
+
+async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    gateway.sweep(GatewayProtocol.keep_alive_s - 1)
+    await client.send(request())
+    assert (await client.answer())[0] == 200
+
+
+async def test_a_second_request_sent_too_early_is_not_answered_twice_or_mixed(
+    gateway: Gateway,
+) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"one") + request(b"three"))
+    status, _, body = await client.answer()
+    assert (status, body) == (200, b"3")
+    rest = await client.closed() if gateway.direct else b""
+    assert rest == b"", "the direct way closes: a pipelined request was not processed"
+
+
+async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    head, _, body = request(b"hello", extra=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n")
+    assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await client.send(body)
+    assert (await client.answer())[2] == b"5"
+
+
+async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    path = CHAT.path.encode()
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % path
+    piece = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    await client.send(head + piece * 16 + b"1\r\nx\r\n")
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"]) == (413, "close")
+    assert orjson.loads(body)["error"]["code"] == "request_too_large"
+    assert gateway.pipeline.started == 0
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI closes in its own way
+@pytest.mark.parametrize(
+    ("head", "refused"),
+    [
+        (b"content-length: 50000000\r\n\r\n", 413),
+        (b"transfer-encoding: chunked\r\n\r\n" + b"200000\r\n", 413),
+        (b"x-padding: " + b"x" * 2 * MAX_HEAD, 431),
+    ],
+)
+async def test_who_is_refused_while_sending_can_read_why(
+    gateway: Gateway, head: bytes, refused: int
+) -> None:
+    """A connection that is closed with bytes unread is reset, and what was written is lost."""
+    client = await gateway.connect()
+    client.writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\n%s" % (CHAT.path.encode(), head))
+    for _ in range(40):
+        client.writer.write(b"x" * 65_536)
+        await client.writer.drain()
+        await asyncio.sleep(0.001)
+    status, headers, _ = await client.answer()
+    assert (status, headers["connection"]) == (refused, "close")
+    assert await client.closed() == b"", "nothing follows"
+    assert not client.writer.is_closing()
+    assert gateway.pipeline.started == 0
+    gateway.sweep(client_connection.LINGER_S + 1.0)
+    await until(lambda: not gateway.connections())
+
+
+async def test_a_client_that_asks_to_close_is_closed_after_its_answer(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"xx", extra=b"connection: close\r\n"))
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"], body) == (200, "close", b"2")
+    assert await client.closed() == b""
+
+
+# -- clients that leave
+
+
+async def test_a_client_that_leaves_cancels_its_request_and_no_other(gateway: Gateway) -> None:
+    leaving, staying = await gateway.connect(), await gateway.connect()
+    await leaving.send(request(b"hang 1"))
+    await staying.send(request(b"hang 2"))
+    await until(lambda: gateway.pipeline.started == 2)
+    await leaving.leave()
+    await until(lambda: gateway.pipeline.cancelled)
+    assert gateway.pipeline.cancelled == [b"hang 1"]
+    assert gateway.plane.running == 1
+    await staying.leave()
+    await until(lambda: gateway.plane.running == 0)
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI cancels in its own way
+async def test_a_client_that_leaves_before_its_request_has_begun_leaves_a_trace(
+    gateway: Gateway,
+) -> None:
+    await gateway.connect()
+    await until(lambda: gateway._server.server_state.connections)
+    connection = only_connection(gateway)
+    connection.data_received(request(b"hang on"))
+    connection.connection_lost(None)  # in the same turn of the loop
+    assert gateway.pipeline.started == 0
+    await until(lambda: gateway.pipeline.cancelled)
+    assert (gateway.pipeline.started, gateway.pipeline.cancelled) == (1, [b"hang on"])
+    await until(lambda: gateway.plane.running == 0)
+
+
+@pytest.mark.parametrize(
+    "sent", [request(b"hang"), request(b"stream"), request(b"x"), request(b"x" * 99)[:-9], b"POST"]
+)
+async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
+    gateway: Gateway, sent: bytes
+) -> None:
+    """The collector hardly looks at what is old, as connections are."""
+    if not gateway.direct:
+        return  # uvicorn's own circles
+
+    def held() -> int:
+        return sum(isinstance(found, GatewayProtocol) for found in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        client = await gateway.connect()
+        await client.send(sent)
+        await until(lambda: held() == before + 1)
+        client.writer.transport.abort()
+        await until(lambda: held() == before)
+    finally:
+        gc.enable()
+
+
+async def test_a_client_that_leaves_after_a_large_body_cancels_its_request(
+    gateway: Gateway,
+) -> None:
+    """Reading was paused while the body came in; it goes on, or the leaving is not seen."""
+    client = await gateway.connect()
+    await client.send(request(b"hang" + b"x" * 900_000))
+    await until(lambda: gateway.pipeline.started)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled)
+
+
+async def test_a_client_that_leaves_a_stream_cancels_it(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"stream"))
+    await client.reader.readuntil(b"\r\n\r\n")
+    client.writer.transport.abort()
+    await until(lambda: gateway.pipeline.cancelled)
+    await until(lambda: gateway.plane.running == 0)
+
+
+async def test_a_client_that_leaves_after_its_answer_cancels_nothing(gateway: Gateway) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.leave()
+    await until(lambda: gateway.plane.running == 0)
+    assert gateway.pipeline.cancelled == []
+
+
+async def test_a_client_that_leaves_later_requests_of_a_connection_cancels_them(
+    gateway: Gateway,
+) -> None:
+    client = await gateway.connect()
+    await client.send(request())
+    await client.answer()
+    await client.send(request(b"hang"))
+    await until(lambda: gateway.pipeline.started == 2)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled == [b"hang"])
+
+
+async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(
+    start: Callable[..., Awaitable[Gateway]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "WRITE_STALL_S", 0.2)
+    gateway = await start()
+    client = await gateway.connect()
+    await client.send(request(b"stream"))
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until(lambda: gateway.pipeline.cancelled)
+    assert gateway.pipeline.written < 64 << 20, "bounded by the sockets' buffers"
+    client.writer.transport.abort()
+
+
+# -- connections
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
+    start: Callable[..., Awaitable[Gateway]],
+) -> None:
+    gateway = await start(max_connections=2)
+    served, running = await gateway.connect(), await gateway.connect()
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    await running.send(request(b"hang"))
+    third = await gateway.connect()
+    status, _, body = await third.answer()
+    assert (status, orjson.loads(body)["error"]["code"]) == (503, "too_many_connections")
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    await served.leave()
+    await asyncio.sleep(0.02)
+    fourth = await gateway.connect()
+    await fourth.send(request())
+    assert (await fourth.answer())[0] == 200
+
+
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+@pytest.mark.parametrize("sent", [b"", b"POST /v1", request(b"who"), request(b"abc")[:-1]])
+async def test_connections_without_a_served_request_give_way_to_others(
+    start: Callable[..., Awaitable[Gateway]], sent: bytes
+) -> None:
+    """Silent ones, half a request, a refused key: one address cannot keep the others out."""
+    gateway = await start(max_connections=8)
+    served = await gateway.connect()
+    await served.send(request())
+    assert (await served.answer())[0] == 200
+    gateway.pipeline.known = False
+    for _ in range(20):
+        await (await gateway.connect()).send(sent)
+        assert len(gateway.connections()) <= 8
+    gateway.pipeline.known = True
+    late = await gateway.connect()
+    for client in (late, served):
+        await client.send(request())
+        assert (await client.answer())[0] == 200
+
+
+# -- connections given to another process
+
+
+def only_connection(gateway: Gateway) -> GatewayProtocol:
+    (connection,) = gateway._server.server_state.connections
+    assert isinstance(connection, GatewayProtocol)
+    return connection

@@ -1,0 +1,91 @@
+"""What a tenant taught decides what its requests are expected to use, not what budgets reserve."""
+
+import asyncio
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.pipeline import estimate as estimating
+from gateway.pipeline.admit import admit
+from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
+from gateway.records.estimate import Observation, Plan
+from gateway.records.lease import Ask, Lease
+from gateway.records.limit import Limit
+from gateway.records.price import cost_nano, token_price
+from gateway.records.request import Principal, RequestHead
+from simulator.mock_server import tokenizer
+from tests.builders import chat_body, served_model
+from tests.fakes import FakeStore
+
+PRICE = token_price(0.6, 1.8, None)
+MONEY = Limit(id="t:money", scope="tenant", name="t", unit="money", amount=10**12, window="month")
+OWNER = Principal(entitlement="e", tenant="t", limits=(MONEY,))
+WINDOW = 65_536
+"""The largest of the model."""
+
+
+class Asked(FakeStore):
+    """Notes what it is asked."""
+
+    async def admit(self, ask: Ask) -> Lease:
+        """See LeaseStore."""
+        self.ask = ask
+        return await super().admit(ask)
+
+
+async def asked(text: str, max_tokens: int | None, taught: list[tuple[int, int]]) -> Ask:
+    """What is asked for a chat after a tenant's requests used so many tokens."""
+    served, store = served_model(), Asked()
+    served.price = PRICE
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "n": 2}
+    raw = orjson.dumps(body if max_tokens is None else {**body, "max_tokens": max_tokens})
+    facts = estimating.read(CHAT, raw, RequestHead())
+    for prompt_tokens, completion_tokens in taught:
+        served.estimator.learn(
+            Observation(
+                endpoint="chat",
+                tenant="t",
+                measure=facts.measure,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                sequences=1,
+                output_censored=False,
+            )
+        )
+    lengths = estimating.estimate(served, CHAT, facts, OWNER)
+    await admit(store, served, OWNER, "l", lengths, Plan(pool=0, alternates=(), reason="test"))
+    return store.ask
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=400),
+    max_tokens=st.none() | st.integers(1, 2 * WINDOW),
+    taught=st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5_000)), max_size=60),
+)
+def test_budgets_reserve_what_no_request_can_pass(
+    text: str, max_tokens: int | None, taught: list[tuple[int, int]]
+) -> None:
+    ask = asyncio.run(asked(text, max_tokens, taught))
+    untaught = asyncio.run(asked(text, max_tokens, []))
+    assert (ask.most_tokens, ask.most_money) == (untaught.most_tokens, untaught.most_money)
+    prompt_tokens = tokenizer.count(text) + 8
+    answer_tokens = 2 * min(max_tokens or WINDOW, WINDOW - prompt_tokens)
+    assert ask.most_tokens >= prompt_tokens + answer_tokens
+    assert ask.most_money >= cost_nano(PRICE, prompt_tokens, answer_tokens)
+
+
+@pytest.mark.parametrize(
+    ("by_hour", "endpoint", "money"), [(True, CHAT, 1), (True, TOKENIZE, 0), (False, CHAT, 0)]
+)
+async def test_what_costs_nothing_asks_for_nothing(
+    by_hour: bool, endpoint: Endpoint, money: int
+) -> None:
+    served, store = served_model(), Asked()
+    served.by_hour = by_hour
+    facts = estimating.read(endpoint, chat_body(), RequestHead())
+    lengths = estimating.estimate(served, endpoint, facts, OWNER)
+    await admit(store, served, OWNER, "l", lengths, Plan(pool=0, alternates=(), reason="test"))
+    assert (store.ask.money, store.ask.most_money) == (money, 0)
+    assert (store.ask.cost_tokens > 0, store.ask.most_tokens > 0) == (endpoint is CHAT,) * 2

@@ -1,0 +1,198 @@
+"""Boundaries that move by what goes wrong: steps, evidence, limits, memory."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.routing.boundary_control import (
+    SAMPLE_S,
+    BoundaryBounds,
+    BoundaryControl,
+    Move,
+    PoolSample,
+)
+
+SHORT = BoundaryBounds(pool="short", start=8192, least=2048, most=16_384)
+
+
+def sample(share: float = 0.0, *, requests: int = 1000, load: float = 0.3) -> PoolSample:
+    """A minute in which so many of the requests were preempted."""
+    return PoolSample(
+        requests=requests, finished=float(requests), preemptions=share * requests, load=load
+    )
+
+
+def drive(
+    control: BoundaryControl, minutes: int, happens: Callable[[int], PoolSample], start: int = 0
+) -> list[tuple[int, Move]]:
+    """(minute, move) of a one-boundary control; `happens` by boundary."""
+    return [
+        (minute, move)
+        for minute in range(start + 1, start + minutes + 1)
+        for move in control.step(SAMPLE_S * minute, [happens(control.boundaries[0])])
+    ]
+
+
+def test_five_minutes_above_one_percent_lower_it_by_a_tenth() -> None:
+    control = BoundaryControl([SHORT])
+    moves = drive(control, 5, lambda _: sample(0.011))
+    assert [(minute, m.before, m.after) for minute, m in moves] == [(5, 8192, 7372)]
+    assert moves[0][1].reason == ("1.1 % preempted, 0 % rescued, 0 % overrun in 5 min, above 1 %")
+    assert control.boundaries == (7372,)
+
+
+def test_preempted_rescued_and_overrun_add_up() -> None:
+    control = BoundaryControl([SHORT])
+    one = PoolSample(requests=1000, rescues=4, overruns=4, preemptions=4, finished=1000)
+    assert [m.share for _, m in drive(control, 5, lambda _: one)] == [pytest.approx(0.012)]
+    assert control.shares == (0.0,)
+
+
+def test_further_steps_come_every_other_minute_until_it_is_better() -> None:
+    control = BoundaryControl([SHORT])
+    moves = drive(control, 30, lambda b: sample(0.5 if b > 5500 else 0.005))
+    assert [minute for minute, _ in moves] == [5, 7, 9, 11]
+    assert control.boundaries[0] == 5373
+
+
+def test_a_backlog_that_falls_is_given_time() -> None:
+    control = BoundaryControl([SHORT])
+    drive(control, 5, lambda _: sample(0.5, load=4.0))
+    loads = iter([4.0, 3.0, 2.0, 1.0, 1.0])
+    moves = drive(control, 5, lambda _: sample(0.5, load=next(loads)), start=5)
+    assert [minute for minute, _ in moves] == [10]
+
+
+def test_under_two_permille_it_rises_by_two_percent_every_five_minutes() -> None:
+    control = BoundaryControl([SHORT])
+    moves = drive(control, 10, lambda _: sample(0.001))
+    assert [(minute, m.after) for minute, m in moves] == [(5, 8356), (10, 8524)]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        sample(0.005),
+        sample(0.0, requests=0),
+        sample(0.0, load=0.8),
+        PoolSample(requests=50, finished=50, preemptions=0.4),
+    ],
+    ids=["between", "none", "full", "too few errors"],
+)
+def test_nothing_moves_between_the_thresholds_or_without_evidence(what: PoolSample) -> None:
+    assert drive(BoundaryControl([SHORT]), 60, lambda _: what) == []
+
+
+@pytest.mark.parametrize(("requests", "minutes"), [(100, 5), (50, 10), (20, 25), (1, 60)])
+def test_a_pool_with_few_requests_relaxes_after_longer(requests: int, minutes: int) -> None:
+    control = BoundaryControl([SHORT])
+    drive(control, 5, lambda _: PoolSample(requests=requests, rescues=requests))
+    moves = drive(control, 1 + 2 * minutes, lambda _: sample(requests=requests), start=5 + 24 * 60)
+    low = moves[0][1].before
+    assert low == 7372
+    first = 6 + 24 * 60
+    assert [(minute - first, m.after) for minute, m in moves] == [
+        (minutes, 7520),
+        (2 * minutes, 7671),
+    ]
+
+
+def test_one_tenant_cannot_lower_a_boundary_that_others_use() -> None:
+    control = BoundaryControl([SHORT])
+    forged = PoolSample(requests=60, rescues=20, wrong={"evil": 20})
+    assert drive(control, 24 * 60, lambda _: forged) == []
+    joined = PoolSample(requests=60, rescues=1, overruns=1, wrong={"a": 1, "b": 1})
+    assert drive(control, 5, lambda _: joined, start=24 * 60)
+
+
+@given(st.lists(st.integers(0, 50), min_size=5, max_size=60), st.integers(0, 3))
+def test_one_tenant_at_most_doubles_what_the_others_say(forged: list[int], honest: int) -> None:
+    control = BoundaryControl([SHORT], observe=True)
+    for minute, count in enumerate(forged, 1):
+        wrong = {"a": honest, "evil": count}
+        control.step(60.0 * minute, [PoolSample(requests=100, rescues=honest + count, wrong=wrong)])
+        # In each window: the others' once more, or two in all, if it is but a minute long.
+        assert control.shares[0] <= (honest + max(honest, 2)) / 100 + 1e-9
+
+
+def test_engines_that_preempt_and_finish_nothing_count_as_wrong() -> None:
+    stuck = PoolSample(requests=10, preemptions=30.0)
+    assert drive(BoundaryControl([SHORT]), 5, lambda _: stuck)
+
+
+def test_it_does_not_oscillate_around_a_cliff() -> None:
+    """Above 7,000 tokens everything fails, below nothing does."""
+    control = BoundaryControl([SHORT])
+    moves = drive(control, 24 * 60, lambda b: sample(0.3 if b > 7000 else 0.0))
+    downs = [minute for minute, m in moves if m.after < m.before]
+    # The first two find the cliff; the others are retries, each after twice the pause.
+    pauses = [b - a for a, b in pairwise(downs[1:])]
+    assert downs[:2] == [5, 7]
+    assert all(later > 1.8 * first for first, later in pairwise(pauses))
+    assert len(downs) <= 6
+    assert 6300 <= control.boundaries[0] <= 7000
+
+
+def test_within_an_hour_it_stays_below_what_was_too_much() -> None:
+    control = BoundaryControl([SHORT])
+    drive(control, 60, lambda b: sample(0.3 if b > 8000 else 0.0))
+    assert control.boundaries[0] == 7671
+    assert control.boundaries[0] <= 0.95 * 8192
+
+
+def test_limits_hold() -> None:
+    low = BoundaryControl([SHORT])
+    drive(low, 120, lambda _: sample(1.0))
+    assert low.boundaries == (2048,)
+    high = BoundaryControl([SHORT])
+    drive(high, 600, lambda _: sample(0.0))
+    assert high.boundaries == (16_384,)
+
+
+def test_observed_moves_are_told_and_not_made() -> None:
+    control = BoundaryControl([SHORT], observe=True)
+    moves = drive(control, 20, lambda _: sample(0.5))
+    assert [(minute, m.before, m.after) for minute, m in moves] == [
+        (minute, 8192, 7372) for minute in (5, 10, 15, 20)
+    ]
+    assert control.boundaries == (8192,)
+
+
+def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
+    control = BoundaryControl(
+        [
+            BoundaryBounds(pool="s", start=1000, least=100, most=4000),
+            BoundaryBounds(pool="m", start=1100, least=100, most=16_000),
+        ]
+    )
+    for minute in range(1, 200):
+        control.step(60.0 * minute, [sample(0.0), sample(0.5)])
+        low, high = control.boundaries
+        assert low < high
+    assert control.boundaries[1] - control.boundaries[0] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            PoolSample,
+            requests=st.integers(0, 2000),
+            rescues=st.integers(0, 50),
+            overruns=st.integers(0, 50),
+            preemptions=st.floats(0, 500),
+            finished=st.floats(0, 2000),
+            load=st.floats(0, 3),
+        ),
+        max_size=80,
+    )
+)
+def test_it_stays_in_bounds_by_steps_of_the_stated_size(samples: list[PoolSample]) -> None:
+    control = BoundaryControl([SHORT])
+    for minute, one in enumerate(samples):
+        for move in control.step(60.0 * minute, [one]):
+            assert 0.899 * move.before <= move.after <= 1.02 * move.before + 1
+        assert SHORT.least <= control.boundaries[0] <= SHORT.most

@@ -1,0 +1,301 @@
+import random
+from math import exp
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.scheduling.fairness import ServedShares
+from gateway.scheduling.quartz_score import hits_of, workers_of
+from gateway.scheduling.quartz_worker_state import (
+    EVEN_TOKENS,
+    MAX_WRITE_FACTOR,
+    MIN_WRITE_FACTOR,
+    Backlogs,
+    RecentWrites,
+    WorkerQueues,
+)
+from gateway.scheduling.scheduler import Job, Match
+from gateway.scheduling.sticky import pick_least, pick_sticky
+from tests.unit.gateway.scheduling.scheduled import job_of, pool_of, quartz_of, submit_all
+
+
+def factor(writes: RecentWrites, worker: int) -> float:
+    written, even, mean = writes.levels()
+    return min(max((written[worker] + even) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(-1e6, 1e6), st.booleans()), min_size=1, max_size=200
+    )
+)
+def test_a_queue_gives_the_least_key_of_the_lowest_class_and_forgets_the_cancelled(
+    drawn: list[tuple[int, float, bool]],
+) -> None:
+    queues = WorkerQueues(1)
+    jobs = []
+    for order, (priority_class, key, _) in enumerate(drawn):
+        job = job_of(priority_class=priority_class, client=str(priority_class))
+        job.worker, job.key, job.order = 0, key, order
+        queues.push(job)
+        jobs.append(job)
+    for job, (_, _, cancelled) in zip(jobs, drawn, strict=True):
+        if cancelled:
+            queues.forget(job)
+    left = [job for job in jobs if job.state == "waiting"]
+    assert queues.lengths == [len(left)]
+    assert queues.entries() <= 2 * len(left) + 64 + 1
+    assert sum(queues.tokens.values()) == 1000 * len(left)
+    assert queues.drain(0) == sorted(left, key=lambda job: (job.priority_class, job.key, job.order))
+    assert queues.waiting == [0, 0, 0]
+    assert not queues.tokens
+
+
+def test_a_heap_of_the_cancelled_does_not_grow() -> None:
+    queues = WorkerQueues(1)
+    for i in range(10_000):
+        job = job_of()
+        job.worker, job.key = 0, float(-i)
+        queues.push(job)
+        queues.forget(job)
+    assert queues.entries() <= 65
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("bind", "send", "leave", "unbind")), st.integers(0, 4)),
+        max_size=200,
+    )
+)
+def test_backlogs_are_what_is_bound_less_the_progress_of_the_oldest(
+    steps: list[tuple[str, int]],
+) -> None:
+    backlogs = Backlogs(1)
+    bound: list[Job] = []
+    sent: list[Job] = []
+    for now_s, (what, pick) in enumerate(steps):
+        if what == "bind":
+            job = job_of(100 * (pick + 1))
+            job.worker, job.mean_s = 0, float(pick)
+            backlogs.bind(job)
+            bound.append(job)
+        elif what == "send" and bound:
+            job = bound.pop(pick % len(bound))
+            backlogs.send(job, job.prompt_tokens, now_s)
+            sent.append(job)
+        elif what == "leave" and sent:
+            backlogs.leave(sent.pop(pick % len(sent)), now_s)
+        elif what == "unbind" and bound:
+            backlogs.unbind(bound.pop(pick % len(bound)))
+        total_s = sum(job.mean_s for job in (*bound, *sent))
+        oldest_s = sent[0].mean_s if sent else 0.0
+        assert total_s - oldest_s - 1e-6 <= backlogs.waits_s([0], now_s)[0] <= total_s + 1e-6
+        assert backlogs.waits_s([0], now_s + 1e9)[0] == pytest.approx(total_s - oldest_s, abs=1e-6)
+        assert backlogs.sent_tokens == [sum(job.prompt_tokens for job in sent)]
+        assert backlogs.behind_tokens(0) == sum(job.prompt_tokens for job in sent[1:])
+
+
+def test_u_decays_by_e_in_tau_and_is_evicted_when_idle() -> None:
+    shares = ServedShares(10.0)
+    shares.served("a", 5000, 0.0)
+    assert shares.kilotokens("a", 0.0) == 5.0
+    assert shares.kilotokens("a", 10.0) == pytest.approx(5.0 / 2.718281828)
+    shares.sweep(10.0)
+    assert len(shares) == 1
+    shares.sweep(200.0)
+    assert len(shares) == 0
+    assert shares.state() == {}
+    assert shares.kilotokens("a", 200.0) == 0.0
+
+
+def test_there_are_never_more_clients_than_allowed() -> None:
+    shares = ServedShares(10.0, most=100)
+    for i in range(1000):
+        shares.served(str(i), 1000, float(i) / 1000)
+    assert len(shares) == len(shares.state()) == 100
+
+
+def test_what_others_served_is_counted_once_and_not_from_before_they_were_known() -> None:
+    here, there = ServedShares(10.0), ServedShares(10.0)
+    there.served("a", 9000, 0.0)
+    here.merge({"there": there.state()}, 0.0)
+    assert here.kilotokens("a", 0.0) == 0.0
+    there.served("a", 2000, 0.0)
+    for _ in range(3):
+        here.merge({"there": there.state()}, 0.0)
+    assert here.kilotokens("a", 0.0) == pytest.approx(2.0)
+    there.sweep(1000.0)
+    there.served("a", 1000, 1000.0)
+    here.merge({"there": there.state()}, 1000.0)
+    assert here.kilotokens("a", 1000.0) == pytest.approx(1.0)
+
+
+@given(
+    st.floats(0.05, 2.0),
+    st.lists(st.tuples(st.integers(1, 20_000), st.floats(0, 5)), min_size=2, max_size=30),
+)
+def test_without_fairness_a_job_is_overtaken_only_within_the_bound(
+    aging: float, drawn: list[tuple[int, float]]
+) -> None:
+    scheduler = quartz_of(pool_of(1), aging=aging, fairness_s_per_kilotoken=0.0)
+    blocker = job_of(50_000)
+    scheduler.submit(blocker, 0.0)
+    now_s = 0.0
+    jobs: list[Job] = []
+    for tokens, later_s in drawn:
+        now_s += later_s
+        jobs.append(job_of(tokens, now_s))
+        submit_all(scheduler, [jobs[-1]], now_s)
+    sizes = {id(job): job.quantile_s for job in jobs}
+    order = [job for job in jobs if job.state == "sent"]
+    waiting = [job for job in jobs if job.state == "waiting"]
+    order += scheduler.first_token(blocker, now_s)
+    for job in order:
+        order += scheduler.first_token(job, now_s)
+    for first, job in enumerate(order):
+        for later in order[first + 1 :]:
+            if later in waiting and job in waiting and later.arrived_s < job.arrived_s:
+                bound_s = (sizes[id(later)] - sizes[id(job)]) / aging
+                assert job.arrived_s - later.arrived_s <= bound_s + 1e-6
+
+
+def first_of(jobs: list[Job], patience_s: float = 15.0) -> Job:
+    """The job that goes first of those that wait together."""
+    scheduler = quartz_of(pool_of(1), fairness_s_per_kilotoken=0.0, patience_s=patience_s)
+    blocker = job_of(50_000)
+    submit_all(scheduler, [blocker, job_of()], 0.0)
+    for job in jobs:
+        submit_all(scheduler, [job], job.arrived_s)
+        assert job.state == "waiting"
+    return scheduler.first_token(blocker, jobs[-1].arrived_s)[0]
+
+
+@pytest.mark.parametrize(
+    ("targets_s", "first"),
+    [
+        ((30.0, 0.5), 1),
+        ((0.0, 0.5), 1),
+        ((30.0, 60.0), 0),
+        ((0.0, 30.0), 0),
+        ((0.5, 0.5), 0),
+        ((0.0, 0.0), 0),
+    ],
+    ids=["tight", "stated", "both-patient", "patient-is-none", "alike", "none"],
+)
+def test_a_tight_target_counts_as_an_earlier_arrival(
+    targets_s: tuple[float, float], first: int
+) -> None:
+    jobs = [job_of(1000, at_s, slo_s=s) for at_s, s in zip((0.0, 9.0), targets_s, strict=True)]
+    assert first_of(jobs) is jobs[first]
+
+
+@pytest.mark.parametrize(("later_s", "first"), [(14.0, 1), (14.6, 0)])
+def test_a_tight_target_overtakes_only_as_far_as_patience(later_s: float, first: int) -> None:
+    jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, later_s, slo_s=0.5)]
+    assert first_of(jobs, patience_s=15.0) is jobs[first]
+
+
+def test_without_patience_targets_do_not_matter() -> None:
+    jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, 0.1, slo_s=0.5)]
+    assert first_of(jobs, patience_s=0.0) is jobs[0]
+
+
+@given(st.data())
+def test_hits_are_each_workers_longest(data: st.DataObject) -> None:
+    levels = data.draw(st.lists(st.integers(1, 255), max_size=6))
+    match = tuple((1000 - i, mask) for i, mask in enumerate(levels))
+    hits = hits_of(match, 255)
+    for worker in range(8):
+        longest = next((tokens for tokens, mask in match if mask >> worker & 1), 0)
+        assert hits.get(worker, 0) == longest
+
+
+def test_workers_of_a_mask_come_in_order_and_not_more_than_asked() -> None:
+    assert list(workers_of(0b10110, 2)) == [1, 2]
+    assert list(workers_of(0b10110, 9)) == [1, 2, 4]
+
+
+def test_sticky_takes_the_next_best_prefix_when_the_best_is_crowded() -> None:
+    match = ((900, 0b001), (100, 0b011))
+    assert pick_sticky(match, (0, 1, 2), [3, 0, 0], 0) == 0
+    assert pick_sticky(match, (0, 1, 2), [30, 4, 0], 0) == 1
+    assert pick_sticky(match, (0, 1, 2), [60, 60, 0], 0) == 2
+
+
+def test_ties_among_the_least_loaded_go_round() -> None:
+    assert [pick_least((0, 1, 2), [1, 0, 0], i) for i in range(4)] == [1, 2, 1, 2]
+
+
+class Looked(list[float]):
+    """Loads that are counted when they are looked at."""
+
+    times = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.times += 1
+        return super().__getitem__(index)
+
+
+def test_of_many_workers_a_few_are_looked_at() -> None:
+    workers = range(2000)
+    everywhere = (900, (1 << 2000) - 1)
+    matches: tuple[Match, ...] = ((), (everywhere,), ((950, 0b1010), everywhere))
+    for match in matches:
+        load = Looked([5.0] * 2000)
+        chosen = {pick_sticky(match, workers, load, cursor, mean=5.0) for cursor in range(100)}
+        assert load.times < 100 * 200
+        assert all(0 <= worker < 2000 for worker in chosen)
+        assert len(chosen) > 20 or chosen <= {1, 3}
+
+
+def test_of_many_workers_the_holder_of_a_prefix_is_found_and_a_crowded_one_left() -> None:
+    load = [5.0] * 2000
+    for cursor in range(40):
+        assert pick_sticky(((900, 1 << 1234),), range(2000), load, cursor, mean=5.0) == 1234
+    load[1234] = 50.0
+    assert pick_sticky(((900, 1 << 1234),), range(2000), load, 0, mean=5.0) != 1234
+    assert pick_sticky(((900, 1 << 1234), (9, 1 << 7)), range(2000), load, 0, mean=5.0) == 7
+    away = [w for w in range(2000) if w not in {7, 1234}]
+    assert pick_sticky(((900, 1 << 1234), (9, 1 << 7)), away, load, 0, mean=5.0) in away
+
+
+def test_client_counters_stay_small_over_many_requests() -> None:
+    shares = ServedShares(10.0)
+    rng = random.Random(3)
+    now_s = 0.0
+    for _ in range(5000):
+        now_s += 0.1
+        shares.served(f"c{rng.randrange(5)}", 1000, now_s)
+    # 2 kilotokens a second each, over 10 s.
+    assert all(10.0 < shares.kilotokens(f"c{i}", now_s) < 35.0 for i in range(5))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 50_000), st.floats(0, 4000)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_recent_writes_are_decayed_counts_over_their_mean(
+    steps: list[tuple[int, int, float]],
+) -> None:
+    writes = RecentWrites(4, 10.0)
+    naive = [0.0] * 4
+    now_s = 1e6
+    for worker, tokens, later_s in steps:
+        now_s += later_s
+        naive = [value * exp(-later_s / 10.0) for value in naive]
+        naive[worker] += tokens
+        writes.add(worker, tokens, now_s)
+    mean = sum(naive) / 4 + EVEN_TOKENS
+    for worker, value in enumerate(naive):
+        expected = min(max((value + EVEN_TOKENS) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
+        assert factor(writes, worker) == pytest.approx(expected, rel=1e-6)
+
+
+def test_where_nothing_was_written_the_price_is_the_same_everywhere() -> None:
+    writes = RecentWrites(3, 10.0)
+    assert [factor(writes, w) for w in range(3)] == [1.0, 1.0, 1.0]

@@ -1,0 +1,260 @@
+"""BF-IO's scheduler: late binding, bands, fairness, the age guard, dead engines."""
+
+import pytest
+
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.records.attempt import HealthRules
+from gateway.scheduling import rank_solver as solver
+from gateway.scheduling.rank_group import RankGroup, RankRules
+from gateway.scheduling.scheduler import Job
+
+
+def pool(ranks: int = 2, slots: int = 2, engines: int = 1) -> PoolState:
+    names = tuple(f"e{e}#{r}" for e in range(engines) for r in range(ranks))
+    return PoolState("p", names, slots, [range(e * ranks, (e + 1) * ranks) for e in range(engines)])
+
+
+def group(state: PoolState, **rules: float) -> RankGroup:
+    return RankGroup(state, solver.assign, rules=RankRules(**{"depth": 0, **rules}))  # type: ignore[arg-type]
+
+
+def job(prompt: int = 100, at_s: float = 0.0, **fields: object) -> Job:
+    return Job(owner=None, prompt_tokens=prompt, output_tokens=9, arrived_s=at_s, **fields)  # type: ignore[arg-type]
+
+
+def test_jobs_wait_in_no_ranks_queue_until_a_slot_is_free() -> None:
+    scheduler = group(pool())
+    sent = [job(10 * n) for n in range(1, 5)]
+    for one in sent:
+        assert scheduler.submit(one, 0.0) == [one]
+    late = job()
+    assert not scheduler.submit(late, 0.0)
+    assert (late.state, late.worker, list(scheduler.waiting)) == ("waiting", -1, [0, 1, 0])
+    assert scheduler.finished(sent[2], 1.0) == [late]
+    assert late.worker == sent[2].worker
+    assert late.state == "sent"
+
+
+def test_a_rank_is_sent_its_slots_and_the_depth() -> None:
+    scheduler = group(pool(ranks=2, slots=3), depth=2)
+    jobs = [job() for _ in range(20)]
+    for one in jobs:
+        scheduler.submit(one, 0.0)
+    assert [rank.sequences for rank in scheduler.ranks] == [5, 5]
+    assert scheduler.waiting[1] == 10
+
+
+def test_a_processes_share_of_the_slots_is_never_below_one() -> None:
+    scheduler = group(pool(ranks=1, slots=8))
+    scheduler.replicas = 4
+    assert scheduler.limit == 2
+    scheduler.replicas = 100
+    assert scheduler.limit == 1
+
+
+def test_the_slot_goes_to_the_request_that_fits_the_gap() -> None:
+    scheduler = group(pool(ranks=2, slots=1))
+    long, short = job(1000), job(100)
+    scheduler.submit(long, 0.0)
+    scheduler.submit(short, 0.0)
+    small, fitting, huge = job(50, 0.1), job(900, 0.2), job(5000, 0.3)
+    for one in (small, fitting, huge):
+        scheduler.submit(one, 0.3)
+    assert scheduler.finished(short, 1.0) == [fitting]
+
+
+def test_a_lower_band_always_goes_first() -> None:
+    scheduler = group(pool(ranks=1, slots=1))
+    first = job()
+    scheduler.submit(first, 0.0)
+    spot, protected = job(100, 0.1, priority_class=2), job(4000, 0.2, priority_class=0)
+    scheduler.submit(spot, 0.1)
+    scheduler.submit(protected, 0.2)
+    assert scheduler.finished(first, 1.0) == [protected]
+    assert scheduler.finished(protected, 2.0) == [spot]
+
+
+def test_a_client_that_had_more_than_its_part_is_put_back() -> None:
+    scheduler = group(pool(ranks=1, slots=1), per_slot=0, spare=1)
+    running = job(3000, client="heavy")
+    scheduler.submit(running, 0.0)
+    mine = [job(3000, 0.1 * n, client="heavy") for n in range(1, 4)]
+    for one in mine:
+        scheduler.submit(one, one.arrived_s)
+    light = job(3000, 0.5, client="light")
+    scheduler.submit(light, 0.5)
+    (second,) = scheduler.finished(running, 1.0)
+    # Known from its first request on: what it had is compared with an even part.
+    assert second is mine[0]
+    later = job(3000, 1.1, client="heavy")
+    scheduler.submit(later, 1.1)
+    (third,) = scheduler.finished(second, 1.2)
+    (fourth,) = scheduler.finished(third, 1.3)
+    (fifth,) = scheduler.finished(fourth, 1.4)
+    assert light in (third, fourth, fifth)
+    assert later.state == "waiting"
+
+
+def test_a_lone_client_is_served_in_order_of_arrival() -> None:
+    scheduler = group(pool(ranks=1, slots=1), per_slot=0, spare=1)
+    jobs = [job(100 + 37 * n % 900, n / 100, client="only") for n in range(40)]
+    order: list[Job] = []
+    for one in jobs:
+        order += scheduler.submit(one, one.arrived_s)
+    now_s = 1.0
+    while len(order) < len(jobs):
+        now_s += 0.5
+        order += scheduler.finished(order[-1], now_s)
+    assert order == jobs
+
+
+def test_a_request_is_passed_over_for_maxage_steps_and_no_longer() -> None:
+    scheduler = group(pool(ranks=2, slots=1), maxage_steps=100)
+    step_s = scheduler.steps.step_s
+    full, running = job(1000), job(500)
+    scheduler.submit(full, 0.0)
+    scheduler.submit(running, 0.0)
+    misfit = job(5000)
+    scheduler.submit(misfit, 0.0)
+    now_s = 0.0
+    while misfit.state == "waiting":
+        now_s += 10 * step_s
+        scheduler.submit(job(500, now_s), now_s)
+        (running,) = scheduler.finished(running, now_s)
+        # It was first to choose from after ten steps, and a slot came free every ten.
+        assert now_s < 121 * step_s
+    assert now_s >= 100 * step_s
+
+
+def test_a_stored_response_waits_for_its_rank_and_holds_nobody_up() -> None:
+    scheduler = group(pool(ranks=2, slots=1))
+    left, right = job(10), job(10)
+    scheduler.submit(left, 0.0)
+    scheduler.submit(right, 0.0)
+    preferring, other = job(10, preferred=right.worker), job(10)
+    scheduler.submit(preferring, 0.1)
+    scheduler.submit(other, 0.2)
+    assert scheduler.finished(left, 1.0) == [other]
+    assert scheduler.finished(right, 1.0) == [preferring]
+    assert preferring.worker == right.worker
+
+
+def test_a_homed_job_goes_anywhere_when_its_rank_is_away() -> None:
+    state = pool(ranks=1, slots=1, engines=2)
+    scheduler = group(state)
+    running = [job(), job()]
+    for one in running:
+        scheduler.submit(one, 0.0)
+    preferring = job(preferred=1)
+    scheduler.submit(preferring, 0.1)
+    fleet.unreachable(state, 1)
+    at_0 = next(one for one in running if one.worker == 0)
+    assert scheduler.finished(at_0, 1.0) == [preferring]
+    assert preferring.worker == 0
+
+
+def test_a_failed_request_goes_elsewhere_while_there_is_elsewhere() -> None:
+    scheduler = group(pool(ranks=2, slots=1))
+    busy = job(10)
+    scheduler.submit(busy, 0.0)
+    free = 1 - busy.worker
+    again = job(10, excluded=(free,))
+    assert scheduler.submit(again, 0.1) == []
+    assert scheduler.finished(busy, 0.2) == [again]
+    assert again.worker != free
+    nowhere_else = job(10, excluded=(0, 1))
+    assert scheduler.submit(nowhere_else, 0.3) == [nowhere_else]
+
+
+def test_a_dead_engines_ranks_leave_together_and_the_waiting_go_to_the_other() -> None:
+    state = pool(ranks=2, slots=1, engines=2)
+    scheduler = group(state)
+    running = [job() for _ in range(4)]
+    for one in running:
+        scheduler.submit(one, 0.0)
+    waits = job()
+    scheduler.submit(waits, 0.1)
+    fleet.unreachable(state, 0)
+    dead = [one for one in running if one.worker < 2]
+    assert [scheduler.finished(one, 0.2) for one in dead] == [[], []]
+    alive = next(one for one in running if one.worker >= 2)
+    assert scheduler.finished(alive, 0.3) == [waits]
+
+
+def test_without_a_rank_the_waiting_go_nowhere_and_newcomers_are_not_taken() -> None:
+    state = pool(ranks=2, slots=1)
+    scheduler = group(state)
+    for _ in range(2):
+        scheduler.submit(job(), 0.0)
+    waits = [job(), job(preferred=1)]
+    for one in waits:
+        scheduler.submit(one, 0.1)
+    fleet.unreachable(state, 1)
+    assert set(scheduler.tick(0.2)) == set(waits)
+    assert [one.state for one in waits] == ["nowhere", "nowhere"]
+    assert list(scheduler.waiting) == [0, 0, 0]
+    late = job()
+    assert not scheduler.submit(late, 0.3)
+    assert late.state == "nowhere"
+    assert not scheduler.cancel(late, 0.4)
+
+
+def test_one_ranks_time_outs_count_for_its_engine() -> None:
+    state = pool(ranks=2, slots=1, engines=2)
+    rules = HealthRules(eject_after=2)
+    assert not fleet.failed(state, 0, rules, 0.0)
+    assert fleet.failed(state, 1, rules, 0.0)
+    assert fleet.available(state, 1.0) == [2, 3]
+    fleet.succeeded(state, 1)
+    assert fleet.available(state, 1.0) == [0, 1, 2, 3]
+
+
+def test_a_full_line_takes_no_more() -> None:
+    scheduler = group(pool(ranks=1, slots=1), most_waiting=2)
+    for _ in range(3):
+        scheduler.submit(job(), 0.0)
+    late = job()
+    scheduler.submit(late, 0.0)
+    assert late.state == "nowhere"
+    assert scheduler.waiting[1] == 2
+
+
+def test_a_request_of_many_sequences_goes_where_one_slot_is_free() -> None:
+    scheduler = group(pool(ranks=2, slots=2))
+    wide = job(10, sequences=8)
+    scheduler.submit(wide, 0.0)
+    more = [job(10) for _ in range(3)]
+    for one in more:
+        scheduler.submit(one, 0.0)
+    assert [one.state for one in more] == ["sent", "sent", "waiting"]
+    assert all(one.worker != wide.worker for one in more[:2])
+
+
+def test_load_follows_streams_and_telemetry() -> None:
+    observed = {0: 700.0, 1: None}
+    state = pool(ranks=2, slots=4)
+    scheduler = RankGroup(state, solver.assign, observed=lambda rank, now_s: observed[rank])
+    first = job(500)
+    scheduler.submit(first, 0.0)
+    assert first.worker == 0
+    first.emitted = lambda: 100
+    for _ in range(200):
+        scheduler.tick(1.0)
+    assert scheduler.ranks[0].tokens(1.0) == pytest.approx(700, abs=1)
+    next_one = job(10, 1.0)
+    scheduler.submit(next_one, 1.0)
+    assert next_one.worker == 1
+    scheduler.finished(first, 2.0)
+    assert not scheduler.ranks[0].jobs
+    assert scheduler.steps.step_s == pytest.approx(2.0 / 100)
+
+
+def test_finishing_twice_frees_one_slot() -> None:
+    scheduler = group(pool(ranks=1, slots=1))
+    one = job()
+    scheduler.submit(one, 0.0)
+    scheduler.first_token(one, 0.1)
+    scheduler.finished(one, 1.0)
+    assert not scheduler.finished(one, 1.0)
+    assert scheduler.ranks[0].sequences == 0

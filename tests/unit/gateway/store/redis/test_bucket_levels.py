@@ -1,0 +1,164 @@
+"""What a process remembers of buckets in Redis, and hands its share when Redis goes away."""
+
+import pytest
+
+from gateway.admission import admission
+from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission.token_pool import TokenPool, depth_tokens, surplus_level
+from gateway.records.lease import Lease
+from gateway.store.redis.bucket_levels import (
+    note_charge,
+    note_decision,
+    note_view,
+    take_back,
+)
+from gateway.store.redis.fallback import share_of
+from gateway.store.redis.lease_codec import RedisLease
+from tests.token_pools import NOW_S, denied, entitled, granted, pool
+
+RATE = 10.0
+DEPTH = 100
+LATER_S = NOW_S + 1
+
+
+def known() -> TokenPool:
+    """The book of a process whose model is in Redis."""
+    return pool(entitled(tokens_per_s=RATE, tokens_per_s_limit=RATE, limit=4), slots=(12,))
+
+
+def kept_of(token_pool: TokenPool, lease_id: str, found: Grant) -> RedisLease:
+    record = token_pool.leases[lease_id]
+    lease = Lease(
+        id=lease_id,
+        model="m",
+        entitlement=record.entitlement,
+        pool=0,
+        cost_tokens=record.estimate_tokens,
+        sequences=1,
+        issued_unix_s=NOW_S,
+        spilled=False,
+    )
+    return RedisLease(lease, lease_id, funded=found.funded, gives_way=False)
+
+
+def level_of(token_pool: TokenPool, at: float = NOW_S) -> float:
+    """By how much a share of one decides."""
+    share = share_of(token_pool, (), 1, at)
+    return share.accounts["e"].level
+
+
+def test_a_bucket_that_nobody_heard_of_is_full() -> None:
+    assert level_of(known()) == DEPTH
+
+
+def test_a_grant_says_what_is_left_and_it_fills_again() -> None:
+    redis, token_pool = known(), known()
+    note_decision(token_pool, "e", 70, granted(redis, estimate_tokens=70), NOW_S)
+    assert level_of(token_pool) == 30
+    assert level_of(token_pool, LATER_S) == 30 + RATE
+
+
+def test_a_refusal_says_what_is_left() -> None:
+    redis, token_pool = known(), known()
+    granted(redis, estimate_tokens=95)
+    note_decision(token_pool, "e", 20, denied(redis, "b", estimate_tokens=20), NOW_S)
+    assert level_of(token_pool) == 5
+
+
+def test_a_refusal_for_another_s_sake_says_nothing() -> None:
+    token_pool = known()
+    note_decision(token_pool, "e", 20, Denial(reason="concurrency", limit=3, used=3), NOW_S)
+    assert level_of(token_pool) == DEPTH
+
+
+def test_nothing_is_known_of_an_entitlement_that_is_gone() -> None:
+    token_pool = known()
+    note_decision(token_pool, "gone", 20, Denial(reason="tokens"), NOW_S)
+    assert level_of(token_pool) == DEPTH
+
+
+@pytest.mark.parametrize(("cost", "left"), [(0, 100), (30, 70), (250, -150)])
+def test_what_a_lease_costs_in_the_end_is_known_at_once(cost: int, left: float) -> None:
+    redis, token_pool = known(), known()
+    grant = granted(redis, estimate_tokens=60)
+    note_decision(token_pool, "e", 60, grant, NOW_S)
+    note_charge(token_pool, kept_of(redis, "a", grant), cost, NOW_S)
+    assert level_of(token_pool) == left
+
+
+def test_counters_that_were_read_say_what_is_left() -> None:
+    redis, token_pool = known(), known()
+    granted(redis, estimate_tokens=90)
+    note_view(token_pool, redis, LATER_S, NOW_S)
+    assert level_of(token_pool) == 10 + RATE
+
+
+def test_counters_of_what_was_never_used_say_nothing() -> None:
+    token_pool = known()
+    note_view(token_pool, known(), NOW_S, NOW_S)
+    assert level_of(token_pool) == DEPTH
+
+
+def test_what_leases_cost_on_average_deepens_a_bucket() -> None:
+    redis, token_pool = known(), known()
+    redis.accounts["e"].mean_cost = 50.0
+    granted(redis, estimate_tokens=90)
+    note_view(token_pool, redis, NOW_S, NOW_S)
+    share = share_of(token_pool, (), 2, NOW_S)
+    assert depth_tokens(redis, redis.accounts["e"]) == 4 * 50
+    assert depth_tokens(share, share.accounts["e"]) == 4 * 50 / 2
+
+
+@pytest.mark.parametrize("left", [-80, 0, 80])
+def test_shares_add_up_to_what_was_left(left: int) -> None:
+    redis, token_pool = known(), known()
+    grant = granted(redis, estimate_tokens=60)
+    note_decision(token_pool, "e", 60, grant, NOW_S)
+    note_charge(token_pool, kept_of(redis, "a", grant), DEPTH - left, NOW_S)
+    assert share_of(token_pool, (), 4, NOW_S).accounts["e"].level == left / 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_what_a_share_used_is_missing_in_the_next(replicas: int) -> None:
+    token_pool = known()
+    share = share_of(token_pool, (), replicas, NOW_S)
+    ask = AdmissionRequest(lease_id="a", entitlement="e", pool=0, estimate_tokens=DEPTH // replicas)
+    assert isinstance(admission.admit(share, ask, NOW_S, observe=False), Grant)
+    take_back(token_pool, share, replicas)
+    assert share_of(token_pool, (), replicas, NOW_S).accounts["e"].level < 1
+    later = share_of(token_pool, (), replicas, LATER_S)
+    assert later.accounts["e"].level == pytest.approx(RATE / replicas, abs=1)
+
+
+def test_what_a_share_left_alone_stays_as_it_was_heard() -> None:
+    redis, token_pool = known(), known()
+    note_decision(token_pool, "e", 70, granted(redis, estimate_tokens=70), NOW_S)
+    take_back(token_pool, share_of(token_pool, (), 2, NOW_S), 2)
+    assert level_of(token_pool) == 30
+
+
+def test_a_lease_that_the_surplus_paid_is_paid_back_there() -> None:
+    terms = entitled(tokens_per_s=RATE, tokens_per_s_limit=2 * RATE)
+    redis = pool(terms, tokens_per_s=100.0)
+    token_pool = pool(terms, tokens_per_s=100.0)
+    own = granted(redis, "a", estimate_tokens=60)
+    lent = granted(redis, "b", estimate_tokens=60)
+    assert (own.funded, lent.funded) == ("own", "surplus")
+    note_decision(token_pool, "e", 60, own, NOW_S)
+    note_decision(token_pool, "e", 60, lent, NOW_S)
+    assert surplus_level(token_pool, NOW_S) == 1000 - 60
+    assert token_pool.accounts["e"].borrowed == 60
+    share = share_of(token_pool, [kept_of(redis, "b", lent)], 2, NOW_S)
+    assert (share.surplus, share.accounts["e"].level) == ((1000 - 60) / 2, 40 / 2)
+    admission.settle(share, "b", 0, NOW_S)
+    assert (share.surplus, share.accounts["e"].level) == (500, 40 / 2)
+    take_back(token_pool, share, 2)
+    assert (surplus_level(token_pool, NOW_S), token_pool.accounts["e"].borrowed) == (1000, 0)
+
+
+def test_the_surplus_is_as_it_was_read() -> None:
+    redis, token_pool = pool(tokens_per_s=100.0), pool(tokens_per_s=100.0)
+    redis.surplus, redis.surplus_s, redis.surplus_per_s = 200.0, NOW_S, 50.0
+    note_view(token_pool, redis, LATER_S, NOW_S)
+    share = share_of(token_pool, (), 2, NOW_S)
+    assert (share.surplus, share.surplus_per_s) == (250 / 2, 25)

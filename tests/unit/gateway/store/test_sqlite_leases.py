@@ -1,0 +1,405 @@
+"""The token pools' state in a file: what a restart keeps, and what a bad file costs."""
+
+import asyncio
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admission import admission
+from gateway.admission.counters import Journal
+from gateway.admission.limit_book import LimitBook
+from gateway.admission.terms import LeaseRecord
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.entitlement import Entitlement
+from gateway.records.lease import Ask
+from gateway.records.limit import Limit
+from gateway.store import sqlite_lease_snapshot as lease_snapshot
+from gateway.store.memory_leases import MemoryLeases
+from gateway.store.sqlite_lease_snapshot import AccountCopy, Tombstone, collect
+from gateway.store.sqlite_leases import FORGET_S, SqliteLeases
+from tests.builders import served_model
+from tests.fakes import FakeClock
+from tests.token_pools import NOW_S, entitled, granted, pool
+
+ELASTIC = entitled("e", tokens_per_s=100.0, baseline=4)
+SPOT = entitled("s", "spot")
+COUNTED = tuple(name for name in AccountCopy.__struct_fields__)
+
+
+class Process:
+    """One run of a gateway: the store and its file."""
+
+    def __init__(
+        self, path: Path, clock: FakeClock, *entitlements: Entitlement, **terms: Any
+    ) -> None:
+        terms = {"slots": (8, 8), "tokens_per_s": 500.0, **terms}
+        self.book: TokenPool = pool(*(entitlements or (ELASTIC, SPOT)), **terms)
+        self.store = MemoryLeases({"m": served_model()}, clock, {"m": self.book}, wall_clock=clock)
+        self.file = SqliteLeases(path, self.store.token_pools, self.store.limits, wall_clock=clock)
+
+    async def admit(self, lease_id: str, name: str = "e", **more: Any) -> None:
+        known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}
+        await self.store.admit(Ask(lease_id=lease_id, model="m", entitlement=name, **known))
+
+    def counters(self) -> dict[str, list[float]]:
+        return {
+            name: [getattr(account, field) for field in COUNTED]
+            for name, account in self.book.accounts.items()
+        }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sluice.db"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_S)
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def rows(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as file:
+        (count,) = file.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(count)
+
+
+async def lived(path: Path, clock: FakeClock) -> Process:
+    """A process that served, was interrupted with two leases in force, and saved."""
+    first = Process(path, clock)
+    await first.file.start()
+    await first.admit("done", cost_tokens=300)
+    first.store.settle(
+        await first.store.admit(
+            Ask(
+                lease_id="done",
+                model="m",
+                entitlement="e",
+                pool=0,
+                alternates=(),
+                cost_tokens=300,
+                sequences=1,
+            )
+        ),
+        Settlement(usage=Usage(prompt_tokens=120, completion_tokens=0), dispatched=True),
+    )
+    await first.admit("a", sequences=2, kv_bytes=70)
+    await first.admit("b", "s", pool=1)
+    account = first.book.accounts["e"]
+    account.debt, account.burst = 0.25, 0.5
+    first.book.pools[0].service_s = 2.5
+    first.book.ticked_s = NOW_S - 1
+    await first.file.close()
+    return first
+
+
+async def test_a_restart_keeps_buckets_debt_ledgers_and_means(path: Path, clock: FakeClock) -> None:
+    first = await lived(path, clock)
+    second = Process(path, clock)
+    await second.file.start()
+    assert second.counters() == first.counters()
+    assert second.book.accounts["e"].level == 1000 - 120 - 100
+    assert second.book.pools[0].service_s == 2.5
+    assert (second.book.surplus, second.book.ticked_s) == (first.book.surplus, NOW_S - 1)
+    assert second.book.settled == 1
+    assert "e" in second.book.active
+    await second.file.close()
+
+
+async def test_a_model_that_is_gone_is_forgotten_in_time(path: Path, clock: FakeClock) -> None:
+    await lived(path, clock)
+    tables = ("pool_account", "pool_state", "pool_lease")
+
+    async def left() -> list[int]:
+        """Rows after a start without the model."""
+        file = SqliteLeases(path, {}, LimitBook(), wall_clock=clock)
+        await file.start()
+        await file.close()
+        return [rows(path, table) for table in tables]
+
+    assert await left() == [2, 1, 2]
+    clock.advance(FORGET_S + 1)
+    configured = Process(path, clock)
+    await configured.file.start()
+    await configured.file.close()
+    assert rows(path, "pool_account") == 2
+    clock.advance(FORGET_S + 1)
+    assert await left() == [0, 0, 0]
+
+
+async def test_leases_of_the_former_process_count_until_they_expire(
+    path: Path, clock: FakeClock
+) -> None:
+    first = await lived(path, clock)
+    clock.advance(5.0)
+    second = Process(path, clock)
+    await second.file.start()
+    assert [p.inflight for p in second.book.pools] == [2, 1]
+    assert second.book.pools[0].kv_bytes == 70
+    assert second.book.leases["a"].owner == first.store.owner != second.store.owner
+    clock.advance(LEASE_TTL_S - 6)
+    await second.store.renew()
+    await second.store.tick()
+    assert [p.inflight for p in second.book.pools] == [2, 1]
+    clock.advance(1.0)
+    await second.store.tick()
+    assert [p.inflight for p in second.book.pools] == [0, 0]
+    account = second.book.accounts["e"]
+    assert account.used == 120 + 100
+    assert account.debited - account.refunded == account.used
+    await second.file.close()
+
+
+async def test_usage_of_a_former_process_s_lease_is_still_posted(
+    path: Path, clock: FakeClock
+) -> None:
+    """Another proxy may have asked for it, and outlived the gateway."""
+    first = await lived(path, clock)
+    lease = await first.store.admit(
+        Ask(
+            lease_id="a",
+            model="m",
+            entitlement="e",
+            pool=0,
+            alternates=(),
+            cost_tokens=100,
+            sequences=2,
+        )
+    )
+    usage = Settlement(usage=Usage(prompt_tokens=10, completion_tokens=0), dispatched=True)
+    second = Process(path, clock)
+    await second.file.start()
+    second.store.settle(lease, usage)
+    assert second.book.accounts["e"].used == 130
+    assert second.book.pools[0].inflight == 0
+    await second.file.close()
+    clock.advance(LEASE_TTL_S)
+    third = Process(path, clock)
+    await third.file.start()
+    assert list(third.book.leases) == ["b"]
+    await third.store.tick()
+    await third.file.close()
+    assert rows(path, "pool_lease") == 0
+    assert rows(path, "pool_tombstone") == 1
+    fourth = Process(path, clock)
+    await fourth.file.start()
+    admission.settle(fourth.book, "b", 7, clock())
+    assert fourth.book.accounts["s"].used == 7
+    await fourth.file.close()
+    assert rows(path, "pool_tombstone") == 0
+
+
+async def test_nobody_of_a_former_process_is_asked_to_give_way(
+    path: Path, clock: FakeClock
+) -> None:
+    first = Process(path, clock, entitled("p", "preemptible"))
+    await first.file.start()
+    await first.admit("a", "p")
+    await first.file.close()
+    second = Process(path, clock, entitled("p", "preemptible"))
+    await second.file.start()
+    assert (list(second.book.leases), second.book.pools[0].evictable) == (["a"], {})
+    await second.file.close()
+
+
+async def test_only_what_changed_is_written(path: Path, clock: FakeClock) -> None:
+    process = Process(path, clock, *(entitled(f"e{n}") for n in range(50)))
+    await process.file.start()
+    await process.file.save()
+    assert rows(path, "pool_account") == 0
+    await process.admit("a", "e7")
+    await process.file.save()
+    assert (rows(path, "pool_account"), rows(path, "pool_lease")) == (1, 1)
+    admission.settle(process.book, "a", 5, clock())
+    await process.file.save()
+    assert (rows(path, "pool_account"), rows(path, "pool_lease")) == (1, 0)
+    await process.file.close()
+
+
+async def test_a_renewed_lease_is_remembered_as_renewed(path: Path, clock: FakeClock) -> None:
+    first = Process(path, clock)
+    await first.file.start()
+    await first.admit("a")
+    clock.advance(20.0)
+    await first.store.renew()
+    await first.file.close()
+    clock.advance(LEASE_TTL_S - 1)
+    second = Process(path, clock)
+    await second.file.start()
+    await second.store.tick()
+    assert list(second.book.leases) == ["a"]
+    await second.file.close()
+
+
+async def test_entitlements_that_are_no_more_are_forgotten_after_a_while(
+    path: Path, clock: FakeClock
+) -> None:
+    await lived(path, clock)
+    for seconds, left in ((0.0, 2), (FORGET_S + 1, 1)):
+        clock.advance(seconds)
+        process = Process(path, clock, SPOT)
+        await process.file.start()
+        assert list(process.book.accounts) == ["s"]
+        assert "a" not in process.book.leases
+        await process.file.close()
+        assert rows(path, "pool_account") == left
+    assert rows(path, "pool_lease") == 1
+
+
+async def test_a_removed_entitlement_leaves_the_file(path: Path, clock: FakeClock) -> None:
+    await lived(path, clock)
+    clock.advance(LEASE_TTL_S)
+    process = Process(path, clock)
+    await process.file.start()
+    await process.store.tick()
+    assert await process.store.remove("m", "e")
+    await process.file.close()
+    assert rows(path, "pool_account") == 1
+
+
+@pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"\0" * 500])
+async def test_a_file_that_is_no_good_is_left_and_there_is_no_past(
+    path: Path, clock: FakeClock, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(path, content)
+    process = Process(path, clock)
+    with caplog.at_level(logging.WARNING, "sluice.state"):
+        await process.file.start()
+        await process.admit("a")
+        await process.file.close()
+    assert not process.file.up
+    assert read(path) == content
+    assert ["not kept across restarts" in r.getMessage() for r in caplog.records] == [True]
+    assert process.book.journal is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE pool_schema SET schema = 9", "newer version (schema 9, this one reads 1)"),
+        ("UPDATE pool_account SET record = '[1]'", "sluice.db"),
+        ("UPDATE pool_lease SET record = 'x'", "sluice.db"),
+    ],
+)
+async def test_rows_that_cannot_be_read_are_left(
+    path: Path, clock: FakeClock, statement: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await lived(path, clock)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(statement)
+    process = Process(path, clock)
+    with caplog.at_level(logging.WARNING, "sluice.state"):
+        await process.file.start()
+    await process.file.close()
+    assert says in caplog.text
+    assert rows(path, "pool_lease") == 2
+
+
+async def test_a_file_that_cannot_be_written_is_tried_again_with_everything(
+    path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = Process(path, clock)
+    await process.file.start()
+    await process.admit("old")
+    await process.file.save()
+    with closing(sqlite3.connect(path)) as other, caplog.at_level(logging.WARNING, "sluice.state"):
+        other.execute("BEGIN EXCLUSIVE")
+        await process.admit("new", "s")
+        admission.settle(process.book, "old", 5, clock())
+        for _ in range(2):
+            await process.file.save()
+        up = [process.file.up]
+        other.execute("COMMIT")
+        await process.file.save()
+        assert [*up, process.file.up] == [False, True]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "limits cannot be kept across restarts, trying again",
+        "limits are kept across restarts again",
+    ]
+    await process.file.close()
+    again = Process(path, clock)
+    await again.file.start()
+    assert list(again.book.leases) == ["new"]
+    assert again.counters() == process.counters()
+    await again.file.close()
+
+
+async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests go on while it is taken; every charge in it has its lease in it."""
+    monkeypatch.setattr(lease_snapshot, "SLICE", 10)
+    count = 200
+    token_pool = pool(*(entitled(f"e{n}", baseline=9) for n in range(count)), slots=(10_000,))
+    token_pool.journal = Journal()
+    for number in range(count):
+        granted(token_pool, f"first{number}", f"e{number}")
+    ended = False
+
+    async def requests() -> None:
+        number = 0
+        while not ended and number < 60:
+            granted(token_pool, f"more{number}", f"e{number}")
+            admission.settle(token_pool, f"first{number + 100}", 40, NOW_S)
+            number += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(requests())
+    batch = await collect({"m": token_pool})
+    ended = True
+    await running
+    accounts: dict[str, AccountCopy | None] = {}
+    leases: dict[str, LeaseRecord | Tombstone | None] = {}
+    for part in batch.parts:
+        accounts |= part.accounts
+        leases |= part.leases
+    reserved = dict.fromkeys(token_pool.accounts, 0)
+    for lease in leases.values():
+        if isinstance(lease, LeaseRecord):
+            reserved[lease.entitlement] += lease.estimate_tokens
+    for name, account in accounts.items():
+        assert account is not None
+        assert account.debited - account.refunded - account.used == reserved[name]
+    assert len(accounts) == count
+    assert len(batch.parts) > 20
+
+
+async def test_a_clock_that_leaps_ahead_for_a_moment_deletes_no_counter(
+    path: Path, clock: FakeClock
+) -> None:
+    budget = Limit(
+        id="tenant:t:tokens:month",
+        scope="tenant",
+        name="t",
+        unit="tokens",
+        amount=10_000,
+        window="month",
+    )
+    wall = FakeClock(NOW_S)
+    first = Process(path, clock)
+    first.file = SqliteLeases(path, first.store.token_pools, first.store.limits, wall_clock=wall)
+    await first.file.start()
+    await first.admit("a", limits=(budget,))
+    admission.settle(first.book, "a", 100, clock())
+    await first.file.save()
+    wall.advance(200 * 86_400.0)
+    await first.admit("b")
+    await first.file.save()
+    await first.file.close()
+    second = Process(path, clock)
+    await second.file.start()
+    (view,) = await second.store.levels([budget])
+    assert view.used == 100
+    await second.file.close()

@@ -1,0 +1,373 @@
+"""The ledger: what it adds up, what it keeps, and what a crash between two writes leaves."""
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.metrics import Metrics
+from gateway.records.decision import DecisionRecord
+from gateway.records.usage import UsageLine, UsageSums
+from gateway.usage import usage_export
+from gateway.usage.fleet_bill import PoolBill
+from gateway.usage.ledger import Ledger
+from gateway.usage.ledger_report import report
+from gateway.usage.report import IDLE, query_of, total
+from gateway.usage.usage_export import UsageExport
+from tests.builders import decision
+
+NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
+DAY_S = 86_400
+BY_ALL = "day,tenant,entitlement,key,model"
+
+
+def line(name: str = "l", **more: object) -> UsageLine:
+    fields = {
+        "id": name,
+        "time_unix_s": NOON,
+        "tenant": "acme",
+        "entitlement": "chat",
+        "key": "web",
+        "model": "m",
+        "endpoint": "chat",
+        "input_tokens": 10,
+        "cached_input_tokens": 4,
+        "output_tokens": 3,
+        "charge_tokens": 11,
+        "source": "engine",
+        "status": "ok",
+        "cost_nano": 500,
+    }
+    return msgspec.convert({**fields, **more}, UsageLine)
+
+
+def ledger_at(path: Path, keep_days: int = 400) -> Ledger:
+    made = Ledger(path, keep_days=keep_days, currency="EUR")
+    made.open()
+    return made
+
+
+def rows(path: Path, by: str = BY_ALL, **asked: str) -> dict[tuple[str, ...], UsageSums]:
+    query = query_of(by, asked.get("first"), asked.get("last"), asked.get("tenant"))
+    return dict(report(path, query).rows)
+
+
+def charged(lease_id: str) -> DecisionRecord:
+    return decision(
+        lease_id,
+        tenant="acme",
+        model="m",
+        admission={"lease_id": lease_id, "charge_tokens": 11, "settled_unix_s": NOON},
+        usage={"prompt_tokens": 10, "completion_tokens": 3, "source": "engine", "cost_nano": 500},
+    )
+
+
+def test_requests_are_summed_by_day_tenant_entitlement_key_and_model(tmp_path: Path) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    ledger.commit([line(), line(), line(key="cli")], (), NOON)
+    ledger.commit([line(), line(time_unix_s=NOON + DAY_S)], (), NOON)
+    assert rows(tmp_path / "l.db") == {
+        ("2023-11-15", "acme", "chat", "cli", "m"): UsageSums(1, 10, 4, 3, 11, 500),
+        ("2023-11-15", "acme", "chat", "web", "m"): UsageSums(3, 30, 12, 9, 33, 1500),
+        ("2023-11-16", "acme", "chat", "web", "m"): UsageSums(1, 10, 4, 3, 11, 500),
+    }
+
+
+def test_a_report_has_the_days_and_the_tenant_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    days = [line(time_unix_s=NOON + day * DAY_S) for day in range(4)]
+    ledger_at(path).commit([*days, line(tenant="other")], (), NOON)
+    found = rows(path, "tenant", first="2023-11-15", last="2023-11-17")
+    assert {name: sums.requests for name, sums in found.items()} == {("acme",): 3, ("other",): 1}
+    assert rows(path, "tenant", tenant="other").keys() == {("other",)}
+
+
+def test_the_most_rows_are_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger_at(path).commit([line(tenant=f"t{i}") for i in range(5)], (), NOON)
+    found = report(path, query_of("tenant", None, None), 2)
+    assert list(found.rows) == [("t0",), ("t1",)]
+    assert found.currency == "EUR"
+
+
+def test_sums_older_than_the_days_kept_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = ledger_at(path, keep_days=2)
+    for day in range(5):
+        at = NOON + day * DAY_S
+        ledger.commit([line(time_unix_s=at)], [PoolBill("m", "p", 1.0, 1)], at)
+    assert [name for (name,) in rows(path, "day")] == ["2023-11-17", "2023-11-18", "2023-11-19"]
+
+
+def test_a_glimpse_of_a_wrong_clock_removes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = ledger_at(path, keep_days=2)
+    ledger.commit([line()], (), NOON)
+    wrong = NOON + 30_000 * DAY_S
+    for day in range(1, 3):
+        ledger.commit([line(time_unix_s=wrong)], [PoolBill("m", "p", 1.0, 1)], wrong)
+        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+    days = [name for (name,) in rows(path, "day")]
+    assert days[:3] == ["2023-11-15", "2023-11-16", "2023-11-17"]
+    ledger.commit((), (), NOON + 3 * DAY_S)
+    assert next(name for (name,) in rows(path, "day")) == "2023-11-16"
+
+
+def test_a_gateway_that_rested_for_long_removes_old_rows_a_day_later(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger_at(path, keep_days=2).commit([line()], (), NOON)
+    ledger = ledger_at(path, keep_days=2)
+    for day in (100, 101):
+        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+    assert [name for (name,) in rows(path, "day")] == ["2024-02-23", "2024-02-24"]
+
+
+def test_what_requests_do_not_hold_of_the_fleet_is_idle(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = ledger_at(path)
+    ledger.commit(
+        [line(), line(model="priced by tokens")],
+        [PoolBill("m", "short", 9.0, 2000), PoolBill("m", "long", 1.0, 1000)],
+        NOON,
+    )
+    found = report(path, query_of("tenant,model", None, None))
+    assert found.idle_nano == {(IDLE, "m"): 2500}
+    assert total(found).cost_nano == 3000 + 500, "the fleet's bill, and what tokens cost"
+    assert report(path, query_of("tenant", None, None)).idle_nano == {(IDLE,): 2500}
+    assert report(path, query_of("day", None, None, "acme")).idle_nano == {}
+
+
+def test_processes_of_one_host_share_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+
+    def write(_: int) -> None:
+        ledger = ledger_at(path)
+        for _ in range(20):
+            ledger.commit([line()], (), NOON)
+        ledger.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert [sums.requests for sums in rows(path).values()] == [80]
+
+
+def test_a_batch_that_fails_counts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = ledger_at(path)
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE fleet")
+    with pytest.raises(OSError, match="fleet"):
+        ledger.commit([line(), line(key="cli")], [PoolBill("m", "p", 1.0, 1)], NOON)
+    with sqlite3.connect(path) as other:
+        assert other.execute("SELECT count(*) FROM usage").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but some text", b""])
+def test_a_file_that_is_no_ledger_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "l.db"
+    path.write_bytes(content)
+    if content:
+        with pytest.raises(OSError, match=r"l\.db"):
+            ledger_at(path)
+        assert path.read_bytes() == content
+    else:
+        ledger_at(path).commit([line()], (), NOON)
+        assert rows(path)
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE t (x)")
+    with pytest.raises(OSError, match="is no ledger"):
+        ledger_at(path)
+
+
+def test_no_report_makes_a_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="unable to open"):
+        report(tmp_path / "none.db", query_of("day", None, None))
+    assert not list(tmp_path.iterdir())
+
+
+# -- with an export
+
+
+def books(folder: Path, metrics: Metrics | None = None) -> tuple[UsageExport, Path, Path]:
+    file, path = folder / "u.jsonl", folder / "l.db"
+    ledger = Ledger(path, keep_days=400, currency="EUR")
+    made = UsageExport(file, metrics or Metrics(), ledger, currency="EUR", wall_clock=lambda: NOON)
+    return made, file, path
+
+
+def charged_bytes(lease_id: str) -> bytes:
+    return msgspec.json.encode(line(lease_id)) + b"\n"
+
+
+def exported(file: Path) -> list[str]:
+    return [msgspec.json.decode(text)["id"] for text in file.read_bytes().splitlines()]
+
+
+async def test_ledger_and_export_hold_the_same(tmp_path: Path) -> None:
+    export, file, path = books(tmp_path)
+    export.open()
+    for name in "abc":
+        export.append(charged(name))
+    await export.flush()
+    assert exported(file) == ["a", "b", "c"]
+    assert [sums.requests for sums in rows(path).values()] == [3]
+    await export.close()
+
+
+async def test_what_a_crash_left_between_ledger_and_export_is_exported_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, file, path = books(tmp_path)
+    export.open()
+    export.append(charged("a"))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.usage.usage_export.append_synced", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await export.flush()
+    again, _, _ = books(tmp_path)
+    again.open()
+    again.append(charged("b"))
+    await again.flush()
+    assert exported(file) == ["a", "b"]
+    assert [sums.requests for sums in rows(path).values()] == [2]
+    third, _, _ = books(tmp_path)
+    third.open()
+    await third.flush()
+    assert exported(file) == ["a", "b"], "nothing waited any more"
+
+
+async def test_the_ledger_counts_a_batch_once_however_often_the_export_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, file, path = books(tmp_path)
+    export.open()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.usage.usage_export.append_synced", full)
+        for name in "abc":
+            export.append(charged(name))
+            await export.flush()
+    await export.flush()
+    assert exported(file) == ["a", "b", "c"]
+    assert [sums.requests for sums in rows(path).values()] == [3]
+    await export.close()
+
+
+async def test_an_export_that_is_stuck_keeps_nothing_from_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_export, "MAX_PENDING", 2)
+    metrics = Metrics()
+    export, file, path = books(tmp_path, metrics)
+    export.open()
+    names = [f"{number:02}" for number in range(10)]
+
+    def full(_: Path, data: bytes) -> None:
+        if data:
+            raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(usage_export, "append_synced", full)
+        for name in names[:8]:
+            export.append(charged(name))
+            await export.flush()
+        assert export.pending == 0
+        await export.close()
+        assert metrics.usage_dropped.values == {}
+        again, _, _ = books(tmp_path)
+        again.open()
+        again.append(charged(names[8]))
+        await again.flush()
+    again.append(charged(names[9]))
+    await again.flush()
+    assert exported(file) == names
+    assert [sums.requests for sums in rows(path).values()] == [10]
+    await again.flush()
+    assert exported(file) == names
+    await again.close()
+
+
+async def test_what_waits_for_the_export_is_delivered_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_at(tmp_path / "l.db")
+    for name in "abcde":
+        ledger.commit((), (), NOON, charged_bytes(name))
+    ledger.close()
+    for module in ("ledger", "usage_export"):
+        where = f"gateway.usage.{module}.DELIVERY_BYTES"
+        monkeypatch.setattr(where, 2 * len(charged_bytes("a")))
+    export, file, _ = books(tmp_path)
+    export.open()
+    for part in ("ab", "abcd", "abcde", "abcde"):
+        await export.flush()
+        assert exported(file) == list(part)
+    await export.close()
+
+
+async def test_a_ledger_that_cannot_note_a_delivery_delivers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, file, _ = books(tmp_path)
+    export.open()
+    export.append(charged("a"))
+
+    def failing(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "delivered", failing)
+        for _ in range(3):
+            await export.flush()
+    export.append(charged("b"))
+    await export.flush()
+    assert exported(file) == ["a", "b"]
+    await export.close()
+
+
+async def test_a_ledger_that_fails_is_tried_again_with_requests_and_bill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, _, path = books(tmp_path)
+    export.open()
+
+    def failing(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    export.append(charged("a"))
+    export.bill(PoolBill("m", "p", 1.0, 700))
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "commit", failing)
+        await export.flush()
+    export.bill(PoolBill("m", "p", 1.0, 300))
+    await export.flush()
+    found = report(path, query_of("model", None, None))
+    assert found.rows[("m",)].requests == 1
+    assert found.idle_nano == {("m",): 500}
+    await export.close()
+
+
+async def test_a_ledger_needs_no_export(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    ledger = Ledger(path, keep_days=400, currency="EUR")
+    export = UsageExport(None, Metrics(), ledger, wall_clock=lambda: NOON)
+    export.open()
+    export.append(charged("a"))
+    export.bill(PoolBill("m", "p", 1.0, 700))
+    await export.close()
+    assert [sums.requests for sums in rows(path).values()] == [1]
+    with sqlite3.connect(path) as file:
+        assert file.execute("SELECT count(*) FROM outbox").fetchone() == (0,)

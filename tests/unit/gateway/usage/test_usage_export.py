@@ -1,0 +1,311 @@
+"""Usage for billing: every charged request is in the file, whatever the disk does."""
+
+import asyncio
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.metrics import Metrics
+from gateway.records.decision import DecisionRecord
+from gateway.usage import usage_export
+from gateway.usage.usage_export import UsageExport, append_synced, usage_line
+from tests.builders import decision
+
+
+def charged(name: str = "l1", **more: Any) -> DecisionRecord:
+    """The decision of a request that was charged."""
+    fields: dict[str, Any] = {
+        "lease_id": name,
+        "tenant": "acme",
+        "key": "web",
+        "entitlement": "prod",
+        "model": "m",
+        "prompt_tokens": 100,
+        "cached_tokens": 40,
+        "completion_tokens": 20,
+        "charge_tokens": 84,
+        "source": "engine",
+        "settled_unix_s": 12.5,
+        **more,
+    }
+    return decision(f"request {name}", **fields)
+
+
+def export_at(path: Path) -> tuple[UsageExport, Metrics]:
+    metrics = Metrics()
+    return UsageExport(path, metrics), metrics
+
+
+def ids(path: Path) -> list[str]:
+    """Ids in a file, lines that are no JSON left out, as a reader must."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            found.append(json.loads(line)["id"])
+        except ValueError:
+            continue
+    return found
+
+
+class FullDisk:
+    """Takes the place of os.write: writes so many bytes more, then the disk is full."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._write = os.write
+
+    def __call__(self, descriptor: int, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._write(descriptor, bytes(data)[: self.room])
+        self.room -= done
+        return done
+
+
+# -- what is exported
+
+
+async def test_a_line_says_who_used_what(tmp_path: Path) -> None:
+    path = tmp_path / "billing" / "usage.jsonl"
+    export, _ = export_at(path)
+    export.open()
+    export.append(charged())
+    await export.flush()
+    assert json.loads(path.read_bytes()) == {
+        "id": "l1",
+        "time_unix_s": 12.5,
+        "tenant": "acme",
+        "key": "web",
+        "entitlement": "prod",
+        "model": "m",
+        "endpoint": "chat",
+        "input_tokens": 100,
+        "cached_input_tokens": 40,
+        "output_tokens": 20,
+        "charge_tokens": 84,
+        "source": "engine",
+        "status": "ok",
+    }
+
+
+def test_what_was_not_charged_has_no_line() -> None:
+    assert usage_line(charged(charge_tokens=None)) is None
+    assert usage_line(decision("refused", outcome="refused")) is None
+
+
+def test_a_request_that_was_charged_nothing_has_one() -> None:
+    line = usage_line(charged(charge_tokens=0))
+    assert line is not None
+    assert line.charge_tokens == 0
+
+
+def test_without_a_time_of_settlement_it_is_the_arrival_and_the_duration() -> None:
+    line = usage_line(charged(settled_unix_s=None, time_unix_s=100.0, duration_s=2.5))
+    assert line is not None
+    assert line.time_unix_s == 102.5
+
+
+async def test_lines_come_in_order_and_one_each(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    export, _ = export_at(path)
+    for name in "abc":
+        export.append(charged(name))
+    await export.flush()
+    await export.flush()
+    assert ids(path) == ["a", "b", "c"]
+    assert path.read_bytes().endswith(b"}\n")
+
+
+# -- restarts and rotation
+
+
+async def test_a_restart_appends(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    for name in "ab":
+        export, _ = export_at(path)
+        export.open()
+        export.append(charged(name))
+        await export.close()
+    assert ids(path) == ["a", "b"]
+
+
+async def test_a_line_torn_by_a_crash_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_bytes(b'{"id":"a"}\n{"id":"b","tena')
+    export, _ = export_at(path)
+    export.open()
+    export.append(charged("c"))
+    await export.flush()
+    assert ids(path) == ["a", "c"]
+
+
+async def test_a_file_that_was_moved_is_made_anew(tmp_path: Path) -> None:
+    path, moved = tmp_path / "u.jsonl", tmp_path / "u.jsonl.1"
+    export, _ = export_at(path)
+    export.append(charged("a"))
+    await export.flush()
+    path.rename(moved)
+    export.append(charged("b"))
+    await export.flush()
+    assert (ids(moved), ids(path)) == (["a"], ["b"])
+
+
+async def test_a_file_that_was_emptied_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    export, _ = export_at(path)
+    export.append(charged("a"))
+    await export.flush()
+    path.write_bytes(b"")
+    export.append(charged("b"))
+    await export.flush()
+    assert path.read_bytes().startswith(b'{"id":"b"')
+
+
+# -- disks that fail
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 300, 500])
+async def test_a_full_disk_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    path = tmp_path / "u.jsonl"
+    export, metrics = export_at(path)
+    for name in "abc":
+        export.append(charged(name))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", FullDisk(room))
+        await export.flush()
+        export.append(charged("d"))
+        await export.flush()
+    assert export.pending == 4
+    await export.flush()
+    assert set(ids(path)) == set("abcd")
+    assert ids(path)[-4:] == list("abcd"), "a batch is written again as a whole"
+    assert (export.pending, metrics.usage_dropped.values) == (0, {})
+
+
+async def test_a_batch_that_was_not_synced_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "u.jsonl"
+    export, _ = export_at(path)
+    export.append(charged("a"))
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        await export.flush()
+    assert export.pending == 1
+    await export.flush()
+    assert ids(path) == ["a", "a"]
+
+
+async def test_a_batch_is_synced_before_it_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "u.jsonl"
+    export, _ = export_at(path)
+    export.open()
+    synced: list[int] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        assert export.pending == 1
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    export.append(charged("a"))
+    await export.flush()
+    assert path.stat().st_size in synced
+    assert export.pending == 0
+
+
+async def test_a_disk_that_stays_full_drops_the_newest_and_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage_export, "MAX_PENDING", 2)
+    path = tmp_path / "u.jsonl"
+    export, metrics = export_at(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", FullDisk(0))
+        for name in "abcd":
+            export.append(charged(name))
+            await export.flush()
+    assert metrics.usage_dropped.values == {(): 2}
+    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+    await export.flush()
+    assert ids(path) == ["a", "b"]
+
+
+def test_an_export_that_cannot_be_opened_says_so_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    export, _ = export_at(tmp_path / "file" / "u.jsonl")
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
+        export.open()
+
+
+def test_opening_adds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_bytes(b'{"torn')
+    export_at(path)[0].open()
+    assert path.read_bytes() == b'{"torn'
+
+
+# -- the background task
+
+
+async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
+    export, _ = export_at(tmp_path / "u.jsonl")
+    export.start()
+    export.append(charged("a"))
+    await export.close()
+    assert ids(tmp_path / "u.jsonl") == ["a"]
+
+
+async def test_what_a_full_disk_keeps_from_being_written_at_shutdown_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", FullDisk(0))
+    export, metrics = export_at(tmp_path / "u.jsonl")
+    export.start()
+    export.append(charged("a"))
+    await export.close()
+    assert metrics.usage_dropped.values == {(): 1}
+
+
+async def test_lines_that_come_during_a_write_go_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "u.jsonl"
+    export, _ = export_at(path)
+    loop = asyncio.get_running_loop()
+
+    def slow(target: Path, data: bytes) -> None:
+        asyncio.run_coroutine_threadsafe(late(), loop).result(5)
+        append_synced(target, data)
+
+    async def late() -> None:
+        export.append(charged("b"))
+
+    export.append(charged("a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(usage_export, "append_synced", slow)
+        await export.flush()
+    assert (ids(path), export.pending) == (["a"], 1)
+    await export.flush()
+    assert ids(path) == ["a", "b"]
+
+
+async def test_two_flushes_at_once_write_each_line_once(tmp_path: Path) -> None:
+    export, _ = export_at(tmp_path / "u.jsonl")
+    for name in "abc":
+        export.append(charged(name))
+    await asyncio.gather(export.flush(), export.flush())
+    assert ids(tmp_path / "u.jsonl") == ["a", "b", "c"]
