@@ -2,7 +2,7 @@
 
 import logging
 
-from gateway.records.plain_text import plain
+from gateway.records.record import plain
 
 
 class PlainLogRecord(logging.LogRecord):

@@ -12,16 +12,14 @@ import msgspec
 from gateway.admission.terms import Terms
 from gateway.errors import Refusal
 from gateway.estimate.merge import Learned, PeerRecord
-from gateway.records.attempt import PhaseTimeouts, Usage, WorkerAddress
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.endpoint import Endpoint
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
-from gateway.records.tenancy import DirectoryChange, DirectoryState, Written
-from gateway.records.token import TokenIdentity
+from gateway.records.tenancy import DirectoryChange, DirectoryState, TokenIdentity, Written
 
 Lines = bytes
 """Headers in wire format, each line ending in CRLF (`gateway.payload.header_lines`)."""

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from gateway.records.plain_text import plain
+from gateway.records.record import plain
 
 
 def plain_lines(text: str) -> str:

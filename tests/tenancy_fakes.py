@@ -24,9 +24,9 @@ from gateway.records.tenancy import (
     FileTenant,
     RowKind,
     TenancyFile,
+    TokenIdentity,
     Written,
 )
-from gateway.records.token import TokenIdentity
 from gateway.settings import ConfigError, parse
 from gateway.settings.admin_fields import read_admin_fields
 from gateway.store.sqlite_directory import SqliteDirectory

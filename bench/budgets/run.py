@@ -34,8 +34,8 @@ from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate, Observation, Plan
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit, LimitView
-from gateway.records.price import cost_nano, token_price
 from gateway.records.request import Principal, RequestHead
+from gateway.records.usage import cost_nano, token_price
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
 

@@ -13,7 +13,7 @@ from gateway.fleet.discovery_file import FileDiscovery
 from gateway.fleet.kubernetes import KubernetesApi
 from gateway.fleet.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
 from gateway.ports import Discovery
-from gateway.records.discovery import ClusterAccess
+from gateway.records.attempt import ClusterAccess
 from gateway.settings.discovery import source_of
 
 NAMESPACE = "ns"

@@ -25,7 +25,7 @@ from gateway.records.decision import (
     DecisionRecord,
     TimingSection,
 )
-from gateway.records.price import TokenPrice, cost_nano, token_price
+from gateway.records.usage import TokenPrice, cost_nano, token_price
 from gateway.usage.ledger import Ledger
 from gateway.usage.request_log import DecisionRing, Records
 from gateway.usage.usage_export import UsageExport

@@ -19,9 +19,9 @@ from gateway.records.entitlement import (
     BORROWING,
     Entitlement,
     ServiceClass,
+    in_utc,
     split_baseline,
 )
-from gateway.records.expiry import in_utc
 from gateway.records.record import Record
 
 GIB = 1 << 30

@@ -15,7 +15,7 @@ from gateway.admission.decision import Denial
 from gateway.admission.retry_after import retry_after_s
 from gateway.errors import BadRequest, QuotaExceeded, RateLimited, Refusal
 from gateway.records.limit import Limit
-from gateway.records.price import in_units
+from gateway.records.usage import in_units
 
 _SCOPES: Final = {"key": "API key", "entitlement": "entitlement", "tenant": "tenant"}
 _SPREAD_S: Final = 2.0

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Literal
 
 from gateway.records.limit import Budget, KeyLimits, Limit, Scope
-from gateway.records.price import NANO
+from gateway.records.usage import NANO
 
 
 def budget_limits(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from gateway.control.peers import Counts, NoPeers, Peers, all_counts, answer_counts
 from gateway.metrics import Metrics
-from gateway.records.slo import RESULTS
+from gateway.records.entitlement import RESULTS
 
 
 class Attainment:

@@ -14,7 +14,7 @@ import dns.rdatatype
 import dns.resolver
 
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import DiscoverySource, FoundEngine
+from gateway.records.attempt import DiscoverySource, FoundEngine
 
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 60.0

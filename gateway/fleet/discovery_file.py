@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine
 
 LOOK_EVERY_S: Final = 1.0
 SETTLE_S: Final = 0.05

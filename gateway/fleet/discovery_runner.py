@@ -13,9 +13,8 @@ from typing import Final
 
 from gateway.background_task import TasksByKey
 from gateway.ports import Discovery, DiscoveryFailure
-from gateway.records.attempt import WorkerAddress
-from gateway.records.discovery import FoundEngine
-from gateway.records.plain_text import without_credentials
+from gateway.records.attempt import FoundEngine, WorkerAddress
+from gateway.records.record import without_credentials
 
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0

@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import ClusterAccess
+from gateway.records.attempt import ClusterAccess
 
 WATCH_S: Final = 300
 """Time limit of one watch; each is up to a tenth longer, so that they do not end together."""

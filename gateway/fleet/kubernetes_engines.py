@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.fleet.kubernetes import KubernetesApi, Object
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import DiscoverySource, FoundEngine
+from gateway.records.attempt import DiscoverySource, FoundEngine
 
 SLICES: Final = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 PODS: Final = "/api/v1/namespaces/{}/pods"

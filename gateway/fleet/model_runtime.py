@@ -13,7 +13,7 @@ from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
 from gateway.records.decision import CompressionSection
 from gateway.records.entitlement import PROFILES, AdmissionProfile, MeanRate
-from gateway.records.price import TokenPrice
+from gateway.records.usage import TokenPrice
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.conversations import Conversations, ResponseAffinity
 from gateway.routing.routing_table import CompressionRules, Routing

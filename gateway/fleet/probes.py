@@ -29,7 +29,7 @@ from gateway.fleet.kv_capacity import EngineKv
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
-from gateway.records.model_name import matches
+from gateway.records.endpoint import matches
 
 PROBE_BATCH: Final = 128
 """Engines probed concurrently before the first request is served."""

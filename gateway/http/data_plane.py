@@ -29,8 +29,8 @@ from gateway.payload.head import announced_bytes, read_head
 from gateway.payload.header_lines import lines_of, pairs_of
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import ROUTES, Endpoint
+from gateway.records.record import NO_TRACE, Trace
 from gateway.records.request import OPEN, Incoming, Principal, RequestHead
-from gateway.records.trace import NO_TRACE, Trace
 
 _log = logging.getLogger("sluice.data_plane")
 

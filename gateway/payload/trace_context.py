@@ -7,7 +7,7 @@ one of them.
 import re
 from typing import Final
 
-from gateway.records.trace import Trace
+from gateway.records.record import Trace
 
 _LINE: Final = re.compile(rb"^traceparent: ([^\r\n]*)\r\n", re.MULTILINE)
 _LINES: Final = re.compile(rb"^trace(?:parent|state): [^\r\n]*\r\n", re.MULTILINE)

@@ -13,8 +13,8 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Ask, Lease
-from gateway.records.price import cost_nano
 from gateway.records.request import Principal
+from gateway.records.usage import cost_nano
 
 
 async def admit(

@@ -17,7 +17,7 @@ from gateway.ports import TokenVerifier
 from gateway.records.entitlement import RESERVING
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
-from gateway.records.token import TokenIdentity
+from gateway.records.tenancy import TokenIdentity
 from gateway.tenancy.known_tokens import KnownTokens
 from gateway.tenancy.token_claims import no_tenant, unknown_tenant
 

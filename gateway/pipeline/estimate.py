@@ -12,9 +12,8 @@ from gateway.payload.body import TakesLong, is_heavy, read_body
 from gateway.payload.category import category_from_header
 from gateway.payload.header_lines import pairs_of
 from gateway.payload.members import ADAPTER_FIELD
-from gateway.records.endpoint import Endpoint
+from gateway.records.endpoint import Endpoint, matches
 from gateway.records.estimate import LengthEstimate
-from gateway.records.model_name import matches
 from gateway.records.request import OPEN, BodyFacts, Principal, RequestHead
 
 _LOOKS: Final = 4

@@ -19,11 +19,11 @@ from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import DecisionRecord, TimingSection, UsageSection
 from gateway.records.endpoint import Endpoint
+from gateway.records.entitlement import slo_result
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
-from gateway.records.price import cost_nano
 from gateway.records.request import BodyFacts, Principal, Prompt
-from gateway.records.slo import slo_result
+from gateway.records.usage import cost_nano
 from gateway.routing.routing import can_serve
 from gateway.scheduling.prefix_cache_estimate import ExpectedHit
 from gateway.scheduling.prefix_digests import points_of

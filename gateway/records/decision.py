@@ -3,8 +3,7 @@
 from typing import Final, Literal
 
 from gateway.records.attempt import Attempt
-from gateway.records.record import Record
-from gateway.records.trace import NO_TRACE, Trace
+from gateway.records.record import NO_TRACE, Record, Trace
 
 DECISION_SCHEMA = 2
 """Version of the request log's records; raised when the meaning of a field changes."""

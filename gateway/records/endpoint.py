@@ -70,3 +70,20 @@ ROUTES: dict[str, Endpoint] = {
     path: e for bare, e in _BARE.items() for path in (bare, f"/v1{bare}")
 }
 """Endpoints by every accepted path; base URLs of clients end in /v1 or not."""
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name is of a pattern, which may be a name itself; as long as the two at most."""
+    first, *inner = pattern.split("*")
+    if not inner:
+        return name == pattern
+    last = inner.pop()
+    at, end = len(first), len(name) - len(last)
+    if end < at or not (name.startswith(first) and name.endswith(last)):
+        return False
+    for part in inner:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True

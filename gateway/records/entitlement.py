@@ -6,10 +6,15 @@ Token-pools paper, section 3.2 and eq. 1. The weight orders traffic when a pool 
 
 clamped to its service class's range, so that no debt or burst lets one class pass another. The
 debt factor has a floor because eq. 1 goes negative below d = -1/a_debt.
+
+The one reading of `expires_at`, for the file and the admin API, is here too, and the decision
+whether a request kept its entitlement's target time to first token.
 """
 
+from datetime import UTC, datetime
 from typing import Final, Literal
 
+from gateway.records.decision import DecisionRecord
 from gateway.records.record import Record
 from gateway.records.request import OPEN, Principal
 
@@ -212,3 +217,56 @@ def key_name(principal: Principal, digest: bytes | None) -> str | None:
     if principal.key:
         return principal.key
     return None if digest is None or principal is OPEN else digest[:4].hex()
+
+
+FIRST_YEAR: Final = 1971
+LAST_YEAR: Final = 9998
+"""Years in UTC. Beyond them a time zone leads out of the calendar; 0 in Unix seconds is none."""
+INSTANT: Final = f"a date and time in the years {FIRST_YEAR} to {LAST_YEAR}"
+
+
+def in_utc(at: datetime | str) -> datetime | None:
+    """A time (ISO 8601) in UTC, which it is in without an offset; None for one out of range."""
+    try:
+        if isinstance(at, str):
+            at = datetime.fromisoformat(at)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return at if FIRST_YEAR <= at.year <= LAST_YEAR else None
+
+
+SloResult = Literal["true", "false", "refused"]
+RESULTS: Final[tuple[SloResult, ...]] = ("true", "false", "refused")
+_FAILED = frozenset({"evicted", "upstream_error", "internal_error"})
+
+
+def slo_result(record: DecisionRecord, target_ms: int, *, admitted: bool) -> SloResult | None:
+    """Whether a request kept its target; None if it counts as nothing.
+
+    `target_ms` 0: no target. `admitted`: admission gave it a lease. Rules:
+    - Only streams count: an answer that is sent whole has no first token that its client could see.
+    - A request counts as met or not once it was admitted. One that then failed, was evicted, or was
+      refused for load (a full queue, no worker) did not keep the target, whatever came before.
+    - An admission that refused honestly, with the wait, is counted apart: it is a promise of
+      capacity that was not broken, and the client was told at once.
+    - The client's own faults (4xx) count as nothing. A client that leaves before the first token
+      counts as not met if it had waited beyond the target, else as nothing.
+    """
+    if not target_ms or not record.stream:
+        return None
+    outcome, timing = record.outcome, record.timing
+    if outcome in _FAILED:
+        return "false"
+    if outcome == "refused":
+        if record.status != 429 and record.status < 500:
+            return None
+        return "false" if admitted else "refused"
+    if outcome == "error":
+        return None
+    late_s = timing.ttft_s
+    if late_s is None:
+        waited_s = timing.duration_s or 0.0
+        left = outcome == "disconnected" and waited_s * 1000 > target_ms
+        return "false" if left else None
+    return "true" if late_s * 1000 <= target_ms else "false"

@@ -7,8 +7,7 @@ from msgspec import Raw
 
 from gateway.records.endpoint import Endpoint
 from gateway.records.limit import UNLIMITED, KeyLimits, Limit
-from gateway.records.record import Record
-from gateway.records.trace import NO_TRACE, Trace
+from gateway.records.record import NO_TRACE, Record, Trace
 
 CATEGORIES = ("prose", "code", "json", "cjk", "other-script", "mixed")
 Category = Literal["prose", "code", "json", "cjk", "other-script", "mixed"]

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.records.decision import DecisionRecord
-from gateway.records.plain_text import plain
-from gateway.records.record import Record
+from gateway.records.record import Record, plain
 
 _MS: Final = 1000.0
 

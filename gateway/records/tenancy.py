@@ -2,7 +2,7 @@
 
 Rights are positive: rows and sections grant them. Denials only take rights away. They are kept
 apart from what they restrict, and are never removed: whatever a file lists, and whatever older
-copy of a row comes back, a denial holds.
+copy of a row comes back, a denial holds. Last come the tokens (JWT) that stand in for keys.
 """
 
 from collections.abc import Mapping
@@ -144,3 +144,46 @@ NO_FILE: Final = TenancyFile()
 def fingerprint(digest: str) -> str:
     """The name of a key for people; it reveals nothing of the key."""
     return digest[:8]
+
+
+class IssuerRules(Record, frozen=True, kw_only=True):
+    """An issuer of tokens, and what its tokens may do."""
+
+    issuer: str
+    """`iss` of its tokens."""
+    jwks: str
+    """Its public keys: an https URL, or a file."""
+    ca_file: str | None = None
+    """Certificates that its URL is verified against; None for the system's."""
+    audience: tuple[str, ...]
+    """Of `aud`, one is required."""
+    algorithms: tuple[str, ...]
+    leeway_s: float
+    refresh_s: float
+    max_stale_s: float
+    """How long its keys serve after they were last read."""
+    tenant_claim: str
+    entitlements_claim: str | None = None
+    tenants: frozenset[str] | None = None
+    """The only tenants that its tokens may name; None for any."""
+    role_claim: str | None = None
+    roles: Mapping[str, str] = {}
+    """Value of the role's claim -> role on the admin routes."""
+
+
+class TokenIdentity(Record, frozen=True, kw_only=True):
+    """Who a verified token is, and until when it counts."""
+
+    issuer: str
+    name: str
+    """`jwt:` and its subject, for the request log."""
+    until_unix_s: float
+    """Its expiry, the leeway included."""
+    tenant: str | None = None
+    """None if it names no tenant."""
+    tenant_claim: str = ""
+    """Where it should."""
+    entitlements: tuple[str, ...] | None = None
+    """Those it may use; None for all of its tenant's."""
+    role: str | None = None
+    """The role on the admin routes; None for none."""

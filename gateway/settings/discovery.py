@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from gateway.records.discovery import ClusterAccess, DiscoverySource
+from gateway.records.attempt import ClusterAccess, DiscoverySource
 from gateway.settings.types import reject
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.records.price import DECIMALS, TokenPrice, decimals_of, token_price
+from gateway.records.usage import DECIMALS, TokenPrice, decimals_of, token_price
 from gateway.settings.types import Section, reject, typed
 
 

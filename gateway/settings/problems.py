@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.errors import SluiceError
-from gateway.records.plain_text import plain
+from gateway.records.record import plain
 
 KeyPath = tuple[str | int, ...]
 """Keys and indices from the root of the file to a value."""

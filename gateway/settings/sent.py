@@ -13,8 +13,7 @@ from typing import Any, Final
 from pydantic import Secret, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.records.plain_text import without_credentials
-from gateway.records.record import Record
+from gateway.records.record import Record, without_credentials
 from gateway.settings.config import Config
 from gateway.settings.diff import Change, changes_of
 from gateway.settings.problems import KeyPath, dotted

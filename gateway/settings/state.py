@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Secret
 
-from gateway.records.plain_text import without_credentials
+from gateway.records.record import without_credentials
 from gateway.settings.problems import install
 from gateway.settings.types import Text, reject
 

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
 
-from gateway.records.expiry import INSTANT, in_utc
+from gateway.records.entitlement import INSTANT, in_utc
 from gateway.settings.scalars import EnvValue, plain
 
 _KEY = re.compile(r"[\x21-\x7e]+")

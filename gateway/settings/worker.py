@@ -8,8 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, PrivateAttr
 
-from gateway.records.attempt import EngineTls, WorkerAddress
-from gateway.records.discovery import DiscoverySource, FoundEngine
+from gateway.records.attempt import DiscoverySource, EngineTls, FoundEngine, WorkerAddress
 from gateway.settings.discovery import is_source, source_of
 from gateway.settings.types import ModelName, Ranks, Secret, Section, Text, reject
 

@@ -14,7 +14,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.payload.trace_context import QUEUE, child_id
 from gateway.records.decision import DecisionRecord
-from gateway.records.trace import Trace
+from gateway.records.record import Trace
 from gateway.telemetry.names import PROVIDER, error_type, operation
 
 SCOPE: Final = InstrumentationScope("sluice")

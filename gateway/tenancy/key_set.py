@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK, PyJWTError
 
 from gateway.errors import KeysAwaited, Unauthorized
-from gateway.records.token import IssuerRules
+from gateway.records.tenancy import IssuerRules
 
 READ_EVERY_S: Final = 10.0
 KEYS_WAIT_S: Final = 2.0

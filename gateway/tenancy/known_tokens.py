@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.records.request import Principal
-from gateway.records.token import TokenIdentity
+from gateway.records.tenancy import TokenIdentity
 
 MAX_TOKENS: Final = 10_000
 """Tokens remembered; the oldest is forgotten first, and verified again."""

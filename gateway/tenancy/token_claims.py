@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.errors import Forbidden
-from gateway.records.token import IssuerRules, TokenIdentity
+from gateway.records.tenancy import IssuerRules, TokenIdentity
 
 ROLES: Final = ("viewer", "operator", "owner")
 """Roles on the admin routes; each may do all that those before it may."""

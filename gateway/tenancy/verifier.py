@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.errors import Refusal, Unauthorized
 from gateway.metrics import Metrics
-from gateway.records.token import IssuerRules, TokenIdentity
+from gateway.records.tenancy import IssuerRules, TokenIdentity
 from gateway.tenancy.key_set import KeySet
 from gateway.tenancy.token_claims import identity_of
 

@@ -9,7 +9,7 @@ from gateway.errors import BadRequest, NotFound, StateFailure, Unavailable
 from gateway.metrics import Metrics
 from gateway.ports import Budgets
 from gateway.records.limit import Limit, LimitUse, LimitView
-from gateway.records.price import NANO, in_units
+from gateway.records.usage import NANO, in_units
 
 Note = Callable[[str, str, str, Mapping[str, object], Mapping[str, object]], None]
 """Writes to the audit: who, what, of whom, before, after."""

@@ -5,8 +5,7 @@ from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from gateway.records.price import in_units
-from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums
+from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums, in_units
 
 COLUMNS: Final = ("day", "tenant", "entitlement", "key", "model")
 OF_THE_FLEET: Final = ("day", "model")

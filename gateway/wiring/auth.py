@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.control.roles import NamedKey, Role, RoleKeys
 from gateway.metrics import Metrics
 from gateway.ports import TokenVerifier
-from gateway.records.token import IssuerRules
+from gateway.records.tenancy import IssuerRules
 from gateway.settings import Config
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gateway.fleet.discovery_runner import Discovering, Source
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.rotation import Rotation
 from gateway.ports import Discovery as Port
-from gateway.records.discovery import DiscoverySource
+from gateway.records.attempt import DiscoverySource
 from gateway.settings import Config
 from gateway.settings.discovery import cluster_access
 from gateway.settings.worker import WorkerConfig

@@ -8,8 +8,7 @@ from gateway.control.surface import NewWorker
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.rotation import ADMIN, CONFIGURED, Rotation
-from gateway.records.attempt import WorkerAddress
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine, WorkerAddress
 from gateway.settings import Config
 from gateway.settings.discovery import is_source
 from gateway.settings.pool import PoolConfig

@@ -5,8 +5,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gateway.records.model_name import matches
-from gateway.records.price import DECIMALS
+from gateway.records.endpoint import matches
+from gateway.records.usage import DECIMALS
 from gateway.settings.problems import KeyPath
 from sluice.imports.fleet import Engine, Model
 from sluice.imports.litellm_rows import whole

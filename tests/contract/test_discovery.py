@@ -14,7 +14,7 @@ from gateway.fleet import discovery_runner as runner
 from gateway.fleet import fleet, kubernetes
 from gateway.fleet.discovery_runner import Discovering, Source
 from gateway.ports import Discovery, DiscoveryFailure
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
 

@@ -14,7 +14,7 @@ import pytest
 
 from bench.common.fleet import MODEL, Fleet
 from gateway.metrics import Metrics
-from gateway.records.trace import Trace
+from gateway.records.record import Trace
 from gateway.telemetry.otlp import MAX_QUEUED, Telemetry
 from sluice.children import free_ports
 from tests.builders import decision

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.records.plain_text import plain
+from gateway.records.record import plain
 
 HOSTILE = {
     "clipboard": "\x1b]52;c;cm0gLXJmIC8=\x07",

@@ -11,7 +11,7 @@ from bench.changing_fleet.name_server import NameServer
 from gateway.fleet import discovery_dns as dns
 from gateway.fleet.discovery_dns import DnsDiscovery
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import DiscoverySource
+from gateway.records.attempt import DiscoverySource
 from gateway.settings.discovery import source_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.fleet.discovery_file import FileDiscovery, engines_of
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine
 
 
 def test_urls_and_mappings_are_engines() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.fleet import discovery_runner as runner
 from gateway.fleet.discovery_runner import Discovering, Engine, Source
-from gateway.records.discovery import FoundEngine
+from gateway.records.attempt import FoundEngine
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
 

@@ -21,7 +21,7 @@ from gateway.fleet.kubernetes_engines import (
     pool_selects,
 )
 from gateway.ports import DiscoveryFailure
-from gateway.records.discovery import ClusterAccess, FoundEngine
+from gateway.records.attempt import ClusterAccess, FoundEngine
 from gateway.settings.discovery import source_of
 
 PATH = PODS.format("ns")

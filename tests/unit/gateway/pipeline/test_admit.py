@@ -13,8 +13,8 @@ from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
 from gateway.records.estimate import Observation, Plan
 from gateway.records.lease import Ask, Lease
 from gateway.records.limit import Limit
-from gateway.records.price import cost_nano, token_price
 from gateway.records.request import Principal, RequestHead
+from gateway.records.usage import cost_nano, token_price
 from simulator.mock_server import tokenizer
 from tests.builders import chat_body, served_model
 from tests.fakes import FakeStore

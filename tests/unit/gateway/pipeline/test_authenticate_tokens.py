@@ -9,7 +9,7 @@ from gateway.payload.head import digest_of, read_head
 from gateway.pipeline.authenticate import Keyring, authenticate, authenticate_head, entitled
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
-from gateway.records.token import TokenIdentity
+from gateway.records.tenancy import TokenIdentity
 from gateway.tenancy.known_tokens import KnownTokens
 
 TOKEN = b"eyJ.one"

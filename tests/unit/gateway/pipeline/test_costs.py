@@ -13,8 +13,8 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
-from gateway.records.price import token_price
 from gateway.records.request import Incoming
+from gateway.records.usage import token_price
 from tests.builders import answer_body, changed, chat_body, error_answer, incoming, served_model
 from tests.fakes import (
     HANG,

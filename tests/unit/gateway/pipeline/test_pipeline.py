@@ -41,8 +41,8 @@ from gateway.records.endpoint import (
     Endpoint,
 )
 from gateway.records.lease import Ask, Lease
+from gateway.records.record import Trace
 from gateway.records.request import OPEN, Incoming, Principal
-from gateway.records.trace import Trace
 from gateway.routing.conversations import ResponseLocation
 from gateway.routing.suspects import MEMORY_S, MOST_BODIES, Suspects
 from gateway.store.memory_leases import MemoryLeases

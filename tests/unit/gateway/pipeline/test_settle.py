@@ -7,7 +7,7 @@ from gateway.pipeline.settle import settle
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit
-from gateway.records.price import token_price
+from gateway.records.usage import token_price
 from tests.builders import changed, length_estimate, served_model
 from tests.fakes import FakeStore
 

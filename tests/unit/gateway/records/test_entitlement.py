@@ -1,4 +1,4 @@
-"""Weights as the token-pools paper has them, and where its formula needs bounds."""
+"""Weights as the paper has them and with their bounds; mean rates; whether a target was kept."""
 
 import itertools
 
@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.records.decision import DECISION_SCHEMA, DecisionRecord, TimingSection
 from gateway.records.entitlement import (
     CLASSES,
+    MAX_SHARE,
+    MIN_SHARE,
     PROFILES,
+    MeanRate,
     ServiceClass,
+    slo_result,
     split_baseline,
     weight,
 )
@@ -126,3 +131,99 @@ def test_the_parts_add_up_and_nobody_goes_without(sequences: int, slots: tuple[i
     assert sum(parts) == sequences
     if sequences >= len(slots):
         assert min(parts) >= 1
+
+
+def test_a_share_is_the_rate_over_the_mean_rate() -> None:
+    rates = MeanRate()
+    for rate in (100.0, 300.0):
+        rates.add(rate)
+    assert (rates.share(100.0), rates.share(300.0)) == (0.5, 1.5)
+
+
+def test_who_states_no_rate_has_a_share_of_one_and_does_not_count() -> None:
+    rates = MeanRate()
+    rates.add(0.0)
+    rates.add(100.0)
+    assert rates.share(0.0) == 1.0
+    assert rates.count == 1
+
+
+def test_nobody_s_share_is_extreme() -> None:
+    rates = MeanRate()
+    rates.add(1.0)
+    rates.add(1e6)
+    assert rates.share(1.0) == MIN_SHARE
+    for _ in range(100):
+        rates.add(1.0)
+    assert rates.share(1e6) == MAX_SHARE
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=20))
+def test_what_is_taken_away_leaves_no_trace(stated: list[float]) -> None:
+    rates = MeanRate()
+    rates.add(50.0)
+    for rate in stated:
+        rates.add(rate)
+    for rate in stated:
+        rates.remove(rate)
+    assert rates.count == 1
+    assert rates.total_tokens_per_s == pytest.approx(50.0, abs=1e-6)
+
+
+def judged(
+    outcome: str = "ok",
+    status: int = 200,
+    *,
+    ttft_s: float | None = None,
+    duration_s: float = 9.0,
+    stream: bool = True,
+    admitted: bool = True,
+    target_ms: int = 500,
+) -> str | None:
+    record = DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=0.0,
+        request_id="r",
+        endpoint="chat",
+        outcome=outcome,
+        status=status,
+        stream=stream,
+        timing=TimingSection(ttft_s=ttft_s, duration_s=duration_s),
+    )
+    return slo_result(record, target_ms, admitted=admitted)
+
+
+@pytest.mark.parametrize(("ttft_s", "met"), [(0.1, "true"), (0.5, "true"), (0.501, "false")])
+def test_a_first_token_is_compared_with_the_target(ttft_s: float, met: str) -> None:
+    assert judged(ttft_s=ttft_s) == met
+    assert judged("disconnected", 499, ttft_s=ttft_s) == met, "who left saw the first token"
+
+
+def test_without_a_target_or_a_first_token_to_see_nothing_is_judged() -> None:
+    assert judged(ttft_s=0.1, target_ms=0) is None
+    assert judged(ttft_s=0.1, stream=False) is None
+    assert judged("upstream_error", 502, stream=False) is None
+
+
+@pytest.mark.parametrize("outcome", ["upstream_error", "internal_error", "evicted"])
+def test_a_failure_after_admission_breaks_the_target_even_after_a_fast_start(outcome: str) -> None:
+    assert judged(outcome, 502) == "false"
+    assert judged(outcome, 200, ttft_s=0.01) == "false"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+def test_a_refusal_is_apart_before_admission_and_a_failure_after_it(status: int) -> None:
+    assert judged("refused", status, admitted=False) == "refused"
+    assert judged("refused", status, admitted=True) == "false"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
+@pytest.mark.parametrize("admitted", [True, False])
+def test_the_client_s_own_faults_are_not_judged(status: int, admitted: bool) -> None:
+    assert judged("refused", status, admitted=admitted) is None
+    assert judged("error", status, ttft_s=0.01) is None
+
+
+def test_who_leaves_before_the_first_token_is_judged_by_its_wait() -> None:
+    assert judged("disconnected", 499, duration_s=0.6) == "false"
+    assert judged("disconnected", 499, duration_s=0.4) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.records.discovery import DiscoverySource, FoundEngine
+from gateway.records.attempt import DiscoverySource, FoundEngine
 from gateway.settings.discovery import cluster_access, source_of
 from gateway.settings.pool import PoolConfig
 from gateway.settings.worker import WorkerConfig

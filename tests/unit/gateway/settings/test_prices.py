@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.records.price import cost_nano
+from gateway.records.usage import cost_nano
 from gateway.settings import Config, ConfigError, parse
 from gateway.wiring.models import served_model
 

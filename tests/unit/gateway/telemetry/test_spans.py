@@ -10,7 +10,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gateway.records.decision import DecisionRecord
-from gateway.records.trace import Trace
+from gateway.records.record import Trace
 from gateway.telemetry.spans import address_of, spans_of
 from tests.builders import decision
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.records.token import IssuerRules
+from gateway.records.tenancy import IssuerRules
 from gateway.tenancy.token_claims import MAX_NAME, MAX_VALUES, identity_of
 
 RULES = IssuerRules(

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from gateway.errors import KeysAwaited, Refusal, Unauthorized
 from gateway.metrics import Metrics
-from gateway.records.token import IssuerRules
+from gateway.records.tenancy import IssuerRules
 from gateway.tenancy import key_set
 from gateway.tenancy.key_set import KeySet
 from gateway.tenancy.verifier import MAX_TOKEN_BYTES, Verifier

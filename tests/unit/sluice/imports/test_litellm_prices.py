@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gateway.records.price import cost_nano
+from gateway.records.usage import cost_nano
 from gateway.settings import Config, parse
 from sluice import cli
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.records.price import NANO, cost_nano, decimals_of, in_units, token_price
+from gateway.records.usage import NANO, cost_nano, decimals_of, in_units, token_price
 
 PRICE = token_price(0.60, 1.80, 0.15)
 MILLION = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import NotFound
 from gateway.pipeline.estimate import find_model
-from gateway.records.model_name import matches
+from gateway.records.endpoint import matches
 from tests.builders import served_model
 
 _text = st.text("ab*", max_size=8)
