@@ -22,8 +22,7 @@ from bench.scale.measure import (
 from bench.scale.traffic import SLOTS, Size, digest_of, entitlement_rows, fleet_of, token_pool_of
 from gateway.admission.capacity import WorkerShare
 from gateway.admission.entitlement_terms import ModelShape
-from gateway.control.exposition import write
-from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot
+from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot, write
 from gateway.metrics import Metrics
 from gateway.pipeline import authenticate
 from gateway.ports import Settlement

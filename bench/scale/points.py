@@ -17,8 +17,7 @@ from bench.scale.tenants import tenant_point
 from bench.scale.traffic import Size
 from bench.scale.upkeep import file_point, index_point, upkeep_point
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
-from gateway.control.exposition import write
-from gateway.control.metrics_page import MetricsPage
+from gateway.control.metrics_page import MetricsPage, write
 from gateway.fleet import fleet
 
 Figures = dict[str, float]

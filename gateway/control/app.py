@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from gateway.control.admin import admin_router
-from gateway.control.exposition import write
 from gateway.control.fleet_view import (
     adapter_cards,
     adapters_ready,
@@ -27,6 +26,7 @@ from gateway.control.fleet_view import (
     model_card,
 )
 from gateway.control.management_port import managed
+from gateway.control.metrics_page import write
 from gateway.control.surface import Control
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.fleet import fleet, members
