@@ -22,7 +22,7 @@ from gateway.records.request import BodyFacts
 from gateway.records.tenancy import DirectoryChange, DirectoryState, TokenIdentity, Written
 
 Lines = bytes
-"""Headers in wire format, each line ending in CRLF (`gateway.payload.header_lines`)."""
+"""Headers in wire format, each line ending in CRLF (`gateway.payload.head`)."""
 
 
 class UpstreamCall(Record, frozen=True, kw_only=True):

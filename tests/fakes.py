@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.estimate.merge import Learned, PartState, PeerRecord
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,

@@ -8,8 +8,7 @@ import numpy as np
 
 from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.common.report import Row, at_most
-from gateway.scheduling.rank_solver import assign, fcfs, objective
-from gateway.scheduling.rank_solver_state import Floats
+from gateway.scheduling.rank_solver import Floats, assign, fcfs, objective
 
 INSTANCES: Final = 50
 _WORKERS: Final = 64

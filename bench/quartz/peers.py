@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.baselines import NOTHING, Immediate
+from gateway.scheduling.baselines import NOTHING, Immediate, pick_least
 from gateway.scheduling.quartz_worker_state import Backlogs, WorkerQueues
 from gateway.scheduling.scheduler import Job, Match
-from gateway.scheduling.sticky import pick_least
 from predictor.features import ACTIVE, BACKLOG, UNCACHED, features
 from predictor.online import PrefillPredictor
 from simulator.experiments.scheduling import WORKER

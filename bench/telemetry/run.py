@@ -22,7 +22,7 @@ from bench.common.report import Report, Row, at_least, at_most
 from bench.common.tools import rss_kib
 from bench.telemetry.collectors import Collector, complete, hung_collector
 from gateway.metrics import Metrics
-from gateway.payload.trace_context import lines_to_engine
+from gateway.payload.head import lines_to_engine
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord, TimingSection, UsageSection
 from gateway.telemetry.otlp import Telemetry
 

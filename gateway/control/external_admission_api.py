@@ -19,8 +19,7 @@ from gateway.control.peers import NoPeers, Peers, settle_anywhere
 from gateway.control.surface import Authenticate
 from gateway.errors import TooLarge
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.payload.head import MAX_REQUEST_ID, read_head
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import MAX_REQUEST_ID, pairs_of, read_head
 from gateway.payload.refusals import undecodable
 from gateway.records.entitlement import key_name
 from gateway.records.lease import Limits

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.sticky import CROWDED, SLACK
+from gateway.scheduling.baselines import CROWDED, SLACK
 
 MAX_ADAPTERS: Final = 4096
 """Most adapters known of one worker; further ones are ignored."""

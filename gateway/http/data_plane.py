@@ -25,8 +25,7 @@ from gateway.errors import (
 from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import error_body, error_event, error_headers
 from gateway.http.wrong_keys import WrongKeys
-from gateway.payload.head import announced_bytes, read_head
-from gateway.payload.header_lines import lines_of, pairs_of
+from gateway.payload.head import announced_bytes, lines_of, pairs_of, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.record import NO_TRACE, Trace

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from gateway.errors import Refusal
 from gateway.http.body_bytes import Share
 from gateway.http.problems import error_body, error_event, error_headers
-from gateway.payload.header_lines import lines_of
+from gateway.payload.head import lines_of
 from gateway.ports import Lines
 from gateway.records.endpoint import Endpoint
 

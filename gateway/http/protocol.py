@@ -35,8 +35,7 @@ from gateway.http.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane
 from gateway.http.direct_reply import DirectReply
 from gateway.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
 from gateway.http.large_bodies import LARGE_BYTES, LargeBodies
-from gateway.payload.head import read_head
-from gateway.payload.header_lines import lines_of
+from gateway.payload.head import lines_of, read_head
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.request import RequestHead
 

@@ -5,10 +5,27 @@ FORWARDED: no client keys, no cookies, nothing that could steer them.
 """
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from gateway.payload.header_lines import lines_of
+from gateway.records.record import Trace
 from gateway.records.request import RequestHead
+
+
+def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The block of these (name, value) pairs."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def pairs_of(lines: bytes) -> Sequence[tuple[bytes, bytes]]:
+    """The (name, value) pairs of a block, in order."""
+    found = []
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b": ")
+        found.append((name, value))
+    return found
+
 
 MAX_REQUEST_ID = 128
 _TOKEN_BEGINS = b"eyJ"
@@ -128,3 +145,44 @@ def _printable(value: bytes) -> str | None:
         return None
     text = value.decode("latin-1")
     return text if text.isascii() and text.isprintable() and " " not in text else None
+
+
+_LINE: Final = re.compile(rb"^traceparent: ([^\r\n]*)\r\n", re.MULTILINE)
+_LINES: Final = re.compile(rb"^trace(?:parent|state): [^\r\n]*\r\n", re.MULTILINE)
+_VALUE: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_MAX_BYTES: Final = 512
+QUEUE: Final = 0
+"""The span of the wait in the gateway; the spans of attempts are counted from 1."""
+
+
+def parent_of(lines: bytes) -> tuple[str, str, bool] | None:
+    """(trace id, span id, sampled) of a head's `traceparent`; None without exactly one valid."""
+    found = _LINE.findall(lines)
+    if len(found) != 1 or len(found[0]) > _MAX_BYTES:
+        return None
+    match = _VALUE.fullmatch(found[0].strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, more = match.groups()
+    if version == b"ff" or (version == b"00" and more is not None):
+        return None
+    if not trace_id.strip(b"0") or not span_id.strip(b"0"):
+        return None
+    return trace_id.decode(), span_id.decode(), int(flags, 16) & 1 == 1
+
+
+def child_id(trace: Trace, number: int) -> str:
+    """The id of a request's span: of its wait (`QUEUE`), or of its attempt `number` from 1."""
+    return f"{trace.span_id[:-2]}{(number + 1) & 0xFF:02x}"
+
+
+def lines_to_engine(lines: bytes, trace: Trace, attempt: int) -> bytes:
+    """The forwarded headers with the attempt's own `traceparent`.
+
+    Without a valid one of the client's, its `tracestate` belongs to no trace and goes.
+    """
+    gone = _LINE if trace.parent_span_id else _LINES
+    lines = gone.sub(b"", lines)
+    flags = "01" if trace.sampled else "00"
+    own = f"traceparent: 00-{trace.trace_id}-{child_id(trace, attempt)}-{flags}\r\n"
+    return lines + own.encode()

@@ -16,7 +16,7 @@ import orjson
 
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.payload.dialects import stream_shape
-from gateway.payload.header_lines import lines_of, pairs_of
+from gateway.payload.head import lines_of, lines_to_engine, pairs_of
 from gateway.payload.members import (
     ADAPTER_FIELD,
     RUNNING_USAGE,
@@ -25,7 +25,6 @@ from gateway.payload.members import (
     with_usage,
 )
 from gateway.payload.multipart import written
-from gateway.payload.trace_context import lines_to_engine
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, WorkerAddress
 from gateway.records.endpoint import Endpoint

@@ -10,7 +10,7 @@ from gateway.errors import NotFound
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.payload.body import TakesLong, is_heavy, read_body
 from gateway.payload.category import category_from_header
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import pairs_of
 from gateway.payload.members import ADAPTER_FIELD
 from gateway.records.endpoint import Endpoint, matches
 from gateway.records.estimate import LengthEstimate

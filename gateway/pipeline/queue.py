@@ -13,7 +13,7 @@ from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.records.request import Incoming
-from gateway.scheduling.displacement import newest_of_largest
+from gateway.scheduling.fairness import newest_of_largest
 from gateway.scheduling.scheduler import Job, Scheduler
 
 _RETRY_S = 2.0

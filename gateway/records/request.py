@@ -192,7 +192,7 @@ class RequestHead(Record, frozen=True, kw_only=True):
     plain_body: bool = True
     """No content encoding."""
     forwarded: bytes = b""
-    """Header lines forwarded to the engine (`gateway.payload.header_lines`)."""
+    """Header lines forwarded to the engine (`gateway.payload.head`)."""
 
     def __repr__(self) -> str:
         """Without anything that the client sent: a token must not reach a log."""

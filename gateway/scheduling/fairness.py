@@ -4,9 +4,11 @@ QUARTZ, sections 3.4 and 4.3: the decay keeps a permanently active client from b
 for ever, and idle clients are forgotten. A prefill counts when it is done, by its uncached tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import exp, inf
 from typing import Any, Final
+
+from gateway.scheduling.scheduler import Job
 
 MAX_CLIENTS: Final = 16_384
 IDLE_KILOTOKENS: Final = 1e-3
@@ -83,3 +85,23 @@ class ServedShares:
     def _forget(self, client: str) -> None:
         del self._used[client]
         self._totals.pop(client, None)
+
+
+def newest_of_largest(jobs: list[Job]) -> Job:
+    """The newest request of whoever holds most for its share, in the lowest class.
+
+    `jobs` in order of arrival.
+    """
+    priority_class = max(job.priority_class for job in jobs)
+    lowest = [job for job in jobs if job.priority_class == priority_class]
+    largest = _largest(lowest, lambda job: job.tenant)
+    return _largest(largest, lambda job: job.client)[-1]
+
+
+def _largest(jobs: list[Job], holder: Callable[[Job], str]) -> list[Job]:
+    """The jobs of those who hold most for their share."""
+    held: dict[str, float] = {}
+    for job in jobs:
+        held[holder(job)] = held.get(holder(job), 0.0) + 1.0 / job.share
+    most = max(held.values())
+    return [job for job in jobs if held[holder(job)] >= most]

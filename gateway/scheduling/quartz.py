@@ -252,7 +252,7 @@ class Quartz:
     def follow(self, job: Job, now_s: float, *, advise: bool) -> None:
         """Take a job that another scheduler sent; `advise`: say where it would have been bound.
 
-        Otherwise it only counts as backlog. See `gateway.scheduling.quartz_shadow`.
+        Otherwise it only counts as backlog. See `gateway.scheduling.schedulers`.
         """
         worker, hit = job.worker, job.hit_tokens
         if not advise:

@@ -27,8 +27,7 @@ from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.fairness import ServedShares
 from gateway.scheduling.rank_choice import Assign, choose, hit_tokens
-from gateway.scheduling.rank_load import RankLoad, SentNote, StepClock, streamed
-from gateway.scheduling.rank_queue import RankLine
+from gateway.scheduling.rank_load import RankLine, RankLoad, SentNote, StepClock, streamed
 from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
 
 NOTHING: Final[Sequence[Job]] = ()

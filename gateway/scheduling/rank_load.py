@@ -6,9 +6,12 @@ extrapolated by the step time between two counts of the streams. Requests that a
 are assumed to grow like the others.
 """
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
-from gateway.scheduling.scheduler import Job
+from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
 
 RECOUNT_S: Final = 0.25
 """Seconds between two counts of a rank's streams; a count costs a call per request."""
@@ -115,3 +118,71 @@ def streamed(job: Job, now_s: float, step_s: float) -> int:
     if job.emitted is not None:
         return job.emitted()
     return min(job.output_tokens, int((now_s - job.sent_s) / step_s)) * job.sequences
+
+
+_Entry = tuple[float, int, Job]
+"""(key, order, job); orders are unique, so jobs are never compared."""
+
+
+class RankLine:
+    """The queue; every job in it has state `waiting`."""
+
+    __slots__ = ("_by_class", "_preferring", "total", "waiting")
+
+    def __init__(self) -> None:
+        self._by_class: list[list[_Entry]] = [[] for _ in PRIORITY_CLASS_NAMES]
+        self._preferring: dict[int, list[list[_Entry]]] = {}
+        self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
+        """Waiting jobs by priority class."""
+        self.total = 0
+
+    def put(self, job: Job) -> None:
+        """Queue a job; its key, class and preferred rank must not change until it leaves."""
+        job.state = "waiting"
+        insort(self._line(job), (job.key, job.order, job))
+        self.waiting[job.priority_class] += 1
+        self.total += 1
+
+    def take(self, job: Job) -> None:
+        """Remove a job."""
+        line = self._line(job)
+        del line[bisect_left(line, (job.key, job.order))]
+        self.waiting[job.priority_class] -= 1
+        self.total -= 1
+
+    def first(self, priority_class: int, count: int) -> list[Job]:
+        """The first jobs of a priority class that may go to any rank."""
+        return [entry[2] for entry in self._by_class[priority_class][:count]]
+
+    def preferring(self, rank: int, priority_class: int, count: int) -> list[Job]:
+        """The first jobs of a priority class that must go to this rank."""
+        lines = self._preferring.get(rank)
+        return [entry[2] for entry in lines[priority_class][:count]] if lines else []
+
+    def release(self, rank: int) -> None:
+        """A rank is unavailable: its jobs may go to any other."""
+        for line in self._preferring.pop(rank, ()):
+            for entry in line:
+                entry[2].preferred = -1
+                insort(self._by_class[entry[2].priority_class], entry)
+
+    @property
+    def preferred_ranks(self) -> list[int]:
+        """Ranks with jobs of their own waiting."""
+        return [rank for rank, lines in self._preferring.items() if any(lines)]
+
+    def all(self) -> Iterator[Job]:
+        """All waiting jobs, in no order; the queue must not change meanwhile."""
+        for line in (
+            *self._by_class,
+            *chain(*self._preferring.values()),
+        ):
+            for entry in line:
+                yield entry[2]
+
+    def _line(self, job: Job) -> list[_Entry]:
+        if job.preferred < 0:
+            return self._by_class[job.priority_class]
+        return self._preferring.setdefault(job.preferred, [[] for _ in PRIORITY_CLASS_NAMES])[
+            job.priority_class
+        ]

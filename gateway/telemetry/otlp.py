@@ -42,7 +42,7 @@ from opentelemetry.trace import (
 )
 
 from gateway.metrics import Metrics
-from gateway.payload.trace_context import parent_of
+from gateway.payload.head import parent_of
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Trace
 from gateway.telemetry.genai_metrics import GenAiMetrics

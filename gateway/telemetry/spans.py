@@ -12,7 +12,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
-from gateway.payload.trace_context import QUEUE, child_id
+from gateway.payload.head import QUEUE, child_id
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Trace
 from gateway.telemetry.names import PROVIDER, error_type, operation

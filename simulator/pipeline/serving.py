@@ -10,7 +10,7 @@ import numpy as np
 from gateway.fleet import fleet
 from gateway.fleet.binding import bind_least_loaded
 from gateway.routing.routing import larger_pools
-from gateway.scheduling.displacement import newest_of_largest
+from gateway.scheduling.fairness import newest_of_largest
 from gateway.scheduling.scheduler import Job
 from simulator.engine.records import Emission, EngineRequest
 from simulator.fleet import outcome as fates

@@ -5,7 +5,7 @@ import pytest
 from gateway.admission.decision import Denial, DenialReason
 from gateway.admission.denials import limit_lines, limits_of, refusal_of, span
 from gateway.errors import BadRequest, Forbidden, RateLimited, TokensLimited, Unavailable
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import pairs_of
 from tests.token_pools import entitled, granted, pool
 
 

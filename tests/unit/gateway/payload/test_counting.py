@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import BadRequest
 from gateway.payload.body import read_body
-from gateway.payload.media import dimensions
+from gateway.payload.counting import dimensions
 from gateway.records.endpoint import (
     CHAT,
     CLASSIFY,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.payload.header_lines import lines_of, pairs_of
+from gateway.payload.head import lines_of, pairs_of
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1).map(str.encode)
 VALUES = st.text(st.characters(codec="ascii", min_codepoint=32)).map(str.encode)

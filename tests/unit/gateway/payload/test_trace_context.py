@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.payload.trace_context import QUEUE, child_id, lines_to_engine, parent_of
+from gateway.payload.head import QUEUE, child_id, lines_to_engine, parent_of
 from gateway.records.record import Trace
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -17,10 +17,8 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.progress import Pending
 from gateway.metrics import Metrics
-from gateway.payload.head import read_head
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import child_id, pairs_of, read_head
 from gateway.payload.sse import DONE
-from gateway.payload.trace_context import child_id
 from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.forward import HELD_BYTES
 from gateway.pipeline.pipeline import Pipeline

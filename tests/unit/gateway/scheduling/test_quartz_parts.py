@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.scheduling.baselines import pick_least, pick_sticky
 from gateway.scheduling.fairness import ServedShares
 from gateway.scheduling.quartz_score import hits_of, workers_of
 from gateway.scheduling.quartz_worker_state import (
@@ -17,7 +18,6 @@ from gateway.scheduling.quartz_worker_state import (
     WorkerQueues,
 )
 from gateway.scheduling.scheduler import Job, Match
-from gateway.scheduling.sticky import pick_least, pick_sticky
 from tests.unit.gateway.scheduling.scheduled import job_of, pool_of, quartz_of, submit_all
 
 

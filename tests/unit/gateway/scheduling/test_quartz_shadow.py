@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.fleet import fleet
-from gateway.scheduling.quartz_shadow import BURST_S, PER_S
 from gateway.scheduling.scheduler import Job
-from gateway.scheduling.schedulers import SHADOWED, make_scheduler
+from gateway.scheduling.schedulers import BURST_S, PER_S, SHADOWED, make_scheduler
 from predictor.online import PrefillPredictor
 from tests.unit.gateway.scheduling.scheduled import RATE, Proportional, job_of, pool_of
 

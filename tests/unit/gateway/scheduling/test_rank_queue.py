@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.rank_queue import RankLine
+from gateway.scheduling.rank_load import RankLine
 from gateway.scheduling.scheduler import Job
 
 

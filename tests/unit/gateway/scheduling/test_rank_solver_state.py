@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.rank_solver_state import Pool, WorkerLoads
+from gateway.scheduling.rank_solver import Pool, WorkerLoads
 
 sizes_ = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 

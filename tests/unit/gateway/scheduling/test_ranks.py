@@ -10,7 +10,7 @@ from gateway.fleet.kv_capacity import EngineKv
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.payload.body import read_body
-from gateway.payload.header_lines import pairs_of
+from gateway.payload.head import pairs_of
 from gateway.pipeline.dispatch import upstream_call
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding

@@ -9,7 +9,7 @@ import pytest
 from gateway.fleet import members, model_workers
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.quartz_shadow import Shadow
+from gateway.scheduling.schedulers import Shadow
 from gateway.settings import parse
 from gateway.wiring.models import served_model
 from gateway.wiring.schedulers import former
