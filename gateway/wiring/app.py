@@ -73,7 +73,7 @@ from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
 from gateway.workers.bodies import BodyReader
-from gateway.workers.body_child import MAX_MEMORY_BYTES
+from gateway.workers.child import MAX_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from gateway.telemetry.otlp import Telemetry

@@ -9,12 +9,12 @@ Runs in a worker process; pure except for reading tokenizers. Rules:
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from compressor import (
     Refused,
@@ -34,31 +34,24 @@ Counter = Callable[[str], int]
 _log = logging.getLogger("sluice.compress_work")
 
 
-class _Chat(Struct):
+class _Members(Struct):
+    """What may hold text, of all endpoints."""
+
     messages: Any = UNSET
-
-
-class _Completions(Struct):
     prompt: Any = UNSET
-
-
-class _Responses(Struct):
     instructions: Any = UNSET
     input: Any = UNSET
-
-
-class _Messages(Struct):
     system: Any = UNSET
-    messages: Any = UNSET
 
 
-_Members = _Chat | _Completions | _Responses | _Messages
-_DECODERS: Final[Mapping[str, msgspec.json.Decoder[_Members]]] = {
-    "chat": msgspec.json.Decoder(_Chat),
-    "completions": msgspec.json.Decoder(_Completions),
-    "responses": msgspec.json.Decoder(_Responses),
-    "messages": msgspec.json.Decoder(_Messages),
+_decode: Final = msgspec.json.Decoder(_Members).decode
+_NAMES: Final[Mapping[str, Sequence[str]]] = {
+    "chat": ("messages",),
+    "completions": ("prompt",),
+    "responses": ("instructions", "input"),
+    "messages": ("system", "messages"),
 }
+"""Those of an endpoint."""
 _ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _BETWEEN: Final = re.compile(rb"[ \t\n\r,]*+")
 _OPENING: Final = re.compile(rb"[ \t\n\r]*+\[")
@@ -127,48 +120,42 @@ def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
 
 
 def _work(task: CompressTask, counters: Counters) -> CompressResult:
-    found = _DECODERS[task.endpoint].decode(task.body)
-    old = {
-        name: value
-        for name, value in msgspec.structs.asdict(found).items()
-        if not isinstance(value, UnsetType)
-    }
-    if task.endpoint == "completions" and (reason := _no_single_text(old.get("prompt"))):
-        return CompressResult(reason=reason)
-    result = _compressed(task, old, counters.get(task.tokenizer))
-    if isinstance(result, Refused):
-        return CompressResult(reason=result.reason, text_bytes_before=result.bytes_before)
-    tokens = result.tokens_after
-    return CompressResult(
-        body=rewritten(task.body, old, _members(task.endpoint, old, result.body)),
-        text_bytes_before=result.bytes_before,
-        text_bytes_after=result.bytes_after,
-        tokens_after=None if tokens is None else tokens + task.fixed_tokens,
-    )
-
-
-def _compressed(task: CompressTask, old: dict[str, Any], counter: Counter | None) -> Result:
+    found, names = _decode(task.body), _NAMES[task.endpoint]
+    old = {name: value for name in names if (value := getattr(found, name)) is not UNSET}
     call: Callable[..., Result]
     given: Any = old
     if task.endpoint == "chat":
         call, given = compress, old.get("messages")
     elif task.endpoint == "completions":
-        prompt = old["prompt"]
+        prompt: Any = old.get("prompt")
+        if (reason := _no_single_text(prompt)) is not None:
+            return CompressResult(reason=reason)
         call, given = compress_prompt, prompt if isinstance(prompt, str) else prompt[0]
-    elif task.endpoint == "responses":
-        call = compress_responses
     else:
-        call = compress_anthropic
-    return call(
+        call = compress_responses if task.endpoint == "responses" else compress_anthropic
+    result = call(
         given,
         task.budget_tokens,
         task.bytes_per_token,
-        exact_counter=counter,
+        exact_counter=counters.get(task.tokenizer),
         max_cut=task.max_cut,
         category=task.category,
         fixed_tokens=task.fixed_tokens,
         when=task.when,
         mark=task.mark,
+    )
+    if isinstance(result, Refused):
+        return CompressResult(reason=result.reason, text_bytes_before=result.bytes_before)
+    new, tokens = result.body, result.tokens_after
+    if task.endpoint == "chat":
+        new = {"messages": new}
+    elif task.endpoint == "completions":
+        new = {"prompt": new if isinstance(old["prompt"], str) else [new]}
+    return CompressResult(
+        body=rewritten(task.body, old, new),
+        text_bytes_before=result.bytes_before,
+        text_bytes_after=result.bytes_after,
+        tokens_after=None if tokens is None else tokens + task.fixed_tokens,
     )
 
 
@@ -183,15 +170,6 @@ def _no_single_text(prompt: object) -> str | None:
     if any(not isinstance(item, str) for item in prompt):
         return "token_ids"
     return "several_prompts" if len(prompt) > 1 else None
-
-
-def _members(endpoint: str, old: dict[str, Any], body: Any) -> dict[str, Any]:
-    """The top-level members of the request that a compressed body replaces."""
-    if endpoint == "chat":
-        return {"messages": body}
-    if endpoint == "completions":
-        return {"prompt": body if isinstance(old["prompt"], str) else [body]}
-    return dict(body)
 
 
 def _changed(old: Any, new: Any) -> set[Any]:

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from gateway.ports import CompressResult, CompressTask
+from gateway.workers.child import NICENESS
 from gateway.workers.compression import CompressWorkers
-from gateway.workers.compression_child import NICENESS
-from gateway.workers.compression_process import WorkerGone
 from gateway.workers.compression_work import Counters, work
+from gateway.workers.pool import WorkerGone
 from tests.unit.compressor.texts import prose
 
 PATIENCE_S = 30.0

@@ -8,12 +8,9 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gateway.workers.bodies
 from gateway.errors import BadRequest
@@ -29,7 +26,8 @@ from gateway.payload.members import locate, splice
 from gateway.pipeline.estimate import read as read_at_once
 from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts, RequestHead
-from gateway.workers.bodies import BodyReader, FairTurns, TooManyWait
+from gateway.workers.bodies import BodyReader
+from gateway.workers.pool import FairQueue, Job, TooManyWait
 
 MESSAGE = b'{"role":"user","content":"x"}'
 PLAIN = b'{"model":"m","messages":[%b],"n":2,"max_tokens":null,"priority":1}' % MESSAGE
@@ -256,87 +254,57 @@ async def test_a_large_form_is_read_there_as_here(reader: BodyReader) -> None:
     assert there == read_body(TRANSCRIPTIONS, body, content_types=[media])
 
 
-async def _serve(turns: FairTurns, owner: str, served: list[str]) -> None:
-    async with turns.turn(owner):
-        served.append(owner)
-        await asyncio.sleep(0)
+def job() -> Job:
+    return Job(asyncio.get_running_loop().create_future())
+
+
+def taken(queue: FairQueue, took_s: float = 1.0) -> str:
+    owner, _ = queue.take()
+    queue.charge(owner, took_s)
+    return owner
 
 
 async def test_owners_take_turns_however_many_one_has_waiting() -> None:
-    turns, served = FairTurns(1000), list[str]()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(50):
-            group.create_task(_serve(turns, "greedy", served))
-        await asyncio.sleep(0)
-        for owner in ("a", "a", "b"):
-            group.create_task(_serve(turns, owner, served))
+    queue = FairQueue(1000)
+    for owner in ("greedy",) * 50 + ("a", "a", "b"):
+        queue.put(owner, job())
+    served = [taken(queue) for _ in range(53)]
     assert sorted(served[:8]) == ["a", "a", "b", *["greedy"] * 5]
-    assert len(served) == 53
+    assert not queue.waiting
 
 
 async def test_turns_go_by_the_time_they_take() -> None:
-    now_s = 0.0
-    turns, served = FairTurns(1000, lambda: now_s), list[str]()
-
-    async def serve(owner: str, taken_s: float) -> None:
-        nonlocal now_s
-        async with turns.turn(owner):
-            served.append(owner)
-            for _ in range(3):  # until the others have come
-                await asyncio.sleep(0)
-            now_s += taken_s
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(5):
-            group.create_task(serve("slow", 1.0))
-        await asyncio.sleep(0)
-        for _ in range(30):
-            group.create_task(serve("quick", 0.1))
+    queue = FairQueue(1000)
+    for owner in ("slow",) * 5 + ("quick",) * 30:
+        queue.put(owner, job())
+    served = []
+    for _ in range(35):
+        owner, _ = queue.take()
+        served.append(owner)
+        queue.charge(owner, 1.0 if owner == "slow" else 0.1)
     assert served[1:11] == ["quick"] * 10, "until both had the same time"
     assert served[:22].count("slow") == 2
-    assert len(served) == 35
 
 
 async def test_one_owner_leaves_room_for_others_to_wait() -> None:
-    turns = FairTurns(8)
-    async with turns.turn("first"):
-        waiting = [asyncio.create_task(_serve(turns, "greedy", [])) for _ in range(20)]
-        await asyncio.sleep(0)
-        refused = [task for task in waiting if task.done()]
-        assert len(refused) == 16
-        assert all(isinstance(e := t.exception(), TooManyWait) and e.own for t in refused)
-        others = [asyncio.create_task(_serve(turns, f"{n}", [])) for n in range(4)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in others)
-        with pytest.raises(TooManyWait) as full:
-            await _serve(turns, "late", [])
-        assert not full.value.own
-    await asyncio.gather(*others, *waiting, return_exceptions=True)
+    queue = FairQueue(8)
+    for _ in range(4):
+        queue.put("greedy", job())
+    with pytest.raises(TooManyWait) as mine:
+        queue.put("greedy", job())
+    assert mine.value.own
+    for n in range(4):
+        queue.put(f"{n}", job())
+    with pytest.raises(TooManyWait) as full:
+        queue.put("late", job())
+    assert not full.value.own
 
 
-@settings(deadline=None)
-@given(st.lists(st.sampled_from("abc"), max_size=20), st.randoms())
-def test_whoever_leaves_keeps_nobody_waiting(owners: list[str], rng: Random) -> None:
-    async def scene() -> None:
-        turns, running = FairTurns(100), 0
-
-        async def one(owner: str) -> None:
-            nonlocal running
-            async with turns.turn(owner):
-                running += 1
-                assert running == 1
-                try:
-                    await asyncio.sleep(0)
-                finally:
-                    running -= 1
-
-        tasks = [asyncio.create_task(one(owner)) for owner in owners]
-        for _ in range(10):
-            await asyncio.sleep(0)
-            if tasks:
-                rng.choice(tasks).cancel()
-        async with asyncio.timeout(5):
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await _serve(turns, "last", [])
-
-    asyncio.run(scene())
+async def test_whoever_leaves_gives_its_place_back() -> None:
+    queue, left, stays = FairQueue(2), job(), job()
+    queue.put("a", left)
+    queue.discard("a", left)
+    queue.discard("a", left)
+    queue.put("a", stays)
+    assert queue.take() == ("a", stays)
+    assert not queue.waiting

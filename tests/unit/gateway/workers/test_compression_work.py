@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from compressor import load_counter
 from gateway.ports import CompressResult, CompressTask
 from gateway.workers import compression_work as compress_work
-from gateway.workers.compression_child import framed, unframed
 from gateway.workers.compression_work import Counter, Counters, rewritten, work
 from tests.unit.compressor.texts import WORDS, prose
 
@@ -295,10 +294,3 @@ def test_any_json_however_it_is_written_is_rewritten_to_what_it_should_say(
 ) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=(comma, ": "))
     assert json.loads(rewritten(raw.encode(), value, halved(value))) == halved(value)
-
-
-@pytest.mark.parametrize("size", [0, 1, 255, 70_000])
-def test_a_frame_is_read_once_all_of_it_has_come(size: int) -> None:
-    frame = framed(b"x" * size)
-    assert all(unframed(frame[:end]) is None for end in {0, 3, len(frame) - 1} if end < len(frame))
-    assert unframed(frame) == b"x" * size
