@@ -9,13 +9,14 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.errors import Refusal
 from gateway.estimate.merge import Learned, PeerRecord
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.endpoint import Endpoint
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
@@ -153,7 +154,7 @@ class ClientReply(Protocol):
 class LeaseStore(Protocol):
     """Admission's atomic state: one lease per request, settled exactly once."""
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         """Take a lease in `ask.pool` or, when that pool is overloaded, in an alternate.
 
         Raises Refusal (429, 503, 400). For a known lease id, returns the existing lease.

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import fields
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
@@ -16,7 +17,6 @@ from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
 from gateway.records.estimate import LengthEstimate
-from gateway.records.lease import Ask
 from gateway.records.record import Record
 from gateway.records.request import Incoming
 from gateway.routing.conversations import ResponseAffinity
@@ -153,15 +153,15 @@ def ask(
     alternates: tuple[int, ...] = (),
     sequences: int = 1,
     cost_tokens: int = 100,
-) -> Ask:
+) -> AdmissionRequest:
     """A question to admission."""
-    return Ask(
+    return AdmissionRequest(
         lease_id=lease_id,
         model=model,
         entitlement="open",
         pool=pool,
         alternates=alternates,
-        cost_tokens=cost_tokens,
+        estimate_tokens=cost_tokens,
         sequences=sequences,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.estimate.merge import Learned, PartState, PeerRecord
 from gateway.payload.head import pairs_of
@@ -21,7 +22,7 @@ from gateway.ports import (
 )
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""
@@ -279,7 +280,7 @@ class FakeStore:
         """Sequences that hold a lease in a pool."""
         return sum(lease.sequences for lease in self.leases.values() if lease.pool == pool)
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         """See LeaseStore."""
         if self.refuse_with is not None:
             raise self.refuse_with
@@ -292,7 +293,7 @@ class FakeStore:
             entitlement=ask.entitlement,
             pool=pool,
             spilled=pool != ask.pool,
-            cost_tokens=ask.cost_tokens,
+            cost_tokens=ask.estimate_tokens,
             sequences=ask.sequences,
         )
         self.leases[ask.lease_id] = lease

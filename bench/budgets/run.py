@@ -22,6 +22,7 @@ from redis import Redis
 from bench.common.redis_server import RedisServer
 from bench.common.report import Report, Row, at_most, equals
 from bench.scale.traffic import fleet_of
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited, Unavailable
@@ -32,7 +33,7 @@ from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate, Observation, Plan
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import cost_nano, token_price
@@ -238,14 +239,14 @@ async def _client(gateway: _Gateway, number: int, taught: asyncio.Barrier) -> tu
     return used, refused, expected
 
 
-def _ask(lease_id: str, limits: tuple[Limit, ...], tokens: int = 500) -> Ask:
-    return Ask(
+def _ask(lease_id: str, limits: tuple[Limit, ...], tokens: int = 500) -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=lease_id,
         model="m",
         entitlement="e",
         pool=0,
         alternates=(),
-        cost_tokens=tokens,
+        estimate_tokens=tokens,
         sequences=1,
         limits=limits,
     )
@@ -322,7 +323,7 @@ async def _by_turns(store: LeaseStore, limits: tuple[Limit, ...], client: int) -
 
 
 async def _each_us(store: LeaseStore, limits: tuple[Limit, ...]) -> float:
-    asks: Sequence[Ask] = [_ask(f"l{n}", limits) for n in range(COUNTED)]
+    asks: Sequence[AdmissionRequest] = [_ask(f"l{n}", limits) for n in range(COUNTED)]
     used = _used(300)
     began_s = time.process_time()
     for ask in asks:

@@ -21,6 +21,7 @@ import uvloop
 
 from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.estimate.estimator import LengthEstimator
@@ -29,7 +30,6 @@ from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.ports import Settlement
 from gateway.records.attempt import HealthRules, Usage
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing_table import PoolShape, Routing
 from gateway.store.memory_leases import MemoryLeases
@@ -145,13 +145,13 @@ class _StoreLoad:
     async def _one(self, asked_s: float) -> None:
         n = self._asked = self._asked + 1
         lease = await self._store.admit(
-            Ask(
+            AdmissionRequest(
                 lease_id=f"lease-{n}",
                 model="m",
                 entitlement=f"e{n % self._entitlements}",
                 pool=n % 2,
                 alternates=(),
-                cost_tokens=100,
+                estimate_tokens=100,
                 sequences=1,
             )
         )

@@ -21,13 +21,14 @@ from bench.scale.measure import (
 )
 from bench.scale.traffic import SLOTS, Size, digest_of, entitlement_rows, fleet_of, token_pool_of
 from gateway.admission.capacity import WorkerShare
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.entitlement_terms import ModelShape
 from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot, write
 from gateway.metrics import Metrics
 from gateway.pipeline import authenticate
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.tenancy import NO_FILE, DirectoryChange, Row
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.sqlite_directory import SqliteDirectory
@@ -94,13 +95,13 @@ class EntitlementSet:
 
     def admitted(self, entitlement: str) -> Lease:
         """A lease for a request of an entitlement."""
-        ask = Ask(
+        ask = AdmissionRequest(
             lease_id=f"lease-{next(self._leases)}",
             model="m",
             entitlement=entitlement,
             pool=0,
             alternates=(),
-            cost_tokens=500,
+            estimate_tokens=500,
             sequences=1,
         )
         return finished(self.store.admit(ask))

@@ -19,10 +19,10 @@ from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
 from bench.scale.measure import quantile
 from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
+from gateway.admission.decision import AdmissionRequest
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import PROFILES
-from gateway.records.lease import Ask
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
 
@@ -119,13 +119,13 @@ class _Asks:
     async def _one(self, asked_s: float) -> None:
         number = self._asked = self._asked + 1
         lease = await self._store.admit(
-            Ask(
+            AdmissionRequest(
                 lease_id=f"lease-{number}",
                 model="m",
                 entitlement=f"entitlement-{number % self._active}",
                 pool=0,
                 alternates=(),
-                cost_tokens=500,
+                estimate_tokens=500,
                 sequences=1,
             )
         )

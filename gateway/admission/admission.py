@@ -77,9 +77,14 @@ __all__ = [
 
 
 def admit(
-    token_pool: TokenPool, request: AdmissionRequest, now_s: float, *, observe: bool
+    token_pool: TokenPool,
+    request: AdmissionRequest,
+    now_s: float,
+    *,
+    observe: bool,
+    owner: str = "",
 ) -> Grant | Denial:
-    """Decide, and on a grant take the lease.
+    """Decide, and on a grant take the lease for the process `owner`.
 
     `observe`: the model's mode. A denial is then recorded but the request is granted anyway,
     and no bucket pays for it.
@@ -124,7 +129,7 @@ def admit(
         now_s,
         now_s + LEASE_TTL_S,
         funded,
-        request.owner,
+        owner,
         would_deny,
         spilled,
     )

@@ -1,6 +1,6 @@
 """Records of admission: the request, the grant or denial, and the chosen place."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.records.record import Record
@@ -25,19 +25,22 @@ Unit = Literal["sequences", "tokens", "bytes of KV cache", "requests", "money"]
 
 
 class AdmissionRequest(Record, frozen=True, kw_only=True):
-    """The facts about a request that admission needs."""
+    """One request for a lease; the store decides it in one atomic call."""
 
     lease_id: str
+    """Made by the gateway: clients may send one request id twice."""
+    model: str = ""
     entitlement: str
     pool: int
     alternates: tuple[int, ...] = ()
+    pools: tuple[Any, ...] = ()
+    """States of the pools that these indices are of, to count the lease in: a reload may replace
+    the model meanwhile. () for those of the model that has the name now."""
     estimate_tokens: int
     """L_in + min(cap, q_out), all sequences."""
     kv_bytes: int = 0
     """The same in KV bytes."""
     sequences: int = 1
-    owner: str = ""
-    """The process that asks for the lease."""
     limits: tuple[Limit, ...] = ()
     """Of its key, its entitlement and its tenant, over all models."""
     money: int = 0

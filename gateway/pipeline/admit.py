@@ -8,11 +8,12 @@ from math import ceil
 
 import msgspec
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.errors import BadRequest
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore
 from gateway.records.estimate import LengthEstimate, Plan
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.request import Principal
 from gateway.records.usage import cost_nano
 
@@ -38,14 +39,14 @@ async def admit(
         cost_tokens = window_tokens  # no engine can use more for one sequence
     most_tokens = _most_tokens(estimate, window_tokens) if principal.limits else 0
     priced = any(limit.unit == "money" for limit in principal.limits)
-    ask = Ask(
+    ask = AdmissionRequest(
         lease_id=lease_id,
         model=served.name,
         entitlement=principal.entitlement,
         pool=plan.pool,
         alternates=plan.alternates,
         pools=served.fleet.pools,
-        cost_tokens=cost_tokens,
+        estimate_tokens=cost_tokens,
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,
         limits=principal.limits,
@@ -62,7 +63,7 @@ async def admit(
     kv_bytes = lowest * served.admission.kv_bytes_per_token
     money = ask.money and _cost(served, estimate, lowest)
     return await store.admit(
-        msgspec.structs.replace(ask, cost_tokens=lowest, kv_bytes=kv_bytes, money=money)
+        msgspec.structs.replace(ask, estimate_tokens=lowest, kv_bytes=kv_bytes, money=money)
     )
 
 

@@ -1,34 +1,7 @@
-"""Admission's input (Ask) and output (Lease, Limits)."""
-
-from typing import Any
+"""What admission gives: a lease, and the limits that remain."""
 
 from gateway.records.limit import Limit, LimitUse
 from gateway.records.record import Record
-
-
-class Ask(Record, frozen=True, kw_only=True):
-    """One request for a lease; the store decides it in one atomic call."""
-
-    lease_id: str
-    """Made by the gateway: clients may send one request id twice."""
-    model: str
-    entitlement: str
-    pool: int
-    alternates: tuple[int, ...]
-    pools: tuple[Any, ...] = ()
-    """States of the pools that these indices are of, to count the lease in: a reload may replace
-    the model meanwhile. () for those of the model that has the name now."""
-    cost_tokens: int
-    sequences: int
-    kv_bytes: int = 0
-    """KV cache that `cost_tokens` occupy on the engines."""
-    limits: tuple[Limit, ...] = ()
-    """Of the key, the entitlement and the tenant, over all models."""
-    money: int = 0
-    """Cost of `cost_tokens` in nano-units; 0 where no budget is in money."""
-    most_tokens: int = 0
-    """What it can use at most, whatever was learned; budgets reserve it. 0: `cost_tokens`."""
-    most_money: int = 0
 
 
 class Limits(Record, frozen=True, kw_only=True):

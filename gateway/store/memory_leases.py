@@ -24,7 +24,7 @@ from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import Settlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
 from gateway.store.memory_token_pools import SLICE, MemoryPools, SteadyClock
 
@@ -81,7 +81,7 @@ class MemoryLeases(MemoryPools):
         """Decide about a model no more; its leases end without a charge."""
         self.token_pools.pop(model, None)
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         found = self.take(ask)
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._jitter(), ask.limits)
@@ -139,7 +139,7 @@ class MemoryLeases(MemoryPools):
 
     # -- synchronous forms
 
-    def take(self, ask: Ask) -> Lease | Denial:
+    def take(self, ask: AdmissionRequest) -> Lease | Denial:
         """Decide and take the lease; a known lease id gets its existing lease."""
         known = self._leases.get(ask.lease_id)
         if known is not None:
@@ -211,14 +211,15 @@ class MemoryLeases(MemoryPools):
 
     # -- inside
 
-    def _decided(self, ask: Ask, token_pool: TokenPool) -> Lease | Denial:
+    def _decided(self, ask: AdmissionRequest, token_pool: TokenPool) -> Lease | Denial:
         served = self._models[ask.model]
         now_s = self._now()
         found = admission.admit(
             token_pool,
-            request_of(ask, self.owner),
+            ask,
             now_s,
             observe=served.admission.observe or served.routing.observe,
+            owner=self.owner,
         )
         if isinstance(found, Denial):
             return found
@@ -237,7 +238,7 @@ class MemoryLeases(MemoryPools):
         spent = spent_by(usage, settlement.money, dispatched=settlement.dispatched)
         admission.settle(token_pool, lease_id, charge, now_s, spent)
 
-    def _counted(self, ask: Ask, pools: Sequence[PoolState]) -> Lease:
+    def _counted(self, ask: AdmissionRequest, pools: Sequence[PoolState]) -> Lease:
         # The asked pool, or the first alternate with room when it is overloaded.
         spill_queue, now_s = self._models[ask.model].admission.spill_queue, self._clock()
         asked = (ask.pool, *ask.alternates)
@@ -250,31 +251,13 @@ class MemoryLeases(MemoryPools):
             entitlement=ask.entitlement,
             pool=pool,
             spilled=pool != ask.pool,
-            cost_tokens=ask.cost_tokens,
+            cost_tokens=ask.estimate_tokens,
             sequences=ask.sequences,
             kv_bytes=ask.kv_bytes,
         )
 
 
-def request_of(ask: Ask, owner: str = "") -> AdmissionRequest:
-    """What is asked of a managed model's token pool."""
-    return AdmissionRequest(
-        lease_id=ask.lease_id,
-        entitlement=ask.entitlement,
-        pool=ask.pool,
-        alternates=ask.alternates,
-        estimate_tokens=ask.cost_tokens,
-        kv_bytes=ask.kv_bytes,
-        sequences=ask.sequences,
-        owner=owner,
-        limits=ask.limits,
-        money=ask.money,
-        most_tokens=ask.most_tokens,
-        most_money=ask.most_money,
-    )
-
-
-def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
+def lease_of(ask: AdmissionRequest, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
     """The lease of a grant."""
     return Lease(
         id=ask.lease_id,
@@ -282,7 +265,7 @@ def lease_of(ask: Ask, grant: Grant, issued_unix_s: float = 0.0) -> Lease:
         entitlement=ask.entitlement,
         pool=grant.pool,
         spilled=grant.spilled,
-        cost_tokens=ask.cost_tokens,
+        cost_tokens=ask.estimate_tokens,
         sequences=ask.sequences,
         kv_bytes=ask.kv_bytes,
         weight=grant.weight,

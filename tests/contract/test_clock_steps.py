@@ -13,12 +13,13 @@ import msgspec
 import pytest
 
 from bench.common.redis_server import RedisServer
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis import scripts
@@ -111,15 +112,17 @@ async def passes(opened: Store, seconds: float, *, renewed: bool = False) -> Non
             await opened.store.renew()
 
 
-def ask(lease_id: str, tokens: int = 100, model: str = "m", limits: tuple[Limit, ...] = ()) -> Ask:
-    return Ask(
+def ask(
+    lease_id: str, tokens: int = 100, model: str = "m", limits: tuple[Limit, ...] = ()
+) -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=lease_id,
         model=model,
         entitlement="e",
         limits=limits,
         pool=0,
         alternates=(),
-        cost_tokens=tokens,
+        estimate_tokens=tokens,
         sequences=1,
     )
 

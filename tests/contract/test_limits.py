@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S
 from gateway.errors import QuotaExceeded, RateLimited, Refusal
 from gateway.ports import Budgets, Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitView
 from tests.contract.test_token_pool_invariants import OPENERS, Opened, Opener, opener_on
 from tests.histories import histories
@@ -54,13 +55,13 @@ async def take(
     opened: Opened, lease_id: str, *limits: Limit, tokens: int = 100, **more: Any
 ) -> Lease:
     return await opened.store.admit(
-        Ask(
+        AdmissionRequest(
             lease_id=lease_id,
             model="m",
             entitlement=more.pop("entitlement", "e"),
             pool=0,
             alternates=(),
-            cost_tokens=tokens,
+            estimate_tokens=tokens,
             sequences=more.pop("sequences", 1),
             limits=limits,
             **more,

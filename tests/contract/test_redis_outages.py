@@ -25,12 +25,13 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal
 from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis import scripts
 from gateway.store.redis.leases import RedisLeases
@@ -127,10 +128,10 @@ class Door:
 class GrantedLease:
     """What the test remembers of a lease."""
 
-    def __init__(self, lease: Lease, ask: Ask) -> None:
+    def __init__(self, lease: Lease, ask: AdmissionRequest) -> None:
         self.lease = lease
         self.name = ask.entitlement
-        self.tokens = ask.cost_tokens
+        self.tokens = ask.estimate_tokens
 
 
 class OutagesMachine(RuleBasedStateMachine):
@@ -207,13 +208,13 @@ class OutagesMachine(RuleBasedStateMachine):
         tokens=st.sampled_from([1, 20, 100, 300]),
     )
     def admit(self, name: str, pool: int, tokens: int) -> None:
-        ask = Ask(
+        ask = AdmissionRequest(
             lease_id=f"l{next(self.ids)}",
             model="m",
             entitlement=name,
             pool=pool,
             alternates=(),
-            cost_tokens=tokens,
+            estimate_tokens=tokens,
             sequences=1,
         )
         try:

@@ -90,10 +90,10 @@ class Pair:
         self.book.change(terms)
         assert self.script("change", owner="o", leader_ms=60_000, terms=terms, epoch="y") == 1
 
-    def admit(self, request: AdmissionRequest, *, observe: bool) -> None:
-        expected = admission.admit(self.book, request, self.now_s, observe=observe)
+    def admit(self, request: AdmissionRequest, *, observe: bool, owner: str = "x") -> None:
+        expected = admission.admit(self.book, request, self.now_s, observe=observe, owner=owner)
         fields = msgspec.structs.asdict(request)
-        lease_id, owner = fields.pop("lease_id"), fields.pop("owner")
+        lease_id = fields.pop("lease_id")
         wanted = limits.wanted(request)
         limited = bool(request.limits)
         asked = LimitEncoder().asked(request.limits, wanted, self.now_s, "limits")
@@ -357,7 +357,7 @@ def some_step(pair: Pair, pick: Pick) -> None:
     match pick(("admit",) * 9 + ("settle",) * 3 + ("pass",) * 3 + OTHERS):
         case "admit":
             pair.issued += 1
-            request = AdmissionRequest(
+            asked = AdmissionRequest(
                 lease_id=pick((f"l{pair.issued}",) * 12 + (held[0] if pair.book.leases else "l0",)),
                 entitlement=pick((*NAMES, "unknown")),
                 pool=pick((0, 1)),
@@ -365,13 +365,16 @@ def some_step(pair: Pair, pick: Pick) -> None:
                 estimate_tokens=pick((1, 40, 130, 333, 1_500)),
                 kv_bytes=pick((0, 0, 500, 2_500)),
                 sequences=pick((1, 1, 1, 2, 3)),
-                owner=pick(("x", "y")),
+            )
+            owner = pick(("x", "y"))
+            request = msgspec.structs.replace(
+                asked,
                 limits=pick(((),) * 4 + (LIMITS, LIMITS[:2], LIMITS[2:], LIMITS[3:])),
                 money=pick((0, 10, 700)),
                 most_tokens=pick((0, 0, 600)),
                 most_money=pick((0, 900)),
             )
-            pair.admit(request, observe=pick((False,) * 9 + (True,)))
+            pair.admit(request, observe=pick((False,) * 9 + (True,)), owner=owner)
         case "settle":
             pair.settle(pick(held), pick((None, 0, 1, 50, 130, 700)))
         case "pass":

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S
 from gateway.errors import RateLimited, Refusal
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from tests.contract.test_token_pool_invariants import OPENERS, Opened, Opener, opener_on
 from tests.histories import histories
 from tests.token_pools import NOW_S, entitled
@@ -32,14 +33,16 @@ async def take(opened: Opened, lease_id: str, entitlement: str, **more: int) -> 
     return await opened.store.admit(asking(lease_id, entitlement, **more))
 
 
-def asking(lease_id: str, entitlement: str, *, tokens: int = 100, sequences: int = 1) -> Ask:
-    return Ask(
+def asking(
+    lease_id: str, entitlement: str, *, tokens: int = 100, sequences: int = 1
+) -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=lease_id,
         model="m",
         entitlement=entitlement,
         pool=0,
         alternates=(),
-        cost_tokens=tokens,
+        estimate_tokens=tokens,
         sequences=sequences,
     )
 
@@ -152,13 +155,13 @@ async def lived(
                 await opened.quiet()
         elif place not in left_out:
             name, pool, spills, sequences, tokens, kv_bytes = event
-            ask = Ask(
+            ask = AdmissionRequest(
                 lease_id=f"l{place}",
                 model="m",
                 entitlement=name,
                 pool=pool,
                 alternates=(1 - pool,) if spills else (),
-                cost_tokens=tokens,
+                estimate_tokens=tokens,
                 sequences=sequences,
                 kv_bytes=kv_bytes,
             )

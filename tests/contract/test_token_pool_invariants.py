@@ -39,6 +39,7 @@ from hypothesis.stateful import (
 
 from bench.common.redis_server import RedisServer
 from gateway.admission.capacity import Capacity, assess_capacity
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.placement import overshoot
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
@@ -46,7 +47,7 @@ from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement, kv_limit
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
 from gateway.store.sqlite_leases import SqliteLeases
@@ -272,12 +273,12 @@ class Meter:
 class OpenLease:
     """What the test remembers of a lease."""
 
-    def __init__(self, lease: Lease, ask: Ask, now_s: float) -> None:
+    def __init__(self, lease: Lease, ask: AdmissionRequest, now_s: float) -> None:
         self.lease = lease
         self.ask = ask
         self.pool = lease.pool
         self.spilled = lease.spilled
-        self.tokens = ask.cost_tokens
+        self.tokens = ask.estimate_tokens
         self.kv_bytes = ask.kv_bytes
         self.expires_s = now_s + LEASE_TTL_S
         self.former = False
@@ -345,13 +346,13 @@ class PoolMachine(RuleBasedStateMachine):
     def admit(
         self, name: str, pool: int, spills: bool, sequences: int, tokens: int, kv: int
     ) -> None:
-        ask = Ask(
+        ask = AdmissionRequest(
             lease_id=f"l{next(self.ids)}",
             model="m",
             entitlement=name,
             pool=pool,
             alternates=(1 - pool,) if spills else (),
-            cost_tokens=tokens,
+            estimate_tokens=tokens,
             sequences=sequences,
             kv_bytes=kv,
         )
@@ -363,7 +364,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.check_refused(ask, refusal, accounts[name], pools)
             return
         self.kept[ask.lease_id] = OpenLease(lease, ask, self.now_s)
-        self.paid(name, ask.cost_tokens)
+        self.paid(name, ask.estimate_tokens)
         if name in METERED:
             depth = self.run(self.store.view("m", [name]))[0].depth_tokens
             assert self.meters[name].over <= max(depth, accounts[name].depth_tokens) + 1e-6
@@ -561,7 +562,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     # -- what must hold of a decision
 
-    def check_granted(self, ask: Ask, lease: Lease) -> None:
+    def check_granted(self, ask: AdmissionRequest, lease: Lease) -> None:
         accounts, pools = self.views()
         account, terms = accounts[ask.entitlement], self.entitlements[ask.entitlement]
         assert not terms.suspended
@@ -590,7 +591,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.own(ask.entitlement, lease.pool) <= terms.baseline_of(lease.pool)
 
     def check_refused(
-        self, ask: Ask, refusal: Refusal, account: AccountView, pools: list[PoolView]
+        self, ask: AdmissionRequest, refusal: Refusal, account: AccountView, pools: list[PoolView]
     ) -> None:
         terms, pool = self.entitlements[ask.entitlement], pools[ask.pool]
         if isinstance(refusal, RateLimited | Unavailable):
@@ -599,7 +600,7 @@ class PoolMachine(RuleBasedStateMachine):
         most_kv = kv_limit(terms)
         rate = terms.tokens_per_s
         misfit = (
-            (rate and ask.cost_tokens > account.depth_tokens)
+            (rate and ask.estimate_tokens > account.depth_tokens)
             or (most_kv and ask.kv_bytes > most_kv)
             or ask.kv_bytes > max(pools[p].kv_capacity_bytes for p in (ask.pool, *ask.alternates))
         )
@@ -614,7 +615,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.check_refused_for_the_pool(ask, account, pool, own_kv)
 
     def check_nobody_lower_is_served_instead(
-        self, ask: Ask, reason: str, account: AccountView, pools: list[PoolView]
+        self, ask: AdmissionRequest, reason: str, account: AccountView, pools: list[PoolView]
     ) -> None:
         terms, n = self.entitlements[ask.entitlement], ask.sequences
         most_kv = kv_limit(terms)
@@ -650,7 +651,7 @@ class PoolMachine(RuleBasedStateMachine):
         )
 
     def check_refused_for_the_pool(
-        self, ask: Ask, account: AccountView, pool: PoolView, own_kv: bool
+        self, ask: AdmissionRequest, account: AccountView, pool: PoolView, own_kv: bool
     ) -> None:
         if own_kv:
             return
@@ -762,19 +763,19 @@ def test_requests_that_outlive_their_entitlement_count_in_the_next_of_its_name(
     machine.teardown()
 
 
-def ask_of(name: str, number: int) -> Ask:
-    return Ask(
+def ask_of(name: str, number: int) -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=f"{name}{number}",
         model="m",
         entitlement=name,
         pool=0,
         alternates=(),
-        cost_tokens=20,
+        estimate_tokens=20,
         sequences=1,
     )
 
 
-async def admitted(store: LeaseStore, ask: Ask) -> Lease | None:
+async def admitted(store: LeaseStore, ask: AdmissionRequest) -> Lease | None:
     try:
         return await store.admit(ask)
     except Refusal:

@@ -15,6 +15,7 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis
 from bench.common.redis_server import RedisServer, redis_program
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
@@ -22,7 +23,6 @@ from gateway.estimate.merge import PartState
 from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement, ServiceClass
-from gateway.records.lease import Ask
 from gateway.records.tenancy import DirectoryChange, Row
 from gateway.store.backends import open_directory, open_state
 from gateway.store.memory_leases import MemoryLeases
@@ -69,14 +69,14 @@ def tenant(
 
 def asked(
     lease_id: str, *, model: str = "m", entitlement: str = "e", pool: int = SHORT, tokens: int = 100
-) -> Ask:
-    return Ask(
+) -> AdmissionRequest:
+    return AdmissionRequest(
         lease_id=lease_id,
         model=model,
         entitlement=entitlement,
         pool=pool,
         alternates=(),
-        cost_tokens=tokens,
+        estimate_tokens=tokens,
         sequences=1,
     )
 

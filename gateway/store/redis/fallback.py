@@ -13,13 +13,13 @@ import msgspec
 
 from gateway.admission import admission, debt, eviction
 from gateway.admission.admission import Denial, Grant
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import LeaseRecord, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Spent
-from gateway.store.memory_leases import request_of
 from gateway.store.redis.bucket_levels import lend, take_back
 from gateway.store.redis.known_limits import KnownLimits
 from gateway.store.redis.lease_codec import RedisLease
@@ -54,9 +54,11 @@ class LocalFallback:
             self._limits.end(id(self))
             self.share = None
 
-    def admit(self, share: TokenPool, ask: Ask, *, observe: bool) -> tuple[Grant | Denial, bool]:
+    def admit(
+        self, share: TokenPool, ask: AdmissionRequest, *, observe: bool
+    ) -> tuple[Grant | Denial, bool]:
         """The share's decision, and whether the lease is evictable."""
-        found = admission.admit(share, request_of(ask), self._now_s(), observe=observe)
+        found = admission.admit(share, ask, self._now_s(), observe=observe)
         record = share.leases.get(ask.lease_id)
         return found, record is not None and record.id in share.pools[record.pool].evictable
 

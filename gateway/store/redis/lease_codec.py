@@ -7,13 +7,14 @@ from typing import Any, Final, cast
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.admission.windows import Span, Spans
 from gateway.fleet.fleet import PoolState
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.store.redis.scripts import encode, grouped
 from gateway.store.redis.wire import Op
@@ -145,7 +146,9 @@ class LimitEncoder:
         return known
 
 
-def admit_argument(ask: Ask, owner: str, asked: list[Any] | None, *, observe: bool) -> bytes:
+def admit_argument(
+    ask: AdmissionRequest, owner: str, asked: list[Any] | None, *, observe: bool
+) -> bytes:
     """The argument of `lua/admit.lua`."""
     return grouped(
         "admit",
@@ -155,7 +158,7 @@ def admit_argument(ask: Ask, owner: str, asked: list[Any] | None, *, observe: bo
         entitlement=ask.entitlement,
         pool=ask.pool,
         alternates=ask.alternates,
-        estimate_tokens=ask.cost_tokens,
+        estimate_tokens=ask.estimate_tokens,
         kv_bytes=ask.kv_bytes,
         sequences=ask.sequences,
         asked=asked,

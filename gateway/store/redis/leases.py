@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.background_task import BackgroundTasks
@@ -21,7 +22,7 @@ from gateway.errors import StateFailure
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView, PoolView, Settlement
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.memory_token_pools import SteadyClock
@@ -182,7 +183,7 @@ class RedisLeases:
 
     # -- LeaseStore
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         model = None if ask.model in self.pending else self._models.get(ask.model)
         return await (self._local.admit(ask) if model is None else model.admit(ask))
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.denials import refusal_of
 from gateway.admission.leases import charge_tokens, spent_by
 from gateway.admission.limit_book import Wanted
@@ -20,7 +21,7 @@ from gateway.admission.token_pool import TokenPool
 from gateway.errors import Refusal, Unavailable
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import Settlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView, Spent
 from gateway.store.memory_leases import lease_of, warn
 from gateway.store.redis import bucket_levels
@@ -64,14 +65,14 @@ class RedisModel(RedisPools):
         """Whether any lease of this process is evictable."""
         return self._giving_way > 0
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         known = self.leases.get(ask.lease_id)
         if known is not None:
             return known.lease
         asked = None
         if ask.limits:
             wanted = Wanted(
-                ask.sequences, ask.cost_tokens, ask.money, ask.most_tokens, ask.most_money
+                ask.sequences, ask.estimate_tokens, ask.money, ask.most_tokens, ask.most_money
             )
             asked = self._encoded(ask.limits, wanted)
         packed = admit_argument(ask, self._process.owner, asked, observe=self._observes)
@@ -84,7 +85,7 @@ class RedisModel(RedisPools):
                 continue
             found, gives_way, issued_s = decision(answer)
             bucket_levels.note_decision(
-                self.token_pool, ask.entitlement, ask.cost_tokens, found, self._now_s()
+                self.token_pool, ask.entitlement, ask.estimate_tokens, found, self._now_s()
             )
             if ask.limits:
                 self._process.limits.note(ask.limits, found, self._now_s())
@@ -218,7 +219,13 @@ class RedisModel(RedisPools):
             raise
 
     def _taken(
-        self, ask: Ask, found: Grant | Denial, key: str, issued_s: float, *, gives_way: bool
+        self,
+        ask: AdmissionRequest,
+        found: Grant | Denial,
+        key: str,
+        issued_s: float,
+        *,
+        gives_way: bool,
     ) -> Lease:
         if isinstance(found, Denial):
             raise refusal_of(found, ask.entitlement, self._process.jitter(), ask.limits)

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.control import external_admission_service as service
@@ -25,7 +26,6 @@ from gateway.pipeline.authenticate import Keyring, authenticate_head
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate
-from gateway.records.lease import Ask
 from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.store.memory_leases import MemoryLeases
@@ -497,13 +497,13 @@ async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     bench.book.define(
         Entitlement(name="g", model="m", service_class="guaranteed", baseline=(3, 0), limit=3)
     )
-    ask = Ask(
+    ask = AdmissionRequest(
         lease_id="g",
         model="m",
         entitlement="g",
         pool=0,
         alternates=(),
-        cost_tokens=10,
+        estimate_tokens=10,
         sequences=3,
     )
     await bench.store.reclaim(await bench.store.admit(ask))

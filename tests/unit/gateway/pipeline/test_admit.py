@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.pipeline import estimate as estimating
 from gateway.pipeline.admit import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
 from gateway.records.estimate import Observation, Plan
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import cost_nano, token_price
@@ -29,13 +30,15 @@ WINDOW = 65_536
 class Asked(FakeStore):
     """Notes what it is asked."""
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         """See LeaseStore."""
         self.ask = ask
         return await super().admit(ask)
 
 
-async def asked(text: str, max_tokens: int | None, taught: list[tuple[int, int]]) -> Ask:
+async def asked(
+    text: str, max_tokens: int | None, taught: list[tuple[int, int]]
+) -> AdmissionRequest:
     """What is asked for a chat after a tenant's requests used so many tokens."""
     served, store = served_model(), Asked()
     served.price = PRICE
@@ -88,4 +91,4 @@ async def test_what_costs_nothing_asks_for_nothing(
     lengths = estimating.estimate(served, endpoint, facts, OWNER)
     await admit(store, served, OWNER, "l", lengths, Plan(pool=0, alternates=(), reason="test"))
     assert (store.ask.money, store.ask.most_money) == (money, 0)
-    assert (store.ask.cost_tokens > 0, store.ask.most_tokens > 0) == (endpoint is CHAT,) * 2
+    assert (store.ask.estimate_tokens > 0, store.ask.most_tokens > 0) == (endpoint is CHAT,) * 2

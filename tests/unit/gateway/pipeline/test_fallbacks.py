@@ -6,12 +6,13 @@ import hashlib
 import orjson
 import pytest
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.errors import RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.decision import DecisionRecord
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal, TenantKey
 from gateway.routing.split_alias import SplitAlias
 from tests.builders import (
@@ -42,7 +43,7 @@ KEY = hashlib.sha256(b"sk-web").digest()
 class Store(FakeStore):
     """Refuses the model `m`, and admits others."""
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         """See LeaseStore."""
         refusal, self.refuse_with = self.refuse_with, None
         if ask.model != "m" or refusal is None:

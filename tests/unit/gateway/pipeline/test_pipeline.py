@@ -12,6 +12,7 @@ import msgspec
 import orjson
 import pytest
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
@@ -38,7 +39,7 @@ from gateway.records.endpoint import (
     TRANSCRIPTIONS,
     Endpoint,
 )
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.records.record import Trace
 from gateway.records.request import OPEN, Incoming, Principal
 from gateway.routing.conversations import ResponseLocation
@@ -1749,7 +1750,7 @@ class _SlowStore(FakeStore):
         super().__init__()
         self._clock = clock
 
-    async def admit(self, ask: Ask) -> Lease:
+    async def admit(self, ask: AdmissionRequest) -> Lease:
         self._clock.advance(0.5)
         return await super().admit(ask)
 

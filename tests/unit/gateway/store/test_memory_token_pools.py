@@ -10,12 +10,13 @@ import pytest
 
 from gateway.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
 from gateway.admission.counters import Journal
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask, Lease
+from gateway.records.lease import Lease
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.memory_token_pools import SLICE
 from gateway.store.sqlite_lease_snapshot import collect
@@ -36,8 +37,10 @@ class Opened:
         )
 
     async def admit(self, lease_id: str, name: str = "e", **more: Any) -> Lease:
-        known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}
-        return await self.store.admit(Ask(lease_id=lease_id, model="m", entitlement=name, **known))
+        known = {"pool": 0, "alternates": (), "estimate_tokens": 100, "sequences": 1, **more}
+        return await self.store.admit(
+            AdmissionRequest(lease_id=lease_id, model="m", entitlement=name, **known)
+        )
 
 
 async def test_a_lease_knows_when_and_by_whom_it_was_issued() -> None:
@@ -64,7 +67,7 @@ async def test_settling_goes_by_the_request_s_own_time() -> None:
 async def test_the_first_tick_is_a_whole_tick_after_the_start() -> None:
     opened = Opened(entitled(tokens_per_s=10.0))
     await opened.store.tick()
-    opened.store.settle(await opened.admit("a", cost_tokens=100), USED)
+    opened.store.settle(await opened.admit("a", estimate_tokens=100), USED)
     opened.clock.advance(4.9)
     await opened.store.tick()
     assert opened.book.accounts["e"].served == 50
@@ -77,7 +80,7 @@ async def test_the_first_tick_is_a_whole_tick_after_the_start() -> None:
 async def test_a_tick_reaps_whatever_has_expired() -> None:
     opened = Opened(entitled(baseline=300), slots=(300, 1))
     for number in range(200):
-        await opened.admit(f"{number}", cost_tokens=1)
+        await opened.admit(f"{number}", estimate_tokens=1)
     opened.clock.advance(LEASE_TTL_S)
     await opened.store.tick()
     assert opened.book.pools[0].inflight == 0
@@ -87,7 +90,7 @@ async def test_a_tick_reaps_whatever_has_expired() -> None:
 async def test_renewing_keeps_all_that_run_here() -> None:
     opened = Opened(entitled(baseline=600), slots=(600, 1))
     for number in range(600):
-        await opened.admit(f"{number}", cost_tokens=1)
+        await opened.admit(f"{number}", estimate_tokens=1)
     opened.clock.advance(LEASE_TTL_S - 1)
     await opened.store.renew()
     opened.clock.advance(2.0)

@@ -11,13 +11,13 @@ import pytest
 
 from gateway.admission import admission
 from gateway.admission.counters import Journal
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import LeaseRecord
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask
 from gateway.records.limit import Limit
 from gateway.store import sqlite_lease_snapshot as lease_snapshot
 from gateway.store.memory_leases import MemoryLeases
@@ -44,8 +44,10 @@ class Process:
         self.file = SqliteLeases(path, self.store.token_pools, self.store.limits, wall_clock=clock)
 
     async def admit(self, lease_id: str, name: str = "e", **more: Any) -> None:
-        known = {"pool": 0, "alternates": (), "cost_tokens": 100, "sequences": 1, **more}
-        await self.store.admit(Ask(lease_id=lease_id, model="m", entitlement=name, **known))
+        known = {"pool": 0, "alternates": (), "estimate_tokens": 100, "sequences": 1, **more}
+        await self.store.admit(
+            AdmissionRequest(lease_id=lease_id, model="m", entitlement=name, **known)
+        )
 
     def counters(self) -> dict[str, list[float]]:
         return {
@@ -82,16 +84,16 @@ async def lived(path: Path, clock: FakeClock) -> Process:
     """A process that served, was interrupted with two leases in force, and saved."""
     first = Process(path, clock)
     await first.file.start()
-    await first.admit("done", cost_tokens=300)
+    await first.admit("done", estimate_tokens=300)
     first.store.settle(
         await first.store.admit(
-            Ask(
+            AdmissionRequest(
                 lease_id="done",
                 model="m",
                 entitlement="e",
                 pool=0,
                 alternates=(),
-                cost_tokens=300,
+                estimate_tokens=300,
                 sequences=1,
             )
         ),
@@ -170,13 +172,13 @@ async def test_usage_of_a_former_process_s_lease_is_still_posted(
     """Another proxy may have asked for it, and outlived the gateway."""
     first = await lived(path, clock)
     lease = await first.store.admit(
-        Ask(
+        AdmissionRequest(
             lease_id="a",
             model="m",
             entitlement="e",
             pool=0,
             alternates=(),
-            cost_tokens=100,
+            estimate_tokens=100,
             sequences=2,
         )
     )

@@ -9,13 +9,13 @@ import pytest
 
 from gateway.admission import admission
 from gateway.admission.capacity import ASSESS_SLICE, WorkerShare
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Ask
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.upkeep import STEP_S, ModelSpec, StoreUpkeep
 from tests.around import Around
@@ -94,13 +94,13 @@ class UpkeepRig:
         self, lease_id: str, entitlement: str, pool: int = 0, tokens: int = 10, kv_bytes: int = 0
     ) -> None:
         await self.store.admit(
-            Ask(
+            AdmissionRequest(
                 lease_id=lease_id,
                 model="m",
                 entitlement=entitlement,
                 pool=pool,
                 alternates=(),
-                cost_tokens=tokens,
+                estimate_tokens=tokens,
                 kv_bytes=kv_bytes,
                 sequences=1,
             )

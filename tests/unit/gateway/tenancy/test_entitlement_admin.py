@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import (
@@ -19,7 +20,6 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.ports import PoolView, Settlement
-from gateway.records.lease import Ask
 from gateway.records.request import Principal
 from gateway.records.tenancy import NO_FILE, fingerprint
 from gateway.store.memory_leases import MemoryLeases
@@ -341,7 +341,7 @@ async def test_a_model_without_managed_capacity_has_keys_only(rig: TenancyRig) -
     assert rig.store.calls == 0
 
 
-def asked(lease_id: str) -> Ask:
+def asked(lease_id: str) -> AdmissionRequest:
     return msgspec.structs.replace(ask(lease_id), entitlement="a")
 
 

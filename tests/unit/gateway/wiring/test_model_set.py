@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.pipeline.admit import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan
-from gateway.records.lease import Ask
 from gateway.records.request import OPEN
 from gateway.routing.conversations import ResponseLocation
 from gateway.scheduling.scheduler import Job
@@ -63,13 +63,13 @@ class Reloaded:
             await part.close()
 
     async def lease(self, name: str, model: str = "m", pool: int = 0) -> Any:
-        ask = Ask(
+        ask = AdmissionRequest(
             model=model,
             entitlement="",
             lease_id=name,
             pool=pool,
             alternates=(),
-            cost_tokens=10,
+            estimate_tokens=10,
             sequences=1,
             kv_bytes=0,
         )

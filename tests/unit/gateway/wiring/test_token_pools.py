@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.decision import AdmissionRequest
 from gateway.errors import BadRequest, Unavailable
 from gateway.pipeline.authenticate import authenticate
-from gateway.records.lease import Ask
 from gateway.settings import load
 from gateway.wiring.app import Gateway
 from tests.tenancy_fakes import digest
@@ -46,13 +46,13 @@ async def ask(gateway: Gateway, model: str, number: int, key: str = "sk-web") ->
     principal = authenticate(gateway.pools.keyring, digest(key), 1.0)
     (chosen,) = principal.choices[model]
     return await gateway.store.admit(
-        Ask(
+        AdmissionRequest(
             lease_id=f"{model}{number}",
             model=model,
             entitlement=chosen.entitlement,
             pool=0,
             alternates=(),
-            cost_tokens=10,
+            estimate_tokens=10,
             sequences=1,
             limits=chosen.limits,
         )
