@@ -30,6 +30,7 @@ from gateway.records.tenancy import (
 from gateway.settings import ConfigError, parse
 from gateway.settings.admin_fields import read_admin_fields
 from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.store.sqlite_file import SqliteFile, open_file
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
 from gateway.tenancy.key_admin import TenantKeyAdmin
 from gateway.tenancy.tenancy import Tenancy
@@ -123,11 +124,28 @@ class FakePools:
         )
 
 
+class _AtOnce(SqliteFile):
+    """A database in memory without a thread: histories are many."""
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return self._run(work)
+
+    def copy(self) -> bytes:
+        return b"" if self._connection is None else self._connection.serialize()
+
+    def restore(self, older: bytes) -> None:
+        self._close()
+        if older:
+            self._connection = open_file(None)
+            self._connection.deserialize(older)
+
+
 class FlakyDirectory(SqliteDirectory):
     """A directory in memory that can be away, and can be replaced by an older copy of itself."""
 
     def __init__(self) -> None:
         super().__init__(None)
+        self._file: _AtOnce = _AtOnce(None)
         self.fail_with: Exception | None = None
         self.calls = 0
 
@@ -135,12 +153,6 @@ class FlakyDirectory(SqliteDirectory):
         self.calls += 1
         if self.fail_with is not None:
             raise self.fail_with
-
-    async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """At once, without a thread: histories are many."""
-        if self._file is None:
-            self._file = self._open()
-        return work(self._file)
 
     async def read(self, since: int, mark: str) -> DirectoryState | None:
         """See Directory."""
@@ -162,14 +174,11 @@ class FlakyDirectory(SqliteDirectory):
 
     def copy(self) -> bytes:
         """What it holds; nothing may be running."""
-        return b"" if self._file is None else self._file.serialize()
+        return self._file.copy()
 
     def restore(self, older: bytes) -> None:
         """Hold this instead; b"" for nothing, as a server restarted without its data."""
-        self._close()
-        if older:
-            self._file = self._open()
-            self._file.deserialize(older)
+        self._file.restore(older)
 
 
 class SaysTenant:

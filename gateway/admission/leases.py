@@ -201,7 +201,10 @@ def lapse(token_pool: TokenPool, lease_id: str, now_s: float) -> bool:
         lease.held,
     )
     if len(token_pool.tombstones) > TOMBSTONES:
-        del token_pool.tombstones[next(iter(token_pool.tombstones))]
+        oldest = next(iter(token_pool.tombstones))
+        del token_pool.tombstones[oldest]
+        if token_pool.journal is not None:
+            token_pool.journal.leases.add(oldest)
     return True
 
 

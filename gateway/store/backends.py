@@ -7,7 +7,7 @@ from typing import Final, Literal
 from gateway.ports import Directory, EstimatorState
 from gateway.replicas.estimator_sync import NoState
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_estimators import SqliteState
+from gateway.store.sqlite_file import SqliteState
 
 Backend = Literal["memory", "sqlite", "redis"]
 

@@ -1,60 +1,27 @@
 """The directory of tenancy in the SQLite file of `state.url`, or in memory.
 
-The rules of the file are in `gateway.store.sqlite_estimators`. Rows are deleted; denials
+The rules of the file are in `gateway.store.sqlite_file`. Rows are deleted; denials
 never are, since what was denied must not come back.
 """
 
-import asyncio
-import contextlib
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from gateway.errors import StateFailure
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
-from gateway.store.sqlite_estimators import open_file
+from gateway.store.sqlite_file import SqliteFile
 from gateway.tenancy.known import later_denial, later_row
 
-SCHEMA: Final = 2
 MARKS: Final = 10_000
 """Names of the last writes that are kept."""
 
-_T = TypeVar("_T")
 _encode: Final = msgspec.json.Encoder().encode
 _row: Final = msgspec.json.Decoder(Row).decode
 _denial: Final = msgspec.json.Decoder(Denial).decode
-_TABLES: Final = (
-    """
-CREATE TABLE IF NOT EXISTS directory (
-  id INTEGER PRIMARY KEY CHECK (id = 1),
-  schema INTEGER NOT NULL,
-  revision INTEGER NOT NULL  -- of the last change
-) STRICT
-""",
-    "CREATE TABLE IF NOT EXISTS directory_write (revision INTEGER PRIMARY KEY, mark TEXT) STRICT",
-    """
-CREATE TABLE IF NOT EXISTS directory_row (
-  name TEXT PRIMARY KEY,     -- kind and name
-  revision INTEGER NOT NULL,
-  row TEXT NOT NULL          -- JSON
-) STRICT
-""",
-    """
-CREATE TABLE IF NOT EXISTS directory_denial (
-  id TEXT PRIMARY KEY,
-  revision INTEGER NOT NULL,
-  denial TEXT NOT NULL       -- JSON
-) STRICT
-""",
-    "CREATE INDEX IF NOT EXISTS directory_row_revision ON directory_row (revision)",
-    "CREATE INDEX IF NOT EXISTS directory_denial_revision ON directory_denial (revision)",
-)
-_BEGIN: Final = "INSERT INTO directory VALUES (1, ?, 0) ON CONFLICT DO NOTHING"
 _FORGET: Final = """
 DELETE FROM directory_write WHERE revision <=
   (SELECT revision FROM directory_write ORDER BY revision DESC LIMIT 1 OFFSET ?)
@@ -66,17 +33,27 @@ _DENIALS: Final = "SELECT denial FROM directory_denial WHERE revision > ? ORDER 
 
 
 class SqliteDirectory:
-    """Directory in a file, or in memory. One dedicated thread does all access."""
+    """Directory in a file, or in memory."""
 
     def __init__(self, path: Path | None) -> None:
         """Nothing is opened before the first call. None: in memory."""
-        self._path = path
-        self._file: sqlite3.Connection | None = None
-        self._running: Future[Any] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-directory")
+        self._file = SqliteFile(path)
 
     async def read(self, since: int, mark: str) -> DirectoryState | None:
-        return await self._do(lambda file: self._since(file, since, mark))
+        def work(file: sqlite3.Connection) -> DirectoryState | None:
+            with file:
+                file.execute("BEGIN")  # one snapshot for all queries
+                newest, name = file.execute(_NEWEST).fetchone() or (0, "")
+                if (since or mark) and not file.execute(_KNOWN, (mark, since)).fetchone():
+                    return None
+                return DirectoryState(
+                    revision=newest,
+                    mark=name,
+                    rows=tuple(_row(text) for (text,) in file.execute(_ROWS, (since,))),
+                    denials=tuple(_denial(text) for (text,) in file.execute(_DENIALS, (since,))),
+                )
+
+        return await self._file.run(work)
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
         def work(file: sqlite3.Connection) -> Written:
@@ -107,85 +84,15 @@ class SqliteDirectory:
         return await self._transact(work)
 
     async def close(self) -> None:
-        if self._file is not None and (self._running is None or self._running.done()):
-            await asyncio.wrap_future(self._thread.submit(self._close))
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._file.close()
 
     async def _transact(self, work: Callable[[sqlite3.Connection], Written]) -> Written:
         def run(file: sqlite3.Connection) -> Written:
-            file.execute("BEGIN IMMEDIATE")
-            try:
-                found = work(file)
-            except BaseException:
-                file.execute("ROLLBACK")
-                raise
-            file.execute("COMMIT")
-            return found
+            with file:
+                file.execute("BEGIN IMMEDIATE")
+                return work(file)
 
-        return await self._do(run)
-
-    async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        def run() -> _T:
-            try:
-                if self._file is None:
-                    self._file = self._open()
-                return work(self._file)
-            except msgspec.MsgspecError as error:
-                raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
-            except (sqlite3.Error, OSError) as error:
-                if self._path is not None:
-                    self._close()
-                raise StateFailure(f"{self._path}: {error}") from error
-
-        if self._running is not None and not self._running.done():
-            # Wait for a call that its caller gave up, so that calls do not queue up.
-            with contextlib.suppress(StateFailure):
-                await asyncio.shield(asyncio.wrap_future(self._running))
-        self._running = future = self._thread.submit(run)
-        # Shielded: a thread cannot be cancelled, and must leave the file whole.
-        return await asyncio.shield(asyncio.wrap_future(future))
-
-    def _open(self) -> sqlite3.Connection:
-        if self._path is None:
-            file = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        else:
-            file = open_file(self._path)
-        try:
-            file.execute("BEGIN IMMEDIATE")
-            for statement in _TABLES:
-                file.execute(statement)
-            file.execute(_BEGIN, (SCHEMA,))
-            (schema,) = file.execute("SELECT schema FROM directory").fetchone()
-            file.execute("COMMIT")
-            if schema > SCHEMA:
-                raise StateFailure(
-                    f"{self._path} holds tenants of a newer version (schema {schema}, this one "
-                    f"reads {SCHEMA}); left as it is"
-                )
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _since(self, file: sqlite3.Connection, since: int, mark: str) -> DirectoryState | None:
-        file.execute("BEGIN")  # one snapshot for all queries
-        try:
-            newest, name = file.execute(_NEWEST).fetchone() or (0, "")
-            if (since or mark) and not file.execute(_KNOWN, (mark, since)).fetchone():
-                return None
-            return DirectoryState(
-                revision=newest,
-                mark=name,
-                rows=tuple(_row(text) for (text,) in file.execute(_ROWS, (since,))),
-                denials=tuple(_denial(text) for (text,) in file.execute(_DENIALS, (since,))),
-            )
-        finally:
-            file.execute("COMMIT")
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        return await self._file.run(run)
 
 
 def _gone(file: sqlite3.Connection, row: Row) -> bool:
@@ -220,9 +127,8 @@ def _write(
     denials: Iterable[Denial],
     floor: int,
 ) -> Written:
-    (last,) = file.execute("SELECT revision FROM directory").fetchone()
+    last, _ = file.execute(_NEWEST).fetchone() or (0, "")
     revision, mark = max(last, floor) + 1, secrets.token_hex(8)
-    file.execute("UPDATE directory SET revision = ?", (revision,))
     file.execute("INSERT INTO directory_write VALUES (?, ?)", (revision, mark))
     file.execute(_FORGET, (MARKS,))
     for row in removes:

@@ -24,7 +24,7 @@ from gateway.ports import Directory
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
 from gateway.store.backends import open_directory
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_estimators import SqliteState, open_file
+from gateway.store.sqlite_file import SqliteState, open_file
 from gateway.tenancy.known import Known
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
@@ -392,20 +392,6 @@ async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -
     await reader.close()
 
 
-async def test_a_newer_schema_is_left_as_it_is(path: Path) -> None:
-    directory = SqliteDirectory(path)
-    await put(directory, row("a"))
-    await directory.close()
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute("UPDATE directory SET schema = 7")
-    directory = SqliteDirectory(path)
-    with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 2\)"):
-        await directory.read(0, "")
-    with closing(sqlite3.connect(path)) as file:
-        assert file.execute("SELECT schema, revision FROM directory").fetchone() == (7, 1)
-    await directory.close()
-
-
 async def test_an_unreadable_row_is_a_failure_that_says_so(path: Path) -> None:
     directory = SqliteDirectory(path)
     await put(directory, row("a"))
@@ -434,7 +420,7 @@ async def test_a_file_of_another_program_is_left_as_it_is(minutes: Path) -> None
 async def test_a_locked_file_refuses_and_serves_again_once_it_is_free(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.sqlite_estimators.BUSY_S", 0.05)
+    monkeypatch.setattr("gateway.store.sqlite_file.BUSY_S", 0.05)
     directory = SqliteDirectory(path)
     await put(directory, row("a"))
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -464,12 +450,12 @@ async def test_a_disk_that_hangs_is_given_one_piece_of_work_at_a_time(
     goes_on = threading.Event()
     opened_paths = []
 
-    def hanging(path: Path) -> sqlite3.Connection:
+    def hanging(path: Path | None) -> sqlite3.Connection:
         opened_paths.append(path)
         goes_on.wait(10)
         return open_file(path)
 
-    monkeypatch.setattr("gateway.store.sqlite_directory.open_file", hanging)
+    monkeypatch.setattr("gateway.store.sqlite_file.open_file", hanging)
     directory = SqliteDirectory(path)
     for number, name in enumerate(("a", "b", "c")):
         with pytest.raises(TimeoutError):

@@ -7,7 +7,7 @@ from gateway.settings.config import StateConfig
 from gateway.settings.state import StateUrl
 from gateway.store.backends import backend_of, open_directory, open_state, sqlite_path
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_estimators import SqliteState
+from gateway.store.sqlite_file import SqliteState
 
 REDIS = (
     "redis://:secret@h:1/0",

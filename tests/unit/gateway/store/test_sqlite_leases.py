@@ -7,29 +7,27 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.admission import admission
 from gateway.admission.counters import Journal
 from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import LimitBook
-from gateway.admission.terms import LeaseRecord
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
-from gateway.store import sqlite_lease_snapshot as lease_snapshot
+from gateway.store import sqlite_leases
 from gateway.store.memory_leases import MemoryLeases
-from gateway.store.sqlite_lease_snapshot import AccountCopy, Tombstone, collect
-from gateway.store.sqlite_leases import FORGET_S, SqliteLeases
+from gateway.store.sqlite_leases import ACCOUNT, FORGET_S, SqliteLeases, collect
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, granted, pool
 
 ELASTIC = entitled("e", tokens_per_s=100.0, baseline=4)
 SPOT = entitled("s", "spot")
-COUNTED = tuple(name for name in AccountCopy.__struct_fields__)
 
 
 class Process:
@@ -51,7 +49,7 @@ class Process:
 
     def counters(self) -> dict[str, list[float]]:
         return {
-            name: [getattr(account, field) for field in COUNTED]
+            name: [getattr(account, field) for field in ACCOUNT]
             for name, account in self.book.accounts.items()
         }
 
@@ -74,10 +72,10 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def rows(path: Path, table: str) -> int:
+def rows(path: Path, kind: str) -> int:
     with closing(sqlite3.connect(path)) as file:
-        (count,) = file.execute(f"SELECT count(*) FROM {table}").fetchone()
-        return int(count)
+        found = file.execute("SELECT count(*) FROM token_pool WHERE kind = ?", (kind,))
+        return int(found.fetchone()[0])
 
 
 async def lived(path: Path, clock: FakeClock) -> Process:
@@ -124,21 +122,21 @@ async def test_a_restart_keeps_buckets_debt_ledgers_and_means(path: Path, clock:
 
 async def test_a_model_that_is_gone_is_forgotten_in_time(path: Path, clock: FakeClock) -> None:
     await lived(path, clock)
-    tables = ("pool_account", "pool_state", "pool_lease")
+    kinds = ("account", "pool", "lease")
 
     async def left() -> list[int]:
         """Rows after a start without the model."""
         file = SqliteLeases(path, {}, LimitBook(), wall_clock=clock)
         await file.start()
         await file.close()
-        return [rows(path, table) for table in tables]
+        return [rows(path, kind) for kind in kinds]
 
     assert await left() == [2, 1, 2]
     clock.advance(FORGET_S + 1)
     configured = Process(path, clock)
     await configured.file.start()
     await configured.file.close()
-    assert rows(path, "pool_account") == 2
+    assert rows(path, "account") == 2
     clock.advance(FORGET_S + 1)
     assert await left() == [0, 0, 0]
 
@@ -195,14 +193,14 @@ async def test_usage_of_a_former_process_s_lease_is_still_posted(
     assert list(third.book.leases) == ["b"]
     await third.store.tick()
     await third.file.close()
-    assert rows(path, "pool_lease") == 0
-    assert rows(path, "pool_tombstone") == 1
+    assert rows(path, "lease") == 0
+    assert rows(path, "tombstone") == 1
     fourth = Process(path, clock)
     await fourth.file.start()
     admission.settle(fourth.book, "b", 7, clock())
     assert fourth.book.accounts["s"].used == 7
     await fourth.file.close()
-    assert rows(path, "pool_tombstone") == 0
+    assert rows(path, "tombstone") == 0
 
 
 async def test_nobody_of_a_former_process_is_asked_to_give_way(
@@ -222,13 +220,13 @@ async def test_only_what_changed_is_written(path: Path, clock: FakeClock) -> Non
     process = Process(path, clock, *(entitled(f"e{n}") for n in range(50)))
     await process.file.start()
     await process.file.save()
-    assert rows(path, "pool_account") == 0
+    assert rows(path, "account") == 0
     await process.admit("a", "e7")
     await process.file.save()
-    assert (rows(path, "pool_account"), rows(path, "pool_lease")) == (1, 1)
+    assert (rows(path, "account"), rows(path, "lease")) == (1, 1)
     admission.settle(process.book, "a", 5, clock())
     await process.file.save()
-    assert (rows(path, "pool_account"), rows(path, "pool_lease")) == (1, 0)
+    assert (rows(path, "account"), rows(path, "lease")) == (1, 0)
     await process.file.close()
 
 
@@ -258,8 +256,8 @@ async def test_entitlements_that_are_no_more_are_forgotten_after_a_while(
         assert list(process.book.accounts) == ["s"]
         assert "a" not in process.book.leases
         await process.file.close()
-        assert rows(path, "pool_account") == left
-    assert rows(path, "pool_lease") == 1
+        assert rows(path, "account") == left
+    assert rows(path, "lease") == 1
 
 
 async def test_a_removed_entitlement_leaves_the_file(path: Path, clock: FakeClock) -> None:
@@ -270,7 +268,7 @@ async def test_a_removed_entitlement_leaves_the_file(path: Path, clock: FakeCloc
     await process.store.tick()
     assert await process.store.remove("m", "e")
     await process.file.close()
-    assert rows(path, "pool_account") == 1
+    assert rows(path, "account") == 1
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"\0" * 500])
@@ -292,9 +290,9 @@ async def test_a_file_that_is_no_good_is_left_and_there_is_no_past(
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("UPDATE pool_schema SET schema = 9", "newer version (schema 9, this one reads 1)"),
-        ("UPDATE pool_account SET record = '[1]'", "sluice.db"),
-        ("UPDATE pool_lease SET record = 'x'", "sluice.db"),
+        ("PRAGMA user_version = 9", "newer version (schema 9, this one reads 1)"),
+        ("UPDATE token_pool SET record = '[1]' WHERE kind = 'account'", "sluice.db"),
+        ("UPDATE token_pool SET record = 'x' WHERE kind = 'lease'", "sluice.db"),
     ],
 )
 async def test_rows_that_cannot_be_read_are_left(
@@ -308,7 +306,7 @@ async def test_rows_that_cannot_be_read_are_left(
         await process.file.start()
     await process.file.close()
     assert says in caplog.text
-    assert rows(path, "pool_lease") == 2
+    assert rows(path, "lease") == 2
 
 
 async def test_a_file_that_cannot_be_written_is_tried_again_with_everything(
@@ -342,16 +340,16 @@ async def test_a_file_that_cannot_be_written_is_tried_again_with_everything(
 
 async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go on while it is taken; every charge in it has its lease in it."""
-    monkeypatch.setattr(lease_snapshot, "SLICE", 10)
+    monkeypatch.setattr(sqlite_leases, "SLICE", 10)
     count = 200
     token_pool = pool(*(entitled(f"e{n}", baseline=9) for n in range(count)), slots=(10_000,))
     token_pool.journal = Journal()
     for number in range(count):
         granted(token_pool, f"first{number}", f"e{number}")
-    ended = False
+    ended, number = False, 0
 
     async def requests() -> None:
-        number = 0
+        nonlocal number
         while not ended and number < 60:
             granted(token_pool, f"more{number}", f"e{number}")
             admission.settle(token_pool, f"first{number + 100}", 40, NOW_S)
@@ -359,23 +357,19 @@ async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.Monk
             await asyncio.sleep(0)
 
     running = asyncio.create_task(requests())
-    batch = await collect({"m": token_pool})
+    rows = await collect({"m": token_pool}, token_pool.limits)
     ended = True
     await running
-    accounts: dict[str, AccountCopy | None] = {}
-    leases: dict[str, LeaseRecord | Tombstone | None] = {}
-    for part in batch.parts:
-        accounts |= part.accounts
-        leases |= part.leases
+    found = {key: msgspec.json.decode(record) for key, record in rows.items() if record}
     reserved = dict.fromkeys(token_pool.accounts, 0)
-    for lease in leases.values():
-        if isinstance(lease, LeaseRecord):
-            reserved[lease.entitlement] += lease.estimate_tokens
+    for (kind, _, _), record in found.items():
+        if kind == "lease":
+            reserved[record["entitlement"]] += record["estimate_tokens"]
+    accounts = {name: record for (kind, _, name), record in found.items() if kind == "account"}
     for name, account in accounts.items():
-        assert account is not None
-        assert account.debited - account.refunded - account.used == reserved[name]
+        assert account["debited"] - account["refunded"] - account["used"] == reserved[name]
     assert len(accounts) == count
-    assert len(batch.parts) > 20
+    assert number > 20
 
 
 async def test_a_clock_that_leaps_ahead_for_a_moment_deletes_no_counter(

@@ -14,7 +14,7 @@ from gateway.errors import StateFailure
 from gateway.estimate.estimator import LengthEstimator
 from gateway.estimate.merge import PartState
 from gateway.replicas.estimator_sync import EstimatorSync
-from gateway.store.sqlite_estimators import APPLICATION_ID, SCHEMA, SqliteState
+from gateway.store.sqlite_file import APPLICATION_ID, SCHEMA, SqliteState
 from tests.fakes import FakeClock
 
 M = "default:m"
@@ -127,7 +127,7 @@ async def test_a_path_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
 async def test_a_locked_file_is_a_failure_and_is_saved_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.sqlite_estimators.BUSY_S", 0.0)
+    monkeypatch.setattr("gateway.store.sqlite_file.BUSY_S", 0.0)
     await saved(path)
     state = SqliteState(path)
     await state.exchange({M: None})
@@ -168,13 +168,13 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     await state.exchange({M: None})
     newer = {"ratio.prose": PartState(epoch=0, n=99, rate=3.0, sums=SUMS)}
     release = threading.Event()
-    save = state._save
+    exchange = state._exchange
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> Any:
         release.wait(5.0)
-        save(*arguments)
+        return exchange(*arguments)
 
-    monkeypatch.setattr(state, "_save", slow)
+    monkeypatch.setattr(state, "_exchange", slow)
     given_up = asyncio.create_task(state.exchange({M: RECORD}))
     await asyncio.sleep(0)
     given_up.cancel()
@@ -196,17 +196,17 @@ async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_beh
     state = SqliteState(path)
     await state.exchange({M: None})
     release = threading.Event()
-    monkeypatch.setattr(state, "_save", lambda *_: release.wait(5.0))
+    monkeypatch.setattr(state, "_exchange", lambda *_: release.wait(5.0))
     given_up = asyncio.create_task(state.exchange({M: RECORD}))
     await asyncio.sleep(0)
     given_up.cancel()
     await state.close()
     assert not release.is_set()
-    assert state._file is not None
+    assert state._file._connection is not None
     release.set()
     await asyncio.gather(given_up, return_exceptions=True)
-    await asyncio.to_thread(state._thread.shutdown)
-    assert state._file is None
+    await asyncio.to_thread(state._file._thread.shutdown)
+    assert state._file._connection is None
 
 
 async def test_a_bad_file_costs_the_state_and_nothing_else(

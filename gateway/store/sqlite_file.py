@@ -1,0 +1,205 @@
+"""The SQLite file of `state.url`, and what estimators learned, which it keeps across restarts.
+
+Rules:
+- Each user has a connection of its own. One dedicated thread does all its access, so a hanging
+  disk delays no request. Each save is one transaction.
+- `application_id` marks the file as Sluice's, `user_version` is its schema. A file that is damaged,
+  newer or another program's is left as it is: StateFailure gives the reason, and the gateway
+  serves without it and tries again later.
+- Write-ahead log, synchronous NORMAL: a crash of the machine may lose the last save, never the
+  file.
+- For one gateway process. With several, the last to save wins.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.errors import StateFailure
+from gateway.estimate.merge import Learned, PartState, PeerRecord
+from gateway.ports import ExchangeResult
+
+INTERVAL_S: Final = 5.0
+SCHEMA: Final = 1
+APPLICATION_ID: Final = 0x534C4345
+BUSY_S: Final = 1.0
+
+_T = TypeVar("_T")
+_decode: Final = msgspec.json.Decoder(dict[str, PartState]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_MAGIC: Final = b"SQLite format 3\0"
+# Records are JSON.
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS learned (
+  subject TEXT PRIMARY KEY,   -- estimator profile:model
+  saved_unix_s REAL NOT NULL,
+  record TEXT NOT NULL        -- part -> {epoch, n, rate, sums}
+) STRICT;
+CREATE TABLE IF NOT EXISTS directory_write (revision INTEGER PRIMARY KEY, mark TEXT) STRICT;
+CREATE TABLE IF NOT EXISTS directory_row (
+  name TEXT PRIMARY KEY,      -- kind and name
+  revision INTEGER NOT NULL,
+  row TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS directory_denial (
+  id TEXT PRIMARY KEY,
+  revision INTEGER NOT NULL,
+  denial TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS directory_row_revision ON directory_row (revision);
+CREATE INDEX IF NOT EXISTS directory_denial_revision ON directory_denial (revision);
+CREATE TABLE IF NOT EXISTS token_pool (
+  kind TEXT NOT NULL,         -- pool, account, lease, tombstone (oldest first by rowid) or limit
+  model TEXT NOT NULL,        -- empty for limits
+  name TEXT NOT NULL,
+  saved_unix_s REAL NOT NULL,
+  record TEXT NOT NULL,
+  PRIMARY KEY (kind, model, name)
+) STRICT;
+"""
+
+
+class SqliteFile:
+    """A connection to the file, or to a database in memory, and the thread that uses it."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Nothing is opened before the first call. None: in memory."""
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._running: Future[Any] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-state")
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Work in the thread, after what ran there. Raises StateFailure.
+
+        A failure closes the file; the next call opens it again.
+        """
+        if self._running is not None and not self._running.done():
+            # Wait for a call that its caller gave up, so that calls do not queue up.
+            with contextlib.suppress(StateFailure):
+                await asyncio.shield(asyncio.wrap_future(self._running))
+        # Shielded: a thread cannot be cancelled, and must leave the file whole.
+        return await asyncio.shield(self.begin(work))
+
+    def begin(self, work: Callable[[sqlite3.Connection], _T]) -> asyncio.Future[_T]:
+        """Work in the thread; the future raises StateFailure."""
+        self._running = running = self._thread.submit(self._run, work)
+        return asyncio.wrap_future(running)
+
+    async def close(self) -> None:
+        """Close the file, and wait for that unless a call is running. Idempotent."""
+        running, self._running = self._running, None
+        if running is not None:
+            closing = self._thread.submit(self._close)
+            if running.done():
+                await asyncio.wrap_future(closing)
+        self._thread.shutdown(wait=False)
+
+    def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            if self._connection is None:
+                self._connection = open_file(self._path)
+            return work(self._connection)
+        except msgspec.MsgspecError as error:
+            self._close()
+            raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
+        except (sqlite3.Error, OSError) as error:
+            if self._path is not None:
+                self._close()
+            raise StateFailure(f"{self._path}: {error}") from error
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def open_file(path: Path | None) -> sqlite3.Connection:
+    """Open or create the state file. Raises StateFailure if it is not usable."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            with path.open("rb") as start:
+                # SQLite treats a file of a few bytes as empty.
+                if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
+                    raise StateFailure(f"{path}: file is not a database; left as it is")
+    file = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None)
+    try:
+        _check(path, file)
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check(path: Path | None, file: sqlite3.Connection) -> None:
+    """Check that it is a readable state file, and make its tables. Raises StateFailure."""
+    if _number(file, "SELECT count(*) FROM sqlite_schema"):
+        if _number(file, "PRAGMA application_id") != APPLICATION_ID:
+            raise StateFailure(f"{path} is not a state file of this program; left as it is")
+        schema = _number(file, "PRAGMA user_version")
+        if schema > SCHEMA:
+            raise StateFailure(
+                f"{path} was written by a newer version (schema {schema}, this one reads "
+                f"{SCHEMA}); left as it is"
+            )
+        (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StateFailure(f"{path} is damaged ({verdict}); left as it is")
+    file.executescript(
+        f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
+        f"PRAGMA user_version = {SCHEMA}; {_TABLES} COMMIT;"
+    )
+
+
+def _number(file: sqlite3.Connection, query: str) -> int:
+    (found,) = file.execute(query).fetchone()
+    return int(found)
+
+
+class SqliteState:
+    """EstimatorState in the file: the first exchange loads it, further ones save what is new."""
+
+    interval_s = INTERVAL_S
+
+    def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
+        """Nothing is opened before the first exchange."""
+        self._file = SqliteFile(path)
+        self._wall_clock = wall_clock
+        self._saved_to: sqlite3.Connection | None = None
+
+    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
+        return await self._file.run(lambda file: self._exchange(file, dict(records)))
+
+    async def close(self) -> None:
+        """See EstimatorState. Does not wait for a running exchange; its file is closed, too."""
+        await self._file.close()
+
+    def _exchange(
+        self, file: sqlite3.Connection, records: dict[str, Learned | None]
+    ) -> ExchangeResult:
+        now_s, peers = self._wall_clock(), {}
+        first, opened = self._saved_to is None, self._saved_to is not file
+        if first:
+            for subject, saved_s, record in file.execute("SELECT * FROM learned"):
+                if subject in records:
+                    age_s = max(0.0, now_s - saved_s)
+                    peers[subject] = (PeerRecord(age_s=age_s, parts=_decode(record)),)
+        else:
+            rows = [(s, now_s, _encode(record).decode()) for s, record in records.items() if record]
+            if rows:
+                with file:
+                    file.execute("BEGIN IMMEDIATE")
+                    file.executemany("INSERT OR REPLACE INTO learned VALUES (?, ?, ?)", rows)
+        self._saved_to = file
+        # A reopened file may be another one: everything must be saved again.
+        return ExchangeResult(peers=peers, missing=frozenset(records if opened else ()))
