@@ -9,8 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.errors import Refusal
 from gateway.estimate.merge import Learned, PeerRecord
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import fields
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime

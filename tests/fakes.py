@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.estimate.merge import Learned, PartState, PeerRecord
 from gateway.payload.head import pairs_of

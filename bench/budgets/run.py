@@ -22,8 +22,7 @@ from redis import Redis
 from bench.common.redis_server import RedisServer
 from bench.common.report import Report, Row, at_most, equals
 from bench.scale.traffic import fleet_of
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited, Unavailable
 from gateway.pipeline import estimate as estimating

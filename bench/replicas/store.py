@@ -21,8 +21,7 @@ import uvloop
 
 from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState

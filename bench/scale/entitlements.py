@@ -21,8 +21,8 @@ from bench.scale.measure import (
 )
 from bench.scale.traffic import SLOTS, Size, digest_of, entitlement_rows, fleet_of, token_pool_of
 from gateway.admission.capacity import WorkerShare
-from gateway.admission.decision import AdmissionRequest
 from gateway.admission.entitlement_terms import ModelShape
+from gateway.admission.terms import AdmissionRequest
 from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot, write
 from gateway.metrics import Metrics
 from gateway.pipeline import authenticate

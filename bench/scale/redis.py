@@ -19,7 +19,7 @@ from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
 from bench.scale.measure import quantile
 from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import PROFILES

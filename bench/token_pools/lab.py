@@ -15,9 +15,9 @@ from random import Random
 import msgspec
 
 from bench.token_pools.records import POOL_REASONS, AdmittedJob, PoolMoment, RefusedJob
-from gateway.admission import admission, capacity, debt, eviction
+from gateway.admission import admission, capacity, debt
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.admission.retry_after import retry_after_s
+from gateway.admission.denials import retry_after_s
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
 from gateway.records.entitlement import Entitlement
@@ -262,7 +262,7 @@ class Lab:
         assert self.token_pool is not None
         if job_id not in self.token_pool.leases:
             return
-        for record in eviction.evict(self.token_pool, 0, 1):
+        for record in admission.evict(self.token_pool, 0, 1):
             self.at(self.now_s + cancel_s, partial(self._cancel, record.id))
 
     def _cancel(self, job_id: str) -> None:

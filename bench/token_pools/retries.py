@@ -16,7 +16,7 @@ from bench.common.report import Row
 from bench.token_pools.lab import EPOCH_S
 from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial
-from gateway.admission.retry_after import retry_after_s
+from gateway.admission.denials import retry_after_s
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import Entitlement

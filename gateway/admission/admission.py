@@ -3,10 +3,9 @@
 Order of checks (token-pools paper, section 4.3; the project filled the gaps it leaves):
 
 - Reap expired leases; repeat the earlier grant for a lease id that is already held.
-- The entitlement is in force.
-- Limits of the key, the entitlement and the tenant over all models, where there are any; the
-  request can ever fit; concurrency, token rate, KV (`gateway.admission.limits`).
-- A pool has room, contended or not (`gateway.admission.placement`).
+- Limits of the key, the entitlement and the tenant over all models, where there are any.
+- The entitlement is in force; the request can ever fit; concurrency, token rate, KV; a pool has
+  room, contended or not (`gateway.admission.checks`).
 
 Invariants: a pool's in-flight and KV are the sums over its leases; exactly one settlement or
 expiry returns what a grant took; only a bucket in debt is ever negative.
@@ -16,20 +15,19 @@ All checks run before any state changes; a grant or denial is then applied in on
 embedded store calls these functions, and the Redis scripts transcribe them.
 """
 
-from gateway.admission import limits, placement
-from gateway.admission.decision import (
+from gateway.admission import checks
+from gateway.admission.checks import inadmissible, min_weight, overshoot
+from gateway.admission.counters import MAX_S
+from gateway.admission.leases import evict, reap, renew, resize, settle
+from gateway.admission.limit_book import Weighed
+from gateway.admission.terms import (
     AdmissionRequest,
     Denial,
     DenialReason,
     Grant,
-    Placement,
+    LeaseRecord,
     Unit,
 )
-from gateway.admission.leases import reap, renew, resize, settle
-from gateway.admission.limit_book import Weighed
-from gateway.admission.placement import min_weight, overshoot
-from gateway.admission.retry_after import MAX_S, tenant_of, wait_too
-from gateway.admission.terms import LeaseRecord
 from gateway.admission.token_pool import (
     BUCKET_S,
     LEASE_TTL_S,
@@ -39,18 +37,13 @@ from gateway.admission.token_pool import (
     average,
     depth_tokens,
     max_sequences,
-    own_level,
+    may_borrow,
     pay,
     surplus_depth,
     surplus_level,
     weight_now,
 )
-from gateway.records.entitlement import (
-    BURST_WEIGHT,
-    RESERVING,
-    SPILLED_WEIGHT,
-    kv_limit,
-)
+from gateway.records.entitlement import BORROWING, RESERVING, SPILLED_WEIGHT
 from gateway.records.limit import LimitUse
 
 __all__ = [
@@ -62,6 +55,7 @@ __all__ = [
     "Unit",
     "admit",
     "depth_tokens",
+    "evict",
     "max_sequences",
     "min_weight",
     "overshoot",
@@ -104,20 +98,20 @@ def admit(
     over: Denial | None = None
     weighed: list[Weighed] = []
     if request.limits:
-        weighed, over, request = limits.weigh(token_pool, request, now_s)
+        weighed, over, request = checks.weigh(token_pool, request, now_s)
         w = min(w, SPILLED_WEIGHT) if request.demoted else w
-    would_deny, pool, spilled, contended, funded = "", request.pool, False, False, "own"
-    if over is not None or not fast_admit(token_pool, account, request, now_s):
-        found = over or _decide(token_pool, account, request, w, now_s)
-        if isinstance(found, Denial):
-            _refused(token_pool, account, request, w, found, now_s)
-            if not (observe or account.terms.observe):
-                return found
-            would_deny, funded = found.reason, "none"
-        else:
-            place, funded, w = found
-            pool, contended = place.pool, place.contended
-            spilled = place.spilled or request.demoted
+    found = over or checks.decide(token_pool, account, request, w, now_s)
+    would_deny = ""
+    if isinstance(found, Denial):
+        _refused(token_pool, account, request, w, found, now_s)
+        if not (observe or account.terms.observe):
+            return found
+        would_deny, funded = found.reason, "none"
+        pool, spilled, contended = request.pool, False, False
+    else:
+        place, funded, w = found
+        pool, contended = place.pool, place.contended
+        spilled = place.spilled or request.demoted
     lease = LeaseRecord(
         request.lease_id,
         request.entitlement,
@@ -136,10 +130,10 @@ def admit(
     uses: tuple[LimitUse, ...] = ()
     if request.limits:
         lease.held, uses = token_pool.limits.reserve(
-            request.limits, weighed, limits.wanted(request)
+            request.limits, weighed, checks.wanted(request)
         )
     token_pool.move(account, pool, request.sequences, request.kv_bytes)
-    if funded == "own" and not would_deny:
+    if funded == "own":
         account.level -= request.estimate_tokens  # check 5 filled it and found enough
     else:
         pay(token_pool, account, funded, request.estimate_tokens, now_s)
@@ -162,67 +156,12 @@ def transfer(
     account = token_pool.accounts[lease.entitlement]
     average(account, now_s)
     token_pool.release(account, lease)
-    denial = None if force else _inadmissible(token_pool, account, lease, pool, now_s)
+    denial = None if force else inadmissible(token_pool, account, lease, pool, now_s)
     if denial is None:
         lease.pool = pool
     token_pool.move(account, lease.pool, lease.sequences, lease.kv_bytes)
     token_pool.file(account, lease)
     return denial
-
-
-# -- the decision
-
-
-def _decide(
-    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, now_s: float
-) -> Denial | tuple[Placement, str, float]:
-    """Checks 1-8: a denial, or the place, which bucket pays, and the weight."""
-    denial = (
-        limits.not_in_force(account.terms, now_s)
-        or limits.misfit(token_pool, account, request)
-        or limits.over_concurrency(token_pool, account, request, now_s)
-    )
-    if denial is not None:
-        return denial
-    funded = limits.funded_by(token_pool, account, request.estimate_tokens, now_s)
-    if not funded:
-        return limits.over_rate(token_pool, account, request, now_s)
-    denial = limits.over_kv(token_pool, account, request, now_s)
-    if denial is not None:
-        return denial
-    bursts = limits.bursts(token_pool, account, request, funded)
-    w = min(w, BURST_WEIGHT) if bursts else w
-    found = placement.place(token_pool, account, request, w)
-    if bursts and (found.denied or placement.sought(token_pool, account, found.pool)):
-        return limits.over_rate(token_pool, account, request, now_s)
-    if not found.denied:
-        return found, funded, w
-    if placement.within_reserve(account, request):  # the pool lacks the reserve
-        return limits.unbound(token_pool, account.terms)
-    return placement.pool_denial(token_pool, account, request, w, found, now_s)
-
-
-def _inadmissible(
-    token_pool: TokenPool, account: Account, lease: LeaseRecord, pool: int, now_s: float
-) -> Denial | None:
-    """Checks 4, 7 and 8 for a lease that would move here from another pool."""
-    request = AdmissionRequest(
-        lease_id=lease.id,
-        entitlement=lease.entitlement,
-        pool=pool,
-        estimate_tokens=lease.estimate_tokens,
-        kv_bytes=lease.kv_bytes,
-        sequences=lease.sequences,
-    )
-    denial = limits.over_concurrency(token_pool, account, request, now_s)
-    if denial is not None:
-        return denial
-    found = placement.place(token_pool, account, request, lease.weight)
-    if token_pool.terms.slots[pool] <= 0:
-        found = Placement(pool, contended=True, denied="priority")
-    if not found.denied:
-        return None
-    return placement.pool_denial(token_pool, account, request, lease.weight, found, now_s)
 
 
 # -- what follows from a decision
@@ -237,31 +176,36 @@ def _refused(
     now_s: float,
 ) -> None:
     """Record demand, and the wait promised, so that the next refusal is told a longer one."""
-    state = token_pool.pools[request.pool]
-    if limits.lacks_capacity(account, request, denial, now_s):
-        state.refused_sequences += request.sequences
+    state, terms = token_pool.pools[request.pool], account.terms
+    n, tokens, slots = request.sequences, request.estimate_tokens, token_pool.terms.slots
+    # More workers would have let it in, so it counts as demand for them.
+    lacking = denial.of_pool
+    if denial.reason == "tokens":
+        borrows = terms.service_class in BORROWING
+        lacking = borrows and may_borrow(account, tokens, now_s)
+    elif denial.reason == "concurrency":
+        lacking = not terms.limit and terms.service_class != "guaranteed"  # then C is its limit
+    if lacking:
+        state.refused_sequences += n
         state.refused_kv_bytes += request.kv_bytes
-        state.refused_tokens += request.estimate_tokens
+        state.refused_tokens += tokens
     if denial.of_pool:
-        tenant = tenant_of(account)
-        state.denials_last.forget(tenant)
-        state.denials.note(tenant, w, RETAINED_DENIALS)
-        slots = token_pool.terms.slots[request.pool]
-        wait_too(account, request.sequences, slots, state.service_s, now_s)
-        if placement.could_outrank(token_pool, request):  # otherwise debt could not help it in
+        state.denials_last.forget(account.tenant)
+        state.denials.note(account.tenant, w, RETAINED_DENIALS)
+        account.wait_too(n, slots[request.pool], state.service_s, now_s)
+        if checks.could_outrank(token_pool, request):  # otherwise debt could not help it in
             account.denied += 1
-            account.denied_seconds += request.sequences * state.service_s
+            account.denied_seconds += n * state.service_s
             account.denied_kv_seconds += request.kv_bytes * state.service_s
             token_pool.priority_denials += 1
             token_pool.active.add(request.entitlement)
     elif denial.reason == "tokens":
         # Retry-After is at most MAX_S, so no more than that was promised.
-        rate = limits.refill_per_s(token_pool, account.terms)
-        kept = max(0.0, account.promised - rate * max(0.0, now_s - account.promised_s))
-        account.promised = min(kept + request.estimate_tokens, MAX_S * rate)
+        rate = checks.refill_per_s(token_pool, terms)
+        account.promised = min(account.still_promised(rate, now_s) + tokens, MAX_S * rate)
         account.promised_s = now_s
     elif denial.reason in ("concurrency", "kv"):
-        wait_too(account, request.sequences, account.total, state.service_s, now_s)
+        account.wait_too(n, account.total, state.service_s, now_s)
 
 
 def _granted(
@@ -297,54 +241,3 @@ def _granted(
         held=lease.held,
         uses=uses,
     )
-
-
-def fast_admit(
-    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
-) -> bool:
-    """Fast path for nearly every request: whether plain comparisons already prove a grant.
-
-    True for one sequence of an entitlement in force that has its own rate, is within all its
-    limits, whose bucket pays, and whose pool has room beyond the headroom. Checks 1 to 8 would
-    then grant the requested pool, uncontended, funded by `own`. False proves nothing: the full
-    checks decide, and say why.
-
-    Like the full checks, it refills the entitlement's bucket up to now when it reads the bucket.
-    The account's derived values must be up to date (call `weight_now` first).
-    """
-    terms, pool, most = account.terms, request.pool, account.most
-    if (
-        terms.tokens_per_s <= 0
-        or request.sequences != 1
-        or request.demoted
-        or terms.suspended
-        or 0 < terms.expires_unix_s <= now_s
-        or (most and account.total >= most)
-    ):
-        return False
-    if terms.service_class in RESERVING:
-        bound_until = token_pool.terms.bound_until
-        if pool < len(bound_until) and terms.created > bound_until[pool]:
-            return False
-        if terms.service_class == "guaranteed":
-            baseline = terms.baseline
-            if pool >= len(baseline) or account.inflight[pool] >= baseline[pool]:
-                return False
-    limit = kv_limit(terms)
-    if 0 < limit < account.kv_bytes + request.kv_bytes or not _has_room(token_pool, request):
-        return False
-    depth, floor = most * account.mean_cost, account.floor_tokens
-    depth = floor if floor > depth else depth  # noqa: FURB136 - max() would be a call
-    tokens = request.estimate_tokens
-    # A request larger than a full bucket is refused before the bucket is refilled.
-    return tokens <= depth and own_level(account, depth, now_s) >= tokens
-
-
-def _has_room(token_pool: TokenPool, request: AdmissionRequest) -> bool:
-    """Whether a pool has room for one more sequence beyond its headroom."""
-    whole, pool = token_pool.terms, request.pool
-    state = token_pool.pools[pool]
-    if state.idle_dedicated or state.inflight >= whole.slots[pool] - whole.headroom:
-        return False
-    capacity = whole.kv_bytes[pool] if pool < len(whole.kv_bytes) else 0
-    return not 0 < capacity < state.kv_bytes + request.kv_bytes

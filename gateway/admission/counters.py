@@ -48,6 +48,8 @@ class RecentDenials:
         return count - (self.weights.get(tenant, -1.0) >= weight)
 
 
+MAX_S = 60.0
+"""Longest Retry-After."""
 FIRST_SERVICE_S = 5.0
 """Mean service time assumed before any request was served."""
 
@@ -154,25 +156,29 @@ class Account:
         """Sequences in flight in a pool that requested it; these count against the baseline."""
         return self.inflight[pool] - self.spilled[pool]
 
+    @property
+    def tenant(self) -> str:
+        """The tenant, or the entitlement's own name where none is set."""
+        return self.terms.tenant or self.terms.name
+
+    def still_promised(self, rate_per_s: float, now_s: float) -> float:
+        """Tokens promised to earlier refusals and not refilled since."""
+        return max(0.0, self.promised - rate_per_s * max(0.0, now_s - self.promised_s))
+
+    def still_waiting(self, places: int, service_s: float, now_s: float) -> float:
+        """Earlier refused sequences still waiting, as `places` slots come free per `service_s`."""
+        gone = places * max(0.0, now_s - self.waiters_s) / max(1e-3, service_s)
+        return max(0.0, self.waiters - gone)
+
+    def wait_too(self, sequences: int, places: int, service_s: float, now_s: float) -> None:
+        """Count a refused request as waiting; at most what MAX_S can serve is kept."""
+        waiting = self.still_waiting(places, service_s, now_s) + sequences
+        self.waiters = min(waiting, MAX_S * (places + 1) / max(1e-3, service_s))
+        self.waiters_s = now_s
+
 
 class PoolCounters:
     """Admission's counters for one pool of workers."""
-
-    __slots__ = (
-        "denials",
-        "denials_last",
-        "evictable",
-        "idle_dedicated",
-        "inflight",
-        "kv_bytes",
-        "refused_kv_bytes",
-        "refused_sequences",
-        "refused_tokens",
-        "served_tokens",
-        "service_s",
-        "unreserved",
-        "weights",
-    )
 
     def __init__(self) -> None:
         self.inflight = 0
@@ -194,3 +200,9 @@ class PoolCounters:
         self.refused_tokens = 0
         self.served_tokens = 0
         """Settled tokens of its leases, since the start."""
+
+    def others_refused(self, tenant: str, weight: float) -> int:
+        """Other tenants refused in this tick or the last, with at least this weight."""
+        return self.denials.others_above(tenant, weight) + self.denials_last.others_above(
+            tenant, weight
+        )

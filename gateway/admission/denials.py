@@ -3,19 +3,57 @@
 Denials over the token rate are 429 with type `tokens`; over concurrency, KV or priority, 429 with
 type `requests`. A request that can never fit is a 400, an expired or suspended entitlement a 403,
 an entitlement without capacity a 503.
+
+Of the limits of the key, the entitlement or the tenant over all models, requests and sequences are
+a 429 worth waiting for. So is a budget of which running requests reserve the rest. One that is used
+up is a 429 of type `insufficient_quota`, which official clients do not repeat; clients with loops
+of their own read in Retry-After when the budget resets.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import ceil
+from typing import Final
+from zoneinfo import ZoneInfo
 
-from gateway.admission.admission import Denial, Grant
-from gateway.admission.limit_refusals import WHERE, figures_of, limit_refusal
-from gateway.admission.retry_after import MAX_S, retry_after_s
-from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, TokensLimited, Unavailable
+from gateway.admission.counters import MAX_S
+from gateway.admission.terms import Denial, Grant
+from gateway.errors import (
+    BadRequest,
+    Forbidden,
+    QuotaExceeded,
+    RateLimited,
+    Refusal,
+    TokensLimited,
+    Unavailable,
+)
 from gateway.records.lease import Limits
 from gateway.records.limit import Limit
+from gateway.records.usage import in_units
 
 Headers = tuple[tuple[bytes, bytes], ...]
+MIN_S: Final = 1.0
+JITTER: Final = 0.5
+WHERE: Final = "GET /v1/sluice/me shows your limits."
+"""Ends what a client reads of a limit of its own."""
+_SCOPES: Final = {"key": "API key", "entitlement": "entitlement", "tenant": "tenant"}
+_SPREAD_S: Final = 2.0
+_IN_FORCE: Final = {
+    "entitlement_expired": "has expired",
+    "entitlement_suspended": "is suspended",
+    "entitlement_unknown": "is not in force",
+}
+_LIMITED: Final = {
+    "tokens": "tokens",
+    "concurrency": "requests in flight",
+    "kv": "KV cache bytes",
+    "priority": "the pool's slots, taken by traffic of at least this priority",
+}
+
+
+def retry_after_s(wait_s: float, jitter: float) -> int:
+    """Whole seconds for Retry-After: the wait times 1 to 1.5 (`jitter` in [0, 1]), in [1, 60]."""
+    return ceil(min(max(wait_s * (1.0 + JITTER * jitter), MIN_S), MAX_S))
 
 
 def refusal_of(
@@ -23,76 +61,142 @@ def refusal_of(
 ) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries. `limits` were the request's."""
     limit = limits[denial.limit_index] if denial.limit_index >= 0 else None
-    figures = figures_of(denial, limit)
+    figures = ""
+    if denial.limit:
+        amounts = (denial.limit, denial.used, denial.requested)
+        most, used, requested = (f"{n:.0f}" if limit is None else shown(limit, n) for n in amounts)
+        figures = f"limit {most}, used {used}, requested {requested}"
     if limit is None:
-        refusal = _refusal_of(denial, entitlement, figures, jitter)
+        refusal = _of_entitlement(denial, entitlement, figures, jitter)
     else:
-        refusal = limit_refusal(denial, limit, jitter)
+        refusal = _of_limit(denial, limit, figures, jitter)
     refusal.figures = figures
     return refusal
 
 
-def _refusal_of(denial: Denial, entitlement: str, figures: str, jitter: float) -> Refusal:
-    reason = denial.reason
-    match reason:
-        case "entitlement_expired" | "entitlement_suspended" | "entitlement_unknown":
-            what = {"expired": "has expired", "suspended": "is suspended"}
-            said = what.get(reason.removeprefix("entitlement_"), "is not in force")
-            return Forbidden(
-                f"The entitlement '{entitlement}' {said}. Ask whoever runs this gateway.",
-                reason=reason,
-            )
-        case "entitlement_pending" | "entitlement_degraded":
-            return Unavailable(
-                f"There is no capacity for the entitlement '{entitlement}' at the moment.",
-                reason=reason,
-                retry_after_s=float(retry_after_s(denial.wait_s, jitter)),
-                should_retry=True,
-            )
-        case "exceeds_entitlement":
-            return BadRequest(
-                f"This request needs {denial.requested:.0f} {denial.unit}, and the entitlement "
-                f"'{entitlement}' gets {denial.limit:.0f} at most, however long you wait. Send a "
-                "shorter prompt, ask for fewer output tokens or fewer choices.",
-                reason=reason,
-                code=reason,
-            )
-    wait_s = float(retry_after_s(denial.wait_s, jitter))
-    if reason == "tokens":
-        return TokensLimited(
-            f"Rate limit reached for the entitlement '{entitlement}' on tokens: {figures}. "
-            f"Please try again in {wait_s:.0f}s. {WHERE}",
+def _of_entitlement(denial: Denial, entitlement: str, figures: str, jitter: float) -> Refusal:
+    reason, wait_s = denial.reason, float(retry_after_s(denial.wait_s, jitter))
+    if reason in _IN_FORCE:
+        return Forbidden(
+            f"The entitlement '{entitlement}' {_IN_FORCE[reason]}. Ask whoever runs this gateway.",
             reason=reason,
-            code="rate_limit_exceeded",
+        )
+    if reason in ("entitlement_pending", "entitlement_degraded"):
+        return Unavailable(
+            f"There is no capacity for the entitlement '{entitlement}' at the moment.",
+            reason=reason,
             retry_after_s=wait_s,
             should_retry=True,
-            headers=_reported_limits(denial),
         )
-    whose = {"concurrency": "requests in flight", "kv": "KV cache bytes"}.get(
-        reason, "the pool's slots, taken by traffic of at least this priority"
-    )
-    return RateLimited(
-        f"Rate limit reached for the entitlement '{entitlement}' on {whose}: {figures}. "
+    if reason == "exceeds_entitlement":
+        return BadRequest(
+            f"This request needs {denial.requested:.0f} {denial.unit}, and the entitlement "
+            f"'{entitlement}' gets {denial.limit:.0f} at most, however long you wait. Send a "
+            "shorter prompt, ask for fewer output tokens or fewer choices.",
+            reason=reason,
+            code=reason,
+        )
+    headers: Headers = ()
+    if reason in ("tokens", "concurrency") and not denial.of_pool:
+        kind = b"tokens" if reason == "tokens" else b"requests"
+        headers = _reported(denial, kind, span(min(MAX_S, max(0.0, denial.wait_s))))
+    kind_of = TokensLimited if reason == "tokens" else RateLimited
+    return kind_of(
+        f"Rate limit reached for the entitlement '{entitlement}' on {_LIMITED[reason]}: {figures}. "
         f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=reason,
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
         should_retry=True,
-        headers=_reported_limits(denial),
+        headers=headers,
     )
 
 
-def _reported_limits(denial: Denial) -> Headers:
-    """The entitlement's limit that was hit, as x-ratelimit-*; empty for limits of a pool."""
-    if denial.of_pool or denial.reason not in ("tokens", "concurrency"):
-        return ()
-    kind = b"tokens" if denial.reason == "tokens" else b"requests"
+def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refusal:
+    """By a limit of the key, the entitlement or the tenant, over all models."""
+    reason, most, requested = (
+        denial.reason,
+        shown(limit, denial.limit),
+        shown(limit, denial.requested),
+    )
+    if reason == "budget":
+        return QuotaExceeded(
+            f"You exceeded the {title(limit)} of {_owner(limit)}: "
+            f"{shown(limit, denial.used - denial.reserved)} of {most} are used, and this request "
+            f"needs {requested}. resets_at: {resets_at(limit, denial.resets_unix_s)}. {WHERE}",
+            reason=reason,
+            code="insufficient_quota",
+            retry_after_s=float(ceil(max(1.0, denial.wait_s))),
+            should_retry=False,
+        )
+    if reason == "exceeds_entitlement":
+        what = title(limit)
+        advice = "Send a shorter prompt, ask for fewer output tokens or choices"
+        if not limit.budget:
+            what, advice = (
+                "limit of requests in flight",
+                "Send fewer prompts or ask for fewer choices",
+            )
+        return BadRequest(
+            f"This request needs {requested}, and the {what} of {_owner(limit)} is {most}, however "
+            f"long you wait. {advice}, in several requests.",
+            reason=reason,
+            code=reason,
+        )
+    wait_s = float(retry_after_s(denial.wait_s, jitter))
+    if reason == "key_requests":
+        wait_s = float(ceil(max(1.0, denial.wait_s + jitter * _SPREAD_S)))
+    what = {"key_requests": "requests a minute", "key_concurrency": "requests in flight"}.get(
+        reason, f"{title(limit)}, the rest of which running requests reserve"
+    )
+    return RateLimited(
+        f"Rate limit reached for {_owner(limit)} on {what}: {figures}. "
+        f"Please try again in {wait_s:.0f}s. {WHERE}",
+        reason=reason,
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
+        should_retry=True,
+        headers=() if limit.budget else _reported(denial, b"requests", f"{wait_s:.0f}s"),
+    )
+
+
+def _reported(denial: Denial, kind: bytes, reset: str) -> Headers:
+    """The limit that was hit, as x-ratelimit-*."""
     left = max(0, int(denial.limit - denial.used))
     return (
         (b"x-ratelimit-limit-" + kind, b"%d" % int(denial.limit)),
         (b"x-ratelimit-remaining-" + kind, b"%d" % left),
-        (b"x-ratelimit-reset-" + kind, span(min(MAX_S, max(0.0, denial.wait_s))).encode()),
+        (b"x-ratelimit-reset-" + kind, reset.encode()),
     )
+
+
+def _owner(limit: Limit) -> str:
+    """The owner of a limit, for people; a key is named without its tenant."""
+    name = limit.name.rpartition("/")[2] if limit.scope == "key" else limit.name
+    return f"the {_SCOPES[limit.scope]} '{name}'"
+
+
+def title(limit: Limit) -> str:
+    """The name of a budget, such as: budget of tokens a month."""
+    span = limit.window
+    if span.endswith("d"):
+        span = f"in {span.removesuffix('d')} days"
+    else:
+        span = f"{'an' if span == 'hour' else 'a'} {span}"
+    return f"budget of {limit.currency or limit.unit} {span}"
+
+
+def shown(limit: Limit, amount: float) -> str:
+    """An amount with its unit, where it has one."""
+    if limit.unit == "money":
+        return f"{in_units(int(amount))} {limit.currency}".rstrip()
+    return f"{int(amount)} tokens" if limit.unit == "tokens" else str(int(amount))
+
+
+def resets_at(limit: Limit, unix_s: float) -> str:
+    """A time in the limit's own zone, in ISO 8601."""
+    zone = UTC if limit.zone == "UTC" else ZoneInfo(limit.zone)
+    return datetime.fromtimestamp(round(unix_s), zone).isoformat()
 
 
 def limits_of(grant: Grant) -> Limits:

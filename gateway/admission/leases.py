@@ -4,12 +4,19 @@ An engine's usage report is charged if it is plausible, else the gateway's own c
 settlement or expiry returns what a grant took. An expired lease is charged its estimate and leaves
 a tombstone; late usage replaces that charge once and changes no in-flight counter. The token-pools
 paper (section 4.3) does not cover crashes.
+
+Leases are evicted for protected requests: preemptible work, lowest weight first, and of equal
+weights the youngest, because it loses the least work. Spot and spilled leases are evicted only if
+the model sets `reclaim: cancel`. A victim keeps its lease until its owner has cancelled it. Leases
+of an entitlement that has since moved to a better class are spared.
 """
 
+from heapq import nsmallest
 from typing import Final
 
 import msgspec
 
+from gateway.admission.terms import LeaseRecord
 from gateway.admission.token_pool import (
     LEASE_TTL_S,
     REAP_BATCH,
@@ -226,3 +233,37 @@ def _settle_expired(
         account.used -= charged
         correct(token_pool, account, funded, charged, charge or 0, now_s)
     return False
+
+
+# -- eviction
+
+
+def victims(token_pool: TokenPool, pool: int, sequences: int) -> list[LeaseRecord]:
+    """Leases of a pool that together free at least `sequences`, as far as there are any."""
+    candidates = [
+        h
+        for h in token_pool.pools[pool].evictable.values()
+        if not h.evicted and token_pool.gives_way(token_pool.accounts[h.entitlement], h)
+    ]
+    chosen: list[LeaseRecord] = []
+    freed = 0
+    for record in nsmallest(sequences, candidates, key=lambda h: (h.weight, -h.issued_s, h.id)):
+        if freed >= sequences:
+            break
+        chosen.append(record)
+        freed += record.sequences
+    return chosen
+
+
+def evict(token_pool: TokenPool, pool: int, sequences: int) -> list[LeaseRecord]:
+    """Mark victims, so that none is chosen twice.
+
+    Evicts no more than what the pool holds beyond its slots after earlier victims have left.
+    """
+    state = token_pool.pools[pool]
+    leaving = sum(h.sequences for h in state.evictable.values() if h.evicted)
+    over = state.inflight - leaving - token_pool.terms.slots[pool]
+    chosen = victims(token_pool, pool, max(0, min(sequences, over)))
+    for record in chosen:
+        record.evicted = True
+    return chosen

@@ -1,9 +1,11 @@
-"""Records of a token pool: a lease in force, and the model's capacity and rules."""
+"""Records of admission: terms, lease, request, grant or denial, and the chosen place."""
+
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from gateway.records.entitlement import PROFILES, AdmissionProfile
-from gateway.records.limit import Holding
+from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.records.record import Record
 
 
@@ -69,3 +71,102 @@ class Terms(Record, frozen=True, kw_only=True):
     def bound_in(self, pool: int) -> int:
         """`created` of the newest entitlement whose reserve a pool holds."""
         return self.bound_until[pool] if pool < len(self.bound_until) else UNLIMITED
+
+
+DenialReason = Literal[
+    "entitlement_unknown",
+    "entitlement_pending",
+    "entitlement_degraded",
+    "entitlement_expired",
+    "entitlement_suspended",
+    "exceeds_entitlement",
+    "concurrency",
+    "tokens",
+    "kv",
+    "priority",
+    "key_requests",
+    "key_concurrency",
+    "budget",
+    "budget_reserved",
+]
+Unit = Literal["sequences", "tokens", "bytes of KV cache", "requests", "money"]
+
+
+class AdmissionRequest(Record, frozen=True, kw_only=True):
+    """One request for a lease; the store decides it in one atomic call."""
+
+    lease_id: str
+    """Made by the gateway: clients may send one request id twice."""
+    model: str = ""
+    entitlement: str
+    pool: int
+    alternates: tuple[int, ...] = ()
+    pools: tuple[Any, ...] = ()
+    """States of the pools that these indices are of, to count the lease in: a reload may replace
+    the model meanwhile. () for those of the model that has the name now."""
+    estimate_tokens: int
+    """L_in + min(cap, q_out), all sequences."""
+    kv_bytes: int = 0
+    """The same in KV bytes."""
+    sequences: int = 1
+    limits: tuple[Limit, ...] = ()
+    """Of its key, its entitlement and its tenant, over all models."""
+    money: int = 0
+    """What it costs if it uses its estimate, in billionths; 0 where no budget is in money."""
+    most_tokens: int = 0
+    """What it uses at most, by no estimate; budgets reserve it. 0: the estimate."""
+    most_money: int = 0
+    demoted: bool = False
+    """Leftovers only: a budget that it passes says `on_exceed: spot`."""
+
+
+class Grant(Record, frozen=True, kw_only=True):
+    """Admitted. The figures, as of after this grant, fill the client's rate-limit headers."""
+
+    pool: int
+    weight: float
+    spilled: bool
+    contended: bool
+    """The engines will queue it; a protected request may evict preemptible work."""
+    protected: bool
+    """Within a reserved baseline."""
+    funded: str
+    would_deny: str
+    limit_sequences: int
+    inflight_sequences: int
+    depth_tokens: float
+    level_tokens: float
+    rate_tokens_per_s: float
+    service_s: float
+    held: tuple[Holding, ...] = ()
+    """What it reserved of its limits."""
+    uses: tuple[LimitUse, ...] = ()
+    """Level of each of its limits, in their order."""
+
+
+class Denial(Record, frozen=True, kw_only=True):
+    """Refused. `wait_s` is before jitter, and 0 where waiting does not help."""
+
+    reason: DenialReason
+    wait_s: float = 0.0
+    limit: float = 0.0
+    used: float = 0.0
+    requested: float = 0.0
+    unit: Unit = "sequences"
+    of_pool: bool = False
+    """The pool's load caused it, not a limit of the entitlement."""
+    limit_index: int = -1
+    """Which of the request's limits caused it; -1 for none."""
+    reserved: float = 0.0
+    """Of `used`, by requests in flight."""
+    resets_unix_s: float = 0.0
+    """When a budget has room again; 0 where that is not known."""
+
+
+class Placement(Record, frozen=True, kw_only=False):
+    """The pool that takes a request, or, in `denied`, the reason why none does."""
+
+    pool: int
+    contended: bool = False
+    spilled: bool = False
+    denied: Literal["", "priority", "kv"] = ""

@@ -60,28 +60,6 @@ RETAINED_DENIALS = 2_000
 class TokenPool:
     """Admission's whole state for one model."""
 
-    __slots__ = (
-        "accounts",
-        "active",
-        "dedicated",
-        "epoch",
-        "journal",
-        "leases",
-        "limits",
-        "own_served",
-        "pools",
-        "priority_denials",
-        "reap_at_s",
-        "refunds",
-        "settled",
-        "surplus",
-        "surplus_per_s",
-        "surplus_s",
-        "terms",
-        "ticked_s",
-        "tombstones",
-    )
-
     def __init__(self, terms: Terms, limits: LimitBook | None = None) -> None:
         self.terms = terms
         self.limits = limits or LimitBook()

@@ -8,7 +8,7 @@ from math import ceil
 
 import msgspec
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore

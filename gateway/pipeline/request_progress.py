@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.admission.denials import limit_lines
-from gateway.admission.limit_refusals import title
+from gateway.admission.denials import limit_lines, title
 from gateway.errors import Told
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime, ModelScheduling

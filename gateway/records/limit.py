@@ -1,8 +1,11 @@
-"""A limit of a key, an entitlement or a tenant: how it is stated, held by a lease, and reported."""
+"""A limit of a key, an entitlement or a tenant: as stated, counted, held by a lease, reported."""
 
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Final, Literal
 
 from gateway.records.record import Record
+from gateway.records.usage import NANO
 
 Scope = Literal["key", "entitlement", "tenant"]
 LimitUnit = Literal["sequences", "requests", "tokens", "money"]
@@ -60,6 +63,53 @@ class Limit(Record, frozen=True, kw_only=True):
     def budget(self) -> bool:
         """Whether it is a budget, not a limit of requests or sequences."""
         return self.unit in ("tokens", "money")
+
+
+def budget_limits(
+    scope: Scope, name: str, budgets: Sequence[Budget], currency: str
+) -> tuple[Limit, ...]:
+    """Budgets as admission counts them; `currency` is the label of money."""
+    found = []
+    for budget in budgets:
+        money, unit = budget.money, "tokens" if budget.money is None else "money"
+        amount = int(Decimal(repr(money)) * NANO) if money is not None else budget.tokens or 0
+        found.append(
+            Limit(
+                id=f"{scope}:{name}:{unit}:{budget.window}",
+                scope=scope,
+                name=name,
+                unit="tokens" if money is None else "money",
+                amount=amount,
+                window=budget.window,
+                zone=budget.timezone,
+                warn=int(amount * budget.warn_at) if budget.warn_at is not None else 0,
+                spot=budget.on_exceed == "spot",
+                currency="" if money is None else currency,
+            )
+        )
+    return tuple(found)
+
+
+def key_limits(tenant: str, name: str, stated: KeyLimits, currency: str) -> tuple[Limit, ...]:
+    """All limits of a tenant's key. They go by its name, so a rotated key counts on."""
+    full = f"{tenant}/{name}"
+    most, each_minute = stated.max_concurrency, stated.requests_per_minute
+    found: list[Limit] = []
+    if most is not None:
+        sequences = f"key:{full}:sequences"
+        found.append(Limit(id=sequences, scope="key", name=full, unit="sequences", amount=most))
+    if each_minute is not None:
+        found.append(
+            Limit(
+                id=f"key:{full}:requests:minute",
+                scope="key",
+                name=full,
+                unit="requests",
+                amount=each_minute,
+                window="minute",
+            )
+        )
+    return (*found, *budget_limits("key", full, stated.budgets, currency))
 
 
 class Holding(Record, frozen=True, kw_only=False, array_like=True):

@@ -12,11 +12,10 @@ from typing import Any
 
 from gateway.admission.capacity import WorkerShare
 from gateway.admission.entitlement_terms import GIB, ModelShape, terms_from
-from gateway.admission.stated import budget_limits, key_limits
 from gateway.admission.terms import Terms
 from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES, Entitlement
-from gateway.records.limit import Limit
+from gateway.records.limit import Limit, budget_limits, key_limits
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import FileEntitlement, FileTenant, TenancyFile
 from gateway.settings.budgets import stated_budgets, stated_limits

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.admission import admission, eviction
+from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.admission.denials import limits_of, refusal_of
 from gateway.admission.leases import charge_tokens, spent_by
@@ -197,7 +197,7 @@ class MemoryLeases(MemoryPools):
         token_pool = None if lease is None else self.token_pools.get(lease.model)
         if lease is None or token_pool is None or lease_id not in token_pool.leases:
             return []
-        chosen = eviction.evict(token_pool, token_pool.leases[lease_id].pool, lease.sequences)
+        chosen = admission.evict(token_pool, token_pool.leases[lease_id].pool, lease.sequences)
         return [record.id for record in chosen if record.id in self._leases]
 
     def prolong(self, lease_ids: Iterable[str]) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 
 from gateway.admission.entitlement_terms import ModelShape, instant, terms_from
-from gateway.admission.stated import key_limits
 from gateway.records.entitlement import Entitlement
-from gateway.records.limit import KeyLimits
+from gateway.records.limit import KeyLimits, key_limits
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import FileTenant, Row, TenancyFile

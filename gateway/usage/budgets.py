@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from gateway.admission.limit_refusals import resets_at
+from gateway.admission.denials import resets_at
 from gateway.errors import BadRequest, NotFound, StateFailure, Unavailable
 from gateway.metrics import Metrics
 from gateway.ports import Budgets

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.admission import admission, debt, eviction
+from gateway.admission import admission, debt
 from gateway.admission.admission import AdmissionRequest, Denial
 from gateway.admission.capacity import Capacity, EntitlementState, assess_capacity
 from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
@@ -104,7 +104,7 @@ class Leases:
         lease = None if token_pool is None else token_pool.leases.get(str(index))
         if token_pool is None or lease is None:
             return []
-        chosen = eviction.evict(token_pool, lease.pool, lease.sequences)
+        chosen = admission.evict(token_pool, lease.pool, lease.sequences)
         return [int(record.id) for record in chosen]
 
     def _decide(

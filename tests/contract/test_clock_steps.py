@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from bench.common.redis_server import RedisServer
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited
 from gateway.ports import Settlement

@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 )
 
 from bench.common.redis_server import RedisServer
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal
 from gateway.ports import AccountView, Settlement

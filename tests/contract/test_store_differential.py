@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.admission import admission, debt, eviction, limits
+from gateway.admission import admission, checks, debt
 from gateway.admission.admission import AdmissionRequest, Denial, DenialReason
 from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import Terms
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.redis
 T = TypeVar("T")
 Pick = Callable[[Sequence[Any]], Any]
 NAMES = ("a", "b", "c", "d", "e", "f")
-DERIVED = {"own", "terms", "epoch", "weight", "most", "floor_tokens"}
+DERIVED = {"terms", "epoch", "weight", "most", "floor_tokens"}
 DECODE = msgspec.msgpack.decode
 
 
@@ -94,7 +94,7 @@ class Pair:
         expected = admission.admit(self.book, request, self.now_s, observe=observe, owner=owner)
         fields = msgspec.structs.asdict(request)
         lease_id = fields.pop("lease_id")
-        wanted = limits.wanted(request)
+        wanted = checks.wanted(request)
         limited = bool(request.limits)
         asked = LimitEncoder().asked(request.limits, wanted, self.now_s, "limits")
         answer = self.script(
@@ -168,7 +168,7 @@ class Pair:
 
     def evict(self, lease_id: str, sequences: int) -> None:
         waiting = self.book.leases.get(lease_id)
-        chosen = [] if waiting is None else eviction.evict(self.book, waiting.pool, sequences)
+        chosen = [] if waiting is None else admission.evict(self.book, waiting.pool, sequences)
         if chosen:
             self.met.add("evicted")
         own = self.script("evict", lease_id=lease_id, sequences=sequences, owner="x")
@@ -197,7 +197,7 @@ class Pair:
             assert getattr(seen, name) == getattr(token_pool, name), name
         assert set(seen.accounts) == set(token_pool.accounts)
         for name, account in token_pool.accounts.items():
-            for field in {f for f in dir(account) if not f.startswith("_")} - DERIVED:
+            for field in set(account.__slots__) - DERIVED:
                 assert getattr(seen.accounts[name], field) == getattr(account, field), (name, field)
             assert seen.accounts[name].terms == account.terms
         self._compare_pools(seen)

@@ -39,9 +39,8 @@ from hypothesis.stateful import (
 
 from bench.common.redis_server import RedisServer
 from gateway.admission.capacity import Capacity, assess_capacity
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.placement import overshoot
-from gateway.admission.terms import Terms
+from gateway.admission.checks import overshoot
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep

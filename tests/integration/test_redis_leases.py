@@ -15,8 +15,7 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis
 from bench.common.redis_server import RedisServer, redis_program
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.estimate.merge import PartState

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gateway.admission import admission, debt, eviction
+from gateway.admission import admission, debt
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import LimitBook
-from gateway.admission.terms import LeaseRecord, Terms
+from gateway.admission.terms import AdmissionRequest, LeaseRecord, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
@@ -86,7 +85,7 @@ class LocalFallback:
         record = None if self.share is None else self.share.leases.get(lease.id)
         if self.share is None or record is None:
             return []
-        return [v.id for v in eviction.evict(self.share, record.pool, lease.sequences)]
+        return [v.id for v in admission.evict(self.share, record.pool, lease.sequences)]
 
     def define(self, terms: Entitlement) -> None:
         """Apply an entitlement's terms."""

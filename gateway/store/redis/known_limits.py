@@ -8,8 +8,8 @@ for all of them.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.admission.decision import Denial, Grant
 from gateway.admission.limit_book import Counter, LimitBook, used_of
+from gateway.admission.terms import Denial, Grant
 from gateway.admission.windows import counted_s
 from gateway.records.limit import Holding, Limit, LimitView, Spent
 from gateway.store.redis.lease_codec import LimitEncoder, RedisLease

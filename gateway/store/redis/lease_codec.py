@@ -7,9 +7,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.decision import AdmissionRequest
 from gateway.admission.limit_book import Wanted
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.admission.windows import Span, Spans
 from gateway.fleet.fleet import PoolState

@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.background_task import BackgroundTasks
 from gateway.errors import StateFailure

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.decision import AdmissionRequest
 from gateway.admission.denials import refusal_of
 from gateway.admission.leases import charge_tokens, spent_by
 from gateway.admission.limit_book import Wanted
+from gateway.admission.terms import AdmissionRequest
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import Refusal, Unavailable
 from gateway.fleet.model_runtime import ModelRuntime

@@ -13,7 +13,7 @@
 --
 -- A transcription of gateway/admission/admission.py.
 
--- Whether all checks would surely pass (the fast path of admission.py). False is no decision.
+-- Whether all checks would surely pass (a fast path of the scripts alone). False is no decision.
 local function comes_in(account, request)
   local entitlement, p, most = account.terms, request.pool, most_sequences(account)
   if entitlement.tokens_per_s <= 0 or request.sequences ~= 1 or entitlement.suspended

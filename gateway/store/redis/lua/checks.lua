@@ -1,6 +1,6 @@
 -- checks, version 7: the checks of admission. With place.lua, made only if the fast path fails.
 --
--- A transcription of gateway/admission/limits.py, and of the part of admission.py that
+-- A transcription of gateway/admission/checks.py, and of the part of admission.py that
 -- records refusals.
 
 local function not_in_force(entitlement)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.admission import admission, debt
-from gateway.admission.decision import Grant
+from gateway.admission.terms import Grant
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import BURST_WEIGHT
 from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.eviction import evict, victims
+from gateway.admission.leases import evict, victims
 from gateway.admission.token_pool import TokenPool
 from tests.token_pools import NOW_S, entitled, granted, pool
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.placement import overshoot
+from gateway.admission.checks import overshoot
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import SPILLED_WEIGHT
 from tests.token_pools import NOW_S, denied, entitled, granted, pool

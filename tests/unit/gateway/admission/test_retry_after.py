@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.admission import admission
 from gateway.admission.counters import RecentDenials
-from gateway.admission.retry_after import retry_after_s
+from gateway.admission.denials import retry_after_s
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 

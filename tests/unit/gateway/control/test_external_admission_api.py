@@ -8,8 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.control import external_admission_service as service
 from gateway.control.app import control_app

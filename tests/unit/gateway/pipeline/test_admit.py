@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.pipeline import estimate as estimating
 from gateway.pipeline.admit import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint

@@ -6,7 +6,7 @@ import hashlib
 import orjson
 import pytest
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.errors import RateLimited, Refusal, TokensLimited, Unavailable
 from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import Keyring

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime

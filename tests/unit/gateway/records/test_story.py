@@ -5,7 +5,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from gateway.admission.decision import DenialReason
+from gateway.admission.terms import DenialReason
 from gateway.records.attempt import Attempt
 from gateway.records.decision import (
     AdmissionSection,

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
 from gateway.admission.counters import Journal
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited
 from gateway.ports import Settlement

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.admission import admission
 from gateway.admission.capacity import ASSESS_SLICE, WorkerShare
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal
 from gateway.fleet import fleet

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admission.decision import AdmissionRequest
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import (
     BadRequest,

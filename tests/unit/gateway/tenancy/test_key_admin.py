@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admission.stated import key_limits
 from gateway.errors import BadRequest, Conflict, Forbidden, NotFound
-from gateway.records.limit import Budget, KeyLimits
+from gateway.records.limit import Budget, KeyLimits, key_limits
 from gateway.records.tenancy import TenancyFile
 from gateway.settings import ConfigError, parse
 from tests.builders import OUT_OF_RANGE

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.stated import budget_limits, key_limits
 from gateway.errors import NotFound, Unavailable
 from gateway.metrics import Metrics
-from gateway.records.limit import Budget, KeyLimits, Limit, LimitView
+from gateway.records.limit import Budget, KeyLimits, Limit, LimitView, budget_limits, key_limits
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.link import RedisAway
 from gateway.usage.budgets import BudgetService

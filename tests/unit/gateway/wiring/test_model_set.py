@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.pipeline.admit import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.decision import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, Unavailable
 from gateway.pipeline.authenticate import authenticate
 from gateway.settings import load

@@ -1,7 +1,6 @@
 """Stated limits become limits that admission counts, to the unit."""
 
-from gateway.admission.stated import budget_limits, key_limits
-from gateway.records.limit import UNLIMITED, Budget, KeyLimits
+from gateway.records.limit import UNLIMITED, Budget, KeyLimits, budget_limits, key_limits
 
 
 def test_a_key_without_limits_has_nothing_to_count() -> None:

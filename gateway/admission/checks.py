@@ -1,0 +1,435 @@
+"""Checks 1 to 8: a request is in force, can fit, is within every limit, and a pool takes it.
+
+Token-pools paper, section 4.3. Only the buckets' refill with time changes state here.
+
+Limits of the request's key, entitlement and tenant count over all models. They come before all
+other checks: who is over one is told so, and no other model is asked.
+
+Contended (the pool is full): protected traffic passes; other traffic needs more weight than the
+least in flight, and room under the overshoot. Uncontended: backfill leaves headroom. A pool
+that is more than full spills into an alternate's idle room.
+
+A request is protected when it is within a reserve that its pool holds. After workers are lost,
+a pool may no longer hold a reserve; requests within that reserve then take free slots and the
+slots of non-reserving classes, also in an alternate while their own pool has no worker. So a
+request within a reserve is never refused while an eligible pool serves a lower class.
+
+A refusal tells how long to wait. Each wait adds the capacity promised to earlier refusals of the
+same entitlement and not used yet. With equal waits a burst comes back as a burst: the official
+client's two retries then complete 80, 60, 40 and 24 % of bursts of 1.5, 2, 3 and 5 times the
+bucket's depth; with promises, all. When a pool is full, each other waiting tenant counts once,
+however often it retries, so a tenant lengthens another's wait by at most the time that one slot
+takes to come free.
+"""
+
+from math import inf
+
+import msgspec
+
+from gateway.admission.counters import MAX_S
+from gateway.admission.limit_book import Wanted, Weighed
+from gateway.admission.terms import (
+    AdmissionRequest,
+    Denial,
+    DenialReason,
+    LeaseRecord,
+    Placement,
+    Unit,
+)
+from gateway.admission.token_pool import (
+    BUCKET_S,
+    Account,
+    TokenPool,
+    depth_tokens,
+    max_sequences,
+    may_borrow,
+    own_level,
+    recently_borrowed,
+    surplus_depth,
+    surplus_level,
+)
+from gateway.records.entitlement import (
+    BACKFILL,
+    BORROWING,
+    BURST_WEIGHT,
+    RESERVING,
+    Entitlement,
+    kv_limit,
+)
+
+
+def wanted(request: AdmissionRequest) -> Wanted:
+    """What a request would take of its limits."""
+    return Wanted(
+        request.sequences,
+        request.estimate_tokens,
+        request.money,
+        request.most_tokens,
+        request.most_money,
+    )
+
+
+def weigh(
+    token_pool: TokenPool, request: AdmissionRequest, now_s: float
+) -> tuple[list[Weighed], Denial | None, AdmissionRequest]:
+    """Its limits, the denial by one of them, and the request, which a budget may have demoted."""
+    now_s = token_pool.limits.time_s(now_s)
+    weighed, over, demoted = token_pool.limits.weigh(request.limits, wanted(request), now_s)
+    if demoted:
+        request = msgspec.structs.replace(request, demoted=True)
+    if over is None:
+        return weighed, None, request
+    limit, service_s = request.limits[over.place], token_pool.pools[request.pool].service_s
+    reason: DenialReason = "key_requests"
+    wait_s = over.resets_s - now_s
+    if over.never:
+        reason, wait_s = "exceeds_entitlement", 0.0
+    elif limit.unit == "sequences":
+        reason, wait_s = "key_concurrency", service_s / max(1, over.used)
+    elif limit.budget:
+        # What only reservations use up may be given back: that is worth waiting for.
+        waits = over.used - over.reserved + over.requested <= over.amount
+        reason = "budget_reserved" if waits else "budget"
+        wait_s = service_s / max(1, over.reserved // max(1, over.requested)) if waits else wait_s
+    denial = Denial(
+        reason=reason,
+        wait_s=wait_s,
+        limit=over.amount,
+        used=over.used,
+        requested=over.requested,
+        unit=limit.unit,
+        limit_index=over.place,
+        reserved=over.reserved,
+        resets_unix_s=over.resets_s,
+    )
+    return weighed, denial, request
+
+
+def decide(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, now_s: float
+) -> Denial | tuple[Placement, str, float]:
+    """Checks 1 to 8: a denial, or the place, which bucket pays, and the weight."""
+    terms, tokens = account.terms, request.estimate_tokens
+    # 1 and 2: the entitlement is in force.
+    if terms.suspended:
+        return Denial(reason="entitlement_suspended")
+    if 0 < terms.expires_unix_s <= now_s:
+        return Denial(reason="entitlement_expired")
+    denial = _misfit(token_pool, account, request) or _over_concurrency(
+        token_pool, account, request, now_s
+    )
+    if denial is not None:
+        return denial
+    funded = _funded_by(token_pool, account, tokens, now_s)
+    if not funded:
+        return _over_rate(token_pool, account, tokens, now_s)
+    # 6: chi_e over all pools.
+    limit = kv_limit(terms)
+    if limit and (short := account.kv_bytes + request.kv_bytes - limit) > 0:
+        service_s = token_pool.pools[request.pool].service_s
+        waiting = account.still_waiting(account.total, service_s, now_s)
+        freed_per_s = max(1.0, account.kv_bytes / max(1e-3, service_s))
+        return Denial(
+            reason="kv",
+            wait_s=short * (waiting + 1) / freed_per_s,
+            limit=limit,
+            used=account.kv_bytes,
+            requested=request.kv_bytes,
+            unit="bytes of KV cache",
+        )
+    reserved = within_reserve(account, request)
+    # Beyond its entitlement's rate, with only free slots and KV to pay.
+    stated = token_pool.terms.tokens_per_s > 0
+    bursts = funded == "surplus" and terms.tokens_per_s > 0 and not stated and not reserved
+    w = min(w, BURST_WEIGHT) if bursts else w
+    found = place(token_pool, account, request, w)
+    if bursts and (found.denied or _sought(token_pool, account, found.pool)):
+        return _over_rate(token_pool, account, tokens, now_s)
+    if not found.denied:
+        return found, funded, w
+    if reserved:  # the pool's current capacity lacks the reserve
+        once = terms.created <= token_pool.terms.ever_bound_until
+        reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
+        return Denial(reason=reason, wait_s=BUCKET_S)
+    return _pool_denial(token_pool, account, request, w, found, now_s)
+
+
+def inadmissible(
+    token_pool: TokenPool, account: Account, lease: LeaseRecord, pool: int, now_s: float
+) -> Denial | None:
+    """Checks 4, 7 and 8 for a lease that would move here from another pool."""
+    request = AdmissionRequest(
+        lease_id=lease.id,
+        entitlement=lease.entitlement,
+        pool=pool,
+        estimate_tokens=lease.estimate_tokens,
+        kv_bytes=lease.kv_bytes,
+        sequences=lease.sequences,
+    )
+    denial = _over_concurrency(token_pool, account, request, now_s)
+    if denial is not None:
+        return denial
+    found = place(token_pool, account, request, lease.weight)
+    if token_pool.terms.slots[pool] <= 0:
+        found = Placement(pool, contended=True, denied="priority")
+    if not found.denied:
+        return None
+    return _pool_denial(token_pool, account, request, lease.weight, found, now_s)
+
+
+# -- checks 3 to 5
+
+
+def _misfit(token_pool: TokenPool, account: Account, request: AdmissionRequest) -> Denial | None:
+    """Check 3: deny a request that no waiting would help."""
+    terms = account.terms
+    most = terms.limit
+    guaranteed = terms.service_class == "guaranteed"
+    if guaranteed:
+        most = terms.baseline_of(request.pool)
+    if request.sequences > most and (most or guaranteed):
+        return _never("sequences", most, request.sequences)
+    depth = 0.0
+    if terms.tokens_per_s > 0:
+        depth = depth_tokens(token_pool, account)
+    elif terms.service_class in BORROWING:
+        depth = surplus_depth(token_pool)
+    if 0 < depth < request.estimate_tokens:
+        return _never("tokens", depth, request.estimate_tokens)
+    most_kv = kv_limit(terms)
+    if 0 < most_kv < request.kv_bytes:
+        return _never("bytes of KV cache", most_kv, request.kv_bytes)
+    if request.sequences == 1 and request.kv_bytes <= token_pool.terms.kv_of(request.pool):
+        return None
+    # What no eligible pool could hold even when empty; pools without workers may return.
+    pools = (request.pool, *request.alternates)
+    slots = [token_pool.terms.slots[pool] for pool in pools]
+    room = max(n + overshoot(n) for n in slots)
+    if request.sequences > room and any(slots):
+        return _never("sequences", room, request.sequences)
+    kv_room = [token_pool.terms.kv_of(pool) for pool in pools]
+    if all(kv_room) and request.kv_bytes > max(kv_room):
+        return _never("bytes of KV cache", max(kv_room), request.kv_bytes)
+    return None
+
+
+def _never(unit: Unit, limit: float, requested: float) -> Denial:
+    return Denial(reason="exceeds_entitlement", limit=limit, requested=requested, unit=unit)
+
+
+def _over_concurrency(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, now_s: float
+) -> Denial | None:
+    """Check 4: r_e over all pools; guaranteed is also held to its baseline in each pool.
+
+    Without a ready worker C is 0 and limits nothing here: choosing a worker fails later.
+    """
+    terms = account.terms
+    limit, used = max_sequences(token_pool, account), account.total
+    if terms.service_class == "guaranteed":
+        here = terms.baseline_of(request.pool)
+        if account.own(request.pool) + request.sequences > here:
+            limit, used = here, account.own(request.pool)
+    elif not limit:
+        return None
+    if used + request.sequences <= limit:
+        return None
+    service_s = token_pool.pools[request.pool].service_s
+    waiting = account.still_waiting(used, service_s, now_s)
+    return Denial(
+        reason="concurrency",
+        wait_s=(waiting + 1) * service_s / (used + 1),
+        limit=limit,
+        used=used,
+        requested=request.sequences,
+    )
+
+
+def _funded_by(token_pool: TokenPool, account: Account, tokens: int, now_s: float) -> str:
+    """Check 5: what pays, own, surplus or none (no rate is set); "" for a denial.
+
+    Where pools state no rate, the surplus is what slots and KV have free: `place` decides.
+    """
+    terms, stated = account.terms, token_pool.terms.tokens_per_s > 0
+    borrows = terms.service_class in BORROWING
+    if terms.tokens_per_s > 0:
+        level = own_level(account, depth_tokens(token_pool, account), now_s)
+        if level >= tokens:
+            return "own"
+        # A bucket in debt pays first: borrowing from the others' would be a way around the debt.
+        if not borrows or (stated and level < 0):
+            return ""
+    elif not borrows or not (stated or terms.tokens_per_s_limit > 0):
+        return "none"
+    if stated and surplus_level(token_pool, now_s) < tokens:
+        return ""
+    return "surplus" if may_borrow(account, tokens, now_s) else ""
+
+
+def refill_per_s(token_pool: TokenPool, terms: Entitlement) -> float:
+    """Tokens/s by which waiting brings a request nearer that no bucket pays for."""
+    return terms.tokens_per_s or token_pool.surplus_per_s or terms.tokens_per_s_limit
+
+
+def _over_rate(token_pool: TokenPool, account: Account, tokens: int, now_s: float) -> Denial:
+    """The denial when no bucket pays: wait until it holds `tokens` beyond what it has promised."""
+    terms, rate = account.terms, refill_per_s(token_pool, account.terms)
+    if terms.tokens_per_s > 0:
+        level, limit = account.level, depth_tokens(token_pool, account)
+    elif token_pool.terms.tokens_per_s > 0:
+        level, limit = token_pool.surplus, surplus_depth(token_pool)
+    else:
+        limit = max(BUCKET_S * rate, float(tokens))
+        level = limit - recently_borrowed(account, now_s)
+    wait_s = MAX_S
+    if rate > 0:
+        wait_s = (tokens - level + account.still_promised(rate, now_s)) / rate
+    return Denial(
+        reason="tokens",
+        wait_s=wait_s,
+        limit=limit,
+        used=limit - level,
+        requested=tokens,
+        unit="tokens",
+    )
+
+
+# -- checks 7 and 8
+
+
+def min_weight(token_pool: TokenPool, pool: int) -> float:
+    """The admission threshold: the least weight in flight in a pool; 0 when it is empty."""
+    weights = token_pool.pools[pool].weights
+    return weights[0] if weights else 0.0
+
+
+def overshoot(slots: int) -> int:
+    """Sequences beyond capacity that outranking traffic may take."""
+    return max(1, -(-slots // 8))
+
+
+def within_reserve(account: Account, request: AdmissionRequest) -> bool:
+    """Whether a request is within its entitlement's reserve in the requested pool."""
+    if account.terms.service_class not in RESERVING or request.demoted:
+        return False
+    baseline = account.terms.baseline_of(request.pool)
+    return account.own(request.pool) + request.sequences <= baseline
+
+
+def could_outrank(token_pool: TokenPool, request: AdmissionRequest) -> bool:
+    """Whether weight alone could let a request into a full pool.
+
+    A request wider than the overshoot waits for room whatever it weighs.
+    """
+    slots, kv_bytes = token_pool.terms.slots[request.pool], token_pool.terms.kv_of(request.pool)
+    fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
+    return fits and request.sequences <= overshoot(slots)
+
+
+def place(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float
+) -> Placement:
+    """The requested pool, an alternate with idle room, or a denial."""
+    terms, whole = account.terms, token_pool.terms
+    pool, n = request.pool, request.sequences
+    slots = whole.slots[pool]
+    used = _occupied(token_pool, account, pool)
+    reserved = within_reserve(account, request)
+    protected = reserved and token_pool.bound(terms, pool)
+    kv_full = _kv_over(token_pool, pool, request.kv_bytes, 0)
+    contended = kv_full or used + n > slots
+    if not contended:
+        within = not request.demoted and account.own(pool) + n <= terms.baseline_of(pool)
+        fills_up = protected or (within and not reserved and terms.service_class not in BACKFILL)
+        if fills_up or used + n <= slots - whole.headroom:
+            return Placement(pool)
+    elif slots <= 0 or (not protected and (kv_full or used + n > slots + whole.spill_queue)):
+        for other in request.alternates:  # one with idle slots beyond its headroom, and KV
+            free = whole.slots[other] - whole.headroom - _occupied(token_pool, account, other)
+            if n <= free and not _kv_over(token_pool, other, request.kv_bytes, 0):
+                return Placement(other, spilled=True)
+    if reserved and (slots <= 0 or not protected):
+        for other in (pool, *request.alternates):  # one whose non-reserving classes give way
+            lower = token_pool.pools[other].unreserved
+            kept = _occupied(token_pool, account, other) - lower
+            if lower > 0 and kept + n <= whole.slots[other]:
+                full = contended or other != pool
+                return Placement(other, contended=full, spilled=other != pool)
+    # Without slots there is no worker to queue for; choosing one fails later and says so.
+    if protected or slots <= 0:
+        return Placement(pool, contended=True)
+    if not contended or (reserved and not token_pool.pools[pool].unreserved):
+        return Placement(pool, contended, denied="priority")
+    return _outranking(token_pool, account, request, w, used)
+
+
+def _outranking(
+    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, used: int
+) -> Placement:
+    """Check 7 for unprotected traffic; preemptible never outranks."""
+    pool, slots = request.pool, token_pool.terms.slots[request.pool]
+    # Contended with nothing in flight: idle dedicated baselines keep all slots.
+    least = min_weight(token_pool, pool) or inf
+    over = used + request.sequences > slots + overshoot(slots)
+    if account.terms.service_class == "preemptible" or w <= least or over:
+        return Placement(pool, contended=True, denied="priority")
+    kv_over = _kv_over(token_pool, pool, request.kv_bytes, token_pool.terms.kv_of(pool) // 8)
+    return Placement(pool, contended=True, denied="kv" if kv_over else "")
+
+
+def _occupied(token_pool: TokenPool, account: Account, pool: int) -> int:
+    """Slots in use, or kept for the idle baselines of other dedicated entitlements."""
+    state = token_pool.pools[pool]
+    if not state.idle_dedicated:
+        return state.inflight
+    reserved, terms = state.idle_dedicated, account.terms
+    if terms.service_class == "dedicated" and token_pool.bound(terms, pool) and not terms.suspended:
+        reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
+    return state.inflight + reserved
+
+
+def _kv_over(token_pool: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
+    """Whether a pool's KV would exceed its capacity plus an allowance, in bytes."""
+    capacity = token_pool.terms.kv_of(pool)
+    return capacity > 0 and token_pool.pools[pool].kv_bytes + kv_bytes > capacity + allowance
+
+
+def _sought(token_pool: TokenPool, account: Account, pool: int) -> bool:
+    """Whether a pool lately refused another tenant that comes before bursts beyond a rate."""
+    return token_pool.pools[pool].others_refused(account.tenant, BURST_WEIGHT) > 0
+
+
+def _pool_denial(
+    token_pool: TokenPool,
+    account: Account,
+    request: AdmissionRequest,
+    w: float,
+    found: Placement,
+    now_s: float,
+) -> Denial:
+    """The denial for a place that was refused."""
+    state, slots = token_pool.pools[found.pool], token_pool.terms.slots[found.pool]
+    # Those ahead: the entitlement's own waiting requests, and one for each other tenant.
+    ahead = account.still_waiting(slots, state.service_s, now_s)
+    ahead += state.others_refused(account.tenant, w)
+    if found.denied == "kv":
+        capacity = token_pool.terms.kv_of(found.pool)
+        short = state.kv_bytes + request.kv_bytes - capacity
+        freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
+        return Denial(
+            reason="kv",
+            wait_s=short * (ahead + 1) / freed_per_s,
+            limit=capacity,
+            used=state.kv_bytes,
+            requested=request.kv_bytes,
+            unit="bytes of KV cache",
+            of_pool=True,
+        )
+    return Denial(
+        reason="priority",
+        wait_s=(ahead + 1) * state.service_s / max(1, slots),
+        limit=slots,
+        used=_occupied(token_pool, account, found.pool),
+        requested=request.sequences,
+        of_pool=True,
+    )
