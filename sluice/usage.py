@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from gateway.records.usage import UsageLine, UsageQuery, UsageReport, UsageSums
-from gateway.usage.ledger_report import report as ledger_report
+from gateway.usage.ledger import report as ledger_report
 from gateway.usage.report import (
     asked_for,
     figures,

@@ -7,17 +7,14 @@ would hold the interpreter for milliseconds.
 Records in the ring stay for minutes and are rarely looked up. If each were a separate object, a
 new record would reuse the oldest one's memory, which is no longer in the processor's cache. So up
 to `MAX_IN_PIECE` records are collected and then joined into one piece (bytes and an array), and
-the next records reuse the memory that was just freed. Lines for the log are joined likewise,
-`_JOINED` at a time. Clients choose request ids and may repeat them, so an index finds the newest
-record of an id, and of each tenant with that id, however many others have it.
+the next records reuse the memory that was just freed. Clients choose request ids and may repeat
+them, so an index finds the newest record of an id, and of each tenant with that id, however many
+others have it.
 
-A timer hands the lines to one writer thread. Lines that cannot be written (disk full) are kept
-up to `MAX_PENDING` records, then dropped and counted, because a full disk must not stop
-requests. Replicas on one host append batches to the same file (`appending`): lines stay whole,
-and in order within a replica.
+A timer hands the lines to one writer thread (`gateway.usage.writing`). Replicas on one host append
+batches to the same file: lines stay whole, and in order within a replica.
 """
 
-import asyncio
 import logging
 from array import array
 from collections import deque
@@ -27,11 +24,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.background_task import PeriodicTask
 from gateway.metrics import Metrics
 from gateway.ports import RecordSink
 from gateway.records.decision import DecisionRecord
-from gateway.usage.appending import append
+from gateway.usage.writing import LineWriter, append
 
 MAX_IN_PIECE: Final = 64
 _PIECES: Final = 32
@@ -112,104 +108,44 @@ def _keys(request_id: str, tenant: str | None) -> tuple[int, int]:
     return hash(request_id), hash((request_id, tenant))
 
 
-FLUSH_S = 0.5
 MAX_PENDING = 50_000
-_JOINED: Final = 64
-"""Lines joined into one piece until they are written."""
 MAX_PENDING_PROMPT_BYTES = 64 * 1024 * 1024
-"""Most pending lines with recorded request bodies; beyond it, records are logged without bodies."""
+"""Most pending bytes with which request bodies are recorded; beyond it, records go without them."""
 
 _log = logging.getLogger("sluice.request_log")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class RequestLog:
+class RequestLog(LineWriter):
     """Appends decision records to a JSONL file."""
 
     def __init__(self, path: Path, metrics: Metrics) -> None:
+        super().__init__(
+            MAX_PENDING,
+            metrics.log_dropped,
+            _log,
+            what="records",
+            failure=f"request log {path} cannot be written: %s",
+        )
         self._path = path
-        self._metrics = metrics
-        self._lines: list[bytes] = []
-        """The newest lines, not joined yet."""
-        self._pending: list[bytes] = []
-        """Joined lines, each with its newline."""
-        self._waiting = 0
-        """Records in `_lines` and `_pending`."""
-        self._prompt_bytes = 0
-        self._writing = asyncio.Lock()
-        self._flushing = PeriodicTask(self.flush, FLUSH_S)
-        self._failing = False
 
     def append(self, record: msgspec.Struct) -> None:
-        if self._waiting >= MAX_PENDING:
-            self._metrics.log_dropped.add()
-            return
-        line = _encode(record)
-        if isinstance(record, DecisionRecord) and record.prompt is not None:
-            if self._prompt_bytes + len(line) > MAX_PENDING_PROMPT_BYTES:
-                line = _encode(without_prompt(record))
-            else:
-                self._prompt_bytes += len(line)
+        line = b"" if self.full else _encode(record)
+        if (
+            isinstance(record, DecisionRecord)
+            and record.prompt is not None
+            and self.pending_bytes + len(line) > MAX_PENDING_PROMPT_BYTES
+        ):
+            line = _encode(without_prompt(record))
         self.append_line(line)
-
-    def append_line(self, line: bytes) -> None:
-        """Take an encoded record that holds no text of the request."""
-        if self._waiting >= MAX_PENDING:
-            self._metrics.log_dropped.add()
-            return
-        self._waiting += 1
-        self._lines.append(line)
-        if len(self._lines) >= _JOINED:
-            self._join()
 
     def open(self) -> None:
         """Check that the file can be written. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         append(self._path, b"")
 
-    def start(self) -> None:
-        """Start flushing; call within the running loop."""
-        self._flushing.start()
-
-    async def close(self) -> None:
-        """Write pending lines and stop. A batch in progress is never interrupted."""
-        await self._flushing.close()
-        await self.flush()
-        if self._waiting:
-            _log.error("%d records were not written and are lost", self._waiting)
-            self._metrics.log_dropped.add(by=self._waiting)
-
-    async def flush(self) -> None:
-        """Write pending lines; after a failure they stay pending, in order."""
-        async with self._writing:
-            await self._flush()
-
-    async def _flush(self) -> None:
-        if self._lines:
-            self._join()
-        batch, self._pending = self._pending, []
-        records, self._waiting = self._waiting, 0
-        prompt_bytes, self._prompt_bytes = self._prompt_bytes, 0
-        if not batch:
-            return
-        try:
-            await asyncio.to_thread(self._write, batch)
-        except OSError as error:
-            self._pending[:0] = batch
-            self._waiting += records
-            self._prompt_bytes += prompt_bytes
-            if not self._failing:
-                _log.error("request log %s cannot be written: %s", self._path, error.strerror)
-            self._failing = True
-        else:
-            self._failing = False
-
-    def _join(self) -> None:
-        lines, self._lines = self._lines, []
-        self._pending.append(b"\n".join((*lines, b"")))  # with a final newline
-
-    def _write(self, batch: list[bytes]) -> None:
-        append(self._path, b"".join(batch))
+    def _write(self, batch: bytes) -> None:
+        append(self._path, batch)
 
 
 def without_prompt(record: DecisionRecord) -> DecisionRecord:

@@ -10,13 +10,12 @@ Rules:
 - With a ledger, a batch counts there first, and its lines wait there until the file has them
   (`gateway.usage.ledger`). The ledger counts each line once. A file that cannot be
   written keeps nothing from the ledger.
-- Pending lines, those on no disk, are bounded. While they cannot be written the newest are dropped
-  and counted, because a full disk must not stop requests.
 - If the process is killed, requests settled less than FLUSH_S before may be missing, in both.
 """
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from math import inf
@@ -25,15 +24,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.background_task import PeriodicTask
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
 from gateway.records.usage import UsageLine
-from gateway.usage.appending import append
-from gateway.usage.fleet_bill import PoolBill
 from gateway.usage.ledger import DELIVERY_BYTES, Ledger
+from gateway.usage.report import PoolBill
+from gateway.usage.writing import LineWriter, append
 
-FLUSH_S: Final = 0.5
 BILL_S: Final = 10.0
 """Between two entries of the fleet's cost while no request ends."""
 MAX_PENDING: Final = 100_000
@@ -42,7 +39,7 @@ NO_BILL: Final = PoolBill("", "", 0.0, 0)
 
 _log = logging.getLogger("sluice.usage_export")
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(UsageLine).decode
+_decode_lines: Final = msgspec.json.Decoder(UsageLine).decode_lines
 
 
 def usage_line(record: DecisionRecord, currency: str = "") -> UsageLine | None:
@@ -72,7 +69,7 @@ def usage_line(record: DecisionRecord, currency: str = "") -> UsageLine | None:
     )
 
 
-class UsageExport:
+class UsageExport(LineWriter):
     """RecordSink that writes usage lines to the export, the ledger, or both."""
 
     def __init__(
@@ -85,47 +82,40 @@ class UsageExport:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`path`: the export's file, or None for the ledger alone."""
+        super().__init__(
+            MAX_PENDING,
+            metrics.usage_dropped,
+            _log,
+            what="usage lines",
+            failure="usage cannot be written: %s",
+        )
         self._path = path
-        self._metrics = metrics
         self._ledger = ledger
         self._currency = currency
         self._wall_clock = wall_clock
-        self._pending: list[bytes] = []
-        self._on_disk = 0
-        """Pending lines, from the first, that the batch being written put on a disk."""
         self._undelivered = False
         """Whether lines wait in the ledger for the export."""
         self._exported = 0
         """End of lines that wait there although the export has them, until that is noted."""
         self._bills: dict[tuple[str, str], PoolBill] = {}
+        self._billing = threading.Lock()
         self._billed_unix_s = wall_clock()
-        self._writing = asyncio.Lock()
-        self._flushing = PeriodicTask(self.flush, FLUSH_S)
-        self._failing = False
-
-    @property
-    def pending(self) -> int:
-        """Number of lines that are on no disk."""
-        return len(self._pending)
 
     def append(self, record: msgspec.Struct) -> None:
         """See RecordSink. Ignores other records, and decisions without a charge."""
         line = usage_line(record, self._currency) if isinstance(record, DecisionRecord) else None
-        if line is None:
-            return
-        if len(self._pending) >= MAX_PENDING:
-            self._metrics.usage_dropped.add()
-            return
-        self._pending.append(_encode(line) + b"\n")  # encoded now, while the record is in cache
+        if line is not None:
+            self.append_line(_encode(line))  # encoded now, while the record is in cache
 
     def bill(self, due: PoolBill) -> None:
         """Enter what a pool's workers cost into the ledger."""
         if self._ledger is None:
             return
-        known = self._bills.get((due.model, due.pool), NO_BILL)
-        self._bills[due.model, due.pool] = due._replace(
-            worker_s=due.worker_s + known.worker_s, cost_nano=due.cost_nano + known.cost_nano
-        )
+        with self._billing:
+            known = self._bills.get((due.model, due.pool), NO_BILL)
+            self._bills[due.model, due.pool] = due._replace(
+                worker_s=due.worker_s + known.worker_s, cost_nano=due.cost_nano + known.cost_nano
+            )
 
     def open(self) -> None:
         """Check that the files can be written, and take over what a crash left. Raises OSError."""
@@ -139,63 +129,40 @@ class UsageExport:
             self._ledger.adopt()
             self._undelivered = True
 
-    def start(self) -> None:
-        """Start flushing; call within the running loop."""
-        self._flushing.start()
-
     async def close(self) -> None:
-        """Write pending lines and stop. A batch in progress is never interrupted."""
-        await self._flushing.close()
         self._billed_unix_s = -inf
-        await self.flush()
-        if self._pending:
-            _log.error("%d usage lines were not written and are lost", len(self._pending))
-            self._metrics.usage_dropped.add(by=len(self._pending))
+        await super().close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)
 
-    async def flush(self) -> None:
-        """Write pending lines; after a failure they stay pending, in order."""
-        async with self._writing:
-            batch, bills = self._pending[:], self._bills
-            now_unix_s = self._wall_clock()
-            billed = bills and now_unix_s - self._billed_unix_s >= BILL_S
-            if not (batch or billed or self._undelivered):
-                return
-            self._bills = {}
-            try:
-                await asyncio.to_thread(self._write, batch, bills, now_unix_s)
-                self._failing = False
-            except OSError as error:
-                for due in bills.values():  # the ledger has not got them
-                    self.bill(due)
-                if not self._failing:
-                    _log.error("usage cannot be written: %s", error)
-                self._failing = True
-            del self._pending[: self._on_disk]
-            self._on_disk = 0
+    def _due(self) -> bool:
+        billed = self._bills and self._wall_clock() - self._billed_unix_s >= BILL_S
+        return bool(self.pending or billed or self._undelivered)
 
-    def _write(
-        self, batch: list[bytes], bills: dict[tuple[str, str], PoolBill], now_unix_s: float
-    ) -> None:
-        """Write them, in a thread; empties `bills` once the ledger has them."""
+    def _write(self, batch: bytes) -> OSError | None:
         ledger, path = self._ledger, self._path
         if ledger is None:
             if path is not None:
-                append_synced(path, b"".join(batch))
-            self._on_disk = len(batch)
-            return
+                append_synced(path, batch)
+            return None
         if self._exported:
             ledger.delivered(self._exported)
             self._exported = 0
+        with self._billing:
+            bills, self._bills = self._bills, {}
         if batch or bills:
-            outbox = b"".join(batch) if path is not None else b""
-            ledger.commit([_decode(line) for line in batch], bills.values(), now_unix_s, outbox)
-            bills.clear()
+            now_unix_s, outbox = self._wall_clock(), batch if path is not None else b""
+            try:
+                ledger.commit(_decode_lines(batch), bills.values(), now_unix_s, outbox)
+            except OSError:
+                for due in bills.values():  # the ledger has not got them
+                    self.bill(due)
+                raise
             self._billed_unix_s = now_unix_s
-            self._on_disk = len(batch)
             self._undelivered = self._undelivered or bool(outbox)
-        if path is not None and self._undelivered:
+        if path is None or not self._undelivered:
+            return None
+        try:
             end, lines = ledger.undelivered()
             if lines:
                 append_synced(path, lines)
@@ -203,6 +170,9 @@ class UsageExport:
                 ledger.delivered(end)
                 self._exported = 0
             self._undelivered = len(lines) >= DELIVERY_BYTES
+        except OSError as error:
+            return error  # the ledger has the lines
+        return None
 
 
 def append_synced(path: Path, data: bytes) -> None:

@@ -58,9 +58,8 @@ from gateway.settings import Config
 from gateway.settings.model import control_of
 from gateway.store.backends import open_state
 from gateway.upstream import HttpUpstream
-from gateway.usage.fleet_bill import FleetBill
-from gateway.usage.ledger import Ledger
-from gateway.usage.ledger_report import report
+from gateway.usage.ledger import Ledger, report
+from gateway.usage.report import FleetBill
 from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
 from gateway.wiring.auth import role_keys

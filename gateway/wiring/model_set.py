@@ -26,7 +26,7 @@ from gateway.routing.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
 from gateway.settings.model import control_of
 from gateway.settings.worker import WorkerConfig
-from gateway.usage.fleet_bill import FleetBill
+from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import by_name, same_lines, served_model

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.records.usage import UsageLine
-from gateway.usage.fleet_bill import PoolBill
 from gateway.usage.ledger import Ledger
+from gateway.usage.report import PoolBill
 from sluice.cli import app, register
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from bench.usage.run import BATCH, KEYS, PRICE, ending
 from gateway.metrics import Metrics
-from gateway.usage.ledger import Ledger
-from gateway.usage.ledger_report import report
+from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import query_of, total
 from gateway.usage.request_log import DecisionRing, Records
 from gateway.usage.usage_export import UsageExport

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.slot_clock import SlotClock
-from gateway.usage.fleet_bill import FleetBill
+from gateway.usage.report import FleetBill
 
 SLOTS = 4
 A_SECOND = 1_000_000_000 / 3600

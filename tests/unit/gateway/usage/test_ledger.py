@@ -11,10 +11,8 @@ from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
 from gateway.records.usage import UsageLine, UsageSums
 from gateway.usage import usage_export
-from gateway.usage.fleet_bill import PoolBill
-from gateway.usage.ledger import Ledger
-from gateway.usage.ledger_report import report
-from gateway.usage.report import IDLE, query_of, total
+from gateway.usage.ledger import Ledger, report
+from gateway.usage.report import IDLE, PoolBill, query_of, total
 from gateway.usage.usage_export import UsageExport
 from tests.builders import decision
 

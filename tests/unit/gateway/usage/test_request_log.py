@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.usage import request_log
+from gateway.usage import request_log, writing
 from gateway.usage.request_log import MAX_IN_PIECE, DecisionRing, Records, RequestLog
 from tests.builders import decision
 from tests.fakes import ListSink
@@ -99,7 +99,7 @@ async def test_what_cannot_be_written_is_kept_and_written_later(
 async def test_lines_that_are_joined_while_they_wait_stay_whole_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "_JOINED", 3)
+    monkeypatch.setattr(writing, "JOINED", 3)
     path = tmp_path / "l.jsonl"
     path.mkdir()
     log, metrics = log_at(path)
@@ -198,7 +198,7 @@ async def test_a_body_that_is_dropped_takes_no_room_from_others(
     for name in "abc":
         log.append(decision(name, prompt="text"))
     assert metrics.log_dropped.values == {(): 2}
-    assert log._prompt_bytes == len(msgspec.json.encode(decision("a", prompt="text")))
+    assert log.pending_bytes == len(msgspec.json.encode(decision("a", prompt="text")))
 
 
 def ids(records: list[msgspec.Raw]) -> list[bytes]:

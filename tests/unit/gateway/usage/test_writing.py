@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.usage import appending
-from gateway.usage.appending import append
+from gateway.usage import writing
+from gateway.usage.writing import append
 
 BATCHES, LINES, WRITERS = 40, 60, 4
 WRITER = f"""
 import json, sys
 from pathlib import Path
-from gateway.usage.appending import append
+from gateway.usage.writing import append
 for batch in range({BATCHES}):
     line = json.dumps({{"writer": sys.argv[2], "batch": batch, "x": "y" * 200}}).encode()
     append(Path(sys.argv[1]), b"\\n".join([line] * {LINES}) + b"\\n")
@@ -71,7 +71,7 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads_and_a_lock_that_is_held_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appending, "WAIT_S", 0.05)
+    monkeypatch.setattr(writing, "WAIT_S", 0.05)
     pipe, file = tmp_path / "pipe", tmp_path / "log"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="nobody reads"):
