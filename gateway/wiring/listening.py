@@ -5,29 +5,16 @@ the kernel distributes connections by a hash of their addresses. A gateway that 
 shares its ports in the same way, or takes sockets that systemd holds.
 """
 
-import ctypes
 import os
 import socket
-import struct
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Final
 
+BACKLOG: Final = 4096
+"""Connections that may wait in the kernel at each socket."""
 _FIRST_FD: Final = 3
 """The first file descriptor that systemd passes."""
-_SO_ATTACH_FILTER: Final = 26
-_NO_SYN: Final = b"".join(
-    struct.pack("HBBI", *each)
-    for each in (
-        (0x30, 0, 0, 13),  # the byte of TCP's flags
-        (0x54, 0, 0, 0x12),  # SYN and ACK
-        (0x15, 0, 1, 0x02),  # SYN alone?
-        (0x06, 0, 0, 0),  # then drop the packet,
-        (0x06, 0, 0, 0xFFFFFFFF),  # else take it
-    )
-)
-"""Classic BPF: ignore packets that begin a connection."""
 
 
 def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
@@ -83,19 +70,6 @@ def inherited(fd: int) -> socket.socket:
     return sock
 
 
-def take_no_more(sock: socket.socket) -> None:
-    """Have the kernel ignore new handshakes at a listener, where it can (Linux).
-
-    Handshakes under way end here. Clients repeat an ignored one within a second, and reach
-    another listener of the port if this one is closed by then.
-    """
-    if sys.platform == "linux":
-        code = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-        program = struct.pack("@HP", len(_NO_SYN) // 8, ctypes.addressof(code))
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-
-
 def port_of(sockets: Sequence[socket.socket]) -> int:
     """The port of bound sockets."""
     found: int = sockets[0].getsockname()[1]
@@ -111,11 +85,9 @@ def own_address(host: str, towards: str) -> str:
     if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
         return host
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.connect(address)
+        info = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(*info[:3]) as sock:
+            sock.connect(info[4])
             return str(sock.getsockname()[0])
     except OSError:
         return "127.0.0.1"

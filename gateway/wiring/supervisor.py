@@ -6,6 +6,8 @@
   they do, so that one that is started again gets what the others have.
 - Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so a second gateway
   started by mistake is refused and no other program takes the port meanwhile.
+- A replica is this module as a program. It gets what it needs on standard input, so that the file
+  is read and checked once and no secret is on disk, and reports on standard output when it listens.
 - A replica that ends is restarted after a growing pause. A replica that is not ready within START_S
   is killed. The gateway ends if a replica does not get ready at the start, or dies MAX_DEATHS
   times within DEATHS_WITHIN_S.
@@ -22,7 +24,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import os
 import pickle
@@ -32,21 +33,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Final
+from io import RawIOBase
+from typing import Any, Final, NamedTuple
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.management_port import ReplicaList
-from gateway.errors import StateFailure
 from gateway.settings import Config
-from gateway.wiring.handover import on_signals
-from gateway.wiring.listening import bound, port_of, reserved
+from gateway.wiring.handover import READY as SERVES
+from gateway.wiring.handover import STOPPING, Origin, Successor, on_signals
+from gateway.wiring.listening import port_of
 from gateway.wiring.reloading import LastGood
-from gateway.wiring.service_manager import READY as SERVES
-from gateway.wiring.service_manager import STOPPING, ServiceManager
-from gateway.wiring.serving import loop_factory
 from gateway.wiring.serving import run as run_alone
-from gateway.wiring.successor import Started, Successor
+from gateway.wiring.serving import until_done
 
 START_S: Final = 60.0
 """How long a replica may take to get ready."""
@@ -73,14 +71,7 @@ def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int
     if sys.platform == "win32":
         _log.error("server.workers: several need SO_REUSEPORT; use 1 here")
         return 2
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(Supervisor(config, on_ready).serve())
-    except KeyboardInterrupt:  # SIGTERM before it starts replicas
-        return 0
-    except (OSError, StateFailure) as error:
-        _log.error("%s", error)
-        return 1
+    return until_done(Supervisor(config, on_ready).serve())
 
 
 class Supervisor:
@@ -95,8 +86,7 @@ class Supervisor:
         """Whether all replicas served once."""
         self._chores = BackgroundTasks()
         self.port = config.server.port
-        self._manager = ServiceManager(os.environ)
-        self.started = Started(os.environ)
+        self.origin = Origin(os.environ)
         self.replicas = [Replica(n + 1, self) for n in range(config.server.workers)]
         self.ending = asyncio.Event()
         self.failed = False
@@ -104,20 +94,17 @@ class Supervisor:
 
     async def serve(self) -> int:
         """Run until a signal, or until replicas keep failing. Raises OSError."""
-        server, started = self._config.server, self.started
-        opened = reserved if started.link is None else partial(bound, shared=True)
-        found = started.listening_on(server.port)
-        held = found or await when_free(lambda: opened(server.host, server.port))
+        server, origin = self._config.server, self.origin
+        held = await when_free(lambda: origin.open(server.host, server.port))
         try:
             self.port = port_of(held)
             loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self._signalled)
-            successor = Successor(loop, started, os.environ, self._leave)
-            on_signals(loop, reload=self._hung_up, upgrade=successor.start)
-            listed = started.listening_on(server.management_port)
-            listed = listed or await when_free(lambda: opened(server.host, server.management_port))
-            self._chores.start(self._manager.live(), self._file.watch())
+            successor = Successor(origin, os.environ, self._leave)
+            on_signals(reload=self._hung_up, upgrade=successor.start)
+            listed = await when_free(lambda: origin.open(server.host, server.management_port))
+            self._chores.start(origin.service.live(), self._file.watch())
             async with ReplicaList(listed, self.ports) as self._listed:
                 keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
                 await self._wait_ready()
@@ -137,11 +124,17 @@ class Supervisor:
             _log.error("%s", why)
             self._end()
 
-    async def config_of(self, index: int) -> bytes:
-        """The configuration of a replica, packed: the file's, or its last good content."""
+    async def told(self, index: int) -> "Told":
+        """What a replica gets: the file's configuration, or its last good content, and so on."""
         await self._file.look()
-        reported = {"port": self.port, "management_port": self.management_port(index)}
-        return pickle.dumps(self._file.config.listening(**reported))
+        ports = {"port": self.port, "management_port": self.management_port(index)}
+        return Told(
+            self._file.config.listening(**ports),
+            index,
+            {name: logging.getLogger(name or None).level for name in _LOGGERS},
+            [sock.fileno() for sock in self.origin.listening_on(self.port)],
+            self.origin.succeeds,
+        )
 
     def management_port(self, index: int) -> int:
         """Port of a replica's metrics and admin routes."""
@@ -153,23 +146,23 @@ class Supervisor:
 
     async def _wait_ready(self) -> None:
         """Wait until every replica serves, or one fails."""
-        waits = [asyncio.ensure_future(replica.ready.wait()) for replica in self.replicas]
-        ending = asyncio.ensure_future(self.ending.wait())
-        all_ready = asyncio.ensure_future(asyncio.wait(waits))
-        await asyncio.wait(
-            [all_ready, ending], timeout=START_S, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not self.ending.is_set():
-            if not all(replica.ready.is_set() for replica in self.replicas):
-                self.give_up(f"not every replica got ready within {START_S:g} s")
-            else:
-                self._ready = True
-                self._manager.say(SERVES)
-                self.started.ready()
-                if self._on_ready is not None:
-                    self._on_ready(self.port)
-        for future in (*waits, ending, all_ready):
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.gather(*(replica.ready.wait() for replica in self.replicas)),
+            asyncio.ensure_future(self.ending.wait()),
+        ]
+        await asyncio.wait(waits, timeout=START_S, return_when="FIRST_COMPLETED")
+        for future in waits:
             future.cancel()
+        if self.ending.is_set():
+            return
+        if not all(replica.ready.is_set() for replica in self.replicas):
+            self.give_up(f"not every replica got ready within {START_S:g} s")
+            return
+        self._ready = True
+        self.origin.service.say(SERVES)
+        self.origin.ready()
+        if self._on_ready is not None:
+            self._on_ready(self.port)
 
     def _hung_up(self) -> None:
         """Have every replica reload the configuration."""
@@ -177,11 +170,11 @@ class Supervisor:
         if self.ending.is_set():
             return
         if self._ready:
-            self._manager.reloading()
+            self.origin.service.reloading()
         for replica in self.replicas:
             replica.reload()
         if self._ready:
-            self._manager.say(SERVES)
+            self.origin.service.say(SERVES)
 
     def _signalled(self) -> None:
         if self.ending.is_set():
@@ -189,26 +182,22 @@ class Supervisor:
                 replica.signal(signal.SIGTERM)
         else:
             _log.info("draining %d replicas", len(self.replicas))
-            self._manager.say(STOPPING)
+            self.origin.service.say(STOPPING)
             self._end()
 
     def _leave(self, successor: int) -> None:
         """Leave the ports to another supervisor and its replicas."""
-        self._manager.replaced_by(successor)
+        self.origin.service.replaced_by(successor)
         if self._listed is not None:
             self._listed.stop()
         self._end(signal.SIGUSR2)
 
     def _end(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.ending.set()
+        loop, limit_s = asyncio.get_running_loop(), self._config.server.drain_timeout_s + GRACE_S
         for replica in self.replicas:
             replica.signal(sig)
-        limit_s = self._config.server.drain_timeout_s + GRACE_S
-        asyncio.get_running_loop().call_later(limit_s, self._kill)
-
-    def _kill(self) -> None:
-        for replica in self.replicas:
-            replica.signal(signal.SIGKILL)
+            loop.call_later(limit_s, replica.signal, signal.SIGKILL)
 
 
 async def when_free(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
@@ -286,21 +275,13 @@ class Replica:
 
     async def _run(self) -> int:
         """Start the process and wait for its end; returns its exit status."""
-        started = self.supervisor.started
-        sockets = [sock.fileno() for sock in started.listening_on(self.supervisor.port)]
-        told = {
-            "index": self.index,
-            "levels": {name: logging.getLogger(name or None).level for name in _LOGGERS},
-            "sockets": sockets,
-            "succeeds": started.link is not None,
-        }
+        told = await self.supervisor.told(self.index)
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.wiring.replica_process"),
-                json.dumps(told),
+                *(sys.executable, "-m", "gateway.wiring.supervisor"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                pass_fds=sockets,
+                pass_fds=told.sockets,
                 start_new_session=True,  # Ctrl-C is for the parent, which passes it on
             )
         except OSError as error:  # out of processes, memory or open files
@@ -311,9 +292,9 @@ class Replica:
             self.signal(signal.SIGTERM)
         listening = asyncio.create_task(self._listen(process))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            packed = await self.supervisor.config_of(self.index)
             if process.stdin is not None:
                 # The pipe stays open: its end tells the replica that this process is gone.
+                packed = pickle.dumps(told)
                 process.stdin.write(len(packed).to_bytes(8) + packed)
                 await process.stdin.drain()
         status = await process.wait()
@@ -341,3 +322,49 @@ class Replica:
                 self.ready.set()
                 if self._reload_due:
                     self.reload()
+
+
+class Told(NamedTuple):
+    """What a replica gets of its supervisor."""
+
+    config: Config
+    number: int
+    """Of the replica, from 1."""
+    levels: dict[str, int]
+    """Of loggers."""
+    sockets: list[int]
+    """Descriptors of listening sockets that systemd holds."""
+    succeeds: bool
+
+
+def replica() -> int:
+    """Be a replica until SIGTERM, or until the supervisor is gone; returns the exit status."""
+    pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
+    # Trusted: it comes from our own supervisor over a private pipe.
+    told: Told = pickle.loads(_exactly(pipe, int.from_bytes(_exactly(pipe, 8))))  # noqa: S301
+    for name, level in told.levels.items():
+        logging.getLogger(name or None).setLevel(level)
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s replica {told.number} %(name)s: %(message)s"
+    )
+
+    def ready(_port: int) -> None:
+        sys.stdout.buffer.write(READY)
+        sys.stdout.buffer.flush()
+
+    origin = Origin({}, supervisor=pipe.fileno(), sockets=told.sockets, succeeds=told.succeeds)
+    return run_alone(told.config, on_ready=ready, origin=origin, warns=told.number == 1)
+
+
+def _exactly(pipe: RawIOBase, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = pipe.read(count - len(found))
+        if not part:
+            raise SystemExit(1)  # the supervisor is gone
+        found += part
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(replica())

@@ -10,7 +10,6 @@ from gateway.wiring.listening import (
     passed,
     port_of,
     reserved,
-    take_no_more,
 )
 
 
@@ -54,23 +53,6 @@ def test_others_reach_a_listener_by_the_address_that_is_used_towards_them() -> N
     assert own_address("10.1.2.3", "127.0.0.1") == "10.1.2.3"
     assert own_address("0.0.0.0", "127.0.0.1") == "127.0.0.1"
     assert own_address("0.0.0.0", "no.such.host.invalid") == "127.0.0.1"
-
-
-def test_a_listener_that_takes_no_more_gives_way_without_a_reset() -> None:
-    """Clients whose handshake it ignores reach the other listener of the port."""
-    (old,) = bound("127.0.0.1", 0, shared=True)
-    port = port_of([old])
-    with old, bound("127.0.0.1", port, shared=True)[0] as new:
-        old.listen()
-        take_no_more(old)
-        with socket.socket() as ignored:
-            ignored.settimeout(0.3)
-            with pytest.raises(TimeoutError):
-                ignored.connect(("127.0.0.1", port))
-        new.listen()
-        old.close()
-        for _ in range(20):
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
 def test_sockets_passed_to_another_process_are_not_taken() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wiring.service_manager import READY, ServiceManager
+from gateway.wiring.handover import READY, ServiceManager
 
 
 def listener(address: str) -> socket.socket:
