@@ -1,24 +1,30 @@
-"""Admin routes: reading, workers, budgets, reloading, and modules beside. Closed without a key."""
+"""Admin routes: reading, workers, reloading, and changes of who may. Closed without a key.
+
+Bodies of changes are JSON objects with the configuration file's fields. A change with `If-Match`
+applies only if the entitlement or the tenant still has that ETag, and is otherwise answered 412.
+"""
 
 import asyncio
-from typing import Annotated, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.control.admin_entitlements import PAGE, Limit, entitlement_routes, read_object
-from gateway.control.admin_tenants import tenant_routes
 from gateway.control.fleet_view import describe_fleet
-from gateway.control.peers import add_load, find_decision, load_at, newest
+from gateway.control.peers import add_load, attainment, find_decision, load_at, newest
 from gateway.control.roles import admin_guard, who
-from gateway.control.surface import BudgetService, Control, NewWorker
-from gateway.control.tenant_decisions import decision_not_found
+from gateway.control.surface import PAGE, Control, Limit, NewWorker, read_object, read_within
+from gateway.control.tenant_api import decision_not_found
 from gateway.errors import BadRequest, NotFound
 from gateway.fleet import members
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import too_large
 from gateway.http.problems import json_response
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
+MAX_DIGITS: Final = 18
 LOOK_EVERY_S: Final = 0.25
 LOOKS: Final = 2
 """How often in a row nothing runs there: a request sent just before is counted a moment later."""
@@ -27,37 +33,93 @@ WAIT_S: Final = 600.0
 
 
 def admin_router(control: Control) -> APIRouter:
-    """The admin routes, each for the role that `roles.ROUTES` names."""
+    """The admin routes, each for the role that `roles.role_for` names."""
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
     _worker_routes(app, control)
-    _reload_routes(app, control)
-    if control.budgets is not None:
-        _budget_routes(app, control.budgets)
-    if control.registry is not None:
-        entitlement_routes(app, control.registry, control.peers, control.attainment)
-        if control.tenants is not None:
-            tenant_routes(app, control.tenants)
+    _other_changes(app, control)
+    entitlement, tenant = "/admin/entitlements/{name}", "/admin/tenants/{name}"
+    registry, tenants, key = control.registry, control.tenants, f"{tenant}/keys/{{key}}"
+    for method, path, act, body, status in (
+        ("POST", "/admin/entitlements", registry.create, BODY, SECRET_201),
+        ("PATCH", entitlement, registry.change, BODY, 200),
+        ("DELETE", entitlement, registry.delete, NO_BODY, 204),
+        ("POST", f"{entitlement}/suspend", registry.suspend, NO_BODY, 200),
+        ("POST", f"{entitlement}/resume", partial(registry.suspend, undo=True), NO_BODY, 200),
+        ("POST", f"{entitlement}/keys", registry.add_key, NO_BODY, SECRET_201),
+        ("DELETE", f"{entitlement}/keys/{{fingerprint}}", registry.revoke_key, NO_BODY, 200),
+        ("POST", "/admin/tenants", tenants.create, BODY, 201),
+        ("PATCH", tenant, tenants.change, BODY, 200),
+        ("POST", f"{tenant}/keys", tenants.add_key, BODY, SECRET_201),
+        ("PATCH", key, tenants.change_key, BODY, 200),
+        ("POST", f"{key}/rotate", tenants.rotate_key, BODY_IF_ANY, SECRET_200),
+        ("DELETE", key, tenants.revoke_key, NO_BODY, 204),
+    ):
+        app.add_api_route(path, _change(act, body, status), methods=[method])
     return app
+
+
+BODY, BODY_IF_ANY, NO_BODY = "body", "body if any", "no body"
+SECRET_200, SECRET_201 = -200, -201
+"""Statuses of answers that contain a key, which caches must not store."""
+
+
+def _change(
+    act: Callable[..., Awaitable[dict[str, object]]], body: str, status: int
+) -> Callable[[Request], Awaitable[Response]]:
+    """A route that changes something: names of its path, fields of its body, who, If-Match."""
+
+    async def change(request: Request) -> Response:
+        given: list[object] = [*request.path_params.values()]
+        if body != NO_BODY:
+            given.append(await read_object(request, empty=body == BODY_IF_ANY))
+        version = {"version": asked_version(request)} if request.path_params else {}
+        return _answer(await act(*given, who(request), **version), status)
+
+    return change
+
+
+def _answer(found: dict[str, object], status: int = 200) -> Response:
+    """What was changed, its revision as the ETag that `If-Match` takes; 204 for what is gone."""
+    if status == 204:
+        return json_response(found) if found else Response(status_code=204)
+    response = json_response(found, abs(status))
+    response.headers["etag"] = f'"{found["revision"]}"'
+    if status < 0:
+        response.headers["cache-control"] = "no-store"
+    return response
+
+
+def asked_version(request: Request) -> int | None:
+    """The revision that `If-Match` asks for; None for any. Raises BadRequest."""
+    given = request.headers.get("if-match", "*").strip()
+    if given == "*":
+        return None
+    number = given.removeprefix('"').removesuffix('"')
+    if len(number) <= MAX_DIGITS and number.isascii() and number.isdecimal():
+        return int(number)
+    raise BadRequest(
+        "If-Match: give one ETag of an earlier answer, or leave it out.",
+        reason="bad_request",
+        param="if-match",
+    )
 
 
 def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/pools")
     async def pools() -> Response:
         """Pools and workers: load, health, learned values, admission counters."""
-        shown = []
-        for served in tuple(control.models):
-            counted = await control.registry.pools(served.name) if control.registry else []
-            fleet = describe_fleet(served, counted, control.clock())
-            shown.append({**fleet, "estimator": served.estimator.snapshot()})
-        await add_load(control.peers, shown)
+        models = tuple(control.models)  # a reload may change them meanwhile
+        shown = await described(control, models)
+        for served, fleet in zip(models, shown, strict=True):
+            fleet["estimator"] = served.estimator.snapshot()
         return json_response(shown)
 
     @app.get("/admin/decisions")
     async def decisions(limit: int = 50) -> Response:
         """The newest decisions."""
         count = max(1, min(limit, 1000))
-        found = await newest(control.peers, "decisions", control.latest_decisions(count), count)
+        found = await newest(control.peers, "decisions", control.ring.latest(count), count)
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     @app.get("/admin/decisions/{request_id:path}")
@@ -66,12 +128,97 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         found = await any_decision(control, request_id)
         return Response(found, media_type="application/json")
 
+    @app.get("/admin/audit")
+    async def audit(limit: Limit = PAGE) -> Response:
+        """The newest changes of entitlements that this gateway made."""
+        own = control.registry.audit(limit)
+        return json_response({"data": await newest(control.peers, "audit", own, limit)})
 
-def _budget_routes(app: APIRouter, service: BudgetService) -> None:
+    @app.get("/admin/entitlements")
+    async def entitlements(
+        model: str | None = None,
+        tenant: str | None = None,
+        after: str | None = None,
+        limit: Limit = PAGE,
+    ) -> Response:
+        """Entitlements with their counters, oldest first; `next` is `after` for the next page."""
+        page = await control.registry.page(model=model, tenant=tenant, after=after, limit=limit)
+        await _add_attainment(control, page["data"])
+        return json_response(page)
+
+    @app.get("/admin/entitlements/{name}")
+    async def entitlement(name: str) -> Response:
+        """One entitlement with its counters and its keys' fingerprints."""
+        found = await control.registry.get(name)
+        await _add_attainment(control, [found])
+        return _answer(found)
+
+    @app.get("/admin/tenants")
+    async def tenants(after: str | None = None, limit: Limit = PAGE) -> Response:
+        """Tenants by name, with the number of their keys; `next` is `after` for the next page."""
+        return json_response(await control.tenants.page(after=after, limit=limit))
+
+    @app.get("/admin/tenants/{name}")
+    async def tenant(name: str) -> Response:
+        """One tenant with its keys by name and fingerprint."""
+        return _answer(control.tenants.get(name))
+
     @app.get("/admin/budgets")
     async def budgets(after: str | None = None, limit: Limit = PAGE) -> Response:
         """Budgets and limits of keys with their counters; `next` is `after` for the next page."""
-        return json_response(await service.page(after, limit))
+        return json_response(await control.budgets.page(after, limit))
+
+
+async def _add_attainment(control: Control, shown: Any) -> None:
+    """Add `slo` to those entitlements that state a target; null for the others."""
+    targets = {each["name"]: each["slo_target_ms"] for each in shown if each["slo_target_ms"]}
+    kept = await attainment(control.peers, control.metrics, targets)
+    for each in shown:
+        each["slo"] = kept.get(each["name"])
+
+
+async def described(control: Control, models: Sequence[ModelRuntime]) -> list[dict[str, Any]]:
+    """Each model's pools and workers, with all replicas' load."""
+    shown = []
+    for served in models:
+        counted = await control.registry.pools(served.name)
+        shown.append(describe_fleet(served, counted, control.clock()))
+    await add_load(control.peers, shown)
+    return shown
+
+
+async def any_decision(control: Control, request_id: str) -> bytes:
+    """The record of a request, of this replica or another one, as JSON. Raises NotFound."""
+    found = control.ring.find(request_id)
+    found = found or await find_decision(control.peers, request_id)
+    if found is None:
+        raise decision_not_found(request_id)
+    return found
+
+
+def _other_changes(app: APIRouter, control: Control) -> None:
+    """Those whose body or query is their own."""
+
+    @app.post("/admin/entitlements/{name}/expire")
+    async def expire(name: str, request: Request) -> Response:
+        """End it at `{"at": "2030-12-31T23:59:59Z"}`, or now without a body."""
+        fields = await read_object(request, empty=True)
+        at = fields.pop("at", None)
+        if fields or not (at is None or isinstance(at, str)):
+            raise BadRequest(
+                'Send {"at": "2030-12-31T23:59:59Z"}, or no body for now.',
+                reason="bad_request",
+                param="at",
+            )
+        version = asked_version(request)
+        return _answer(await control.registry.expire(name, at, who(request), version=version))
+
+    @app.delete("/admin/tenants/{name}")
+    async def delete(name: str, request: Request, *, force: bool = False) -> Response:
+        """Delete it with its keys; 409 for one of the file, and without `force` if it is used."""
+        version, acts = asked_version(request), who(request)
+        found = await control.tenants.delete(name, acts, version=version, force=force)
+        return _answer(found, 204)
 
     @app.post("/admin/budgets/{budget:path}/raise")
     async def raise_(budget: str, request: Request) -> Response:
@@ -79,13 +226,7 @@ def _budget_routes(app: APIRouter, service: BudgetService) -> None:
         fields = await read_object(request)
         if set(fields) != {"by"}:
             raise BadRequest('Send {"by": 1000000}.', reason="bad_request", param="by")
-        return json_response(await service.add(budget, fields["by"], who(request)))
-
-
-def _reload_routes(app: APIRouter, control: Control) -> None:
-    service = control.reload
-    if service is None:
-        return
+        return json_response(await control.budgets.add(budget, fields["by"], who(request)))
 
     @app.post("/admin/reload")
     async def reload(request: Request, *, dry_run: bool = False) -> Response:
@@ -94,37 +235,39 @@ def _reload_routes(app: APIRouter, control: Control) -> None:
         `dry_run=true` compares the body, a file, with the configuration in force instead.
         """
         if dry_run:
-            found = msgspec.to_builtins(await service.compare(await _text(request)))
+            body = await read_within(request, MAX_FILE_BYTES, too_large(MAX_FILE_BYTES))
+            try:
+                text = body.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                raise BadRequest("The file is not UTF-8.", reason="bad_configuration") from None
+            found = msgspec.to_builtins(await control.reload.compare(text))
         else:
-            found = {"changes": msgspec.to_builtins(await service.reload())}
+            found = {"changes": msgspec.to_builtins(await control.reload.reload())}
             await control.peers.ask("reload")
         restart = [row["path"] for row in found["changes"] if row["restart"]]
         return json_response({**found, "restart_needed": restart})
 
 
-async def _text(request: Request) -> str:
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > MAX_FILE_BYTES:
-            raise too_large(MAX_FILE_BYTES)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadRequest("The file is not UTF-8.", reason="bad_configuration") from None
-
-
-async def any_decision(control: Control, request_id: str) -> bytes:
-    """The record of a request, of this replica or another one, as JSON. Raises NotFound."""
-    found = control.find_decision(request_id)
-    found = found or await find_decision(control.peers, request_id)
-    if found is None:
-        raise decision_not_found(request_id)
-    return found
-
-
 def _worker_routes(app: APIRouter, control: Control) -> None:
-    _membership(app, control)
+    @app.post("/admin/workers")
+    async def add(request: Request) -> Response:
+        """Add an engine to a pool until it is removed or the gateway restarts."""
+        try:
+            asked = msgspec.convert(await read_object(request), NewWorker)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"{error}.", reason="bad_request") from None
+        worker = control.workers.add(asked)
+        return json_response({"worker": worker, "model": asked.model, "pool": asked.pool}, 201)
+
+    @app.delete("/admin/workers/{worker:path}")
+    async def remove(worker: str) -> Response:
+        """Remove an engine: it gets no new requests, finishes those it has, and is gone then."""
+        hits = control.workers.remove(worker)
+        if not hits:
+            raise _unknown(worker)
+        return json_response(
+            {"worker": worker, "pools": hits, "running": _running_here(control, worker)}
+        )
 
     @app.post("/admin/workers/{worker:path}/drain")
     async def drain(
@@ -145,31 +288,6 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
         if wait and not undo:
             shown["running"] = await _until_idle(control, worker, timeout_s)
         return json_response(shown)
-
-
-def _membership(app: APIRouter, control: Control) -> None:
-    service = control.workers
-    if service is None:
-        return
-
-    @app.post("/admin/workers")
-    async def add(request: Request) -> Response:
-        """Add an engine to a pool until it is removed or the gateway restarts."""
-        try:
-            asked = msgspec.convert(await read_object(request), NewWorker)
-        except msgspec.ValidationError as error:
-            raise BadRequest(f"{error}.", reason="bad_request") from None
-        worker = service.add(asked)
-        return json_response({"worker": worker, "model": asked.model, "pool": asked.pool}, 201)
-
-    @app.delete("/admin/workers/{worker:path}")
-    async def remove(worker: str) -> Response:
-        """Remove an engine: it gets no new requests, finishes those it has, and is gone then."""
-        hits = service.remove(worker)
-        if not hits:
-            raise _unknown(worker)
-        running = _running_here(control, worker)
-        return json_response({"worker": worker, "pools": hits, "running": running})
 
 
 def _unknown(worker: str) -> NotFound:
@@ -193,7 +311,8 @@ async def _until_idle(control: Control, worker: str, timeout_s: float) -> int:
 
 def _running_here(control: Control, worker: str) -> int:
     """Sequences at a worker, or at all ranks of an engine."""
-    pools = {id(pool): pool for m in (*control.models, *control.retiring) for pool in m.fleet.pools}
+    models = (*control.models, *control.retiring)
+    pools = {id(pool): pool for served in models for pool in served.fleet.pools}
     return sum(
         pool.active[place]
         for pool in pools.values()

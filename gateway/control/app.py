@@ -27,7 +27,8 @@ from gateway.control.fleet_view import (
 )
 from gateway.control.management_port import managed
 from gateway.control.metrics_page import write
-from gateway.control.surface import Control
+from gateway.control.openapi import openapi_document
+from gateway.control.surface import Control, read_within
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
@@ -50,7 +51,8 @@ def control_app(control: Control, *further: APIRouter) -> FastAPI:
     """The FastAPI application for every path outside the data plane; adds `further` routes."""
     app = FastAPI(title="Sluice", version=control.version, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # it would redirect to whatever host the client names
-    app.openapi = control.openapi  # type: ignore[method-assign]
+    document = openapi_document(control.version)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     _handle_errors(app, control.wrong_keys)
     _public_routes(app, control)
     _model_routes(app, control)
@@ -104,7 +106,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus's text format."""
-        return Response(await write(control.metrics.collect()), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await write(control.page.collect()), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/")
     async def root(request: Request) -> Response:
@@ -163,21 +165,16 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
     @app.post(REPLICAS + "{topic}", include_in_schema=False)
     async def replica_asks(topic: str, request: Request) -> Response:
         """Call from another replica, with the token that this replica registered on Redis."""
-        answers = control.answers
         _, _, token = request.headers.get("authorization", "").partition(" ")
-        if answers is None or not answers.knows(token):
+        if not control.peers.knows(token):
             raise Unauthorized(
                 "Only replicas of this gateway ask here.",
                 reason="invalid_admin_key",
                 code="invalid_api_key",
             )
-        asked = bytearray()
-        async for part in request.stream():
-            asked += part
-            if len(asked) > MAX_ASKED_BYTES:
-                raise too_large(MAX_ASKED_BYTES)
+        asked = await read_within(request, MAX_ASKED_BYTES, too_large(MAX_ASKED_BYTES))
         try:
-            found = answers.answer(topic, bytes(asked))
+            found = control.peers.answer(topic, asked)
         except (KeyError, ValueError, msgspec.MsgspecError):
             raise BadRequest("Not understood.", reason="bad_request") from None
         if found is None:

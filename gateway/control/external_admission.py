@@ -1,59 +1,83 @@
-"""Admission for requests that another proxy forwards: its reports, and the charges."""
+"""Requests that another proxy forwards: what it asks and reports, and what that is charged.
 
-from typing import Literal
+Unknown fields of a body are refused, because a misspelt limit must not count as absent.
+"""
+
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gateway.admission.leases import believed, charge_tokens
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Refusal
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
+from gateway.payload.head import MAX_REQUEST_ID
 from gateway.payload.refusals import invalid, missing
 from gateway.records.attempt import Usage
+from gateway.records.decision import (
+    DECISION_SCHEMA,
+    AdmissionSection,
+    DecisionRecord,
+    EstimateSection,
+    RequestSection,
+    TimingSection,
+    UsageSection,
+)
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate, Observation
-from gateway.records.lease import Lease
+from gateway.records.lease import Lease, Limits
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Measure, Principal
 from gateway.routing.routing import defaulted_cap
 
+MAX_LEASE_S: Final = 3_600
+LEASE_S: Final = 600.0
+_MAX_TOKENS: Final = 2_147_483_647
+
+Tokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
 Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
 """How a lease ended. expired: no report in time; evicted: made room for a protected request."""
 
 
-class ExternalRequest(Record, frozen=True, kw_only=True):
-    """A request that another proxy would forward."""
+class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request that another proxy would forward: the body of POST /admission/authorize."""
 
-    model: str
-    input_tokens: int | None = None
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
+    input_tokens: Tokens | None = None
     """Of all prompts, as the proxy counted; without it `text_bytes` is needed."""
-    text_bytes: int | None = None
-    max_tokens: int | None = None
-    n: int = 1
-    request_id: str | None = None
-    lease_s: float = 600.0
-    key: str | None = None
-    """Name of the key that the proxy presented."""
-    entitlement: str | None = None
-    """The entitlement that the proxy asks for; None for the key's first."""
+    text_bytes: Tokens | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    request_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None = None
+    lease_s: Annotated[float, Meta(ge=1, le=MAX_LEASE_S)] = LEASE_S
 
 
-class UsageReport(Record, frozen=True, kw_only=True):
-    """The proxy's report of how a request ended; for absent tokens see `usage_of`."""
+class AuthorizeAnswer(Record, frozen=True, kw_only=True):
+    """A lease. If no usage is reported within `expires_in_s`, its estimate is charged."""
 
     lease_id: str
+    pool: str
+    spilled: bool
+    weight: float
+    reserved_tokens: int
+    reserved_kv_bytes: int
+    max_tokens: int | None
+    """The limit to send upstream: the request's own, or the model's default."""
+    expires_in_s: float
+    would_deny: str | None
+    limits: Limits | None
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request ended: the body of POST /admission/usage; for absent tokens see `usage_of`."""
+
+    lease_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
     status: Literal["ok", "failed", "cancelled"] = "ok"
-    prompt_tokens: int | None = None
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    latency_s: float | None = None
-
-
-class Reporter(Record, frozen=True, kw_only=True):
-    """What the settlement of a lease needs to know of who reports, at whichever replica."""
-
-    tenant: str
-    trusted: bool
-    """Whether its reports may teach the tenant's estimates."""
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    latency_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
 
 class Settled(Record, frozen=True, kw_only=True):
@@ -70,16 +94,6 @@ class Settled(Record, frozen=True, kw_only=True):
     """Part of `completion_tokens`: added because the slot was held longer than usage explains."""
 
 
-class ExternalGrant(Record, frozen=True, kw_only=True):
-    """A lease that is held for the proxy."""
-
-    lease: Lease
-    pool: str
-    max_tokens: int | None
-    """The limit to send upstream: the request's own, or the model's default."""
-    expires_in_s: float
-
-
 class ExternalLease(Record, frozen=True, kw_only=True):
     """A lease whose usage is not reported yet."""
 
@@ -89,12 +103,14 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     slots_of: str
     """The pool whose slots for other proxies it counts against; "" for none."""
     estimate: LengthEstimate
-    request: ExternalRequest
+    request: AuthorizeBody
+    key: str | None
+    """Name of the key that the proxy presented."""
     received_s: float
     received_unix_s: float
 
 
-def facts_of(request: ExternalRequest) -> BodyFacts:
+def facts_of(request: AuthorizeBody) -> BodyFacts:
     """Facts for the estimator. Raises BadRequest when the prompt's length is not given."""
     if request.input_tokens is not None:
         measure = Measure(
@@ -239,21 +255,109 @@ def settled_as(
     open_lease: ExternalLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
 ) -> Settled:
     """The settlement of a lease; `usage` None is a full refund."""
-    if usage is None:
-        return Settled(
-            lease_id=open_lease.lease.id,
-            status=ending,
-            charge_tokens=None,
-            prompt_tokens=None,
-            completion_tokens=None,
-            cached_tokens=None,
-        )
     return Settled(
         lease_id=open_lease.lease.id,
         status=ending,
-        charge_tokens=_charge(open_lease, usage),
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        charge_tokens=None if usage is None else _charge(open_lease, usage),
+        prompt_tokens=None if usage is None else usage.prompt_tokens,
+        completion_tokens=None if usage is None else usage.completion_tokens,
+        cached_tokens=None if usage is None else usage.cached_tokens,
         held_tokens=held_tokens,
+    )
+
+
+_OUTCOMES: dict[Ending, tuple[str, int]] = {
+    "ok": ("ok", 200),
+    "failed": ("upstream_error", 502),
+    "cancelled": ("disconnected", 499),
+    "expired": ("expired", 504),
+    "evicted": ("evicted", 429),
+}
+
+
+def refused_record(
+    principal: Principal,
+    request: AuthorizeBody,
+    key: str | None,
+    served: ModelRuntime | None,
+    estimate: LengthEstimate | None,
+    refusal: Refusal,
+    lease_id: str,
+    unix_s: float,
+) -> DecisionRecord:
+    """A request that was not admitted."""
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=unix_s,
+        request_id=request.request_id or lease_id,
+        endpoint="admission",
+        outcome="refused",
+        status=refusal.status,
+        model=None if served is None else served.name,
+        asked_model=request.model,
+        tenant=principal.tenant,
+        entitlement=principal.entitlement or None,
+        key=key,
+        reason=refusal.reason,
+        retry_after_s=refusal.retry_after_s,
+        figures=refusal.figures,
+        estimate=EstimateSection(total_tokens=None if estimate is None else estimate.fit_tokens),
+        admission=AdmissionSection(lease_id=lease_id),
+    )
+
+
+def settled_record(
+    open_lease: ExternalLease,
+    settled: Settled,
+    cost_nano: int | None,
+    duration_s: float,
+    unix_s: float,
+) -> DecisionRecord:
+    """A lease that ended; `cost_nano` as its settlement counted it."""
+    lease, estimate, served = open_lease.lease, open_lease.estimate, open_lease.served
+    outcome, status = _OUTCOMES[settled.status]
+    source = "counted" if settled.status in ("expired", "evicted") else "proxy"
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=open_lease.received_unix_s,
+        request_id=open_lease.request.request_id or lease.id,
+        endpoint="admission",
+        outcome=outcome,
+        status=status,
+        model=served.name,
+        asked_model=open_lease.request.model,
+        tenant=open_lease.principal.tenant,
+        entitlement=open_lease.principal.entitlement,
+        key=open_lease.key,
+        pool=served.fleet.pools[lease.pool].name,
+        request=RequestSection(text_bytes=open_lease.request.text_bytes),
+        estimate=EstimateSection(
+            category=estimate.category,
+            input_tokens=estimate.input_tokens_total,
+            output_tokens=estimate.output_tokens,
+            total_tokens=estimate.fit_tokens,
+            cap_tokens=estimate.cap_tokens,
+            sequences=estimate.sequences,
+        ),
+        admission=AdmissionSection(
+            lease_id=lease.id,
+            spilled=lease.spilled,
+            admitted_unix_s=open_lease.received_unix_s,
+            settled_unix_s=unix_s,
+            reserved_tokens=lease.cost_tokens,
+            reserved_kv_bytes=lease.kv_bytes,
+            priority=lease.weight,
+            contended=lease.contended,
+            would_deny=lease.would_deny or None,
+            evicted=settled.status == "evicted",
+            charge_tokens=settled.charge_tokens,
+        ),
+        usage=UsageSection(
+            prompt_tokens=settled.prompt_tokens,
+            completion_tokens=settled.completion_tokens,
+            cached_tokens=settled.cached_tokens,
+            source=None if settled.charge_tokens is None else source,
+            cost_nano=cost_nano,
+        ),
+        timing=TimingSection(duration_s=duration_s),
     )

@@ -1,5 +1,8 @@
 """Admission for requests that another proxy forwards: leases held until it reports usage.
 
+Routes: POST /admission/authorize, POST /admission/usage. Both take the tenant's own key and refuse
+in the data plane's format.
+
 The token-pools paper (section 4) separates the gateway from the authorisation service; this module
 is the service. Rules:
 
@@ -16,32 +19,41 @@ is the service. Rules:
 """
 
 import asyncio
-import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Final, TypeVar
 
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from gateway.admission.denials import limit_lines
+from gateway.background_task import BackgroundTasks
 from gateway.control.external_admission import (
+    AuthorizeAnswer,
+    AuthorizeBody,
     Ending,
-    ExternalGrant,
     ExternalLease,
-    ExternalRequest,
-    Reporter,
     Settled,
     UsageReport,
     estimated_usage,
     facts_of,
     lesson_of,
     nano_held,
+    refused_record,
     settled_as,
+    settled_record,
     usage_of,
     with_time_held,
 )
-from gateway.control.external_admission_records import refused_record, settled_record
-from gateway.errors import NotFound, RateLimited, Refusal, Unavailable
+from gateway.control.peers import settle_anywhere
+from gateway.control.surface import MAX_BODY_BYTES, Authenticate, read_within
+from gateway.errors import NotFound, RateLimited, Refusal, TooLarge, Unavailable
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import shutting_down
 from gateway.metrics import Metrics
+from gateway.payload.head import pairs_of, read_head
+from gateway.payload.refusals import undecodable
 from gateway.pipeline import admit as stage_admit
 from gateway.pipeline import authenticate as stage_authenticate
 from gateway.pipeline import estimate as stage_estimate
@@ -50,15 +62,34 @@ from gateway.pipeline.settle import cost_of, count, money_of
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
+from gateway.records.entitlement import key_name
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.records.request import Principal
+from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.routing import defaulted_cap
 
 MAX_HELD = 10_000
 """Leases held at once; further ones are refused with 503."""
 MAX_HELD_EACH = 2_000
 """Leases held at once for one tenant, over all of its entitlements; further ones get 429."""
+RETAINED_SETTLED = 10_000
+"""Settlements remembered for repeated reports."""
+SWEEP_S = 1.0
+"""Interval of the search for expired leases."""
+
+_authorize: Final = msgspec.json.Decoder(AuthorizeBody).decode
+_usage: Final = msgspec.json.Decoder(UsageReport).decode
+_B = TypeVar("_B", bound=msgspec.Struct)
+
+
+def _too_many(message: str) -> RateLimited:
+    return RateLimited(
+        f"{message} Report usage when a request ends.",
+        reason="too_many_leases",
+        code="rate_limit_exceeded",
+        retry_after_s=5.0,
+    )
 
 
 class HeldSlots:
@@ -79,12 +110,8 @@ class HeldSlots:
                 retry_after_s=5.0,
             )
         if self._each[tenant] >= MAX_HELD_EACH:
-            raise RateLimited(
-                f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was "
-                "not reported. Report usage when a request ends.",
-                reason="too_many_leases",
-                code="rate_limit_exceeded",
-                retry_after_s=5.0,
+            raise _too_many(
+                f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was not reported."
             )
         self._taken += 1
         self._each[tenant] += 1
@@ -100,24 +127,14 @@ class HeldSlots:
         """Count a lease's sequences in its pool. Raises RateLimited at `most` sequences."""
         taken = self._slots[lease.model, pool] + lease.sequences
         if taken > most:
-            raise RateLimited(
-                f"Leases of other proxies hold as many slots of this pool as they may ({most}). "
-                "Report usage when a request ends.",
-                reason="too_many_leases",
-                code="rate_limit_exceeded",
-                retry_after_s=5.0,
+            raise _too_many(
+                f"Leases of other proxies hold as many slots of this pool as they may ({most})."
             )
         self._slots[lease.model, pool] = taken
 
     def free_slots(self, lease: Lease, pool: str) -> None:
         """Give back what `take_slots` counted."""
         self._slots[lease.model, pool] -= lease.sequences
-
-
-RETAINED_SETTLED = 10_000
-"""Settlements remembered for repeated reports."""
-SWEEP_S = 1.0
-"""Interval of the search for expired leases."""
 
 
 class AdmissionService:
@@ -149,7 +166,7 @@ class AdmissionService:
         self._wall_clock = wall_clock
         self._draining = draining
         self._replicas = replicas
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self.arrival: Awaitable[None] | None = None
         """Of the last settlement: awaited before a proxy hears that its lease ended."""
         self._held: dict[str, ExternalLease] = {}
@@ -162,8 +179,19 @@ class AdmissionService:
         """Number of leases that wait for a usage report."""
         return len(self._held)
 
-    async def admit(self, principal: Principal, request: ExternalRequest) -> ExternalGrant:
-        """Take a lease and hold it. Raises the same Refusals as the data plane."""
+    async def admit(
+        self,
+        principal: Principal,
+        request: AuthorizeBody,
+        *,
+        key: str | None = None,
+        entitlement: str | None = None,
+    ) -> AuthorizeAnswer:
+        """Take a lease and hold it. Raises the same Refusals as the data plane.
+
+        `key` names the key that the proxy presented, `entitlement` the one that it asks for; None
+        for the key's first.
+        """
         self.sweep()
         lease_id = self._new_id()
         now_s, unix_s = self._clock(), self._wall_clock()
@@ -179,7 +207,7 @@ class AdmissionService:
                 principal,
                 served.name,
                 unix_s,
-                request.entitlement,
+                entitlement,
                 adapter=served.adapter(request.model),
             )
             estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
@@ -190,7 +218,9 @@ class AdmissionService:
             slots_of = self._take_slots(served, asked)
             lease = asked
         except Refusal as refusal:
-            record = refused_record(principal, request, served, estimate, refusal, lease_id, unix_s)
+            record = refused_record(
+                principal, request, key, served, estimate, refusal, lease_id, unix_s
+            )
             count(self._metrics, record, estimate, served, None)
             self._records.append(record)
             raise
@@ -204,6 +234,7 @@ class AdmissionService:
             slots_of=slots_of,
             estimate=estimate,
             request=request,
+            key=key,
             received_s=now_s,
             received_unix_s=unix_s,
         )
@@ -212,11 +243,17 @@ class AdmissionService:
             heapify(self._deadlines)
         heappush(self._deadlines, (now_s + request.lease_s, lease_id))
         cap = defaulted_cap(served.routing, estimate, lease.pool)
-        return ExternalGrant(
-            lease=lease,
+        return AuthorizeAnswer(
+            lease_id=lease.id,
             pool=served.fleet.pools[lease.pool].name,
+            spilled=lease.spilled,
+            weight=lease.weight,
+            reserved_tokens=lease.cost_tokens,
+            reserved_kv_bytes=lease.kv_bytes,
             max_tokens=request.max_tokens if cap is None else cap,
             expires_in_s=request.lease_s,
+            would_deny=lease.would_deny or None,
+            limits=lease.limits,
         )
 
     def _take_slots(self, served: ModelRuntime, lease: Lease) -> str:
@@ -244,18 +281,19 @@ class AdmissionService:
         if (open_lease := self._held.get(lease_id)) is not None:
             self._end(open_lease, "evicted", estimated_usage(open_lease))
 
-    def settle(self, report: UsageReport, reporter: Reporter) -> Settled:
+    def settle(self, report: UsageReport, tenant: str, trusted: bool) -> Settled:  # noqa: FBT001
         """Charge the reported usage and release the lease; an ended lease returns its settlement.
 
+        `trusted`: whether the tenant's report may teach its estimates.
         Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
         BadRequest for impossible usage (see `usage_of`).
         """
         self.sweep()
         known = self._settled.get(report.lease_id)
-        if known is not None and known[0] == reporter.tenant:
+        if known is not None and known[0] == tenant:
             return known[1]
         open_lease = self._held.get(report.lease_id)
-        if open_lease is None or open_lease.principal.tenant != reporter.tenant:
+        if open_lease is None or open_lease.principal.tenant != tenant:
             raise NotFound(
                 f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
                 "gave it.",
@@ -264,7 +302,7 @@ class AdmissionService:
             )
         usage = usage_of(report, open_lease)
         settled = self._end(open_lease, report.status, usage, report.latency_s)
-        if reporter.trusted and open_lease.principal.trusted_usage:
+        if trusted and open_lease.principal.trusted_usage:
             lesson = lesson_of(report, usage, open_lease)
             if lesson is not None:
                 open_lease.served.estimator.learn(lesson)
@@ -280,18 +318,15 @@ class AdmissionService:
 
     def start(self) -> None:
         """Start sweeping; call within the running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks.start(self._sweeping())
 
     async def close(self) -> None:
         """Stop and expire every lease, because no report can reach this process any more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._tasks.close()
         for open_lease in list(self._held.values()):
             self._end(open_lease, "expired", estimated_usage(open_lease))
 
-    async def _run(self) -> None:
+    async def _sweeping(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.sweep()
@@ -335,3 +370,53 @@ class AdmissionService:
         count(self._metrics, record, open_lease.estimate, served, lease)
         self._records.append(record)
         return settled
+
+
+def admission_router(
+    service: AdmissionService, authenticate: Authenticate, peers: ReplicaCalls
+) -> APIRouter:
+    """The two routes over a service; `peers` are other replicas that serve the same proxy."""
+    app = APIRouter()
+
+    @app.post("/admission/authorize")
+    async def authorize(request: Request) -> Response:
+        """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
+        head = read_head(request.scope["headers"])
+        principal = await authenticate(head)
+        found = await service.admit(
+            principal,
+            await _read(request, _authorize),
+            key=key_name(principal, head.key_digest),
+            entitlement=head.entitlement,
+        )
+        headers = () if found.limits is None else pairs_of(limit_lines(found.limits).encode())
+        return _answer(found, {name.decode(): value.decode() for name, value in headers})
+
+    @app.post("/admission/usage")
+    async def usage(request: Request) -> Response:
+        """Report what the request used, which settles its lease once."""
+        principal = await authenticate(read_head(request.scope["headers"]))
+        report = await _read(request, _usage)
+        settled = await settle_anywhere(
+            peers, service.settle, report, principal.tenant, trusted=principal.trusted_usage
+        )
+        arrival, service.arrival = service.arrival, None
+        if arrival is not None:
+            await arrival
+        return _answer(settled)
+
+    return app
+
+
+def _answer(content: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
+
+
+async def _read(request: Request, decode: Callable[[bytes], _B]) -> _B:
+    """The decoded body. Raises BadRequest, TooLarge."""
+    refusal = TooLarge(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+    body = await read_within(request, MAX_BODY_BYTES, refusal)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise undecodable(error) from None

@@ -11,58 +11,24 @@ names of one page.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.control.external_admission import Reporter, Settled, UsageReport
+from gateway.control.external_admission import Settled, UsageReport
+from gateway.control.surface import Control
 from gateway.errors import BadRequest, NotFound
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.metrics import Metrics
 from gateway.payload.head import MAX_REQUEST_ID
+from gateway.records.entitlement import RESULTS
 from gateway.records.record import Record
+from gateway.replicas.calls import ReplicaCalls
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 _T = TypeVar("_T")
-
-
-class Peers(Protocol):
-    """The other replicas."""
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        """Ask all of them; returns the answers received. Raises nothing."""
-        ...
-
-    async def search(self, topic: str, payload: bytes) -> list[bytes]:
-        """The same; raises Unavailable if there is no answer and a replica could not be asked."""
-        ...
-
-    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        """Register the function that answers a topic."""
-
-
-class Answers(Protocol):
-    """Answers to questions from other replicas."""
-
-    def knows(self, token: str) -> bool:
-        """Whether this token is valid."""
-
-    def answer(self, topic: str, payload: bytes) -> bytes | None:
-        """Answer of this replica; None if it has none. Raises for one of another version."""
-
-
-class NoPeers:
-    """Peers of a single replica."""
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        return []
-
-    async def search(self, topic: str, payload: bytes) -> list[bytes]:
-        return []
-
-    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        """See Peers."""
 
 
 def understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Iterator[_T]:
@@ -72,6 +38,29 @@ def understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Itera
             yield decode(answer)
         except (ValueError, msgspec.MsgspecError):
             continue
+
+
+def answer_peers(
+    control: Control,
+    *,
+    settle: "Settle",
+    reload: Callable[[], None],
+    own_decision: Callable[[str, str], bytes | None],
+) -> None:
+    """Register this replica's answers.
+
+    `own_decision` is what a tenant may see of its request, by request id and tenant.
+    """
+    on, ring = control.peers.on, control.ring
+    on("decision", lambda asked: ring.find(asked.decode()))
+    on("decisions", lambda asked: _json(ring.latest(int(asked))))
+    on("tenant_decision", lambda asked: own_decision(*_asked_by(asked)))
+    on("audit", lambda asked: _json(control.registry.audit(int(asked))))
+    on("load", lambda _: _pack(_own_load(control)))
+    on("reload", lambda _: reload())
+    on("usage", lambda asked: _settled(settle, asked))
+    for topic in COUNTED:
+        on(topic, partial(_counted, control.metrics, topic))
 
 
 # -- decisions
@@ -85,61 +74,36 @@ _timed: Final = msgspec.json.Decoder(list[_Timed]).decode
 _asked_by: Final = msgspec.json.Decoder(tuple[str, str]).decode
 
 
+async def find_decision(peers: ReplicaCalls, request_id: str) -> bytes | None:
+    """The record of a request from another replica, as JSON."""
+    return await _search(peers, "decision", request_id, request_id.encode())
+
+
+async def find_tenant_decision(peers: ReplicaCalls, request_id: str, tenant: str) -> bytes | None:
+    """What a tenant may see of its own request, from another replica, as JSON."""
+    return await _search(peers, "tenant_decision", request_id, _json((request_id, tenant)))
+
+
+async def _search(peers: ReplicaCalls, topic: str, request_id: str, asked: bytes) -> bytes | None:
+    if len(request_id) > MAX_REQUEST_ID:  # of no request
+        return None
+    found = await peers.search(topic, asked)
+    return found[0] if found else None
+
+
 def _records(answer: bytes) -> list[dict[str, Any]]:
     _timed(answer)
     records: list[dict[str, Any]] = msgspec.json.decode(answer)
     return records
 
 
-def answer_decisions(
-    peers: Peers,
-    find: Callable[[str], bytes | None],
-    latest: Callable[[int], list[msgspec.Raw]],
-) -> None:
-    """Answer other replicas' queries from this replica's decision ring."""
-    peers.on("decision", lambda payload: find(payload.decode()))
-    peers.on("decisions", lambda payload: _json(latest(int(payload))))
-
-
-async def find_decision(peers: Peers, request_id: str) -> bytes | None:
-    """The record of a request from another replica, as JSON."""
-    return await _search(peers, "decision", request_id, request_id.encode())
-
-
-async def _search(peers: Peers, topic: str, request_id: str, payload: bytes) -> bytes | None:
-    if len(request_id) > MAX_REQUEST_ID:  # of no request
-        return None
-    found = await peers.search(topic, payload)
-    return found[0] if found else None
-
-
-def answer_tenant_decisions(peers: Peers, find: Callable[[str, str], bytes | None]) -> None:
-    """Answer other replicas' queries of one tenant; `find` takes a request id and the tenant."""
-
-    def found(payload: bytes) -> bytes | None:
-        request_id, tenant = _asked_by(payload)
-        return find(request_id, tenant)
-
-    peers.on("tenant_decision", found)
-
-
-async def find_tenant_decision(peers: Peers, request_id: str, tenant: str) -> bytes | None:
-    """What a tenant may see of its own request, from another replica, as JSON."""
-    return await _search(peers, "tenant_decision", request_id, _json((request_id, tenant)))
-
-
 async def newest(
-    peers: Peers, topic: str, own: Sequence[object], count: int
+    peers: ReplicaCalls, topic: str, own: Sequence[object], count: int
 ) -> list[dict[str, Any]]:
     """The newest records of all replicas, newest first; `own` are this replica's."""
     reported = [_json(own), *await peers.ask(topic, b"%d" % count)]
     merged = [record for records in understood(_records, reported) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
-
-
-def answer_audit(peers: Peers, audit: Callable[[int], list[dict[str, object]]]) -> None:
-    """Answer other replicas' queries from this replica's audit."""
-    peers.on("audit", lambda payload: _json(audit(int(payload))))
 
 
 # -- counts of entitlements
@@ -150,25 +114,64 @@ _counts: Final = msgspec.json.Decoder(Counts).decode
 _names: Final = msgspec.json.Decoder(list[str]).decode
 
 
-def answer_counts(peers: Peers, topic: str, count: Callable[[Collection[str]], Counts]) -> None:
-    """Tell other replicas what this replica counted of some entitlements."""
-    peers.on(topic, lambda payload: _json(count(_names(payload))))
+def _refused(metrics: Metrics, names: Collection[str]) -> Counts:
+    found: Counts = {name: {} for name in names}
+    for (entitlement, decision, reason), count in metrics.admission.values.items():
+        if decision == "denied" and entitlement in found:
+            found[entitlement][reason] = int(count)
+    return found
 
 
-async def all_counts(peers: Peers, topic: str, own: Counts) -> Counts:
-    """What all replicas counted of some entitlements; `own` is this replica's count of each."""
-    total = {name: Counter(counts) for name, counts in own.items()}
+def _kept(metrics: Metrics, names: Collection[str]) -> Counts:
+    values = metrics.slo_requests.values
+    return {
+        name: {result: int(values.get((name, result), 0)) for result in RESULTS} for name in names
+    }
+
+
+COUNTED: Final = {"refused": _refused, "slo": _kept}
+"""What a replica counts of entitlements since its start: refusals by reason, targets kept."""
+
+
+def _counted(metrics: Metrics, topic: str, asked: bytes) -> bytes:
+    return _json(COUNTED[topic](metrics, _names(asked)))
+
+
+async def counts(
+    peers: ReplicaCalls, metrics: Metrics, topic: str, names: Collection[str]
+) -> Counts:
+    """What all replicas counted of some entitlements."""
+    total = {name: Counter(own) for name, own in COUNTED[topic](metrics, names).items()}
     if total:
-        for reported in understood(_counts, await peers.ask(topic, _json(list(own)))):
+        for reported in understood(_counts, await peers.ask(topic, _json(list(total)))):
             for name in total.keys() & reported.keys():
                 total[name].update(reported[name])
-    return {name: dict(counts) for name, counts in total.items()}
+    return {name: dict(found) for name, found in total.items()}
+
+
+async def attainment(
+    peers: ReplicaCalls, metrics: Metrics, targets_ms: Mapping[str, float]
+) -> dict[str, dict[str, object]]:
+    """By entitlement, how often all replicas kept its target time to first token."""
+    found = await counts(peers, metrics, "slo", targets_ms)
+    return {
+        name: {
+            "target_ms": target_ms,
+            "met": (met := found[name]["true"]),
+            "missed": (missed := found[name]["false"]),
+            "refused": found[name]["refused"],
+            "attainment": met / (met + missed) if met + missed else None,
+        }
+        for name, target_ms in targets_ms.items()
+    }
 
 
 # -- load
 
 
-class _ReplicaLoad(Record, frozen=True, kw_only=True):
+class ReplicaLoad(Record, frozen=True, kw_only=True):
+    """What a replica has in flight in a pool."""
+
     inflight: int
     beyond_window_tokens: int
     active: list[int]
@@ -177,30 +180,19 @@ class _ReplicaLoad(Record, frozen=True, kw_only=True):
     """Their workers."""
 
 
-_loads: Final = msgspec.msgpack.Decoder(dict[str, list[_ReplicaLoad]]).decode
+_loads: Final = msgspec.msgpack.Decoder(dict[str, list[ReplicaLoad]]).decode
 
 
-def answer_load(
-    peers: Peers, models: Sequence[ModelRuntime], retiring: Sequence[ModelRuntime] = ()
-) -> None:
-    """Tell other replicas this replica's load in flight.
-
-    `retiring`: models, or parts of them, that a reload removed; no model's own figures count them.
-    """
-
-    def load(_: bytes) -> bytes:
-        told = {served.name: [_load_of(p) for p in served.fleet.pools] for served in models}
-        here = {id(p) for served in models for p in served.fleet.pools}
-        gone = {id(p): p for m in retiring for p in m.fleet.pools if id(p) not in here}
-        if gone:
-            told[""] = [_load_of(pool) for pool in gone.values()]
-        return _pack(told)
-
-    peers.on("load", load)
+def _own_load(control: Control) -> dict[str, list[ReplicaLoad]]:
+    """By model; under "" what a reload removed, which no model's own figures count."""
+    found = {served.name: [_load_of(p) for p in served.fleet.pools] for served in control.models}
+    here = {id(p) for served in control.models for p in served.fleet.pools}
+    gone = {id(p): p for m in control.retiring for p in m.fleet.pools if id(p) not in here}
+    return {**found, "": [_load_of(pool) for pool in gone.values()]} if gone else found
 
 
-def _load_of(pool: PoolState) -> _ReplicaLoad:
-    return _ReplicaLoad(
+def _load_of(pool: PoolState) -> ReplicaLoad:
+    return ReplicaLoad(
         inflight=pool.inflight,
         beyond_window_tokens=pool.beyond_window_tokens,
         ids=tuple(pool.workers),
@@ -209,7 +201,7 @@ def _load_of(pool: PoolState) -> _ReplicaLoad:
     )
 
 
-async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
+async def add_load(peers: ReplicaCalls, shown: Sequence[Mapping[str, Any]]) -> None:
     """Add the other replicas' load in flight to the models of `/admin/pools`, in place."""
     for reported in understood(_loads, await peers.ask("load")):
         for model in shown:
@@ -226,16 +218,7 @@ async def add_load(peers: Peers, shown: Sequence[Mapping[str, Any]]) -> None:
                         known[worker_id]["reserved_tokens"] += tokens
 
 
-def answer_reload(peers: Peers, reload: Callable[[], None]) -> None:
-    """Reload when another replica was told to."""
-
-    def begin(_: bytes) -> None:
-        reload()
-
-    peers.on("reload", begin)
-
-
-async def load_at(peers: Peers, worker: str) -> int:
+async def load_at(peers: ReplicaCalls, worker: str) -> int:
     """Sequences that the other replicas have at a worker, or at all ranks of an engine."""
     return sum(
         active
@@ -249,59 +232,36 @@ async def load_at(peers: Peers, worker: str) -> int:
 
 # -- usage that another proxy reports
 
-
-class _Reported(Record, frozen=True, kw_only=True):
-    report: UsageReport
-    reporter: Reporter
-
-
-class _SettleAnswer(Record, frozen=True, kw_only=True):
-    settled: Settled | None = None
-    message: str = ""
-    """Why the report was refused."""
-    reason: str = ""
-    code: str | None = None
-    param: str | None = None
+Settle = Callable[[UsageReport, str, bool], Settled]
+"""Settles a lease by a report of a tenant; the last says whether it may teach estimates."""
+_Why = tuple[str, str, str | None, str | None]
+"""Message, reason, code and param of a refused report."""
+_reported: Final = msgspec.msgpack.Decoder(tuple[UsageReport, str, bool]).decode
+_settlement: Final = msgspec.msgpack.Decoder(tuple[Settled | None, _Why | None]).decode
 
 
-_reported: Final = msgspec.msgpack.Decoder(_Reported).decode
-_answer: Final = msgspec.msgpack.Decoder(_SettleAnswer).decode
-Settle = Callable[[UsageReport, Reporter], Settled]
-
-
-def answer_usage(peers: Peers, settle: Settle) -> None:
-    """Settle leases that this replica holds, for usage reported to other replicas."""
-
-    def settled(payload: bytes) -> bytes | None:
-        reported = _reported(payload)
-        try:
-            return _pack(_SettleAnswer(settled=settle(reported.report, reported.reporter)))
-        except NotFound:
-            return None
-        except BadRequest as error:
-            return _pack(
-                _SettleAnswer(
-                    message=error.message, reason=error.reason, code=error.code, param=error.param
-                )
-            )
-
-    peers.on("usage", settled)
+def _settled(settle: Settle, asked: bytes) -> bytes | None:
+    """Settle a lease that this replica holds, for usage reported to another."""
+    try:
+        return _pack((settle(*_reported(asked)), None))
+    except NotFound:
+        return None
+    except BadRequest as error:
+        return _pack((None, (error.message, error.reason, error.code, error.param)))
 
 
 async def settle_anywhere(
-    peers: Peers, settle: Settle, report: UsageReport, reporter: Reporter
+    peers: ReplicaCalls, settle: Settle, report: UsageReport, tenant: str, *, trusted: bool
 ) -> Settled:
     """Settle a lease on the replica that holds it. Raises NotFound, BadRequest, Unavailable."""
     try:
-        return settle(report, reporter)
+        return settle(report, tenant, trusted)
     except NotFound as unknown:
-        asked = _pack(_Reported(report=report, reporter=reporter))
-        answers = list(understood(_answer, await peers.search("usage", asked)))
-        if not answers:
-            raise unknown from None
-        answer = answers[0]
-        if answer.settled is None:
-            raise BadRequest(
-                answer.message, reason=answer.reason, code=answer.code, param=answer.param
-            ) from None
-        return answer.settled
+        asked = _pack((report, tenant, trusted))
+        for settled, why in understood(_settlement, await peers.search("usage", asked)):
+            if settled is not None:
+                return settled
+            if why is not None:
+                message, reason, code, param = why
+                raise BadRequest(message, reason=reason, code=code, param=param) from None
+        raise unknown from None

@@ -1,152 +1,34 @@
-"""The control plane's dependencies, provided by the composition root."""
+"""The control plane's dependencies, provided by the composition root, and how it reads bodies."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
+import orjson
+from fastapi import Query, Request
 
-from gateway.control.attainment import Attainment
+from gateway.admission.entitlement_terms import ModelShape
 from gateway.control.metrics_page import MetricsPage
-from gateway.control.peers import Answers, NoPeers, Peers
 from gateway.control.roles import RoleKeys
+from gateway.errors import BadRequest, Refusal, TooLarge
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
-from gateway.ports import PoolView
+from gateway.ports import AccountView
 from gateway.records.request import Principal, RequestHead
+from gateway.replicas.calls import ReplicaCalls
+from gateway.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.tenancy.key_admin import TenantKeyAdmin
+from gateway.usage.budgets import BudgetService
+from gateway.usage.request_log import DecisionRing
 
+MAX_BODY_BYTES: Final = 65_536
+PAGE: Final = 100
+LARGEST_PAGE: Final = 1_000
+
+Limit = Annotated[int, Query(ge=1, le=LARGEST_PAGE)]
 Authenticate = Callable[[RequestHead], Awaitable[Principal]]
 """Maps a request's head, with the presented key or token, to its principal. Raises Refusal."""
-
-
-class EntitlementService(Protocol):
-    """Entitlements at run time, as the admin routes use them. All methods raise Refusal.
-
-    `who` is the admin key that acts, for the audit. An entitlement is returned as a mapping of
-    the file's fields and its counters; a new key is under "key", in one answer only.
-    """
-
-    async def page(
-        self, *, model: str | None, tenant: str | None, after: str | None, limit: int
-    ) -> dict[str, Any]:
-        """One page, oldest first: "data", and in "next" the `after` of the next page."""
-
-    async def get(self, name: str) -> dict[str, object]:
-        """One entitlement."""
-
-    async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
-        """Create an entitlement with its first key."""
-
-    async def change(
-        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Change some fields; None removes one.
-
-        `version`, here and below: the "revision" that the entitlement must have; None for any.
-        """
-
-    async def suspend(
-        self, name: str, who: str, *, undo: bool = False, version: int | None = None
-    ) -> dict[str, object]:
-        """Refuse its requests; `undo` admits them again."""
-
-    async def expire(
-        self, name: str, at: str | None, who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Set its expiry to a time (ISO 8601); None for now."""
-
-    async def delete(self, name: str, who: str, *, version: int | None = None) -> dict[str, object]:
-        """Delete it. Returns what the answer has to say of it, as all changes do ("warning")."""
-
-    async def add_key(
-        self, name: str, who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Add a second valid key."""
-
-    async def revoke_key(
-        self, name: str, fingerprint: str, who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Revoke a key."""
-
-    async def pools(self, model: str) -> list[PoolView]:
-        """Counters of a model's pools; empty for models that are not managed."""
-
-    def audit(self, count: int) -> list[dict[str, object]]:
-        """The newest changes, newest first."""
-
-
-class TenantService(Protocol):
-    """Tenants and their keys at run time. All methods raise Refusal.
-
-    A key is named by its name or its fingerprint; a new one is under "key", in one answer only.
-    """
-
-    async def page(self, *, after: str | None, limit: int) -> dict[str, object]:
-        """One page by name: "data", and in "next" the `after` of the next page."""
-
-    def get(self, name: str) -> dict[str, object]:
-        """One tenant with its keys."""
-
-    def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
-        """A page of tenants whose names begin so: "rows", "found", "total", "page", "pages".
-
-        A row has at most so many keys, each with "name" and "state".
-        """
-
-    async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
-        """Create a tenant."""
-
-    async def change(
-        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Change some fields; None removes one. `version` as of an entitlement."""
-
-    async def delete(
-        self, name: str, who: str, *, version: int | None = None, force: bool = False
-    ) -> dict[str, object]:
-        """Delete a tenant and its keys, with `force` its entitlements, too."""
-
-    async def add_key(
-        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """Add a key."""
-
-    async def change_key(
-        self,
-        name: str,
-        key: str,
-        fields: Mapping[str, object],
-        who: str,
-        *,
-        version: int | None = None,
-    ) -> dict[str, object]:
-        """Change some fields of a key; None removes one."""
-
-    async def rotate_key(
-        self,
-        name: str,
-        key: str,
-        fields: Mapping[str, object],
-        who: str,
-        *,
-        version: int | None = None,
-    ) -> dict[str, object]:
-        """Give a key a new value; the old one opens a while longer."""
-
-    async def revoke_key(
-        self, name: str, key: str, who: str, *, version: int | None = None
-    ) -> dict[str, object]:
-        """End a key for good."""
-
-
-class BudgetService(Protocol):
-    """Budgets and limits of keys, as the routes use them. Methods raise Refusal."""
-
-    async def page(self, after: str | None, limit: int) -> dict[str, object]:
-        """Limits by id with their counters: "data", and in "next" the `after` of the next page."""
-
-    async def add(self, limit_id: str, by: object, who: str) -> dict[str, object]:
-        """Add to a budget until its window ends."""
 
 
 class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,33 +82,34 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Name or alias -> model, without patterns of names."""
     splits: Mapping[str, tuple[str, ...]] = {}
     """Alias -> the models that it is split over."""
-    metrics: MetricsPage
-    find_decision: Callable[[str], bytes | None]
-    """The record of a request, as JSON."""
-    latest_decisions: Callable[[int], list[msgspec.Raw]]
+    metrics: Metrics
+    page: MetricsPage
+    ring: DecisionRing
+    """The newest decisions of this replica."""
+    registry: EntitlementAdmin
+    tenants: TenantKeyAdmin
+    budgets: BudgetService
+    workers: WorkerService
+    reload: ReloadService
+    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
+    """`TokenPools.view`; called for managed models only."""
+    managed: Callable[[str], bool]
+    """Whether the model of this name is managed."""
+    shapes: Mapping[str, ModelShape]
+    """By model name."""
     drain: Callable[[str, bool], Awaitable[int]]
     """Take a worker out of the rotations of all replicas (True) or put it back.
 
     Returns the number of its pools; 0 if no replica has it.
     """
-    workers: WorkerService | None = None
-    """None: there are no admin routes that add or remove workers."""
-    budgets: BudgetService | None = None
-    """None: there are no admin routes of budgets."""
-    reload: ReloadService | None = None
-    """None: there is no admin route that reloads the configuration."""
-    peers: Peers = NoPeers()
+    peers: ReplicaCalls
     """Other replicas that serve the same clients."""
+    replicas: Callable[[], int]
+    """How many live, this one included."""
+    store_up: Callable[[], bool]
+    """Whether all shared and persistent state is reachable."""
     management_port: int = 0
     """Port that serves metrics and admin routes; 0: every port does."""
-    answers: Answers | None = None
-    """None if there are no other replicas."""
-    registry: EntitlementService | None = None
-    """None: there are no admin routes for entitlements."""
-    tenants: TenantService | None = None
-    """None: there are no admin routes for tenants."""
-    attainment: Attainment = msgspec.field(default_factory=lambda: Attainment(Metrics()))
-    """How often entitlements kept their targets."""
     draining: Callable[[], bool]
     unread: Callable[[], Collection[str]] = tuple
     """Directories to read before any key opens."""
@@ -235,5 +118,32 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     authenticate: Authenticate
     version: str
     created_unix_s: int
-    openapi: Callable[[], dict[str, Any]]
     wrong_keys: WrongKeys = msgspec.field(default_factory=WrongKeys)
+
+
+async def read_within(request: Request, most_bytes: int, refusal: Refusal) -> bytes:
+    """The body; raises the refusal as soon as it is longer."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most_bytes:
+            raise refusal
+    return bytes(body)
+
+
+async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any]:
+    """The body's JSON object; with `empty`, {} for no body. Raises TooLarge, BadRequest.
+
+    Not read by FastAPI, whose errors would quote the body.
+    """
+    refusal = TooLarge(f"The body is over {MAX_BODY_BYTES} bytes.")
+    body = await read_within(request, MAX_BODY_BYTES, refusal)
+    if empty and not body:
+        return {}
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("The body is not JSON.", reason="invalid_json") from error
+    if not isinstance(found, dict):
+        raise BadRequest("The body is not a JSON object.", reason="invalid_json")
+    return found

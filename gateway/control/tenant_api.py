@@ -1,57 +1,33 @@
 """The tenant API: terms, counters and refusals of an entitlement, and decisions of its tenant.
 
 The presented key alone selects the entitlement. No route or query contains the name of one, so no
-tenant can ask for another's.
+tenant can ask for another's. Of its own requests a tenant sees the figures; of workers only what
+the answers' headers said.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gateway.admission.entitlement_terms import ModelShape, fields_from
-from gateway.control.admin_entitlements import PAGE, Limit
-from gateway.control.attainment import Attainment
-from gateway.control.peers import Counts, NoPeers, Peers, all_counts, find_tenant_decision
-from gateway.control.surface import Authenticate
-from gateway.control.tenant_decisions import FindDecision, decision_not_found
-from gateway.errors import BadRequest
+from gateway.control.peers import attainment, counts, find_tenant_decision
+from gateway.control.surface import PAGE, Control, Limit
+from gateway.errors import BadRequest, NotFound
 from gateway.http.problems import json_response
-from gateway.metrics import Metrics
 from gateway.payload.head import read_head
 from gateway.ports import AccountView
-from gateway.records.entitlement import Entitlement
-from gateway.records.limit import Limit as KeyLimit
-from gateway.records.record import Record
+from gateway.records.decision import NO_SCHEDULING, AdmissionSection, DecisionRecord
 from gateway.records.request import Principal
+from gateway.records.story import story_of
+from gateway.usage.request_log import DecisionRing
 
-REFUSED: Final = "refused"
-"""The replicas' question of how often they refused entitlements."""
-
-
-class TenantView(Record, frozen=True, kw_only=True):
-    """The route's dependencies, provided by the composition root."""
-
-    authenticate: Authenticate
-    terms: Callable[[str], Entitlement | None]
-    """Current terms of an entitlement, by name."""
-    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
-    """`TokenPools.view`; called for managed models only."""
-    limits: Callable[[Sequence[KeyLimit]], Awaitable[list[dict[str, object]]]]
-    """Limits over all models, with their counters."""
-    managed: Callable[[str], bool]
-    """Whether the model of this name is managed."""
-    shapes: Mapping[str, ModelShape]
-    """By model name."""
-    metrics: Metrics
-    find_decision: FindDecision
-    """What a tenant may see of a request: `tenant_decisions.finder`."""
-    peers: Peers = NoPeers()
-    """Other replicas that refuse the same tenants."""
+_decode: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
-def tenant_router(tenant: TenantView) -> APIRouter:
+def tenant_router(control: Control) -> APIRouter:
     """GET /v1/sluice/me and /v1/sluice/decisions/ID."""
     app = APIRouter()
 
@@ -61,9 +37,9 @@ def tenant_router(tenant: TenantView) -> APIRouter:
 
         Of a tenant's key, a page of its entitlements; `next` is `after` for the next page.
         """
-        principal = await tenant.authenticate(read_head(request.scope["headers"]))
+        principal = await control.authenticate(read_head(request.scope["headers"]))
         if principal.entitlement:
-            return json_response((await _described(tenant, [principal]))[0])
+            return json_response((await _described(control, [principal]))[0])
         opened = {c.entitlement: c for choices in principal.choices.values() for c in choices}
         names = list(opened)
         if after is not None and after not in opened:
@@ -78,7 +54,7 @@ def tenant_router(tenant: TenantView) -> APIRouter:
             {
                 "tenant": principal.tenant,
                 "key": principal.key,
-                "entitlements": await _described(tenant, [opened[name] for name in page]),
+                "entitlements": await _described(control, [opened[name] for name in page]),
                 "next": page[-1] if start + limit < len(names) else None,
             }
         )
@@ -86,9 +62,9 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     @app.get("/v1/sluice/decisions/{request_id:path}")
     async def decision(request_id: str, request: Request) -> Response:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
-        principal = await tenant.authenticate(read_head(request.scope["headers"]))
-        found = tenant.find_decision(request_id, principal.tenant)
-        found = found or await find_tenant_decision(tenant.peers, request_id, principal.tenant)
+        principal = await control.authenticate(read_head(request.scope["headers"]))
+        found = own_decision(control.ring, request_id, principal.tenant)
+        found = found or await find_tenant_decision(control.peers, request_id, principal.tenant)
         if found is None:
             raise decision_not_found(request_id)
         return Response(found, media_type="application/json")
@@ -96,22 +72,22 @@ def tenant_router(tenant: TenantView) -> APIRouter:
     return app
 
 
-async def _described(tenant: TenantView, opened: Sequence[Principal]) -> list[dict[str, Any]]:
+async def _described(control: Control, opened: Sequence[Principal]) -> list[dict[str, Any]]:
     """Each entitlement, with one question a store and model, and one of a kind to the replicas."""
     names = [principal.entitlement for principal in opened]
-    refused = await all_counts(tenant.peers, REFUSED, refusals(tenant.metrics, names))
+    refused = await counts(control.peers, control.metrics, "refused", names)
     distinct = {limit.id: limit for principal in opened for limit in principal.limits}
-    shown = await tenant.limits(list(distinct.values()))
+    shown = await control.budgets.shown(list(distinct.values()))
     limits = dict(zip(distinct, shown, strict=True))
-    terms = {name: tenant.terms(name) for name in names}
+    terms = {name: control.registry.find(name) for name in names}
     targets = {name: found.slo_ms for name, found in terms.items() if found and found.slo_ms}
-    kept = await Attainment(tenant.metrics, tenant.peers).of(targets)
+    kept = await attainment(control.peers, control.metrics, targets)
     of_model: dict[str, list[str]] = {}
     for principal in opened:
         model = principal.model
-        if model is not None and model in tenant.shapes and tenant.managed(model):
+        if model is not None and model in control.shapes and control.managed(model):
             of_model.setdefault(model, []).append(principal.entitlement)
-    views = await asyncio.gather(*(tenant.view(model, of_model[model]) for model in of_model))
+    views = await asyncio.gather(*(control.view(model, of_model[model]) for model in of_model))
     accounts = {account.name: account for found in views for account in found}
     described = []
     for principal in opened:
@@ -120,12 +96,12 @@ async def _described(tenant: TenantView, opened: Sequence[Principal]) -> list[di
             "entitlement": name,
             "tenant": principal.tenant,
             "model": model,
-            "managed": model is not None and tenant.managed(model),
+            "managed": model is not None and control.managed(model),
             "refused": refused[name],
         }
         if principal.limits:
             found["limits"] = [limits[limit.id] for limit in principal.limits]
-        shape = None if model is None else tenant.shapes.get(model)
+        shape = None if model is None else control.shapes.get(model)
         stated = terms[name]
         if stated is not None and shape is not None:
             fields = fields_from(stated, shape)
@@ -155,10 +131,38 @@ def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def refusals(metrics: Metrics, names: Collection[str]) -> Counts:
-    """Refusals of entitlements by reason, counted by this replica since its start."""
-    found: Counts = {name: {} for name in names}
-    for (entitlement, decision, reason), count in metrics.admission.values.items():
-        if decision == "denied" and entitlement in found:
-            found[entitlement][reason] = int(count)
-    return found
+def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | None:
+    """What a tenant may see of a request, as JSON; None if the ring has none of it."""
+    line = ring.find(request_id, tenant)
+    record = None if line is None else _decode(line)
+    if record is None or (record.request_id, record.tenant) != (request_id, tenant):
+        return None  # nothing, or another record with the same hash
+    known = record.admission
+    own = msgspec.structs.replace(
+        record,
+        attempts=(),  # other workers' names and faults
+        scheduling=NO_SCHEDULING,  # other workers' scores and load
+        admission=AdmissionSection(
+            service_class=known.service_class,
+            spilled=known.spilled,
+            admitted_unix_s=known.admitted_unix_s,
+            settled_unix_s=known.settled_unix_s,
+            reserved_tokens=known.reserved_tokens,
+            reserved_kv_bytes=known.reserved_kv_bytes,
+            priority=known.priority,
+            would_deny=known.would_deny,
+            evicted=known.evicted,
+            charge_tokens=known.charge_tokens,
+        ),
+        prompt=None,
+    )
+    fields = msgspec.to_builtins(own)
+    return msgspec.json.encode({**fields, "story": story_of(own)})
+
+
+def decision_not_found(request_id: str) -> NotFound:
+    """The refusal of a look-up; the same for a request of somebody else."""
+    return NotFound(
+        f"No decision is kept for request id '{request_id[:128]}': it is unknown or too old.",
+        reason="decision_not_found",
+    )

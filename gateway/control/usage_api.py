@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.control.roles import RoleKeys, admin_guard
-from gateway.control.surface import Authenticate
+from gateway.control.roles import admin_guard
+from gateway.control.surface import Control
 from gateway.errors import BadRequest, NotFound, RateLimited, Unavailable
 from gateway.http.problems import json_response
 from gateway.payload.head import read_head
@@ -34,7 +34,7 @@ By = Annotated[str, Query(max_length=128)]
 _log = logging.getLogger("sluice.usage")
 
 
-def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | None) -> APIRouter:
+def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
     """The routes; `read` is None where there is no ledger."""
     app = APIRouter()
     turns = _Turns()
@@ -55,7 +55,7 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
                 ) from None
         return _shown(found)
 
-    @app.get("/admin/usage", dependencies=[Depends(admin_guard(keys))])
+    @app.get("/admin/usage", dependencies=[Depends(admin_guard(control.keys))])
     async def usage(
         by: By = "tenant,model",
         first: Annotated[Day, Query(alias="from")] = None,
@@ -72,7 +72,7 @@ def usage_router(authenticate: Authenticate, keys: RoleKeys, read: ReadReport | 
         last: Annotated[Day, Query(alias="to")] = None,
     ) -> Response:
         """Usage and cost of this key's tenant."""
-        principal = await authenticate(read_head(request.scope["headers"]))
+        principal = await control.authenticate(read_head(request.scope["headers"]))
         return await answer(_query(by, first, last, principal.tenant))
 
     return app

@@ -118,7 +118,7 @@ def _decision_routes(app: APIRouter, control: Control) -> None:
 async def _search(control: Control, text: str) -> list[dict[str, Any]]:
     needle = text.encode()
     found: list[Brief] = []
-    kept = control.latest_decisions(MAX_SEARCHED)
+    kept = control.ring.latest(MAX_SEARCHED)
     for begin in range(0, len(kept), _SLICE):
         for line in kept[begin : begin + _SLICE]:
             if needle in bytes(line).lower():

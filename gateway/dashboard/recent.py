@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.control.peers import Peers, understood
+from gateway.control.peers import understood
 from gateway.records.decision import (
     NO_ADMISSION,
     NO_COMPRESSION,
@@ -25,6 +25,7 @@ from gateway.records.decision import (
     TimingSection,
     UsageSection,
 )
+from gateway.replicas.calls import ReplicaCalls
 
 KEPT: Final = 2000
 FIRST: Final = 500
@@ -82,7 +83,7 @@ _several: Final = msgspec.json.Decoder(list[Brief]).decode
 class RecentDecisions:
     """The newest decisions of all replicas in brief, newest first."""
 
-    def __init__(self, latest: Callable[[int], list[msgspec.Raw]], peers: Peers) -> None:
+    def __init__(self, latest: Callable[[int], list[msgspec.Raw]], peers: ReplicaCalls) -> None:
         """`latest` returns the newest records of this replica."""
         self._latest = latest
         self._peers = peers

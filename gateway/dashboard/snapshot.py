@@ -7,7 +7,7 @@ same view share the cut as well.
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.control.fleet_view import describe_fleet
-from gateway.control.peers import add_load
+from gateway.control.admin import described
 from gateway.control.surface import Control
 from gateway.dashboard import figures
 from gateway.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
@@ -30,10 +29,7 @@ from gateway.dashboard.tenant_rows import (
 from gateway.dashboard.totals import Rates, all_totals, attainment, by_entitlement
 from gateway.dashboard.view import PAGE_ROWS, View
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.metrics import Metrics
 from gateway.ports import AccountView
-from gateway.records.entitlement import Entitlement
-from gateway.records.record import Record
 
 PERIOD_S: Final = 1.0
 MAX_CUTS: Final = 64
@@ -55,21 +51,6 @@ _STORE: Final = (
     "The state store is away: gateways know neither each other's traffic nor newly revoked keys. "
     "Have it answer again; they return by themselves."
 )
-
-
-class Sources(Record, frozen=True, kw_only=True):
-    """What the figures are read from, provided by the composition root."""
-
-    control: Control
-    metrics: Metrics
-    terms: Callable[[str], Iterable[Entitlement]]
-    """Entitlements of a model, oldest first."""
-    view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
-    """`TokenPools.view`; called for managed models only."""
-    managed: Callable[[str], bool]
-    replicas: Callable[[], int]
-    store_up: Callable[[], bool]
-    """Whether all shared and persistent state is reachable."""
 
 
 class _Snapshot:
@@ -111,10 +92,10 @@ class _Snapshot:
 class Snapshots:
     """Builds snapshots when they are asked for."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, control: Control) -> None:
         """Starts nothing."""
-        self._from = sources
-        self._recent = RecentDecisions(sources.control.latest_decisions, sources.control.peers)
+        self._from = control
+        self._recent = RecentDecisions(control.ring.latest, control.peers)
         self._rates = Rates()
         self._history: deque[bytes] = deque(maxlen=MAX_HISTORY)
         self._noted_s = -HISTORY_PERIOD_S
@@ -127,7 +108,7 @@ class Snapshots:
     async def of(self, view: View) -> bytes:
         """The figures now, at most a second old, as JSON."""
         async with self._turn:
-            now_s = self._from.control.clock()
+            now_s = self._from.clock()
             if self._newest is None or now_s - self._built_s >= _FRESH_S:
                 self._newest = await self._build(now_s)
                 self._built_s = now_s
@@ -154,19 +135,15 @@ class Snapshots:
             self._history.append(orjson.dumps(kept))
 
     async def _build(self, now_s: float) -> _Snapshot:
-        control = self._from.control
+        control = self._from
         await self._recent.look()
         totals = await all_totals(control.peers, self._from.metrics)
-        described = []
         present = tuple(control.models)  # a reload may change them meanwhile
-        for served in present:
-            counted = await control.registry.pools(served.name) if control.registry else []
-            described.append(describe_fleet(served, counted, now_s))
-        await add_load(control.peers, described)
+        fleets = await described(control, present)
         briefs = self._recent.briefs
         last = figures.recent(briefs, time.time())
         entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
-        models = list(zip(present, described, strict=True))
+        models = list(zip(present, fleets, strict=True))
         pools = list(chain.from_iterable(pool_rows(*each) for each in models))
         by_pool, streams = defaultdict(list), defaultdict(list)
         for brief in last:
@@ -205,8 +182,8 @@ class Snapshots:
     async def _entitlements(self, refused: Any, met: Any) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
         found: list[CountedEntitlement] = []
-        for served in tuple(self._from.control.models):
-            terms = list(islice(self._from.terms(served.name), MAX_ROWS + 1 - len(found)))
+        for served in tuple(self._from.models):
+            terms = list(islice(self._from.registry.terms(served.name), MAX_ROWS + 1 - len(found)))
             accounts = await self._accounts(served, [each.name for each in terms])
             found += [
                 CountedEntitlement(

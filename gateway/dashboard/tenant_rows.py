@@ -7,10 +7,10 @@ A tenant's row sums the counters of its entitlements. Budgets, where there are a
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.control.surface import TenantService
 from gateway.dashboard.view import PAGE_ROWS, EntitlementOrder, View, page_of
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement, kv_limit
+from gateway.tenancy.key_admin import TenantKeyAdmin
 
 MAX_ROWS: Final = 2000
 """Entitlements that the dashboard counts; the oldest ones. /admin/entitlements pages all."""
@@ -83,7 +83,7 @@ def _entitlement_row(counted: CountedEntitlement) -> dict[str, Any]:
 
 
 def tenants_page(
-    service: TenantService | None, known: Mapping[str, CountedEntitlement], view: View
+    service: TenantKeyAdmin | None, known: Mapping[str, CountedEntitlement], view: View
 ) -> dict[str, Any]:
     """The page of tenants that a viewer looks at; `known` has counters by entitlement."""
     if service is None:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.control.peers import Peers
 from gateway.metrics import Metrics
 from gateway.records.record import Record
+from gateway.replicas.calls import ReplicaCalls
 
 TOPIC: Final = "totals"
 OVER_S: Final = 10.0
@@ -51,12 +51,12 @@ def own_totals(metrics: Metrics) -> Totals:
     )
 
 
-def answer_totals(peers: Peers, metrics: Metrics) -> None:
+def answer_totals(peers: ReplicaCalls, metrics: Metrics) -> None:
     """Tell other replicas the counts of this one."""
     peers.on(TOPIC, lambda _: _pack(own_totals(metrics)))
 
 
-async def all_totals(peers: Peers, metrics: Metrics) -> Totals:
+async def all_totals(peers: ReplicaCalls, metrics: Metrics) -> Totals:
     """The counts of all replicas that answer."""
     found = [own_totals(metrics)]
     for answer in await peers.ask(TOPIC):

@@ -37,8 +37,8 @@ class Address(NamedTuple):
 class ReplicaCalls:
     """Calls other replicas over HTTP and answers theirs; see `gateway.control.peers`."""
 
-    def __init__(self, living: Callable[[], Sequence[Address]]) -> None:
-        """`living` gives the other replicas that are registered now."""
+    def __init__(self, living: Callable[[], Sequence[Address]] = tuple) -> None:
+        """`living` gives the other replicas that are registered now; by default there are none."""
         self.token = secrets.token_urlsafe(24)
         """The token that other replicas must present."""
         self._living = living

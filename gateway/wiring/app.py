@@ -16,28 +16,15 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.app import control_app
-from gateway.control.attainment import Attainment
-from gateway.control.external_admission_api import admission_router
-from gateway.control.external_admission_service import AdmissionService
+from gateway.control.external_admission_service import AdmissionService, admission_router
 from gateway.control.management_port import Management
 from gateway.control.metrics_page import MetricsPage
-from gateway.control.openapi import openapi_document
-from gateway.control.peers import (
-    Peers,
-    answer_audit,
-    answer_counts,
-    answer_decisions,
-    answer_load,
-    answer_reload,
-    answer_tenant_decisions,
-    answer_usage,
-)
+from gateway.control.peers import answer_peers
 from gateway.control.surface import Control
-from gateway.control.tenant_api import REFUSED, TenantView, refusals, tenant_router
-from gateway.control.tenant_decisions import finder
+from gateway.control.tenant_api import own_decision, tenant_router
 from gateway.control.usage_api import usage_router
 from gateway.dashboard.api import dashboard_router
-from gateway.dashboard.snapshot import Snapshots, Sources
+from gateway.dashboard.snapshot import Snapshots
 from gateway.dashboard.totals import answer_totals
 from gateway.fleet.engine_pages import EnginePages
 from gateway.fleet.metrics_scraper import EngineMetrics
@@ -135,7 +122,6 @@ class Gateway:
         self.upstream.generates = EnginePages(self.upstream, config.health.timeout_s).generates
         self._watch_engines(config, clock)
         self.ring = DecisionRing(config.decisions_kept)
-        self.own_decision = finder(self.ring.find)
         self.tracing = _telemetry(config, self.metrics)
         records = self._records(config)
         new_id = request_ids()
@@ -149,7 +135,6 @@ class Gateway:
         wrong_keys = WrongKeys(clock)
         self.admission_service = self._external_admission(records, new_id, clock)
         self.store.on_evict(self._evict)
-        self._answer(self.replicas.peers)
         control = self._control_plane(config, clock, port, wrong_keys)
         self.data_plane = DataPlane(
             self.pipeline,
@@ -256,26 +241,28 @@ class Gateway:
         wrong_keys: WrongKeys,
     ) -> App:
         """The application for every path outside the data plane."""
-        peers = self.replicas.peers
         port_apart = config.server.management_port != 0
         surface = Control(
             models=self.models,
             retiring=self.served.retiring,
             names=self.served.names,
             splits=self.served.shares,
-            metrics=self._page(clock),
-            peers=peers,
+            metrics=self.metrics,
+            page=self._page(clock),
+            ring=self.ring,
+            peers=self.replicas.peers,
             management_port=port if port_apart else 0,
-            answers=self.replicas.answers,
             drain=self.replicas.drain,
             workers=self.workers,
             reload=self.reloading,
-            find_decision=self.ring.find,
-            latest_decisions=self.ring.latest,
             registry=self.pools.entitlements,
             tenants=self.pools.tenants,
             budgets=self.pools.budgets,
-            attainment=Attainment(self.metrics, peers),
+            view=self.store.view,
+            managed=self.pools.manages,
+            shapes=self.pools.shapes,
+            replicas=self._replicas,
+            store_up=self._state_up,
             draining=lambda: self.data_plane.draining,
             unread=lambda: self.pools.keyring.unread,
             clock=clock,
@@ -283,60 +270,30 @@ class Gateway:
             authenticate=self._authenticate,
             version=version(),
             created_unix_s=int(time.time()),
-            openapi=lambda: openapi_document(version()),
             wrong_keys=wrong_keys,
         )
-        self.snapshots = Snapshots(self._sources(surface))
+        self.snapshots = Snapshots(surface)
         reports = None if self.ledger is None else partial(report, self.ledger.path)
         app = control_app(
             surface,
-            usage_router(self._authenticate, surface.keys, reports),
+            usage_router(surface, reports),
             dashboard_router(surface, self.snapshots),
-            admission_router(self.admission_service, self._authenticate, peers),
-            tenant_router(
-                TenantView(
-                    authenticate=self._authenticate,
-                    terms=self.pools.entitlements.find,
-                    view=self.store.view,
-                    limits=self.pools.budgets.shown,
-                    managed=self.pools.manages,
-                    shapes=self.pools.shapes,
-                    metrics=self.metrics,
-                    peers=peers,
-                    find_decision=self.own_decision,
-                )
-            ),
+            admission_router(self.admission_service, self._authenticate, surface.peers),
+            tenant_router(surface),
         )
+        answer_peers(
+            surface,
+            settle=self.admission_service.settle,
+            reload=self.reloading.hang_up,
+            own_decision=partial(own_decision, self.ring),
+        )
+        answer_totals(surface.peers, self.metrics)
         control = cast("App", app)
         return Management(control, port) if port_apart else control
-
-    def _sources(self, control: Control) -> Sources:
-        """What the dashboard reads."""
-        return Sources(
-            control=control,
-            metrics=self.metrics,
-            terms=self.pools.entitlements.terms,
-            view=self.store.view,
-            managed=self.pools.manages,
-            replicas=self._replicas,
-            store_up=self._state_up,
-        )
 
     async def _authenticate(self, head: RequestHead) -> Principal:
         """Stage 1 for the control plane. Raises Refusal."""
         return await authenticate_head(self.pools.keyring, head, time.time())
-
-    def _answer(self, peers: Peers) -> None:
-        """Register this replica's answers to the other replicas."""
-        answer_decisions(peers, self.ring.find, self.ring.latest)
-        answer_tenant_decisions(peers, self.own_decision)
-        answer_audit(peers, self.pools.entitlements.audit)
-        answer_load(peers, self.models, self.served.retiring)
-        answer_reload(peers, self.reloading.hang_up)
-        answer_usage(peers, self.admission_service.settle)
-        answer_counts(peers, REFUSED, partial(refusals, self.metrics))
-        Attainment(self.metrics, peers).answer()
-        answer_totals(peers, self.metrics)
 
     async def _decide_anew(self) -> None:
         await self.reloading.decide_anew()

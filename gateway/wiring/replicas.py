@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.control.peers import Answers, NoPeers, Peers, understood
+from gateway.control.peers import understood
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
 from gateway.replicas.calls import Address, ReplicaCalls
 from gateway.replicas.fleet_notes import FleetNotes
@@ -57,21 +57,12 @@ class Replicas:
         self._retiring = retiring
         self._counted = counted
         self._balanced = _balanced(config)
-        self._calls: ReplicaCalls | None = None
         self._board: RedisBoard | None = None
+        self.peers = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
+        """The other replicas, for questions; none without Redis."""
         self._fleet: FleetNotes | None = None
         if config.state.shared:
             self._share(config, clock, port)
-
-    @property
-    def peers(self) -> Peers:
-        """The other replicas, for questions."""
-        return self._calls or NoPeers()
-
-    @property
-    def answers(self) -> Answers | None:
-        """Answers to the other replicas; None without Redis."""
-        return self._calls
 
     @property
     def up(self) -> bool:
@@ -118,8 +109,7 @@ class Replicas:
     async def close(self) -> None:
         if self._board is not None:
             await self._board.close()
-        if self._calls is not None:
-            await self._calls.close()
+        await self.peers.close()
 
     def _drain(self, worker: str, *, on: bool) -> int:
         return drain_worker((*self._models, *self._retiring), worker, on=on)
@@ -144,8 +134,7 @@ class Replicas:
     def _share(self, config: Config, clock: Callable[[], float], port: int) -> None:
         host = _asked_at(config)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._calls = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
-        self._calls.on("drain", self._answer_drain)
+        self.peers.on("drain", self._answer_drain)
         # The Redis client is an optional extra, needed only if Redis is configured.
         module = importlib.import_module("gateway.store.redis.board")
         replica = secrets.token_hex(8)
@@ -153,7 +142,7 @@ class Replicas:
             config.state.address,
             [model.name for model in self._models],
             replica=replica,
-            address=Address(url, self._calls.token),
+            address=Address(url, self.peers.token),
             seed=module.Seed(since_unix_s=time.time(), value=digests.seed()),
             on_seed=self._digest_by,
             clock=clock,

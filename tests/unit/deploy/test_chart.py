@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from gateway.control.roles import ROUTES, Role
+from gateway.control.roles import Role, role_for
 from gateway.settings import load
 from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
 from tests.chart import helm as run_helm
@@ -124,7 +124,7 @@ def test_engines_drain_with_an_operator_s_key_and_see_no_secret_of_the_gateway()
     (values,) = re.findall(r"^#   (config: .*)$", text, re.MULTILINE)
     named = yaml.safe_load(values.replace("HASH", f"sha256:{1:064x}"))
     (key,) = named["config"]["server"]["admin_keys"]
-    assert Role(key["role"]).may(ROUTES["POST", "/admin/workers/{worker:path}/drain"])
+    assert Role(key["role"]).may(role_for("POST", "/admin/workers/{worker:path}/drain"))
     assert not Role(key["role"]).may(Role.OWNER)
     assert one(render(f"--set-json=config.server.admin_keys={json.dumps([key])}"), "Deployment")
 

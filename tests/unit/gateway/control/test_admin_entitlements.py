@@ -8,51 +8,22 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.control.admin_entitlements import MAX_BODY_BYTES
 from gateway.control.app import control_app
-from gateway.control.attainment import Attainment
-from gateway.control.metrics_page import MetricsPage
 from gateway.control.roles import RoleKeys
-from gateway.control.surface import Control
+from gateway.control.surface import MAX_BODY_BYTES
 from gateway.errors import StateFailure
 from gateway.http.wrong_keys import DELAY_S, FREE
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
-from gateway.pipeline.authenticate import authenticate_head
-from tests.builders import served_model, short_and_long
-from tests.fakes import nothing_drained
+from tests.control import ADMIN_KEY, KEYS, bearer, control_of
 from tests.tenancy_fakes import TenancyRig
 
-ADMIN_KEY = "sk-admin"
-DIGEST = hashlib.sha256(ADMIN_KEY.encode()).digest()
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+ADMIN = bearer(ADMIN_KEY)
 NEW = {"name": "a", "tenant": "acme", "model": "m", "concurrency": 8, "service_class": "guaranteed"}
 
 
-def app_of(
-    rig: TenancyRig,
-    admin_key_sha256: bytes | None = DIGEST,
-    metrics: Metrics | None = None,
-) -> Any:
-    return control_app(
-        Control(
-            models=(served_model(table=short_and_long()),),
-            names={"m": "m"},
-            metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
-            find_decision=lambda _: None,
-            latest_decisions=lambda _: [],
-            registry=rig.entitlements,
-            attainment=Attainment(metrics or Metrics()),
-            draining=lambda: False,
-            drain=nothing_drained,
-            clock=rig.clock,
-            keys=RoleKeys(admin_sha256=admin_key_sha256),
-            authenticate=lambda head: authenticate_head(rig.keyring, head, rig.clock()),
-            version="0",
-            created_unix_s=0,
-            openapi=dict,
-        )
-    )
+def app_of(rig: TenancyRig, keys: RoleKeys = KEYS, metrics: Metrics | None = None) -> Any:
+    return control_app(control_of(rig, keys=keys, metrics=metrics or Metrics()))
 
 
 @pytest.fixture
@@ -93,7 +64,7 @@ async def test_every_route_needs_the_admin_key(
     for key in ("Bearer sk-other", f"Basic {ADMIN_KEY}", "", f"Bearer {made['key']}"):
         answer = await client.request(method, path, headers={"authorization": key})
         assert (answer.status_code, answer.headers["x-sluice-reason"]) == (401, "invalid_admin_key")
-    closed = httpx.ASGITransport(app=app_of(rig, None))
+    closed = httpx.ASGITransport(app=app_of(rig, RoleKeys()))
     async with httpx.AsyncClient(transport=closed, base_url="http://gateway") as other:
         answer = await other.request(method, path, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_closed")
@@ -153,7 +124,9 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: TenancyRig)
     assert (gone.status_code, gone.content) == (204, b"")
     assert (await client.get("/admin/entitlements/a")).status_code == 404
     audit = (await client.get("/admin/audit")).json()["data"]
-    assert {record["who"] for record in audit} == {DIGEST.hex()[:8]}
+    assert {record["who"] for record in audit} == {
+        hashlib.sha256(ADMIN_KEY.encode()).hexdigest()[:8]
+    }
     assert [record["what"] for record in audit] == [
         *("delete", "expire", "expire", "revoke_key", "add_key"),
         *("resume", "suspend", "change", "create"),

@@ -8,13 +8,8 @@ import msgspec
 import pytest
 
 from gateway.control.app import control_app
-from gateway.control.metrics_page import MetricsPage
-from gateway.control.roles import RoleKeys
-from gateway.control.surface import Control
-from gateway.metrics import Metrics
 from gateway.records.tenancy import DirectoryChange, Written
-from tests.builders import served_model, short_and_long
-from tests.fakes import nothing_drained
+from tests.control import ADMIN_KEY, bearer, control_of
 from tests.tenancy_fakes import TenancyRig
 
 ROUTES = [
@@ -30,10 +25,6 @@ ROUTES = [
 ]
 
 
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
 @pytest.fixture
 async def rig() -> TenancyRig:
     return await TenancyRig().start()
@@ -41,27 +32,9 @@ async def rig() -> TenancyRig:
 
 @pytest.fixture
 async def client(rig: TenancyRig) -> AsyncIterator[httpx.AsyncClient]:
-    admin, viewer = (hashlib.sha256(key.encode()).digest() for key in ("sk-admin", "sk-viewer"))
-    control = Control(
-        models=(served_model(table=short_and_long()),),
-        names={"m": "m"},
-        metrics=MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0),
-        find_decision=lambda _: None,
-        latest_decisions=lambda _: [],
-        registry=rig.entitlements,
-        tenants=rig.tenants,
-        draining=lambda: False,
-        drain=nothing_drained,
-        clock=rig.clock,
-        keys=RoleKeys(admin_sha256=admin, viewer_sha256=viewer),
-        authenticate=lambda _: pytest.fail("not a client's route"),
-        version="0",
-        created_unix_s=0,
-        openapi=dict,
-    )
-    transport = httpx.ASGITransport(app=control_app(control))
+    app = control_app(control_of(rig, authenticate=lambda _: pytest.fail("not a client's route")))
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://gateway", headers=bearer("sk-admin")
+        transport=httpx.ASGITransport(app), base_url="http://gateway", headers=bearer(ADMIN_KEY)
     ) as client:
         yield client
 

@@ -1,7 +1,6 @@
 """Admin routes of workers: added, removed, drained, and waited for."""
 
 import asyncio
-import hashlib
 from typing import Any
 
 import httpx
@@ -10,19 +9,14 @@ import pytest
 
 from gateway.control import admin
 from gateway.control.app import control_app
-from gateway.control.metrics_page import MetricsPage
-from gateway.control.peers import NoPeers, _ReplicaLoad
-from gateway.control.roles import RoleKeys
-from gateway.control.surface import Control, NewWorker
+from gateway.control.peers import ReplicaLoad
+from gateway.control.surface import NewWorker
 from gateway.errors import Conflict
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
-from gateway.metrics import Metrics
-from gateway.records.request import Principal, RequestHead
+from gateway.replicas.calls import ReplicaCalls
 from tests.builders import served_model
-
-KEY = "admin"
-VIEWER_KEY = "viewer"
+from tests.control import ADMIN_KEY, VIEWER_KEY, bearer, control_of
 
 
 class Service:
@@ -41,24 +35,18 @@ class Service:
         return int(worker == "short-1")
 
 
-class OnePeer(NoPeers):
+class OnePeer(ReplicaCalls):
     """Another replica, with so many sequences at a worker."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.active = 0
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        load = _ReplicaLoad(
+        load = ReplicaLoad(
             inflight=0, beyond_window_tokens=0, active=[self.active], tokens=[0], ids=("short-1",)
         )
         return [msgspec.msgpack.encode({"m": [load]})]
-
-    def on(self, topic: str, respond: object) -> None:
-        raise AssertionError
-
-
-async def anyone(_head: RequestHead) -> Principal:
-    return Principal(entitlement="e", tenant="t")
 
 
 class Bench:
@@ -66,32 +54,19 @@ class Bench:
         self.served: ModelRuntime = served_model()
         self.service = Service()
         self.peer = OnePeer()
-        control = Control(
+        control = control_of(
             models=(self.served,),
-            names={"m": "m"},
-            metrics=MetricsPage(Metrics(), (), lambda: 0, lambda: 0.0),
-            find_decision=lambda _id: None,
-            latest_decisions=lambda _count: [],
             drain=self.drain,
             workers=self.service,
             peers=self.peer,
-            draining=lambda: False,
             clock=lambda: 0.0,
-            keys=RoleKeys(
-                admin_sha256=hashlib.sha256(KEY.encode()).digest(),
-                viewer_sha256=hashlib.sha256(VIEWER_KEY.encode()).digest(),
-            ),
-            authenticate=anyone,
-            version="0",
-            created_unix_s=0,
-            openapi=dict,
         )
         self.elsewhere = 0
         """Pools that have the worker, on the replica with the most."""
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(control_app(control)),
             base_url="http://sluice",
-            headers={"authorization": f"Bearer {KEY}"},
+            headers=bearer(ADMIN_KEY),
         )
 
     async def drain(self, worker: str, on: bool) -> int:
@@ -133,8 +108,7 @@ async def test_a_body_that_is_no_worker_is_refused(body: dict[str, object]) -> N
 async def test_the_viewer_key_changes_no_worker(method: str, path: str) -> None:
     bench = Bench()
     body = {"model": "m", "pool": "short", "url": "http://h:1"}
-    headers = {"authorization": f"Bearer {VIEWER_KEY}"}
-    status, answer = await bench.call(method, path, json=body, headers=headers)
+    status, answer = await bench.call(method, path, json=body, headers=bearer(VIEWER_KEY))
     assert (status, answer["error"]["code"]) == (403, "viewer_cannot_change")
     assert bench.service.added == []
     assert not any(bench.served.fleet.pools[0].draining)

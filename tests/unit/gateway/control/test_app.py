@@ -6,37 +6,14 @@ import httpx
 import pytest
 
 from gateway.control.app import control_app
-from gateway.control.metrics_page import MetricsPage
-from gateway.control.roles import RoleKeys
-from gateway.control.surface import Control
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.metrics import Metrics
-from gateway.records.request import Principal, RequestHead
 from tests.builders import served_model
-from tests.fakes import nothing_drained
-
-
-async def anyone(_head: RequestHead) -> Principal:
-    return Principal(entitlement="e", tenant="t")
+from tests.control import control_of
 
 
 def client_of(models: Sequence[ModelRuntime], *, draining: bool = False) -> httpx.AsyncClient:
-    control = Control(
-        models=models,
-        names={},
-        metrics=MetricsPage(Metrics(), (), lambda: 0, lambda: 0.0),
-        find_decision=lambda _id: None,
-        latest_decisions=lambda _count: [],
-        drain=nothing_drained,
-        draining=lambda: draining,
-        clock=lambda: 0.0,
-        keys=RoleKeys(),
-        authenticate=anyone,
-        version="0",
-        created_unix_s=0,
-        openapi=dict,
-    )
+    control = control_of(models=models, names={}, clock=lambda: 0.0, draining=lambda: draining)
     transport = httpx.ASGITransport(control_app(control))
     return httpx.AsyncClient(transport=transport, base_url="http://sluice")
 

@@ -1,30 +1,29 @@
 """What the control plane asks other replicas, over peers that answer at once."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.control import peers as module
-from gateway.control.external_admission import Reporter, Settled, UsageReport
+from gateway.control.external_admission import Settled, UsageReport
 from gateway.control.peers import (
-    Counts,
-    NoPeers,
+    Settle,
     add_load,
-    all_counts,
-    answer_counts,
-    answer_decisions,
-    answer_load,
-    answer_usage,
+    answer_peers,
+    attainment,
+    counts,
     find_decision,
     newest,
     settle_anywhere,
 )
 from gateway.errors import BadRequest, NotFound
+from gateway.metrics import Metrics
+from gateway.replicas.calls import ReplicaCalls
+from gateway.usage.request_log import DecisionRing
 from tests.builders import served_model
+from tests.control import control_of
 
-WHO = Reporter(tenant="t", trusted=True)
 REPORT = UsageReport(lease_id="a", prompt_tokens=7)
 DONE = Settled(
     lease_id="a",
@@ -36,29 +35,41 @@ DONE = Settled(
 )
 
 
-class Others(NoPeers):
-    """Other replicas, as one answers them."""
+class Others(ReplicaCalls):
+    """Other replicas, all as one answers them, and where `odd` first one of another version."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int = 1, *, odd: bool = True) -> None:
+        super().__init__()
         self.count = count
-        self.topics: dict[str, Callable[[bytes], bytes | None]] = {}
+        self.odd = [b'[{"x":"of another version"}]', b"\xc1"] if odd else []
+        self.asked: list[tuple[str, bytes]] = []
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        answers = [self.topics[topic](payload) for _ in range(self.count)]
-        return [answer for answer in answers if answer is not None]
+        self.asked.append((topic, payload))
+        answers = [self.answer(topic, payload) for _ in range(self.count)]
+        return [*self.odd, *(answer for answer in answers if answer is not None)]
 
     async def search(self, topic: str, payload: bytes) -> list[bytes]:
         return await self.ask(topic, payload)
 
-    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        self.topics[topic] = respond
+
+def unasked(*_: object) -> Any:
+    raise AssertionError
 
 
-class Odd(Others):
-    """Other replicas, and first of them one of another version."""
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        return [b'[{"x":"of another version"}]', b"\xc1", *await super().ask(topic, payload)]
+def others(
+    count: int = 1,
+    *,
+    odd: bool = True,
+    settle: Settle = unasked,
+    own_decision: Callable[[str, str], bytes | None] = unasked,
+    **fields: Any,
+) -> Others:
+    """Other replicas with these dependencies."""
+    peers = Others(count, odd=odd)
+    control = control_of(peers=peers, **fields)
+    answer_peers(control, settle=settle, reload=unasked, own_decision=own_decision)
+    return peers
 
 
 class Made(msgspec.Struct):
@@ -68,33 +79,37 @@ class Made(msgspec.Struct):
     time_unix_s: float
 
 
-def known(report: UsageReport, reporter: Reporter) -> Settled:
-    assert (reporter, report) == (WHO, REPORT)
+def ring_of(*records: Made) -> DecisionRing:
+    ring = DecisionRing(100)
+    for record in records:
+        ring.append(record.request_id, msgspec.json.encode(record))
+    return ring
+
+
+def known(report: UsageReport, tenant: str, trusted: bool) -> Settled:
+    assert (report, tenant, trusted) == (REPORT, "t", True)
     return DONE
 
 
-def unknown(_report: UsageReport, _reporter: Reporter) -> Settled:
+def unknown(*_: object) -> Settled:
     raise NotFound("unknown", reason="lease_not_found")
 
 
-def implausible(_report: UsageReport, _reporter: Reporter) -> Settled:
+def implausible(*_: object) -> Settled:
     raise BadRequest("more than the window", reason="implausible", code="c", param="p")
 
 
 async def test_a_decision_is_found_wherever_it_was_made() -> None:
-    others, made = Others(), {"r": b'{"request_id":"r","time_unix_s":5.0}'}
-    answer_decisions(others, made.get, lambda _: [])
-    assert await find_decision(others, "r") == b'{"request_id":"r","time_unix_s":5.0}'
-    assert await find_decision(others, "other") is None
-    assert await find_decision(NoPeers(), "r") is None
+    found = others(odd=False, ring=ring_of(Made("r", 5.0)))
+    assert await find_decision(found, "r") == b'{"request_id":"r","time_unix_s":5.0}'
+    assert await find_decision(found, "other") is None
+    assert await find_decision(ReplicaCalls(), "r") is None
 
 
 async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
-    others = Odd(2)
-    kept = [msgspec.Raw(msgspec.json.encode(Made("o", time_s))) for time_s in (4.0, 2.0)]
-    answer_decisions(others, lambda _: None, lambda count: kept[:count])
-    found = await newest(others, "decisions", [Made("own", 3.0), Made("own", 1.0)], 4)
-    assert [(r["request_id"], r["time_unix_s"]) for r in found] == [
+    found = others(2, ring=ring_of(Made("o", 2.0), Made("o", 4.0)))
+    merged = await newest(found, "decisions", [Made("own", 3.0), Made("own", 1.0)], 4)
+    assert [(r["request_id"], r["time_unix_s"]) for r in merged] == [
         ("o", 4.0),
         ("o", 4.0),
         ("own", 3.0),
@@ -110,8 +125,7 @@ async def test_load_is_added_up_by_worker_whatever_their_order() -> None:
         served.fleet.pools[0].tokens[1],
     ) = 3, 2, 900
     served.fleet.pools[0].beyond_window_tokens = 9_003
-    others = Odd(2)
-    answer_load(others, [served])
+    found = others(2, models=[served])
     shown: list[dict[str, Any]] = [
         {
             "model": "m",
@@ -128,7 +142,7 @@ async def test_load_is_added_up_by_worker_whatever_their_order() -> None:
             ],
         }
     ]
-    await add_load(others, shown)
+    await add_load(found, shown)
     pool = shown[0]["pools"][0]
     assert (pool["inflight"], pool["beyond_window_tokens"]) == (7, 9_003)
     assert [worker["active_sequences"] for worker in pool["workers"]] == [5, 0, 0]
@@ -136,51 +150,52 @@ async def test_load_is_added_up_by_worker_whatever_their_order() -> None:
 
 
 async def test_counts_are_added_up_for_all_names_by_one_question() -> None:
-    others = Odd(2)
-    asked = []
+    here, there = Metrics(), Metrics()
+    for metrics, name, reason, times in (
+        *((here, "e", "tokens", 1), (here, "e", "kv", 1), (here, "f", "kv", 1)),
+        *((there, "e", "tokens", 2), (there, "rival", "kv", 7)),
+    ):
+        metrics.admission.add(name, "denied", reason, by=times)
+    found = others(2, metrics=there)
+    assert await counts(found, here, "refused", ["e", "f"]) == {
+        "e": {"tokens": 5, "kv": 1},
+        "f": {"kv": 1},
+    }
+    assert await counts(found, here, "refused", []) == {}
+    assert found.asked == [("refused", b'["e","f"]')]
 
-    def counts(names: Collection[str]) -> Counts:
-        asked.append(list(names))
-        return {name: {"tokens": 2} if name == "e" else {} for name in names}
 
-    answer_counts(others, "refused", counts)
-    own = {"e": {"tokens": 1, "kv": 1}, "f": {"kv": 1}}
-    found = await all_counts(others, "refused", own)
-    assert found == {"e": {"tokens": 5, "kv": 1}, "f": {"kv": 1}}
-    assert asked == [["e", "f"]] * 2
-    assert await all_counts(others, "refused", {}) == {}
-    assert len(asked) == 2
+async def test_attainment_is_of_all_replicas_and_of_who_states_a_target() -> None:
+    here, there = Metrics(), Metrics()
+    for metrics, name, result, times in (
+        *((here, "e", "true", 1), (here, "e", "false", 1), (here, "rival", "false", 7)),
+        *((there, "e", "true", 4), (there, "e", "refused", 1)),
+    ):
+        metrics.slo_requests.add(name, result, by=times)
+    found = others(2, metrics=there)
+    assert await attainment(found, here, {"e": 500, "quiet": 30_000}) == {
+        "e": {"target_ms": 500, "met": 9, "missed": 1, "refused": 2, "attainment": 0.9},
+        "quiet": {"target_ms": 30_000, "met": 0, "missed": 0, "refused": 0, "attainment": None},
+    }
+    assert await attainment(found, here, {}) == {}
+    assert len(found.asked) == 1, "where nobody states a target nobody is asked"
 
 
 async def test_usage_is_settled_by_whoever_holds_the_lease() -> None:
-    others = Odd()
-    answer_usage(others, known)
-    assert await settle_anywhere(others, unknown, REPORT, WHO) == DONE
-    assert await settle_anywhere(NoPeers(), lambda *_: DONE, REPORT, WHO) == DONE
+    elsewhere = others(settle=known)
+    assert await settle_anywhere(elsewhere, unknown, REPORT, "t", trusted=True) == DONE
+    assert await settle_anywhere(ReplicaCalls(), known, REPORT, "t", trusted=True) == DONE
 
 
 async def test_usage_of_a_lease_that_nobody_holds_is_not_found() -> None:
-    others = Odd()
-    answer_usage(others, unknown)
-    for peers in (others, NoPeers()):
+    for peers in (others(settle=unknown), ReplicaCalls()):
         with pytest.raises(NotFound):
-            await settle_anywhere(peers, unknown, REPORT, WHO)
+            await settle_anywhere(peers, unknown, REPORT, "t", trusted=True)
 
 
 async def test_a_report_that_the_holder_refuses_is_refused_alike() -> None:
-    others = Others()
-    answer_usage(others, implausible)
     with pytest.raises(BadRequest) as refused:
-        await settle_anywhere(others, unknown, REPORT, WHO)
+        await settle_anywhere(others(settle=implausible), unknown, REPORT, "t", trusted=True)
     error = refused.value
-    assert (error.message, error.reason, error.code, error.param) == (
-        "more than the window",
-        "implausible",
-        "c",
-        "p",
-    )
-
-
-def test_a_replica_that_is_alone_hears_nothing() -> None:
-    alone: module.Peers = NoPeers()
-    alone.on("decision", lambda _: b"")
+    assert (error.message, error.reason) == ("more than the window", "implausible")
+    assert (error.code, error.param) == ("c", "p")

@@ -1,5 +1,6 @@
-"""GET /v1/sluice/me: a tenant's own terms and counters, and nobody else's."""
+"""The tenant API: a tenant's own terms, counters and decisions, and nobody else's."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +12,22 @@ from fastapi import FastAPI, Response
 from gateway.admission.entitlement_terms import ModelShape
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
-from gateway.control.peers import NoPeers
-from gateway.control.tenant_api import TenantView, tenant_router
+from gateway.control import tenant_api
+from gateway.control.tenant_api import own_decision, tenant_router
 from gateway.errors import BadRequest, NotFound, Unauthorized
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
 from gateway.ports import AccountView
+from gateway.records.attempt import Attempt
+from gateway.records.decision import AdmissionSection, DecisionRecord, SchedulingSection
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
+from gateway.replicas.calls import ReplicaCalls
 from gateway.store.memory_leases import MemoryLeases
+from gateway.usage.request_log import DecisionRing
 from tests.builders import ask, served_model
+from tests.control import control_of
 from tests.fakes import FakeClock
 
 ACME = Entitlement(
@@ -56,15 +62,57 @@ OWNERS = {
 }
 
 
-class Peers(NoPeers):
+def record(tenant: str, request_id: str = "r-1") -> DecisionRecord:
+    return DecisionRecord(
+        schema=2,
+        time_unix_s=1.0,
+        request_id=request_id,
+        endpoint="chat",
+        outcome="ok",
+        status=200,
+        tenant=tenant,
+        entitlement=f"{tenant}-prod",
+        pool="short",
+        worker="w-own",
+        prompt="the body",
+        attempts=(Attempt(pool="short", worker="w-secret", result="connect"),),
+        scheduling=SchedulingSection(candidates=(("w-secret", 3.0),), backlog_tokens=777),
+        admission=AdmissionSection(
+            lease_id="lease-secret", alternates=("other",), priority=5.0, charge_tokens=12
+        ),
+    )
+
+
+def ring_of(*records: DecisionRecord) -> DecisionRing:
+    ring = DecisionRing(100)
+    for each in records:
+        ring.append(each.request_id, msgspec.json.encode(each), each.tenant)
+    return ring
+
+
+class Peers(ReplicaCalls):
     """Other replicas, which were asked these topics."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         self.asked.append(topic)
         return []
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        return await self.ask(topic, payload)
+
+
+class Registry:
+    """Entitlements by name."""
+
+    def __init__(self, *terms: Entitlement) -> None:
+        self.terms = {each.name: each for each in terms}
+
+    def find(self, name: str) -> Entitlement | None:
+        return self.terms.get(name)
 
 
 class Bench:
@@ -82,8 +130,9 @@ class Bench:
         self.peers = Peers()
         self.limits_read = 0
         self.viewed: list[tuple[str, int]] = []
-        self.decisions = {("r-1", "acme"): b'{"request_id":"r-1"}'}
-        self.terms = {"acme-prod": ACME, "rival-prod": RIVAL}
+        self.ring = ring_of(record("acme"))
+        self.registry = Registry(ACME, RIVAL)
+        self.terms = self.registry.terms
         shape = ModelShape(name="m", pools=("short", "long"), slots=(8, 8))
         self.shapes = {"m": shape, "bare": shape}
         app = FastAPI()
@@ -92,22 +141,21 @@ class Bench:
         )
         app.include_router(
             tenant_router(
-                TenantView(
+                control_of(
                     authenticate=self._authenticate,
-                    terms=self.terms.get,
+                    registry=self.registry,
                     view=self._view,
-                    limits=self._limits,
+                    budgets=self,
                     peers=self.peers,
-                    managed=lambda model: model == "m",
                     shapes=self.shapes,
                     metrics=self.metrics,
-                    find_decision=lambda *asked: self.decisions.get(asked),
+                    ring=self.ring,
                 )
             )
         )
         self._transport = httpx.ASGITransport(app=app)
 
-    async def _limits(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
+    async def shown(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
         self.limits_read += 1
         return [{"id": limit.id} for limit in limits]
 
@@ -293,12 +341,68 @@ async def test_an_unknown_key_is_told_nothing() -> None:
 async def test_a_tenant_looks_up_its_own_decisions_with_any_of_its_keys() -> None:
     for key in ("sk-acme", "sk-plain"):
         answer = await Bench().decision("r-1", key)
-        assert (answer.status_code, answer.json()) == (200, {"request_id": "r-1"})
+        assert (answer.status_code, answer.json()["request_id"]) == (200, "r-1")
 
 
 async def test_the_decision_of_somebody_else_is_not_found() -> None:
     bench = Bench()
-    bench.decisions = {("r-2", "rival"): b"{}"}
+    bench.ring.append("r-2", msgspec.json.encode(record("rival", "r-2")), "rival")
     assert (await bench.decision("r-2", "sk-acme")).status_code == 404
     with pytest.raises(Unauthorized):
         await bench.decision("r-2", "sk-unknown")
+
+
+def test_its_own_request_is_told_with_its_story() -> None:
+    found = own_decision(ring_of(record("acme")), "r-1", "acme")
+    assert found is not None
+    told = msgspec.json.decode(found)
+    assert (told["pool"], told["worker"]) == ("short", "w-own")
+    assert told["admission"]["charge_tokens"] == 12
+    assert told["story"][-1] == "The request was served; acme-prod was charged 12 tokens."
+
+
+def test_nothing_is_told_of_other_workers_or_the_prompt() -> None:
+    found = own_decision(ring_of(record("acme")), "r-1", "acme")
+    assert found is not None
+    for secret in (b"w-secret", b"777", b"lease-secret", b"other", b"the body"):
+        assert secret not in found
+
+
+def test_the_request_of_another_tenant_is_not_found() -> None:
+    ring = ring_of(record("acme"))
+    assert own_decision(ring, "r-1", "rival") is None
+    assert own_decision(ring, "r-2", "acme") is None
+
+
+def test_of_an_id_that_several_tenants_sent_each_finds_its_own() -> None:
+    many = [record("filler", f"f-{i}") for i in range(150)]
+    ring = ring_of(*many[:75], record("acme"), record("rival"), *many[75:90])
+    for tenant in ("acme", "rival"):
+        found = own_decision(ring, "r-1", tenant)
+        assert found is not None
+        assert msgspec.json.decode(found)["tenant"] == tenant
+
+
+def test_a_look_up_reads_one_record_however_often_others_used_the_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Counter[str]()
+    decode = tenant_api._decode
+
+    def counted(line: bytes) -> DecisionRecord:
+        read["records"] += 1
+        return decode(line)
+
+    monkeypatch.setattr(tenant_api, "_decode", counted)
+    ring = DecisionRing(1_000)
+    for name in ("acme", *["rival"] * 800):
+        ring.append("r-1", msgspec.json.encode(record(name)), name)
+    assert own_decision(ring, "r-1", "acme") is not None
+    assert own_decision(ring, "r-1", "nobody") is None
+    assert read["records"] == 1
+
+
+def test_a_record_whose_hash_alone_fits_is_not_shown() -> None:
+    ring = DecisionRing(100)
+    ring.append("r-1", msgspec.json.encode(record("rival")), "acme")
+    assert own_decision(ring, "r-1", "acme") is None

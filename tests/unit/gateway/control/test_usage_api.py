@@ -6,11 +6,11 @@ import threading
 import httpx
 from fastapi import FastAPI, Request, Response
 
-from gateway.control.roles import RoleKeys
 from gateway.control.usage_api import MAX_WAITING, usage_router
 from gateway.errors import Refusal
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import UsageQuery, UsageReport
+from tests.control import control_of
 
 
 class Bench:
@@ -25,7 +25,7 @@ class Bench:
         async def refused(_request: Request, refusal: Refusal) -> Response:
             return Response(refusal.reason, status_code=refusal.status)
 
-        app.include_router(usage_router(self._tenant, RoleKeys(), self._read))
+        app.include_router(usage_router(control_of(authenticate=self._tenant), self._read))
         self._transport = httpx.ASGITransport(app=app)
 
     def _read(self, query: UsageQuery, _most: int) -> UsageReport:

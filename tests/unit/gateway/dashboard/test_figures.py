@@ -1,13 +1,11 @@
 """Percentiles, the histogram of lengths with its plan, rates, refusals and attainment."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.control.peers import NoPeers
 from gateway.dashboard import figures
 from gateway.dashboard.recent import Brief
 from gateway.dashboard.totals import (
@@ -19,6 +17,7 @@ from gateway.dashboard.totals import (
     own_totals,
 )
 from gateway.metrics import Metrics
+from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.boundary_watch import BoundaryWatch
 from tests.builders import served_model, short_and_long
 
@@ -120,18 +119,15 @@ def test_a_replica_that_left_makes_no_negative_rate() -> None:
     assert rates.at(1.0, own_totals(Metrics()))["requests_per_s"] == 0.0
 
 
-class Peer(NoPeers):
+class Peer(ReplicaCalls):
     """Another replica with its own counts, and one that answers in another format."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.answers: dict[str, Callable[[bytes], bytes | None]] = {}
+        super().__init__()
         answer_totals(self, metrics)
 
-    def on(self, topic: str, respond: Callable[[bytes], bytes | None]) -> None:
-        self.answers[topic] = respond
-
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        own = self.answers[topic](payload)
+        own = self.answer(topic, payload)
         assert own is not None
         return [own, b"\xc1"]
 

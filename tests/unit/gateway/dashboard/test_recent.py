@@ -2,9 +2,9 @@
 
 import msgspec
 
-from gateway.control.peers import NoPeers
 from gateway.dashboard.recent import FIRST, KEPT, MAX_NEW, Brief, RecentDecisions
 from gateway.records.decision import CompressionSection, DecisionRecord, UsageSection
+from gateway.replicas.calls import ReplicaCalls
 from gateway.usage.request_log import DecisionRing
 
 
@@ -21,10 +21,11 @@ def ring_of(count: int) -> DecisionRing:
     return ring
 
 
-class OnePeer(NoPeers):
+class OnePeer(ReplicaCalls):
     """Another replica that answers with these lists of records, in turn."""
 
     def __init__(self, *answers: bytes) -> None:
+        super().__init__()
         self.answers = list(answers)
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
@@ -38,7 +39,7 @@ def ids(recent: RecentDecisions) -> list[str]:
 
 async def test_each_decision_is_read_once_and_the_newest_come_first() -> None:
     ring = ring_of(3)
-    recent = RecentDecisions(ring.latest, NoPeers())
+    recent = RecentDecisions(ring.latest, ReplicaCalls())
     for _ in range(2):
         await recent.look()
         assert ids(recent) == ["r-2", "r-1", "r-0"]
@@ -49,7 +50,7 @@ async def test_each_decision_is_read_once_and_the_newest_come_first() -> None:
 
 async def test_one_look_reads_so_many_and_no_more() -> None:
     ring = ring_of(3 * FIRST)
-    recent = RecentDecisions(ring.latest, NoPeers())
+    recent = RecentDecisions(ring.latest, ReplicaCalls())
     await recent.look()
     assert len(recent.briefs) == FIRST
     for number in range(3 * FIRST, 3 * FIRST + 2 * MAX_NEW):
@@ -60,7 +61,7 @@ async def test_one_look_reads_so_many_and_no_more() -> None:
 
 async def test_it_never_holds_more_than_its_bound() -> None:
     ring = ring_of(1)
-    recent = RecentDecisions(ring.latest, NoPeers())
+    recent = RecentDecisions(ring.latest, ReplicaCalls())
     for number in range(1, 2 * KEPT + 3 * MAX_NEW):
         ring.append(f"r-{number}", line(number))
         if number % MAX_NEW == 0:

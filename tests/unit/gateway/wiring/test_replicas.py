@@ -58,8 +58,7 @@ class Pair:
             )
             for models, retiring in zip(self.models, (self.retiring, []), strict=True)
         )
-        assert isinstance(second.answers, ReplicaCalls)
-        monkeypatch.setattr(self.first, "_calls", Wire(second.answers))
+        monkeypatch.setattr(self.first, "peers", Wire(second.peers))
 
     def draining(self, replica: int) -> list[bool]:
         return self.models[replica][0].fleet.pools[0].draining

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 from pydantic import Secret, SecretStr
 
-from gateway.control.roles import ROUTES
+from gateway.control.admin import admin_router
 from gateway.settings import Config, ConfigError, load, parse, remarks
 from gateway.settings.diff import changes
 from gateway.settings.explain import _parts
@@ -19,6 +20,7 @@ from gateway.settings.sent import compare
 from gateway.settings.types import Section
 from gateway.wiring.app import Gateway
 from sluice.check import summary
+from tests.control import control_of
 
 CANARY = "canary-4d7a"
 FORMS = (
@@ -161,7 +163,9 @@ async def test_a_gateway_tells_no_secret_on_its_routes_and_in_its_log(
         httpx.AsyncClient(transport=transport, base_url="http://h", headers=headers) as client,
     ):
         await gateway.prober.look([(gateway.models[0], 0, 0)])
-        plain = [(how, path) for how, path in ROUTES if "{" not in path and "events" not in path]
+        routes = [r for r in admin_router(control_of()).routes if isinstance(r, APIRoute)]
+        plain = [(how, r.path) for r in routes for how in r.methods or () if "{" not in r.path]
+        plain += [("GET", f"/dashboard/{path}") for path in ("snapshot", "history", "decisions")]
         answers = [await client.request(how, path) for how, path in plain]
         answers += [await client.get(path) for path in ("/metrics", "/ready", "/health")]
         file.write_text(file.read_text().replace("-r@", "-r2@").replace(f"{CANARY}-v", "other"))

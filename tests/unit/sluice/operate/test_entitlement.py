@@ -21,8 +21,9 @@ from gateway.errors import StateFailure
 from gateway.payload.head import digest_of
 from sluice.operate.entitlement import entitlement
 from sluice.operate.tables import listing
+from tests.control import ADMIN_KEY
 from tests.tenancy_fakes import TenancyRig
-from tests.unit.gateway.control.test_admin_entitlements import ADMIN_KEY, app_of
+from tests.unit.gateway.control.test_admin_entitlements import app_of
 
 NEW = ("create", "a", "--tenant", "acme", "--model", "m")
 

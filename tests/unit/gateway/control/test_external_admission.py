@@ -12,15 +12,14 @@ from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.control import external_admission_service as service
 from gateway.control.app import control_app
-from gateway.control.external_admission import ExternalRequest, facts_of
-from gateway.control.external_admission_api import MAX_BODY_BYTES, admission_router
-from gateway.control.external_admission_service import AdmissionService
-from gateway.control.metrics_page import MetricsPage
-from gateway.control.roles import RoleKeys
-from gateway.control.surface import Control
+from gateway.control.external_admission import AuthorizeBody, facts_of
+from gateway.control.external_admission_service import AdmissionService, admission_router
+from gateway.control.surface import MAX_BODY_BYTES
+from gateway.errors import Forbidden
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.slot_clock import SlotClock
 from gateway.metrics import Metrics
+from gateway.payload.head import digest_of
 from gateway.pipeline.authenticate import Keyring, authenticate_head
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
@@ -29,10 +28,11 @@ from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.store.memory_leases import MemoryLeases
 from tests.builders import changed, served_model, short_and_long
-from tests.fakes import FakeClock, ListSink, nothing_drained
+from tests.control import bearer, control_of
+from tests.fakes import FakeClock, ListSink
 
-ACME = {"authorization": "Bearer sk-acme"}
-OTHER = {"authorization": "Bearer sk-other"}
+ACME = bearer("sk-acme")
+OTHER = bearer("sk-other")
 
 
 def keyring(trusted: Collection[str] = (), limits: tuple[Limit, ...] = ()) -> Keyring:
@@ -44,14 +44,8 @@ def keyring(trusted: Collection[str] = (), limits: tuple[Limit, ...] = ()) -> Ke
         ("sk-other", "other-prod", "other"),
     ):
         owner = Principal(entitlement=name, tenant=tenant, model="m", trusted_usage=name in trusted)
-        ring.put(owner, [digest_of(key)])
+        ring.put(owner, [digest_of(key.encode())])
     return ring
-
-
-def digest_of(key: str) -> bytes:
-    import hashlib
-
-    return hashlib.sha256(key.encode()).digest()
 
 
 class Bench:
@@ -106,22 +100,11 @@ class Bench:
             replicas=lambda _: 2,
         )
         ring = keyring(trusted, limits)
-        control = Control(
-            models=(self.served,),
-            names={"m": "m"},
-            metrics=MetricsPage(self.metrics, [], lambda: 0, lambda: 0.0),
-            find_decision=lambda _: None,
-            latest_decisions=lambda _: [],
-            draining=lambda: False,
-            drain=nothing_drained,
-            clock=self.clock,
-            keys=RoleKeys(),
-            authenticate=lambda head: authenticate_head(ring, head, 0.0),
-            version="0",
-            created_unix_s=0,
-            openapi=dict,
+        control = control_of(
+            models=(self.served,), authenticate=lambda head: authenticate_head(ring, head, 0.0)
         )
-        self.app = app = control_app(control, admission_router(self.desk, control.authenticate))
+        router = admission_router(self.desk, control.authenticate, control.peers)
+        self.app = app = control_app(control, router)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://gateway"
         )
@@ -259,12 +242,9 @@ async def test_a_key_opens_its_own_model_only() -> None:
         clock=bench.clock,
         wall_clock=bench.clock,
     )
-    from gateway.control.external_admission import ExternalRequest
-    from gateway.errors import Forbidden
-
     owner = Principal(entitlement="e", tenant="t", model="m")
     with pytest.raises(Forbidden, match="'m' only"):
-        await bench.desk.admit(owner, ExternalRequest(model="n", input_tokens=1))
+        await bench.desk.admit(owner, AuthorizeBody(model="n", input_tokens=1))
     await bench.client.aclose()
 
 
@@ -617,7 +597,7 @@ async def reported(
 
 def estimated(bench: Bench, tenant: str = "acme") -> LengthEstimate:
     """The estimate of a prompt of 30,000 bytes."""
-    request = ExternalRequest(model="m", text_bytes=30_000)
+    request = AuthorizeBody(model="m", text_bytes=30_000)
     return bench.served.estimator.estimate(CHAT, facts_of(request), tenant)
 
 
@@ -648,7 +628,7 @@ async def test_a_report_that_is_repeated_teaches_once(trusting: Bench) -> None:
 
 async def test_both_the_key_that_asks_and_the_one_that_reports_must_be_trusted() -> None:
     bench = Bench(trusted=("acme-prod",), slot_tokens_per_s=0.001)
-    untrusted = {"authorization": "Bearer sk-acme-test"}
+    untrusted = bearer("sk-acme-test")
     await reported(bench, 6_000, by=untrusted, prompt_tokens=3_000, completion_tokens=40)
     assert bench.served.estimator.observations == 0
     await reported(bench, 6_000, prompt_tokens=3_000, completion_tokens=40)
@@ -751,7 +731,7 @@ async def test_one_tenant_can_hold_so_many_and_no_more_with_all_of_its_entitleme
     monkeypatch.setattr(service, "MAX_HELD_EACH", 1)
     lease = (await bench.authorize()).json()["lease_id"]
     for key in ("sk-acme", "sk-acme-test"):
-        refused = await bench.authorize({"authorization": f"Bearer {key}"})
+        refused = await bench.authorize(bearer(key))
         assert error(refused) == (429, "rate_limit_exceeded", "too_many_leases")
     assert (await bench.authorize(OTHER)).status_code == 200
     await bench.usage(lease, prompt_tokens=1)
