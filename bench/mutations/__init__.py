@@ -1,0 +1,1 @@
+"""Seeded faults, and whether the tests see them."""
