@@ -13,6 +13,7 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 - Impossible values in reported usage are counted and ignored.
 """
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any, Final, Literal
 
@@ -52,8 +53,14 @@ class TenantFigures:
         self, profile: EstimatorProfile, media_tokens: int, output_prior_tokens: int
     ) -> None:
         """Start from the settings (see LengthEstimator)."""
+        beta, gamma, corrected = profile.beta, profile.gamma, profile.bias_corrected
+
+        def ratio(category: str) -> Callable[[], Ratio]:
+            prior = profile.priors[category]
+            return lambda: Ratio(prior, beta=beta, gamma=gamma, corrected=corrected)
+
         self.ratios: Final = {
-            category: _ratios(profile, profile.priors[category]) for category in CATEGORIES
+            category: ByTenant(ratio(category), Ratio.agree) for category in CATEGORIES
         }
         self.templates: Final[dict[str, ByTenant[TwoTermFit]]] = {
             "chat": _fits((3.0, 4.0), (32.0, 4.0), MAX_TEMPLATE),
@@ -65,7 +72,7 @@ class TenantFigures:
         self.outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
 
     def parts(self) -> dict[str, EstimatorPart]:
-        """See Learner: `FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
+        """`FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
         found: dict[str, EstimatorPart] = {}
         for category, ratios in self.ratios.items():
             for tenant, ratio in ratios.latest(_RETAINED):
@@ -80,7 +87,7 @@ class TenantFigures:
         return found
 
     def part(self, name: str) -> EstimatorPart | None:
-        """See Learner; names without a tenant are unknown."""
+        """The learner of that name; names without a tenant are unknown."""
         figure, apart, tenant = name.partition("@")
         if not apart:
             return None
@@ -111,15 +118,6 @@ class TenantFigures:
             ),
             "expected_output_tokens": self.outputs.snapshot(),
         }
-
-
-def _ratios(profile: EstimatorProfile, prior: float) -> ByTenant[Ratio]:
-    def make() -> Ratio:
-        return Ratio(
-            prior, beta=profile.beta, gamma=profile.gamma, corrected=profile.bias_corrected
-        )
-
-    return ByTenant(make, Ratio.agree)
 
 
 def _fits(
@@ -164,13 +162,6 @@ def template_kind(endpoint: str, measure: Measure) -> TemplateKind:
 def _most_template(measure: Measure) -> int:
     """Most fixed tokens that chat templates are believed to add."""
     return int(MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages)
-
-
-def _most_input(measure: Measure) -> int | None:
-    """Tokens of all prompts at most: no tokenizer needs more than one for a byte of text."""
-    if measure.media_parts:
-        return None
-    return measure.text_bytes + measure.exact_tokens + _most_template(measure)
 
 
 class LengthEstimator:
@@ -228,7 +219,10 @@ class LengthEstimator:
             fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
             template = ceil(fit.a + fit.b * measure.messages)
         longest = ceil(longest_bytes / ratio.conservative) + template + exact
-        media = self._media_tokens(measure, tenant) if measure.media_parts else 0
+        media = 0
+        if measure.media_parts:
+            fit = self._figures.media.of(tenant)
+            media = ceil(fit.value(measure.media_parts, measure.media_tokens))
         prompts = measure.prompts
         if prompts == 1:
             longest += media
@@ -248,7 +242,8 @@ class LengthEstimator:
         if endpoint.generates:
             limit = default_max_tokens if cap is None else cap
             expected = self._figures.outputs.expected(endpoint.name, category, tenant)
-            output = self._output_tokens(expected, limit)
+            capped = limit is not None and (self.output_mode == "cap" or limit < expected)
+            output = limit if limit is not None and capped else expected
         return LengthEstimate(
             category=category,
             text_bytes=longest_bytes,
@@ -264,18 +259,12 @@ class LengthEstimator:
             fit_tokens=longest + output,
             cost_tokens=total + sequences * output,
             sequences=sequences,
-            most_input_tokens=_most_input(measure),
+            # No tokenizer needs more than one token for a byte of text.
+            most_input_tokens=None
+            if measure.media_parts
+            else measure.text_bytes + measure.exact_tokens + _most_template(measure),
             limit_tokens=limit,
         )
-
-    def _media_tokens(self, measure: Measure, tenant: str) -> int:
-        return ceil(self._figures.media.of(tenant).value(measure.media_parts, measure.media_tokens))
-
-    def _output_tokens(self, expected: int, limit: int | None) -> int:
-        """Tokens to reserve for the answer of one sequence."""
-        if limit is None:
-            return expected
-        return limit if self.output_mode == "cap" or limit < expected else expected
 
     def learn(self, observation: Observation) -> None:
         """Learn from a served request's usage; impossible values are counted, not used."""
@@ -293,11 +282,21 @@ class LengthEstimator:
             return
         ratio = self._figures.ratios[measure.category].begun(tenant)
         kind = template_kind(observation.endpoint, measure)
-        fixed = self._fixed_tokens(kind, measure, tenant)
-        if measure.media_parts:
-            self._learn_media(tenant, ratio, measure, tokens - fixed)
-            return
+        fixed = 0.0
+        if self._fit_template:
+            fit = self._figures.templates[kind].begun(tenant)
+            fixed = fit.value(measure.prompts, measure.messages)
         size = measure.text_bytes
+        if measure.media_parts:
+            text = size / ratio.mean
+            media = tokens - fixed - text
+            if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
+                self._ignore("prompt_tokens_out_of_range")
+                return
+            noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
+            fit = self._figures.media.taught(tenant)
+            fit.add(measure.media_parts, measure.media_tokens, media, noise)
+            return
         if not size:
             return
         if not self._possible(size, tokens, fixed, measure):
@@ -327,22 +326,6 @@ class LengthEstimator:
             return tokens <= size / LOWEST_RATIO + _most_template(measure)
         text = tokens - fixed
         return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
-
-    def _learn_media(self, tenant: str, ratio: Ratio, measure: Measure, tokens: float) -> None:
-        """Teach the media fit; `tokens` excludes the template's."""
-        text = measure.text_bytes / ratio.mean
-        media = tokens - text
-        if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
-            self._ignore("prompt_tokens_out_of_range")
-            return
-        noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
-        fit = self._figures.media.taught(tenant)
-        fit.add(measure.media_parts, measure.media_tokens, media, noise)
-
-    def _fixed_tokens(self, kind: TemplateKind, measure: Measure, tenant: str) -> float:
-        if not self._fit_template:
-            return 0.0
-        return self._figures.templates[kind].begun(tenant).value(measure.prompts, measure.messages)
 
     def _learn_output(self, observation: Observation) -> None:
         endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
