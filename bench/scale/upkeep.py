@@ -24,8 +24,6 @@ from gateway.admission.token_pool import TokenPool
 from gateway.fleet import fleet
 from gateway.fleet.engine_metrics import read_page
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.kv_capacity import EngineKv
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.payload.members import by_name
@@ -125,13 +123,12 @@ def upkeep_point(size: Size) -> Figures:
     found = _pages(served, size) | _probes(served, size) | _scheduler(served, size)
     token_pool = TokenPool(Terms(slots=(SLOTS * size.workers,)))
     store = MemoryLeases({"m": served}, _clock, {"m": token_pool}, wall_clock=_clock)
-    kv = EngineKv()
     spec = ModelSpec(
         base=token_pool.terms,
         pools=served.fleet.pools,
         shares=(WorkerShare(slots=SLOTS, replicas=(1, size.workers)),),
         entitlements=tuple,
-        kv_bytes=lambda pool, worker: kv.of(served.fleet.pools[pool], worker),
+        kv_bytes=lambda pool, worker: served.fleet.pools[pool].kv_tokens.get(worker, 0),
     )
     upkeep = StoreUpkeep(store, {"m": spec}, _clock, _clock)
     watched(upkeep.step)
@@ -150,12 +147,18 @@ def _pages(served: ModelRuntime, size: Size) -> Figures:
     parse_us = least_us(lambda: read_page(page), 50)
 
     async def read() -> float:
-        metrics = EngineMetrics([served], _clock, upstream=HttpUpstream(_Engines().connect))
+        prober = Prober(
+            [served],
+            interval_s=2.0,
+            timeout_s=2.0,
+            upstream=HttpUpstream(_Engines().connect),
+            clock=_clock,
+        )
         workers = range(size.workers)
         for start in range(0, size.workers, _BATCH):
             part = workers[start : start + _BATCH]
-            await asyncio.gather(*(metrics.read(served, 0, worker) for worker in part))
-        return metrics.interval_s
+            await asyncio.gather(*(prober.read(served, 0, worker) for worker in part))
+        return prober.page_interval_s
 
     interval_s, spent_ms, _ = watched(read)
     each_us = spent_ms * 1e3 / size.workers

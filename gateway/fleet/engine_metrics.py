@@ -1,6 +1,6 @@
-"""Read an engine's /metrics page: vLLM's and SGLang's names for the same metrics.
+"""Read an engine's pages: its metrics, the models that it serves, its KV cache, its sleep.
 
-Rules:
+Rules for /metrics, where vLLM and SGLang have names of their own for the same metrics:
 - One C pass over the page finds the wanted lines; most of a page is histograms.
 - Samples of one name are summed over their labels (an engine lists each data-parallel rank);
   shares are averaged. Of several names for one metric, the first of `ALIASES` on the page counts.
@@ -10,8 +10,10 @@ Rules:
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from gateway.fleet.engine_telemetry import EngineSample
 
@@ -71,6 +73,14 @@ _ADAPTERS: Final = b"vllm:lora_requests_info{"
 _ADAPTER_LINE: Final = re.compile(
     rb"(?m)^vllm:lora_requests_info\{([^\n]{0,65536})\}[ \t]+(\S{1,32})"
 )
+_KV: Final = "vllm:cache_config_info{"
+_KV_LINE: Final = re.compile(rb"^%b[^\r\n]{0,4096}" % _KV.encode(), re.MULTILINE)
+"""The metric has some 25 short labels; what is longer is cut off."""
+_KV_LABEL: Final = re.compile(r'(?<!\w)(\w{1,64})="((?:[^"\\]|\\.){0,256})"')
+"""Begins where a word begins, else a long word would take time in the square of its length."""
+_MAX_TOKENS: Final = 1 << 40
+_NAMES_SHOWN: Final = 5
+"""Most names in a message."""
 _LABEL: Final = re.compile(rb'(?<!\w)(\w{1,64})="([^"]*)"')
 _MAX_DIGITS: Final = 6
 _RANK: Final = re.compile(rb'[{,](?:engine|dp_rank)="(\d{1,6})"')
@@ -101,7 +111,8 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
     """
     values: dict[str, list[float]] = {}
     for name, labels, text in _LINE.findall(b"\n" + page):
-        if rank is None or _is_of(rank, labels):
+        reported = None if rank is None else _RANK.search(labels)
+        if reported is None or int(reported[1]) == rank:
             try:
                 value = float(text)
             except ValueError:
@@ -154,11 +165,81 @@ def read_adapters(page: bytes) -> RunningAdapters | None:
     )
 
 
-def _is_of(rank: int, labels: bytes) -> bool:
-    reported = _RANK.search(labels)
-    return reported is None or int(reported[1]) == rank
-
-
 def missing(sample: EngineSample) -> list[str]:
     """Fields of NEEDED that the engine does not report, perhaps under other names."""
     return [field for field in NEEDED if getattr(sample, field) is None]
+
+
+def read_kv_tokens(page: bytes, rank: int | None = None) -> int:
+    """Tokens in the KV cache of an engine, or of one `rank`, from its /metrics page.
+
+    0 if any of the ranks does not report them, as while an engine is still measuring.
+    """
+    total = 0
+    for raw in _KV_LINE.findall(page):
+        labels = dict(_KV_LABEL.findall(raw.decode("utf-8", "replace")))
+        if rank is not None and labels.get("engine") != str(rank):
+            continue
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        if not (blocks.isascii() and blocks.isdigit() and size.isascii() and size.isdigit()):
+            return 0
+        tokens = int(blocks[:16]) * int(size[:16])
+        if not 0 < tokens <= _MAX_TOKENS:
+            return 0
+        total += tokens
+    return total
+
+
+class EngineModel(NamedTuple):
+    """One name that an engine serves."""
+
+    name: str
+    window_tokens: int | None
+    parent: str | None
+    """The base model of a LoRA adapter; None for a model of its own."""
+
+
+def read_models(body: bytes) -> list[EngineModel]:
+    """The listed models; [] if the body is not such a list."""
+    try:
+        reported: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    cards: Any = reported.get("data") if isinstance(reported, dict) else None
+    found = []
+    for card in cards if isinstance(cards, list) else ():
+        name: Any = card.get("id") if isinstance(card, dict) else None
+        if isinstance(name, str):
+            window, parent = card.get("max_model_len"), card.get("parent")
+            found.append(
+                EngineModel(
+                    name,
+                    window if isinstance(window, int) else None,
+                    parent if isinstance(parent, str) and parent != name else None,
+                )
+            )
+    return found
+
+
+def not_served(models: Sequence[EngineModel], name: str) -> str:
+    """Why an engine with these models cannot serve `name`; "" if it can or lists nothing."""
+    names = [model.name for model in models]
+    if not names or name in names:
+        return ""
+    shown = ", ".join(f"'{known[:80]}'" for known in names[:_NAMES_SHOWN])
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"it serves {shown}{more}, not '{name}': set the worker's `model`"
+
+
+def adapters(models: Sequence[EngineModel]) -> list[str]:
+    """The LoRA adapters among them."""
+    return [model.name for model in models if model.parent is not None]
+
+
+def is_asleep(body: bytes) -> bool:
+    """Whether an engine's /is_sleeping page says that it sleeps (vLLM's sleep mode)."""
+    try:
+        reported: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(reported, dict) and reported.get("is_sleeping") is True

@@ -75,15 +75,20 @@ class EnginePages:
                 raise
         return Page(answer.status, b"".join(pieces))
 
-    async def counted(self, address: WorkerAddress) -> Counted | None:
-        """An engine's own counters of tokens; None if it does not tell them."""
+    async def metrics(self, address: WorkerAddress) -> bytes | None:
+        """An engine's /metrics page; None if it cannot be had. No answer makes it raise."""
         try:
-            page = await self.get(address, "/metrics")
+            page = await self.get(address, "/metrics", MAX_PAGE_BYTES)
         except NOT_HAD:
             return None
-        if page is None or page.status != 200:
+        return page.body if page is not None and page.status == 200 else None
+
+    async def counted(self, address: WorkerAddress) -> Counted | None:
+        """An engine's own counters of tokens; None if it does not tell them."""
+        body = await self.metrics(address)
+        if body is None:
             return None
-        sample = read_page(page.body)
+        sample = read_page(body)
         return sample.prompt_tokens_total, sample.generation_tokens_total
 
     async def generates(self, address: WorkerAddress) -> bool:

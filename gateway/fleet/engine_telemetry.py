@@ -10,6 +10,7 @@ Rules:
 
 from typing import Final
 
+from gateway.fleet.fleet import PoolState
 from gateway.records.record import Record
 
 STALE_S: Final = 5.0
@@ -56,16 +57,16 @@ _EMPTY: Final = EngineSample()
 class TelemetryView:
     """Readings of one pool's workers, by index."""
 
-    __slots__ = ("kv_tokens", "preemptions", "restarts", "samples", "stamped_s")
+    __slots__ = ("finished", "preemptions", "restarts", "samples", "stamped_s")
 
     def __init__(self, workers: int) -> None:
         self.samples = [_EMPTY] * workers
         self.stamped_s = [_NEVER] * workers
         """Time of each reading, on the clock of `now_s`."""
-        self.kv_tokens: list[int | None] = [None] * workers
-        """Capacity of each KV cache in tokens; None if unknown."""
         self.preemptions = 0.0
         """Preemptions of all workers since the gateway started; never falls."""
+        self.finished = 0.0
+        """Requests that they all answered since then, from any sender; never falls."""
         self.restarts = [0] * workers
 
 
@@ -74,7 +75,6 @@ def join(view: TelemetryView, worker: int) -> None:
     if worker == len(view.samples):
         view.samples.append(_EMPTY)
         view.stamped_s.append(_NEVER)
-        view.kv_tokens.append(None)
         view.restarts.append(0)
     forget(view, worker)
 
@@ -83,7 +83,6 @@ def forget(view: TelemetryView, worker: int) -> None:
     """Drop a worker's readings: it is gone."""
     view.samples[worker] = _EMPTY
     view.stamped_s[worker] = _NEVER
-    view.kv_tokens[worker] = None
     view.restarts[worker] = 0
 
 
@@ -95,11 +94,16 @@ def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float)
     view.samples[worker] = sample
     view.stamped_s[worker] = now_s
     view.restarts[worker] += again
-    if not first and sample.preemptions_total is not None:
-        known = 0.0 if again else before.preemptions_total
-        if known is not None:
-            view.preemptions += max(0.0, sample.preemptions_total - known)
+    if not first:
+        view.preemptions += _rise(before.preemptions_total, sample.preemptions_total, again)
+        view.finished += _rise(before.finished_total, sample.finished_total, again)
     return again
+
+
+def _rise(before: float | None, now: float | None, again: bool) -> float:  # noqa: FBT001
+    """How much a counter rose; `again`: it began anew."""
+    known = 0.0 if again else before
+    return 0.0 if now is None or known is None else max(0.0, now - known)
 
 
 def kv_usage(
@@ -112,11 +116,11 @@ def kv_usage(
 
 
 def held_tokens(
-    view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
+    pool: PoolState, view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
 ) -> float | None:
     """Tokens in a worker's KV cache; None if stale or unknown."""
-    usage, most = kv_usage(view, worker, now_s, stale_s), view.kv_tokens[worker]
-    return None if usage is None or most is None else usage * most
+    usage, most = kv_usage(view, worker, now_s, stale_s), pool.kv_tokens.get(worker, 0)
+    return usage * most if usage is not None and most else None
 
 
 def _restarted(before: EngineSample, now: EngineSample) -> bool:

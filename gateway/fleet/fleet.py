@@ -42,6 +42,7 @@ class PoolState:
         "engines",
         "failures",
         "inflight",
+        "kv_tokens",
         "last_ejection_end_s",
         "leaving",
         "may_be_empty",
@@ -120,6 +121,8 @@ class PoolState:
         self.total_active = 0
         self.total_tokens = 0
         """Sum of `tokens`. Only `start` and `finish` change `active`, `tokens` and their sums."""
+        self.kv_tokens: dict[int, int] = {}
+        """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
         self.up = [True] * n
         """The probes' verdict; a refused connection also sets it to False."""
         self.why_down = [""] * n

@@ -108,6 +108,7 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.ejected_until_s[rank] = 0.0
         fleet.heard(pool, rank, 0)
         pool.remarks.pop(rank, None)
+        pool.kv_tokens.pop(rank, None)
         pool.unfit.discard(rank)
     pool.engines.remove(ranks)
 

@@ -14,7 +14,6 @@ from typing import Final
 from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet, members, model_workers
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.metrics import Metrics
@@ -59,7 +58,6 @@ class Rotation:
         self,
         models: Iterable[ModelRuntime],
         prober: Prober,
-        telemetry: EngineMetrics,
         metrics: Metrics,
         clock: Callable[[], float],
         *,
@@ -72,7 +70,6 @@ class Rotation:
         """
         self._models = {served.name: served for served in models}
         self._prober = prober
-        self._telemetry = telemetry
         self._metrics = metrics
         self._clock = clock
         self._disconnect = disconnect
@@ -122,17 +119,18 @@ class Rotation:
             del self._models[before.name]
             for pool, state in enumerate(before.fleet.pools):
                 known[id(state)] = self._known.pop((before.name, pool))
-                for ranks in state.engines:
-                    self._prober.leave(before, pool, ranks[0])
-                    self._telemetry.forget(before, pool, ranks[0])
+                if served is None or state not in served.fleet.pools:
+                    for ranks in state.engines:
+                        self._prober.leave(state, ranks[0])
         if served is not None:
             self._models[served.name] = served
+            self._prober.follow([served])
             for pool, state in enumerate(served.fleet.pools):
                 kept = known.pop(id(state), None)
-                here = _configured(served, pool) if kept is None else kept
-                self._known[served.name, pool] = here
-                for number, ranks in enumerate(state.engines):
-                    self._prober.watch(served, pool, ranks[0], number * _SPREAD)
+                self._known[served.name, pool] = kept or _configured(served, pool)
+                if kept is None:
+                    for number, ranks in enumerate(state.engines):
+                        self._prober.watch(served, pool, ranks[0], number * _SPREAD)
         return [each.addresses for engines in known.values() for each in engines.values()]
 
     def close_connections(self, engines: Iterable[Engine]) -> None:
@@ -201,7 +199,6 @@ class Rotation:
         for address in engine:
             self._on_join(address.id)
         self._prober.watch(served, pool, ranks[0], delay_s)
-        self._telemetry.watch(served, pool, ranks[0])
         _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
         return True
 
@@ -234,8 +231,7 @@ class Rotation:
         workers = [known.worker for known in gone.values()]
         model_workers.vacate(served, pool, workers, self._clock())
         for name, known in gone.items():
-            self._prober.forget(served, pool, known.worker)
-            self._telemetry.forget(served, pool, known.worker)
+            self._prober.forget(served.fleet.pools[pool], known.worker)
             for address in known.addresses:
                 self._disconnect(address)
                 self._metrics.ejections.values.pop((_pool(served, pool), address.id), None)

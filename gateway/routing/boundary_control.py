@@ -35,32 +35,27 @@ from gateway.records.record import Record
 
 SAMPLE_S: Final = 60.0
 """Time between two calls of `step`; a window is five samples."""
+TIGHTEN_ABOVE: Final = 0.01
+TIGHTEN_BY: Final = 0.10
+RELAX_BELOW: Final = 0.002
+RELAX_BY: Final = 0.02
+NEAR_CEILING: Final = 0.95
+"""Share of the remembered ceiling up to which a boundary may rise again."""
+CEILING_S: Final = 3600.0
+"""How long a new ceiling is remembered."""
+LONGEST_CEILING_S: Final = 86_400.0
+FULLEST: Final = 0.7
+"""No relaxing above this load (share in use): loads vary from minute to minute."""
+FEWEST_ERRORS: Final = 3
+FEWEST_REQUESTS: Final = 500
+"""Requests needed to call a share small: 0.2 % of 500 is one. After an hour, fewer do."""
+ALWAYS_COUNTED: Final = 2
+"""Rescues and overruns of one tenant that always count."""
 _WINDOW_SAMPLES: Final = 5
 _MAX_SAMPLES: Final = 60
 """The longest window for relaxing, used in a pool with few requests."""
 _DRAINING: Final = 0.95
 """A pool is draining when its load is below this share of its load a minute ago."""
-
-
-class BoundaryRules(Record, frozen=True, kw_only=True):
-    """Thresholds and steps; shares of requests."""
-
-    tighten_above: float = 0.01
-    tighten_by: float = 0.10
-    relax_below: float = 0.002
-    relax_by: float = 0.02
-    near_ceiling: float = 0.95
-    """Share of the remembered ceiling up to which a boundary may rise again."""
-    ceiling_s: float = 3600.0
-    """How long a new ceiling is remembered."""
-    longest_ceiling_s: float = 86_400.0
-    fullest: float = 0.7
-    """No relaxing above this load (share in use): loads vary from minute to minute."""
-    fewest_errors: int = 3
-    fewest_requests: int = 500
-    """Requests needed to call a share small: 0.2 % of 500 is one. After an hour, fewer do."""
-    always_counted: int = 2
-    """Rescues and overruns of one tenant that always count."""
 
 
 class PoolSample(Record, frozen=True, kw_only=True):
@@ -107,75 +102,54 @@ class BoundaryControl:
 
     def __init__(self, bounds: Sequence[BoundaryBounds], *, observe: bool = False) -> None:
         """`observe`: report the moves without applying them."""
-        self._rules = BoundaryRules()
         self.observe = observe
         self._all = [_Boundary(b) for b in bounds]
 
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The boundaries in tokens, one for each pool but the last."""
-        return tuple(one.tokens for one in self._all)
+        return tuple(each.tokens for each in self._all)
 
     @property
     def shares(self) -> tuple[float, ...]:
         """Errors in each pool's present window, as shares of requests."""
-        return tuple(_share(one.window, self._rules) for one in self._all)
+        return tuple(sum(_parts(each.window)) for each in self._all)
 
     def step(self, now_s: float, samples: Sequence[PoolSample]) -> list[Move]:
         """Take a sample of each pool but the last; returns the moves that follow."""
         moves = []
-        for index, (one, sample) in enumerate(zip(self._all, samples, strict=True)):
-            found = one.decide(now_s, sample, self._rules)
-            if found is None:
+        for index, (each, sample) in enumerate(zip(self._all, samples, strict=True)):
+            wanted, window = each.decide(now_s, sample)
+            if not window:
                 continue
-            least, most = one.bounds.least, one.bounds.most
+            least, most = each.bounds.least, each.bounds.most
             if index > 0:
                 least = max(least, self._all[index - 1].tokens + 1)
             if index + 1 < len(self._all):
                 most = min(most, self._all[index + 1].tokens - 1)
-            after = min(max(found.tokens, least), most)
-            if (after < one.tokens) != found.tighten or after == one.tokens:
+            tighten, after = wanted < each.tokens, min(max(wanted, least), most)
+            if (after < each.tokens) != tighten or after == each.tokens:
                 continue
+            parts = _parts(window)
+            preempted, rescued, overrun = (100 * part for part in parts)
+            limit = f"above {100 * TIGHTEN_ABOVE:g}" if tighten else f"under {100 * RELAX_BELOW:g}"
             moves.append(
                 Move(
                     boundary=index,
-                    pool=one.bounds.pool,
-                    before=one.tokens,
+                    pool=each.bounds.pool,
+                    before=each.tokens,
                     after=after,
-                    share=_share(found.window, self._rules),
-                    reason=_reason(found.window, self._rules, tighten=found.tighten),
+                    share=sum(parts),
+                    reason=f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, "
+                    f"{overrun:.2g} % overrun in {len(window)} min, {limit} %",
                 )
             )
-            one.moved(
-                None if self.observe else after,
-                tighten=found.tighten,
-                now_s=now_s,
-                rules=self._rules,
-            )
+            each.moved(None if self.observe else after, now_s)
         return moves
-
-
-class _Found(Record, frozen=True, kw_only=True):
-    tighten: bool
-    tokens: int
-    window: tuple[PoolSample, ...]
-    """The samples that it follows from."""
 
 
 class _Boundary:
     """One boundary: its position, the samples since its last move, and its ceiling."""
-
-    __slots__ = (
-        "_ceiling",
-        "_ceiling_s",
-        "_ceiling_until_s",
-        "_load",
-        "_samples",
-        "_skip",
-        "_urgent",
-        "bounds",
-        "tokens",
-    )
 
     def __init__(self, bounds: BoundaryBounds) -> None:
         self.bounds = bounds
@@ -190,62 +164,51 @@ class _Boundary:
         self._load = 0.0
 
     @property
-    def window(self) -> tuple[PoolSample, ...]:
+    def window(self) -> list[PoolSample]:
         """The samples of the last five minutes, or since the last move."""
-        return tuple(self._samples[-_WINDOW_SAMPLES:])
+        return self._samples[-_WINDOW_SAMPLES:]
 
-    def decide(self, now_s: float, sample: PoolSample, rules: BoundaryRules) -> _Found | None:
-        """Take one more sample; returns the move that follows, or None."""
+    def decide(self, now_s: float, sample: PoolSample) -> tuple[int, list[PoolSample]]:
+        """Take one more sample; returns where to move, and the samples that say so; [] for none."""
         draining, self._load = sample.load < _DRAINING * self._load, sample.load
         if self._skip:
             self._skip = False
-            return None
+            return self.tokens, []
         self._samples = [*self._samples[1 - _MAX_SAMPLES :], sample]
         window = self.window
-        whole = len(window) == _WINDOW_SAMPLES
-        errors = sum(s.preemptions + s.rescues + s.overruns for s in window)
-        errors -= _forged(window, rules)
-        wrong = _share(window, rules) > rules.tighten_above and errors >= rules.fewest_errors
-        if wrong and (whole or (self._urgent and not draining)):
-            lower = math.floor(self.tokens * (1 - rules.tighten_by))
-            return _Found(tighten=True, tokens=lower, window=window)
+        errors = sum(s.preemptions + s.rescues + s.overruns for s in window) - _forged(window)
+        wrong = sum(_parts(window)) > TIGHTEN_ABOVE and errors >= FEWEST_ERRORS
+        if wrong and (len(window) == _WINDOW_SAMPLES or (self._urgent and not draining)):
+            return math.floor(self.tokens * (1 - TIGHTEN_BY)), window
         self._urgent = wrong and self._urgent
-        calm = self._calm(rules)
-        if calm:
-            higher = math.ceil(self.tokens * (1 + rules.relax_by))
-            if now_s >= self._ceiling_until_s or higher <= rules.near_ceiling * self._ceiling:
-                return _Found(tighten=False, tokens=higher, window=calm)
-        return None
+        higher = math.ceil(self.tokens * (1 + RELAX_BY))
+        if now_s < self._ceiling_until_s and higher > NEAR_CEILING * self._ceiling:
+            return self.tokens, []
+        for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
+            window = self._samples[-count:]
+            requests = sum(s.requests for s in window)
+            if requests >= FEWEST_REQUESTS or (requests and count == _MAX_SAMPLES):
+                calm = sum(_parts(window)) < RELAX_BELOW and max(s.load for s in window) <= FULLEST
+                return higher, window if calm else []
+        return self.tokens, []
 
-    def moved(
-        self, tokens: int | None, *, tighten: bool, now_s: float, rules: BoundaryRules
-    ) -> None:
+    def moved(self, tokens: int | None, now_s: float) -> None:
         """Note a move to `tokens` (None: only observed); the evidence starts afresh."""
         self._samples = []
         if tokens is None:
             return
+        tighten = tokens < self.tokens
         if tighten:
             if not self._urgent:
-                again = self.tokens >= (1 - rules.tighten_by) * self._ceiling > 0
-                longer_s = min(2 * self._ceiling_s, rules.longest_ceiling_s)
-                self._ceiling_s = longer_s if again else rules.ceiling_s
+                again = self.tokens >= (1 - TIGHTEN_BY) * self._ceiling > 0
+                longer_s = min(2 * self._ceiling_s, LONGEST_CEILING_S)
+                self._ceiling_s = longer_s if again else CEILING_S
             self._ceiling, self._ceiling_until_s = self.tokens, now_s + self._ceiling_s
         self._skip = self._urgent = tighten
         self.tokens = tokens
 
-    def _calm(self, rules: BoundaryRules) -> tuple[PoolSample, ...]:
-        """The samples that show that the boundary may rise; () if they do not."""
-        for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
-            window = tuple(self._samples[-count:])
-            requests = sum(s.requests for s in window)
-            if requests >= rules.fewest_requests or (requests and count == _MAX_SAMPLES):
-                fullest = max(s.load for s in window)
-                small = _share(window, rules) < rules.relax_below
-                return window if small and fullest <= rules.fullest else ()
-        return ()
 
-
-def _forged(window: Sequence[PoolSample], rules: BoundaryRules) -> int:
+def _forged(window: Sequence[PoolSample]) -> int:
     """Rescues and overruns that do not count: those of one tenant beyond all others' total."""
     wrong: Counter[str] = Counter()
     for sample in window:
@@ -253,10 +216,10 @@ def _forged(window: Sequence[PoolSample], rules: BoundaryRules) -> int:
     if not wrong:
         return 0
     most = max(wrong.values())
-    return max(0, most - max(wrong.total() - most, rules.always_counted))
+    return max(0, most - max(wrong.total() - most, ALWAYS_COUNTED))
 
 
-def _parts(window: Sequence[PoolSample], rules: BoundaryRules) -> tuple[float, float, float]:
+def _parts(window: Sequence[PoolSample]) -> tuple[float, float, float]:
     """Preemptions per finished request, and shares of requests rescued and overrun."""
     finished = sum(s.finished for s in window)
     requests = sum(s.requests for s in window)
@@ -265,18 +228,5 @@ def _parts(window: Sequence[PoolSample], rules: BoundaryRules) -> tuple[float, f
     rescues, overruns = sum(s.rescues for s in window), sum(s.overruns for s in window)
     if not requests or not rescues + overruns:
         return preempted, 0.0, 0.0
-    counted = max(0.0, 1 - _forged(window, rules) / (rescues + overruns))
+    counted = max(0.0, 1 - _forged(window) / (rescues + overruns))
     return preempted, counted * rescues / requests, counted * overruns / requests
-
-
-def _share(window: Sequence[PoolSample], rules: BoundaryRules) -> float:
-    return sum(_parts(window, rules))
-
-
-def _reason(window: Sequence[PoolSample], rules: BoundaryRules, *, tighten: bool) -> str:
-    preempted, rescued, overrun = (100 * part for part in _parts(window, rules))
-    limit = rules.tighten_above if tighten else rules.relax_below
-    return (
-        f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, {overrun:.2g} % overrun in "
-        f"{len(window)} min, {'above' if tighten else 'under'} {100 * limit:g} %"
-    )

@@ -1,4 +1,4 @@
-"""Count rescues, overruns and lengths of settled requests, by pool, for boundary control.
+"""What boundary control of one model reads: rescues, overruns, lengths, and engines' counters.
 
 The settlement reports each request once; boundary control reads the counts every minute. A rescue
 counts only if the usage of the engine that then served the request confirms that it was too long,
@@ -10,17 +10,20 @@ memory is short.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.estimate.length_drift import LengthDrift
+from gateway.fleet.engine_telemetry import TelemetryView
+from gateway.fleet.fleet import PoolState
 from gateway.records.decision import DecisionRecord
+from gateway.routing.boundary_control import BoundaryControl, PoolSample
 from gateway.routing.routing_table import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt after which the next larger window is tried."""
 _MAX_TENANTS: Final = 1024
-"""Most tenants counted separately between two calls of `wrong`."""
+"""Most tenants counted separately between two samples."""
 
 
 class BoundaryWatch:
@@ -30,8 +33,11 @@ class BoundaryWatch:
         "_first",
         "_index",
         "_pools",
+        "_sampled",
         "_wrong",
+        "control",
         "drift",
+        "drifted",
         "overruns",
         "requests",
         "rescues",
@@ -39,8 +45,17 @@ class BoundaryWatch:
         "shares",
     )
 
-    def __init__(self, pools: int, planned: Sequence[tuple[int, float]] = ()) -> None:
-        """`planned`: (tokens, share) points that the fleet was planned for; () if unknown."""
+    def __init__(
+        self,
+        pools: int,
+        planned: Sequence[tuple[int, float]] = (),
+        control: BoundaryControl | None = None,
+    ) -> None:
+        """`planned`: (tokens, share) points that the fleet was planned for; () if unknown.
+
+        `control` moves the boundaries; None where they are fixed.
+        """
+        self.control = control
         self.requests = [0] * pools
         """Requests sent to an engine of the pool."""
         self.rescues = [0] * pools
@@ -50,8 +65,12 @@ class BoundaryWatch:
         """Whether more than one tenant ever sent to the pool."""
         self._first: list[str | None] = [None] * pools
         self._wrong: list[Counter[str]] = [Counter() for _ in range(pools)]
-        """Rescues and overruns by tenant since the last call of `wrong`."""
+        """Rescues and overruns by tenant since the last sample."""
+        self._sampled: list[tuple[float, ...]] = [()] * pools
+        """The counts at the last sample."""
         self.drift = LengthDrift(planned) if planned else None
+        self.drifted = False
+        """Whether the log told of drift."""
         self.shares: tuple[float, ...] = ()
         """Errors by boundary as shares of requests, where boundary control is on."""
         self._pools: Sequence[PoolShape] = ()
@@ -95,30 +114,35 @@ class BoundaryWatch:
         if self.drift is not None and prompt:
             self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
-    def wrong(self, pool: int) -> dict[str, int]:
-        """Rescues and overruns by tenant since the last call."""
-        found, self._wrong[pool] = self._wrong[pool], Counter()
-        return dict(found)
+    def sample(self, pool: int, state: PoolState, view: TelemetryView) -> PoolSample:
+        """What happened in a pool since its last sample."""
+        tell = [
+            engine
+            for engine in view.samples
+            if engine.preemptions_total is not None and engine.finished_total is not None
+        ]
+        engines = (view.preemptions, view.finished) if tell else (0.0, 0.0)
+        now = (self.requests[pool], self.rescues[pool], self.overruns[pool], *engines)
+        # What engines counted before the first sample is nothing that happened since.
+        before = self._sampled[pool] or (0, 0, 0, *engines)
+        self._sampled[pool] = now
+        wrong, self._wrong[pool] = self._wrong[pool], Counter()
+        sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)
+        slots = max(1, len(state.alive) * state.slots_per_worker)
+        return PoolSample(
+            requests=now[0] - int(before[0]),
+            rescues=now[1] - int(before[1]),
+            overruns=now[2] - int(before[2]),
+            wrong=dict(wrong) if self.several[pool] else None,
+            preemptions=now[3] - before[3],
+            finished=now[4] - before[4],
+            load=max(
+                max(state.inflight, sequences) / slots,
+                sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),
+            ),
+        )
 
     def _note(self, pool: int, tenant: str) -> None:
         wrong = self._wrong[pool]
         if tenant in wrong or len(wrong) < _MAX_TENANTS:
             wrong[tenant] += 1
-
-
-class Rising:
-    """How much counters rose since the last call; a counter that fell has restarted from 0."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: dict[object, float] = {}
-
-    def by(self, totals: Mapping[object, float]) -> float:
-        """Sum of all keys' rises; a key's first total counts as no rise. Keys are kept for ever."""
-        risen = 0.0
-        for key, total in totals.items():
-            before = self._last.get(key, total)
-            risen += total - before if total >= before else total
-        self._last.update(totals)
-        return risen

@@ -153,7 +153,7 @@ def watch_of(model: ModelConfig) -> BoundaryWatch | None:
     asked = model.boundary
     if not asked.auto and asked.planned is None:
         return None
-    return BoundaryWatch(len(model.pools), asked.planned or ())
+    return BoundaryWatch(len(model.pools), asked.planned or (), control_of(model))
 
 
 def control_of(model: ModelConfig) -> BoundaryControl | None:

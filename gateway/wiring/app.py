@@ -27,7 +27,6 @@ from gateway.dashboard.api import dashboard_router
 from gateway.dashboard.snapshot import Snapshots
 from gateway.dashboard.totals import answer_totals
 from gateway.fleet.engine_pages import EnginePages
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import Rotation, RotationLog
@@ -42,7 +41,6 @@ from gateway.records.request import Principal, RequestHead
 from gateway.replicas.estimator_sync import EstimatorSync
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
-from gateway.settings.model import control_of
 from gateway.store.backends import open_state
 from gateway.upstream import HttpUpstream
 from gateway.usage.ledger import Ledger, report
@@ -154,28 +152,14 @@ class Gateway:
             self.models,
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
-            kv=self.pools.engine_kv,
             upstream=self.upstream,
             clock=clock,
             on_frozen=lambda *which: self.pipeline.frozen(*which),  # noqa: PLW0108 - made below
         )
-        controls = {model.name: control_of(model) for model in config.models}
-        self.boundaries = BoundaryController(
-            self.models,
-            {name: control for name, control in controls.items() if control is not None},
-            self.metrics,
-            clock=clock,
-        )
-        self.telemetry = EngineMetrics(
-            (model for model in self.models if model.fleet.telemetry),
-            clock,
-            on_restart=_forget_prefixes,
-            upstream=self.upstream,
-        )
+        self.boundaries = BoundaryController(self.models, self.metrics, clock=clock)
         self.rotation = Rotation(
             self.models,
             self.prober,
-            self.telemetry,
             self.metrics,
             clock,
             disconnect=self.upstream.disconnect,
@@ -347,7 +331,6 @@ class Gateway:
                 self.learning,
                 self.prober,
                 self.boundaries,
-                self.telemetry,
                 self.rotation,
                 self.discovery,
                 self.reloading,
@@ -396,13 +379,6 @@ class Gateway:
                 "the state store is away: limits are kept as state.fail_mode says, and changes of "
                 "keys and entitlements do not arrive; have it answer, the gateway returns by itself"
             )
-
-
-def _forget_prefixes(served: ModelRuntime, pool: int, worker: int) -> None:
-    """Forget a worker's prefixes: its engine restarted with an empty prefix cache."""
-    prefixes = served.scheduling.prefixes
-    if prefixes and (index := prefixes[pool]) is not None:
-        index.forget(worker)
 
 
 def _compress_workers(config: Config) -> "CompressWorkers | None":

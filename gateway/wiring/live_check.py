@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime, adapted_aliases
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import Rotation
@@ -52,10 +51,7 @@ async def look(config: Config) -> list[LiveFinding]:
         timeout_s=config.health.timeout_s,
         upstream=upstream,
     )
-    telemetry = EngineMetrics((), time.monotonic, upstream=upstream)
-    rotation = Rotation(
-        models, prober, telemetry, Metrics(), time.monotonic, disconnect=upstream.disconnect
-    )
+    rotation = Rotation(models, prober, Metrics(), time.monotonic, disconnect=upstream.disconnect)
     discovery = Discovery(config, models, rotation)
     try:
         await discovery.start()

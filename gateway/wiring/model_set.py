@@ -15,21 +15,18 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.control.roles import RoleKeys
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
 from gateway.replicas.estimator_sync import EstimatorSync
-from gateway.routing.boundary_controller import BoundaryController
 from gateway.routing.split_alias import SplitAlias
 from gateway.settings import Config, ModelConfig
-from gateway.settings.model import control_of
 from gateway.settings.worker import WorkerConfig
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
-from gateway.wiring.models import by_name, same_lines, served_model
+from gateway.wiring.models import by_name, served_model
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.schedulers import Former, former
 from gateway.wiring.token_pools import AdmissionRuntime
@@ -49,9 +46,7 @@ class Parts(Protocol):
     metrics: Metrics
     pools: AdmissionRuntime
     prober: Prober
-    telemetry: EngineMetrics
     rotation: Rotation
-    boundaries: BoundaryController
     learning: EstimatorSync
     discovery: Discovery
     workers: Workers
@@ -180,20 +175,13 @@ class ModelSet:
         after = [(each, self._present(target, each)) for each in following]
         for each, now in after:
             old = before.pop(now.name, None)
-            views = now.fleet.telemetry
             for pool, state in zip(each.model.pools.values(), now.fleet.pools, strict=True):
                 state.slots_per_worker = pool.max_num_seqs
                 state.may_be_empty = pool.may_be_empty
             if old is not now:
                 self._retire_later(old, now)
-            if old is not now or views != gateway.telemetry.views.get(now.name, ()):
-                gateway.telemetry.replace(now.name, now if views else None)
-            if each.before is None or not same_lines(each.before, each.model):
-                gateway.boundaries.watch(now, control_of(each.model))
         for gone in before.values():
             self._retire_later(gone, None)
-            gateway.telemetry.replace(gone.name, None)
-            gateway.boundaries.forget(gone.name)
         served.models[:] = [now for _, now in after]
         served.name(target)
         gateway.pools.use(target, {now.name: now for _, now in after})
@@ -234,11 +222,10 @@ class ModelSet:
         if old.name not in here:
             gateway.metrics.forget(model=old.name)
             _log.info("model %s is gone", old.name)
-        for index, pool in enumerate(old.fleet.pools):
+        for pool in old.fleet.pools:
             if pool not in retiree.pools:
                 continue
-            for ranks in pool.engines:
-                gateway.prober.forget(old, index, ranks[0])
+            gateway.prober.drop(pool)
             for worker in pool.workers:
                 gateway.metrics.ejections.values.pop((pool.name, worker), None)
             if pool.name not in here.get(old.name, ()):

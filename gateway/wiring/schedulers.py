@@ -144,7 +144,7 @@ def _scheduler(
     if policy == "bfio":
         # numpy takes about 20 MB, so it is imported only for balancing ranks.
         solver = importlib.import_module("gateway.scheduling.rank_solver")
-        observed = None if view is None else partial(held_tokens, view)
+        observed = None if view is None else partial(held_tokens, pool, view)
         return RankGroup(pool, solver.assign, observed=observed)
     reported = None if view is None else partial(kv_usage, view)
     shadow = predictor is not None

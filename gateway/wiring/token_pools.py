@@ -19,7 +19,6 @@ from gateway.admission.token_pool import TokenPool
 from gateway.background_task import BackgroundTasks
 from gateway.control.metrics_page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCounts
 from gateway.errors import BadRequest
-from gateway.fleet.kv_capacity import EngineKv
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import GoneSeries, Metrics
 from gateway.pipeline.authenticate import Keyring
@@ -90,7 +89,6 @@ class AdmissionRuntime:
         self._served = dict(models)
         self._rates = {name: served.admission.rates for name, served in models.items()}
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
-        self.engine_kv = EngineKv()
         self.tokens = token_verifier(config, metrics, clock)
         self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
         if config.administered and backend_of(self._url) != "memory":
@@ -346,7 +344,9 @@ class AdmissionRuntime:
             pools=pools,
             shares=worker_shares(model),
             entitlements=lambda: self.entitlements.terms(model.name),
-            kv_bytes=lambda pool, worker: self.engine_kv.of(pools[pool], worker),
+            kv_bytes=lambda pool, worker: (
+                pools[pool].kv_tokens.get(worker, 0) * (model.kv_bytes_per_token or 0)
+            ),
         )
 
     def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:

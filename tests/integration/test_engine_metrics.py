@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.fleet.engine_telemetry import EngineSample
-from gateway.fleet.metrics_scraper import EngineMetrics
+from gateway.fleet.engine_telemetry import EngineSample, TelemetryView
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.probes import Prober
 from gateway.upstream import HttpUpstream
 from simulator.engine.engine import EngineProfile
 from simulator.mock_server import MockConfig, parse_faults
@@ -43,17 +43,23 @@ def engine(fail: str = "", ranks: int = 1) -> Iterator[str]:
 
 def served_at(url: str) -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(1,))
-    return changed(model, workers=((address("w0", port=urlsplit(url).port or 0),),))
+    return changed(
+        model,
+        workers=((address("w0", port=urlsplit(url).port or 0),),),
+        telemetry=(TelemetryView(1),),
+    )
+
+
+def prober(served: ModelRuntime, upstream: HttpUpstream) -> Prober:
+    return Prober([served], interval_s=60.0, timeout_s=2.0, upstream=upstream)
 
 
 async def sampled(served: ModelRuntime) -> EngineSample | None:
     upstream = HttpUpstream()
-    metrics = EngineMetrics([served], time.monotonic, upstream=upstream)
     try:
-        known = await metrics.read(served, 0, 0)
-        return metrics.views[served.name][0].samples[0] if known else None
+        known = await prober(served, upstream).read(served, 0, 0)
+        return served.fleet.telemetry[0].samples[0] if known else None
     finally:
-        await metrics.close()
         await upstream.close()
 
 
@@ -82,23 +88,15 @@ async def test_an_engine_without_a_page_tells_nothing() -> None:
 
 
 async def test_an_engine_that_came_back_has_restarted() -> None:
-    told: list[int] = []
     upstream = HttpUpstream()
     with engine() as url:
         served = served_at(url)
-        metrics = EngineMetrics(
-            [served],
-            time.monotonic,
-            upstream=upstream,
-            on_restart=lambda _, __, worker: told.append(worker),
-        )
         async with httpx.AsyncClient() as client:
             await client.post(url + "/v1/chat/completions", json=BODY, timeout=10)
-        assert await metrics.read(served, 0, 0)
-    assert not await metrics.read(served, 0, 0)
+        assert await prober(served, upstream).read(served, 0, 0)
+    assert not await prober(served, upstream).read(served, 0, 0)
     with engine() as url:
-        again = served_at(url)
-        assert await metrics.read(again, 0, 0)
-    await metrics.close()
+        again = changed(served_at(url), telemetry=served.fleet.telemetry)
+        assert await prober(again, upstream).read(again, 0, 0)
     await upstream.close()
-    assert told == [0]
+    assert served.fleet.telemetry[0].restarts == [1]

@@ -54,7 +54,6 @@ async def test_a_source_names_only_so_many_workers_and_ranks_count(
     assert "over 8 workers" in source.failing
     assert bench.names == []
     await bench.prober.close()
-    await bench.telemetry.close()
 
 
 async def test_a_source_that_names_too_much_is_asked_less_and_less_often(
@@ -99,7 +98,6 @@ async def test_what_no_engine_can_be_is_left_out(odd: FoundEngine) -> None:
     await followed(bench, source_of(bench, odd, engine(1)))
     assert bench.names == ["10.0.0.1:80"]
     await bench.prober.close()
-    await bench.telemetry.close()
 
 
 async def test_two_thousand_engines_at_once_let_requests_run() -> None:
@@ -126,7 +124,6 @@ async def test_two_thousand_engines_at_once_let_requests_run() -> None:
     assert max(after[0] - before[0] for before, after in pairwise(turns)) == runner.SLICE
     assert max(after[1] - before[1] for before, after in pairwise(turns)) == 1
     await bench.prober.close()
-    await bench.telemetry.close()
 
 
 async def test_a_secret_in_a_url_that_is_refused_is_not_logged(
@@ -138,4 +135,3 @@ async def test_a_secret_in_a_url_that_is_refused_is_not_logged(
     assert "//***@h" in caplog.text
     assert "secret" not in caplog.text
     await bench.prober.close()
-    await bench.telemetry.close()

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.fleet import engine_telemetry as tv
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
+from gateway.fleet.fleet import PoolState
 
 
 def test_a_reading_is_told_while_it_is_fresh() -> None:
@@ -55,10 +56,10 @@ def test_preemptions_are_counted_from_the_first_reading_and_over_restarts() -> N
 
 
 def test_tokens_held_are_known_where_size_and_usage_are() -> None:
-    view = TelemetryView(1)
-    assert tv.held_tokens(view, 0, 0.0) is None
+    pool, view = PoolState("p", ["w"], 8), TelemetryView(1)
+    assert tv.held_tokens(pool, view, 0, 0.0) is None
     record(view, 0, EngineSample(kv_usage=0.5), 0.0)
-    assert tv.held_tokens(view, 0, 1.0) is None
-    view.kv_tokens[0] = 8000
-    assert tv.held_tokens(view, 0, 1.0) == 4000
-    assert tv.held_tokens(view, 0, 60.0) is None
+    assert tv.held_tokens(pool, view, 0, 1.0) is None
+    pool.kv_tokens[0] = 8000
+    assert tv.held_tokens(pool, view, 0, 1.0) == 4000
+    assert tv.held_tokens(pool, view, 0, 60.0) is None

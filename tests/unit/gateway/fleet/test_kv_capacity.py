@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.fleet import kv_capacity
-from gateway.fleet.kv_capacity import EngineKv, kv_tokens
+from gateway.fleet import engine_pages
+from gateway.fleet.engine_metrics import read_kv_tokens
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from simulator.engine.profiles import PROFILES
@@ -40,8 +40,8 @@ def engines() -> FakeEngines:
     return made
 
 
-def prober(served: ModelRuntime, kv: EngineKv, engines: FakeEngines) -> Prober:
-    return Prober([served], interval_s=1.0, timeout_s=1.0, upstream=engines, kv=kv)
+def prober(served: ModelRuntime, engines: FakeEngines) -> Prober:
+    return Prober([served], interval_s=1.0, timeout_s=1.0, upstream=engines)
 
 
 def page(*infos: str) -> str:
@@ -53,16 +53,10 @@ async def test_blocks_times_their_size_times_bytes_a_token(
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "100")), port=1)
     engines.answer("/metrics", page(INFO % (0, "200")), port=2)
-    kv = EngineKv()
-    probing = prober(served, kv, engines)
+    probing = prober(served, engines)
     assert await probing.probe(served, 0, 0)
     assert await probing.probe(served, 0, 1)
-    assert kv.kv_bytes_by_worker == {
-        (served.fleet.pools[0], 0): 1_638_400,
-        (served.fleet.pools[0], 1): 3_276_800,
-    }
-    assert kv.of(served.fleet.pools[0], 1) == 3_276_800
-    assert EngineKv().of(served.fleet.pools[0], 0) == 0
+    assert served.fleet.pools[0].kv_tokens == {0: 1600, 1: 3200}
     keys = {worker.port: worker.api_key for worker, _ in engines.calls}
     assert keys == {1: None, 2: "sk-engine"}
 
@@ -71,29 +65,27 @@ async def test_data_parallel_engines_of_a_worker_add_up(
     served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10"), INFO % (1, "20")))
-    kv = EngineKv()
-    await prober(served, kv, engines).probe(served, 0, 0)
-    assert kv.of(served.fleet.pools[0], 0) == 30 * 16 * 1024
+    await prober(served, engines).probe(served, 0, 0)
+    assert served.fleet.pools[0].kv_tokens[0] == 30 * 16
 
 
 async def test_a_worker_is_asked_once_until_it_was_away(
     served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
-    kv = EngineKv()
-    probing = prober(served, kv, engines)
+    probing = prober(served, engines)
     for _ in range(3):
         await probing.probe(served, 0, 0)
     assert engines.asked("/metrics") == 1
     engines.answer("/health", status=503)
     for _ in range(3):
         await probing.probe(served, 0, 0)
-    known = kv.of(served.fleet.pools[0], 0)
-    assert known == 10 * 16 * 1024, "capacity counts workers in the rotation only"
+    known = served.fleet.pools[0].kv_tokens[0]
+    assert known == 10 * 16, "capacity counts workers in the rotation only"
     engines.answer("/health")
     engines.answer("/metrics", page(INFO % (0, "99")))
     await probing.probe(served, 0, 0)
-    assert (engines.asked("/metrics"), kv.of(served.fleet.pools[0], 0)) == (2, 99 * 16 * 1024)
+    assert (engines.asked("/metrics"), served.fleet.pools[0].kv_tokens[0]) == (2, 99 * 16)
 
 
 @pytest.mark.parametrize(
@@ -117,26 +109,24 @@ async def test_what_is_not_told_is_unknown(
     answer: Script,
 ) -> None:
     engines.play("/metrics", answer)
-    kv = EngineKv()
-    assert await prober(served, kv, engines).probe(served, 0, 0), "it stays in the rotation"
-    assert kv.kv_bytes_by_worker == {}
+    assert await prober(served, engines).probe(served, 0, 0), "it stays in the rotation"
+    assert not served.fleet.pools[0].kv_tokens[0]
 
 
 async def test_an_engine_that_tells_no_longer_is_unknown_again(
     served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
-    kv = EngineKv()
-    probing = prober(served, kv, engines)
+    probing = prober(served, engines)
     await probing.probe(served, 0, 0)
-    assert kv.of(served.fleet.pools[0], 0)
+    assert served.fleet.pools[0].kv_tokens[0]
     engines.answer("/health", status=500)
     while served.fleet.pools[0].up[0]:
         await probing.probe(served, 0, 0)
     engines.answer("/health")
     engines.answer("/metrics", status=404)
     await probing.probe(served, 0, 0)
-    assert kv.of(served.fleet.pools[0], 0) == 0
+    assert served.fleet.pools[0].kv_tokens[0] == 0
 
 
 @pytest.mark.parametrize("script", [failure("reset"), whole(200, b"vllm:", broken("timeout"))])
@@ -144,9 +134,8 @@ async def test_a_metrics_page_that_breaks_off_harms_nobody(
     served: ModelRuntime, engines: FakeEngines, script: Script
 ) -> None:
     engines.play("/metrics", script)
-    kv = EngineKv()
-    assert await prober(served, kv, engines).probe(served, 0, 0)
-    assert kv.kv_bytes_by_worker == {}
+    assert await prober(served, engines).probe(served, 0, 0)
+    assert not served.fleet.pools[0].kv_tokens[0]
 
 
 async def test_a_page_without_end_tells_nothing(
@@ -154,11 +143,10 @@ async def test_a_page_without_end_tells_nothing(
     engines: FakeEngines,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_capacity, "MAX_PAGE_BYTES", 300)
+    monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 300)
     engines.answer("/metrics", page(INFO % (0, "10")) + "\n" + "x" * 301)
-    kv = EngineKv()
-    await prober(served, kv, engines).probe(served, 0, 0)
-    assert kv.kv_bytes_by_worker == {}
+    await prober(served, engines).probe(served, 0, 0)
+    assert not served.fleet.pools[0].kv_tokens[0]
 
 
 async def test_without_bytes_a_token_nobody_is_asked(
@@ -166,33 +154,31 @@ async def test_without_bytes_a_token_nobody_is_asked(
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
     plain = changed(served, kv_bytes_per_token=0)
-    await prober(plain, EngineKv(), engines).probe(plain, 0, 0)
+    await prober(plain, engines).probe(plain, 0, 0)
     assert engines.asked("/metrics") == 0
 
 
 def test_escaped_labels_are_read_past() -> None:
     line = 'vllm:cache_config_info{a="\\"num_gpu_blocks=\\"5",block_size="2",num_gpu_blocks="3"} 1'
-    assert kv_tokens(line) == 6
-    assert kv_tokens("vllm:other{}") is None
+    assert read_kv_tokens(line.encode()) == 6
+    assert read_kv_tokens(b"vllm:other{}") == 0
 
 
 @pytest.mark.parametrize("unit", ["x", 'a="', 'a="\\"', "\\", ',a="b"'])
 def test_twice_the_labels_take_twice_the_time(unit: str) -> None:
     head = "vllm:cache_config_info{"
-    assert_linear(lambda n: head + unit * (n // len(unit)), kv_tokens, most=2**20)
+    assert_linear(lambda n: (head + unit * (n // len(unit))).encode(), read_kv_tokens, most=2**20)
 
 
 async def test_a_line_without_end_is_cut_off(served: ModelRuntime, engines: FakeEngines) -> None:
     line = INFO % (0, "10")
     engines.answer("/metrics", page(line, line.replace('"16"', f'"{"9" * 5000}"')))
-    kv = EngineKv()
-    await prober(served, kv, engines).probe(served, 0, 0)
-    assert kv.kv_bytes_by_worker == {}
+    await prober(served, engines).probe(served, 0, 0)
+    assert not served.fleet.pools[0].kv_tokens[0]
 
 
 async def test_the_mock_engine_tells_what_it_has() -> None:
     driver = Driver(MockConfig(model="m", profile=next(iter(PROFILES.values())), dp_ranks=2))
-    lines = render_metrics(driver).decode().splitlines()
-    reported = [t for t in map(kv_tokens, lines) if t is not None]
-    profile = driver.config.profile
-    assert reported == [profile.kv_blocks * profile.block_tokens] * 2
+    profile, page = driver.config.profile, render_metrics(driver)
+    assert read_kv_tokens(page, 1) == profile.kv_blocks * profile.block_tokens
+    assert read_kv_tokens(page) == 2 * read_kv_tokens(page, 1)

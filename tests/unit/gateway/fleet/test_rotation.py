@@ -10,7 +10,6 @@ import pytest
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
-from gateway.fleet.metrics_scraper import EngineMetrics
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, SWEEP_S, Engine, Rotation, RotationLog
@@ -42,14 +41,12 @@ class Bench:
         self.prober = Prober(
             [self.served], interval_s=60.0, timeout_s=1.0, upstream=self.engines, clock=self.clock
         )
-        self.telemetry = EngineMetrics([self.served], self.clock, upstream=self.engines)
         self.metrics = Metrics()
         self.closed: list[WorkerAddress] = []
         self.joined: list[str] = []
         self.rotation = Rotation(
             [self.served],
             self.prober,
-            self.telemetry,
             self.metrics,
             self.clock,
             disconnect=self.closed.append,
@@ -78,7 +75,6 @@ class Bench:
 
     async def close(self) -> None:
         await self.rotation.close()
-        await self.telemetry.close()
         await self.prober.close()
 
 
@@ -198,7 +194,6 @@ async def test_engines_that_come_and_go_all_day_leave_nothing_behind() -> None:
     assert len(bench.served.fleet.workers[0]) == len(bench.pool.workers)
     assert len(bench.rotation.sources("m", 0)) == 2
     assert len(bench.prober._background._tasks) == 2
-    assert len(bench.telemetry._background._tasks) == 2
     await bench.close()
 
 

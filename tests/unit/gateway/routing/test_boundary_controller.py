@@ -1,19 +1,18 @@
 """The minutely look at the boundaries."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.records.attempt import Attempt
 from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
-from gateway.routing.boundary_controller import BoundaryController, EngineTotals
+from gateway.routing.boundary_controller import BoundaryController
 from gateway.routing.boundary_watch import BoundaryWatch
-from tests.builders import decision, served_model
+from tests.builders import changed, decision, served_model
 
 
 class World:
@@ -21,24 +20,28 @@ class World:
 
     def __init__(self, *, observe: bool = False, planned: Any = ()) -> None:
         self.metrics = Metrics()
-        self.served = replace(served_model(), watch=BoundaryWatch(2, planned))
-        self.preempted = self.finished = 0.0
-        self.now_s = 0.0
         bounds = BoundaryBounds(pool="short", start=8192, least=4096, most=8192)
         control = BoundaryControl([bounds], observe=observe)
-        self.chore = BoundaryController(
-            [self.served], {"m": control}, self.metrics, clock=lambda: self.now_s, ask=self.ask
+        self.served = changed(
+            served_model(),
+            watch=BoundaryWatch(2, planned, control),
+            telemetry=(TelemetryView(2), TelemetryView(2)),
         )
+        self.preempted = self.finished = 0.0
+        self.now_s = 0.0
+        self.chore = BoundaryController([self.served], self.metrics, clock=lambda: self.now_s)
+        self.report()
 
-    def ask(self, _served: ModelRuntime, pool: int) -> Mapping[int, EngineTotals]:
-        assert pool == 0
-        return {1: EngineTotals(preemptions=self.preempted, finished=self.finished)}
+    def report(self) -> None:
+        told = EngineSample(preemptions_total=self.preempted, finished_total=self.finished)
+        record(self.served.fleet.telemetry[0], 1, told, self.now_s)
 
     def minutes(self, count: int, *, preempted: float) -> None:
         for _ in range(count):
             self.now_s += 60.0
             self.preempted += preempted
             self.finished += 1000.0
+            self.report()
             self.chore.look()
 
 
@@ -124,7 +127,7 @@ def test_lengths_that_drift_are_logged_once_each_way(caplog: pytest.LogCaptureFi
 
 def test_a_model_without_a_watch_is_left_alone() -> None:
     plain = served_model()
-    chore = BoundaryController([plain], {}, Metrics(), clock=lambda: 0.0)
+    chore = BoundaryController([plain], Metrics(), clock=lambda: 0.0)
     assert chore.look() == []
 
 

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
+from gateway.fleet.fleet import PoolState
 from gateway.records.attempt import Attempt
 from gateway.records.decision import DecisionRecord
-from gateway.routing.boundary_watch import BoundaryWatch, Rising
+from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.retry import Fault
 from tests.builders import decision, short_and_long
 
@@ -18,8 +20,8 @@ def settled(*results: tuple[str, str], **fields: Any) -> DecisionRecord:
 
 def told(*records: DecisionRecord, **routing: Any) -> BoundaryWatch:
     watch = BoundaryWatch(2, ((1000, 0.5), (8000, 1.0)))
-    for record in records:
-        watch.settled(record, short_and_long(**routing))
+    for each in records:
+        watch.settled(each, short_and_long(**routing))
     return watch
 
 
@@ -35,8 +37,9 @@ def test_what_goes_wrong_is_told_by_tenant_once() -> None:
     assert not watch.several[0]
     watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
     assert watch.several == [True, False]
-    assert watch.wrong(0) == {"a": 1, "b": 1}
-    assert watch.wrong(0) == {}
+    pool, view = PoolState("short", ["w"], 8), TelemetryView(1)
+    assert watch.sample(0, pool, view).wrong == {"a": 1, "b": 1}
+    assert watch.sample(0, pool, view).wrong == {}
 
 
 def test_a_rescue_of_what_would_have_fitted_moves_no_boundary() -> None:
@@ -86,8 +89,21 @@ def test_lengths_are_those_of_whole_answers_as_they_came() -> None:
     assert watch.requests == [5, 0]
 
 
-def test_rises_are_summed_and_a_restart_begins_anew() -> None:
-    rising = Rising()
-    assert rising.by({"a": 100.0, "b": 5.0}) == 0.0
-    assert rising.by({"a": 110.0}) == 10.0
-    assert rising.by({"a": 3.0, "b": 7.0}) == 5.0
+def test_what_engines_count_between_two_samples_is_summed_over_restarts() -> None:
+    watch, pool, view = BoundaryWatch(2), PoolState("short", ["a", "b"], 8), TelemetryView(2)
+
+    def told(worker: int, preempted: float, finished: float) -> None:
+        sample = EngineSample(
+            preemptions_total=preempted, finished_total=finished, running=4.0, kv_usage=0.5
+        )
+        record(view, worker, sample, 0.0)
+
+    told(0, 100.0, 900.0)
+    told(1, 5.0, 50.0)
+    first = watch.sample(0, pool, view)
+    assert (first.preemptions, first.finished, first.load) == (0.0, 0.0, 0.5)
+    told(0, 110.0, 950.0)
+    told(0, 3.0, 20.0)
+    told(1, 7.0, 60.0)
+    second = watch.sample(0, pool, view)
+    assert (second.preemptions, second.finished) == (15.0, 80.0)

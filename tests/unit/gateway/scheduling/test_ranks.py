@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.kv_capacity import EngineKv
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.payload.body import read_body
@@ -290,20 +289,19 @@ def ranked() -> ModelRuntime:
 async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     ranked: ModelRuntime,
 ) -> None:
-    kv = EngineKv()
     engines = FakeEngines()
     engines.answer("/health")
     engines.answer("/health", status=503, port=1)
     engines.answer("/v1/models", '{"data": []}')
     engines.answer("/metrics", INFO % (0, 10) + "\n" + INFO % (1, 20), port=1)
     engines.answer("/metrics", INFO % (0, 30) + "\n" + INFO % (1, 40), port=2)
-    prober = Prober([ranked], interval_s=99.0, timeout_s=1.0, upstream=engines, kv=kv)
+    prober = Prober([ranked], interval_s=99.0, timeout_s=1.0, upstream=engines)
     await prober.start()
     await prober.close()
     assert engines.asked("/health", 1) == 1
     assert ranked.fleet.pools[0].up == [False, False, True]
-    assert kv.of(ranked.fleet.pools[0], 2) == 70 * 16
+    assert ranked.fleet.pools[0].kv_tokens[2] == 70 * 16
     engines.answer("/health")
     assert await prober.probe(ranked, 0, 0)
     assert ranked.fleet.pools[0].up == [True, True, True]
-    assert [kv.of(ranked.fleet.pools[0], rank) for rank in (0, 1)] == [10 * 16, 20 * 16]
+    assert [ranked.fleet.pools[0].kv_tokens[rank] for rank in (0, 1)] == [10 * 16, 20 * 16]

@@ -91,13 +91,12 @@ def parts(gateway: Gateway) -> list[Any]:
         gateway.learning,
         gateway.prober,
         gateway.boundaries,
-        gateway.telemetry,
         gateway.pools.tenancy,
         gateway.pools.upkeep,
     ]
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(6))
 async def test_a_start_that_is_cancelled_leaves_nothing_open(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ class Reloaded:
 
     async def close(self) -> None:
         gateway = self.gateway
-        for part in (gateway.prober, gateway.telemetry, gateway.discovery, gateway.upstream):
+        for part in (gateway.prober, gateway.discovery, gateway.upstream):
             await part.close()
 
     async def lease(self, name: str, model: str = "m", pool: int = 0) -> Any:

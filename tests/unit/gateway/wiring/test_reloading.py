@@ -62,7 +62,7 @@ async def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     yield made
     gateway = made.gateway
     for part in (
-        *(gateway.reloading, gateway.prober, gateway.telemetry),
+        *(gateway.reloading, gateway.prober),
         *(gateway.discovery, gateway.upstream),
     ):
         await part.close()

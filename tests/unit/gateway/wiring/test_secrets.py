@@ -176,5 +176,5 @@ async def test_a_gateway_tells_no_secret_on_its_routes_and_in_its_log(
     for answer in answers:
         assert CANARY not in answer.text, answer.request.url
     assert CANARY not in caplog.text
-    for part in (gateway.reloading, gateway.prober, gateway.telemetry, gateway.upstream):
+    for part in (gateway.reloading, gateway.prober, gateway.upstream):
         await part.close()
