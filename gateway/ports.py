@@ -93,16 +93,10 @@ class DiscoveryFailure(Exception):
     """A source could not say which engines there are; the message says why, without secrets."""
 
 
-class Discovery(Protocol):
-    """Says which engines a pool has, at run time."""
-
-    def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
-        """The whole current set, and again after each change; a set may come twice. Never ends.
-
-        Raises DiscoveryFailure when the source does not answer or makes no sense. The caller
-        then keeps the last set, and calls again later.
-        """
-        ...
+Sets = AsyncGenerator[tuple[FoundEngine, ...], None]
+"""What a source of engines gives: the whole current set, and again after each change; a set may
+come twice. Never ends. Raises DiscoveryFailure when the source does not answer or makes no sense;
+the caller then keeps the last set, and asks again later."""
 
 
 class Settlement(Record, frozen=True, kw_only=True):

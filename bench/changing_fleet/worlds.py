@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 from bench.changing_fleet.kube import KubeServer, pod, slice_of
 from bench.changing_fleet.name_server import NameServer
-from gateway.fleet.discovery_dns import DnsDiscovery
-from gateway.fleet.discovery_file import FileDiscovery
-from gateway.fleet.kubernetes import KubernetesApi
-from gateway.fleet.kubernetes_engines import PODS, POOLS, SLICES, KubernetesDiscovery
-from gateway.ports import Discovery
+from gateway.fleet.discovery import sets_of_file
+from gateway.fleet.discovery_dns import sets_of_dns
+from gateway.fleet.kubernetes import PODS, POOLS, SLICES, KubernetesApi, sets_of_kubernetes
+from gateway.ports import Sets
 from gateway.records.attempt import ClusterAccess
 from gateway.settings.discovery import source_of
 
@@ -25,8 +24,8 @@ class World(Protocol):
     url: str
     """The discovery URL."""
 
-    def discovery(self) -> Discovery:
-        """A new adapter."""
+    def sets(self) -> Sets:
+        """What the source names from now on."""
 
     async def names(self, ips: Sequence[str]) -> None:
         """Have the source name exactly the engines at these addresses."""
@@ -44,9 +43,9 @@ class FileWorld:
         self.url = f"file://{path}"
         self.content = "[]"
 
-    def discovery(self) -> Discovery:
+    def sets(self) -> Sets:
         """See World."""
-        return FileDiscovery(str(self.path), every_s=0.01)
+        return sets_of_file(str(self.path), every_s=0.01)
 
     async def names(self, ips: Sequence[str]) -> None:
         """See World."""
@@ -68,9 +67,9 @@ class DnsWorld:
         name = "_http._tcp.engines.test" if self.srv else f"engines.test:{port}"
         self.url = f"dns://{name}?server=127.0.0.1:{server.port}"
 
-    def discovery(self) -> Discovery:
+    def sets(self) -> Sets:
         """See World."""
-        return DnsDiscovery(source_of(self.url), "http")
+        return sets_of_dns(source_of(self.url), "http")
 
     async def names(self, ips: Sequence[str]) -> None:
         """See World."""
@@ -101,9 +100,9 @@ class KubeWorld:
         access = ClusterAccess(url=server.url, namespace=NAMESPACE, token_file=str(token))
         self.api = KubernetesApi(access, watch_s=1)
 
-    def discovery(self) -> Discovery:
+    def sets(self) -> Sets:
         """See World."""
-        return KubernetesDiscovery(self.api, source_of(self.url), "http")
+        return sets_of_kubernetes(self.api, source_of(self.url), "http")
 
     async def names(self, ips: Sequence[str]) -> None:
         """See World."""

@@ -5,7 +5,6 @@ cluster DNS shows a service without ready pods. A server that fails keeps the la
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import dns.asyncresolver
@@ -13,7 +12,7 @@ import dns.exception
 import dns.rdatatype
 import dns.resolver
 
-from gateway.ports import DiscoveryFailure
+from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import DiscoverySource, FoundEngine
 
 MIN_TTL_S: Final = 1.0
@@ -28,69 +27,63 @@ MAX_TARGETS: Final = 2_000
 AT_ONCE: Final = 16
 """Hosts asked for side by side: one after another, slow answers would add up."""
 
-Answer = tuple[list[Any], float]
-"""Records and their TTL in seconds."""
+
+async def sets_of_dns(source: DiscoverySource, scheme: str) -> Sets:
+    """The engines behind a DNS name."""
+    try:  # anew after each failure: the system's servers may be other ones by then
+        resolver = _resolver(source)
+    except (dns.exception.DNSException, OSError) as error:
+        raise DiscoveryFailure(f"no DNS server: {type(error).__name__}") from error
+    while True:
+        found, ttl_s = await _look_up(resolver, source, scheme)
+        yield tuple(FoundEngine(urls=(url,)) for url in sorted(found))
+        await asyncio.sleep(min(max(ttl_s, MIN_TTL_S), MAX_TTL_S))
 
 
-class DnsDiscovery:
-    """The Discovery of a DNS name."""
+async def _look_up(
+    resolver: dns.asyncresolver.Resolver, source: DiscoverySource, scheme: str
+) -> tuple[set[str], float]:
+    """The engines' URLs, and how long they hold, in seconds."""
 
-    def __init__(self, source: DiscoverySource, scheme: str) -> None:
-        self._source = source
-        self._scheme = scheme
-        self._resolver: dns.asyncresolver.Resolver | None = None
-
-    async def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
-        while True:
-            found, ttl_s = await self._look_up()
-            yield tuple(FoundEngine(urls=(url,)) for url in sorted(found))
-            await asyncio.sleep(min(max(ttl_s, MIN_TTL_S), MAX_TTL_S))
-
-    async def _look_up(self) -> tuple[set[str], float]:
-        name = self._source.name
-        if name.startswith("_"):
-            records, ttl_s = await self._ask(name, "SRV")
-            best = min((record.priority for record in records), default=0)
-            targets = {
-                (record.target.to_text(), str(record.port))  # absolute: no search list applies
-                for record in records
-                if record.priority == best
-            }
-        else:
-            targets, ttl_s = {(name, self._source.port)}, MAX_TTL_S
-        found: set[str] = set()
-        if len(targets) > MAX_TARGETS:
-            raise DiscoveryFailure(f"{name} names over {MAX_TARGETS} hosts")
-        at_once = asyncio.Semaphore(AT_ONCE)
-
-        async def looked_up(host: str) -> tuple[set[str], float]:
-            """A host's addresses as URLs have them; IPv6 only for a host without IPv4."""
-            async with at_once:
-                four, four_ttl_s = await self._ask(host, "A")
-                if four:
-                    return {record.address for record in four}, four_ttl_s
-                six, six_ttl_s = await self._ask(host, "AAAA")
-                return {f"[{record.address}]" for record in six}, min(four_ttl_s, six_ttl_s)
-
-        for (_, port), (addresses, host_ttl_s) in zip(
-            targets, await asyncio.gather(*(looked_up(host) for host, _ in targets)), strict=True
-        ):
-            ttl_s = min(ttl_s, host_ttl_s)
-            found |= {f"{self._scheme}://{address}:{port}" for address in addresses}
-        return found, ttl_s
-
-    async def _ask(self, name: str, kind: str) -> Answer:
+    async def ask(name: str, kind: str) -> tuple[list[Any], float]:
         try:
-            resolver = self._resolver = self._resolver or _resolver(self._source)
             answer = await resolver.resolve(name, kind, search=True)
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return [], EMPTY_TTL_S
         except (dns.exception.DNSException, OSError) as error:
-            self._resolver = None  # the system's servers may be other ones by now
             message = f"no answer for {name} {kind}: {type(error).__name__}"
             raise DiscoveryFailure(message) from error
         ttl_s = EMPTY_TTL_S if answer.rrset is None else float(answer.rrset.ttl)
         return list(answer), ttl_s
+
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def looked_up(host: str) -> tuple[set[str], float]:
+        """A host's addresses as URLs have them; IPv6 only for a host without IPv4."""
+        async with at_once:
+            four, four_ttl_s = await ask(host, "A")
+            if four:
+                return {record.address for record in four}, four_ttl_s
+            six, six_ttl_s = await ask(host, "AAAA")
+            return {f"[{record.address}]" for record in six}, min(four_ttl_s, six_ttl_s)
+
+    targets, ttl_s = {(source.name, source.port)}, MAX_TTL_S
+    if source.name.startswith("_"):
+        records, ttl_s = await ask(source.name, "SRV")
+        best = min((record.priority for record in records), default=0)
+        targets = {
+            (record.target.to_text(), str(record.port))  # absolute: no search list applies
+            for record in records
+            if record.priority == best
+        }
+    if len(targets) > MAX_TARGETS:
+        raise DiscoveryFailure(f"{source.name} names over {MAX_TARGETS} hosts")
+    found: set[str] = set()
+    answers = await asyncio.gather(*(looked_up(host) for host, _ in targets))
+    for (_, port), (addresses, host_ttl_s) in zip(targets, answers, strict=True):
+        ttl_s = min(ttl_s, host_ttl_s)
+        found |= {f"{scheme}://{address}:{port}" for address in addresses}
+    return found, ttl_s
 
 
 def _resolver(source: DiscoverySource) -> dns.asyncresolver.Resolver:

@@ -1,4 +1,7 @@
-"""Lists and watches objects of the Kubernetes API over httpx: the part that discovery needs.
+"""Engines by the Kubernetes API: EndpointSlices of a service, pods, and InferencePools.
+
+Ready endpoints and pods are in. One that terminates is out, so that it drains: what it serves
+goes on while its process does. One that is gone is out, too.
 
 Kubernetes' rules, as its API concepts describe them: a list comes in pages and has a resource
 version; a watch from there gives every later change. Bookmarks move the version on without a
@@ -10,18 +13,21 @@ The service account's token is read anew for each call, since Kubernetes replace
 """
 
 import asyncio
+import logging
 import random
 import ssl
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import orjson
 
-from gateway.ports import DiscoveryFailure
-from gateway.records.attempt import ClusterAccess
+from gateway.ports import DiscoveryFailure, Sets
+from gateway.records.attempt import ClusterAccess, DiscoverySource, FoundEngine
 
 WATCH_S: Final = 300
 """Time limit of one watch; each is up to a tenth longer, so that they do not end together."""
@@ -41,6 +47,21 @@ MAX_OBJECTS: Final = 10_000
 MAX_OBJECT_BYTES: Final = 4 * 1024 * 1024
 """Of one object or one page; etcd stores 1.5 MB of an object at most."""
 
+SLICES: Final = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
+PODS: Final = "/api/v1/namespaces/{}/pods"
+POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
+MODEL: Final = "sluice/model"
+RANKS: Final = "sluice/ranks"
+"""Annotations or labels of a pod that say what the configuration cannot for all pods."""
+
+SLICE: Final = 100
+"""Pods read between two turns of the requests."""
+
+LACKING_SHOWN: Final = 5
+"""Of a set, pods that the log names because they lack a port."""
+
+_log = logging.getLogger("sluice.discovery")
+
 Object = dict[str, Any]
 Objects = Mapping[str, Object]
 """By name."""
@@ -48,6 +69,25 @@ Objects = Mapping[str, Object]
 
 class _Expired(Exception):
     """The resource version is too old."""
+
+
+class _Collection:
+    """The objects that match, by name, and the resource version that they are of."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.version = ""
+
+    def apply(self, kind: str, changed: Object) -> None:
+        """Raises DiscoveryFailure when there are too many objects, KeyError for what is none."""
+        name = changed["metadata"]["name"]
+        if kind == "DELETED":
+            self.objects.pop(name, None)
+            return
+        changed["metadata"].pop("managedFields", None)  # the largest part, which nobody reads here
+        self.objects[name] = changed
+        if len(self.objects) > MAX_OBJECTS:
+            raise DiscoveryFailure(f"more than {MAX_OBJECTS} objects match: select fewer")
 
 
 class KubernetesApi:
@@ -75,164 +115,131 @@ class KubernetesApi:
         params = {name: text for name, text in selectors.items() if text}
         while True:
             try:
-                objects, version = await self._list(path, params)
-                yield objects
-                async with (
-                    aclosing(self._changes(path, params, version)) as changes,
-                    aclosing(_together(changes)) as batches,
-                ):
-                    async for batch in batches:
-                        for kind, changed in batch:
-                            _apply(objects, kind, changed)
-                        yield objects
+                collection = await self._list(path, params)
+                yield collection.objects
+                changed = asyncio.Event()
+                watching = asyncio.create_task(self._watch(path, params, collection, changed))
+                watching.add_done_callback(partial(_set, changed))
+                try:
+                    while True:
+                        await changed.wait()
+                        if watching.done():
+                            break
+                        await asyncio.sleep(TOGETHER_S)
+                        changed.clear()
+                        yield collection.objects
+                    await watching
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
             except _Expired:
                 await _pause()
+            except (httpx.HTTPError, TimeoutError) as error:
+                raise DiscoveryFailure(f"no answer for {path}: {type(error).__name__}") from error
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                what = "no sense in the answer"
+                raise DiscoveryFailure(f"{what} for {path}: {type(error).__name__}") from error
 
-    async def _list(self, path: str, params: Mapping[str, str]) -> tuple[dict[str, Object], str]:
-        objects: dict[str, Object] = {}
+    async def _list(self, path: str, params: Mapping[str, str]) -> _Collection:
+        """The objects now. Raises _Expired."""
+        collection = _Collection()
         asked = {**params, "limit": str(PAGE)}
-        try:
-            for _ in range(MAX_PAGES):
-                found = await self._page(path, asked)
-                for item in found.get("items") or ():
-                    _apply(objects, "ADDED", item)
-                metadata = found["metadata"]
-                if not metadata.get("continue"):
-                    return objects, str(metadata["resourceVersion"])
-                asked["continue"] = str(metadata["continue"])
-                await asyncio.sleep(PAGE_PAUSE_S)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _failure(path, error) from error
+        for _ in range(MAX_PAGES):
+            body = bytearray()
+            async with asyncio.timeout(LIST_S), self._get(path, asked, LIST_S) as response:
+                _check(path, response.status_code)
+                async for data in response.aiter_bytes():
+                    body += data
+                    if len(body) > PAGE * MAX_OBJECT_BYTES:
+                        raise DiscoveryFailure(f"{path} answers too much")
+            found = orjson.loads(body)
+            for item in found.get("items") or ():
+                collection.apply("ADDED", item)
+            metadata = found["metadata"]
+            if not metadata.get("continue"):
+                collection.version = metadata["resourceVersion"]
+                return collection
+            asked["continue"] = str(metadata["continue"])
+            await asyncio.sleep(PAGE_PAUSE_S)
         raise DiscoveryFailure(f"{path} has more than {MAX_PAGES} pages")
 
-    async def _page(self, path: str, asked: Mapping[str, str]) -> Object:
-        body = bytearray()
-        async with (
-            asyncio.timeout(LIST_S),
-            self._http().stream(
-                "GET", path, params=dict(asked), headers=self._headers()
-            ) as response,
-        ):
-            _check(path, response.status_code)
-            async for data in response.aiter_bytes():
-                body += data
-                if len(body) > PAGE * MAX_OBJECT_BYTES:
-                    raise DiscoveryFailure(f"{path} answers too much")
-        found: Object = orjson.loads(body)
-        return found
+    async def _watch(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        collection: _Collection,
+        changed: asyncio.Event,
+    ) -> None:
+        """Apply the changes since the collection's version, over as many watches as it takes.
 
-    async def _changes(
-        self, path: str, params: Mapping[str, str], version: str
-    ) -> AsyncGenerator[tuple[str, Object], None]:
-        """Changes since a version, over as many watches as it takes. Raises _Expired."""
+        Raises _Expired.
+        """
+        loop = asyncio.get_running_loop()
         while True:
             limit_s = self._watch_s + random.randint(0, self._watch_s // 10)
             asked = {
                 **params,
                 "watch": "1",
                 "allowWatchBookmarks": "true",
-                "resourceVersion": version,
+                "resourceVersion": collection.version,
                 "timeoutSeconds": str(limit_s),
             }
-            timeout = httpx.Timeout(LIST_S, read=limit_s + SILENCE_S)
-            try:
-                async with self._http().stream(
-                    "GET", path, params=asked, headers=self._headers(), timeout=timeout
-                ) as response:
-                    _check(path, response.status_code)
-                    async for line in _lines(path, response, limit_s + SILENCE_S):
+            ends_s, rest = loop.time() + limit_s + SILENCE_S, b""
+            async with self._get(path, asked, limit_s + SILENCE_S) as response:
+                _check(path, response.status_code)
+                async for data in response.aiter_bytes():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in filter(bytes.strip, lines):
                         event = orjson.loads(line)
-                        kind, changed = event["type"], event["object"]
-                        if kind == "ERROR":
-                            _check(path, int(changed.get("code", 500)))
+                        if event["type"] == "ERROR":
+                            _check(path, int(event["object"].get("code", 500)))
                             raise DiscoveryFailure(f"the watch of {path} ended with an error")
-                        version = changed["metadata"]["resourceVersion"]
-                        if kind != "BOOKMARK":
-                            yield kind, changed
-            except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise _failure(path, error) from error
+                        collection.version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] != "BOOKMARK":
+                            collection.apply(event["type"], event["object"])
+                            changed.set()
+                    if len(rest) > MAX_OBJECT_BYTES:
+                        why = "names an object that is too large"
+                        raise DiscoveryFailure(f"the watch of {path} {why}")
+                    if loop.time() > ends_s:  # even if the server goes on
+                        break
             await _pause()
 
-    def _headers(self) -> dict[str, str]:
-        token_file = None if self._access is None else self._access.token_file
-        if token_file is None:
-            return {}
-        try:
-            token = Path(token_file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise DiscoveryFailure(f"no service account token: {error.strerror}") from error
-        return {"authorization": f"Bearer {token}"}
-
-    def _http(self) -> httpx.AsyncClient:
-        if self._access is None:
+    def _get(
+        self, path: str, params: Mapping[str, str], read_s: float
+    ) -> AbstractAsyncContextManager[httpx.Response]:
+        access = self._access
+        if access is None:
             raise DiscoveryFailure(
                 "no Kubernetes API here: run as a pod with a service account, or start "
                 "`kubectl proxy` and set SLUICE_KUBERNETES_URL to its URL"
             )
-        if self._client is None:
-            ca_file = self._access.ca_file
+        headers = {}
+        if access.token_file is not None:
             try:
-                verify = ssl.create_default_context(cafile=ca_file)
+                token = Path(access.token_file).read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise DiscoveryFailure(f"{ca_file}: {error.strerror}") from error
+                raise DiscoveryFailure(f"no service account token: {error.strerror}") from error
+            headers["authorization"] = f"Bearer {token}"
+        if self._client is None:
+            try:
+                verify = ssl.create_default_context(cafile=access.ca_file)
+            except OSError as error:
+                raise DiscoveryFailure(f"{access.ca_file}: {error.strerror}") from error
             self._client = httpx.AsyncClient(
-                base_url=self._access.url,
+                base_url=access.url,
                 verify=verify,
-                timeout=LIST_S,
                 limits=httpx.Limits(max_connections=None),  # each source holds one, or two
                 trust_env=False,
             )
-        return self._client
+        timeout = httpx.Timeout(LIST_S, read=read_s)
+        return self._client.stream(
+            "GET", path, params=dict(params), headers=headers, timeout=timeout
+        )
 
 
-def _apply(objects: dict[str, Object], kind: str, changed: Object) -> None:
-    """Raises DiscoveryFailure when there are too many objects, KeyError for what is none."""
-    name = changed["metadata"]["name"]
-    if kind == "DELETED":
-        objects.pop(name, None)
-        return
-    changed["metadata"].pop("managedFields", None)  # the largest part, which nobody reads here
-    objects[name] = changed
-    if len(objects) > MAX_OBJECTS:
-        raise DiscoveryFailure(f"more than {MAX_OBJECTS} objects match: select fewer")
-
-
-async def _lines(path: str, response: httpx.Response, most_s: float) -> AsyncGenerator[bytes, None]:
-    """The lines of a watch, which ends after `most_s` even if the server goes on."""
-    ends_s = asyncio.get_running_loop().time() + most_s
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield line
-        if len(rest) > MAX_OBJECT_BYTES:
-            raise DiscoveryFailure(f"the watch of {path} names an object that is too large")
-        if asyncio.get_running_loop().time() > ends_s:
-            return
-
-
-async def _together(
-    changes: AsyncGenerator[tuple[str, Object], None],
-) -> AsyncGenerator[list[tuple[str, Object]], None]:
-    """Changes that come within TOGETHER_S, as one."""
-    loop = asyncio.get_running_loop()
-    step = asyncio.ensure_future(anext(changes))
-    try:
-        while True:
-            batch = [await step]
-            ends_s = loop.time() + TOGETHER_S
-            step = asyncio.ensure_future(anext(changes))
-            while (left_s := ends_s - loop.time()) > 0:
-                done, _ = await asyncio.wait({step}, timeout=left_s)
-                if not done or step.exception() is not None:
-                    break
-                batch.append(step.result())
-                step = asyncio.ensure_future(anext(changes))
-            yield batch
-    finally:
-        step.cancel()
-        await asyncio.gather(step, return_exceptions=True)
+def _set(changed: asyncio.Event, _watching: asyncio.Task[None]) -> None:
+    changed.set()
 
 
 async def _pause() -> None:
@@ -251,7 +258,191 @@ def _check(path: str, status: int) -> None:
         raise DiscoveryFailure(f"{path} answered {status}")
 
 
-def _failure(path: str, error: Exception) -> DiscoveryFailure:
-    if isinstance(error, httpx.HTTPError):
-        return DiscoveryFailure(f"no answer for {path}: {type(error).__name__}")
-    return DiscoveryFailure(f"no sense in the answer for {path}: {type(error).__name__}")
+def sets_of_kubernetes(api: KubernetesApi, source: DiscoverySource, scheme: str) -> Sets:
+    """The engines of a service, of pods or of an InferencePool."""
+    namespace = source.namespace or api.namespace
+    if source.kind == "service":
+        return _of_service(api, source, namespace, scheme)
+    if source.kind == "pods":
+        return _of_pods(api, namespace, source.selector, (source.port,), scheme)
+    return _of_pool(api, source.name, namespace, scheme)
+
+
+async def _of_service(
+    api: KubernetesApi, source: DiscoverySource, namespace: str, scheme: str
+) -> Sets:
+    labels = f"kubernetes.io/service-name={source.name}"
+    async with aclosing(api.follow(SLICES.format(namespace), labels=labels)) as sets:
+        async for slices in sets:
+            yield engines_of_slices(slices.values(), source.port, scheme)
+
+
+async def _of_pods(
+    api: KubernetesApi, namespace: str, selector: str, ports: tuple[str, ...], scheme: str
+) -> Sets:
+    async with aclosing(api.follow(PODS.format(namespace), labels=selector)) as sets:
+        async for pods in sets:
+            found: list[FoundEngine] = []
+            lacking: list[str] = []
+            left = iter(sorted(pods.values(), key=_name_of))
+            while part := list(islice(left, SLICE)):
+                engines, without = engines_of_pods(part, ports, scheme)
+                found += engines
+                lacking += without
+                await asyncio.sleep(0)  # requests run in between
+            named = ", ".join(lacking[:LACKING_SHOWN])
+            if lacking and not found:  # else a wrong name would take all engines out
+                raise DiscoveryFailure(f"no ready pod has a port {ports[0]}: {named}")
+            if lacking:
+                _log.warning("%d ready pods lack port %s: %s", len(lacking), ports[0], named)
+            yield tuple(found)
+
+
+async def _of_pool(api: KubernetesApi, name: str, namespace: str, scheme: str) -> Sets:
+    """The pods that an InferencePool selects; anew when its specification changes."""
+    pools = api.follow(POOLS.format(namespace), fields=f"metadata.name={name}")
+    found: Sets | None = None
+    spec: Mapping[str, Any] | None = None
+    next_pool = asyncio.ensure_future(anext(pools))
+    next_set: asyncio.Future[tuple[FoundEngine, ...]] | None = None
+    try:
+        while True:
+            waiting: set[asyncio.Future[Any]] = {next_pool}
+            if next_set is not None:
+                waiting.add(next_set)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if next_pool.done():
+                named = next_pool.result().get(name)
+                next_pool = asyncio.ensure_future(anext(pools))
+                if named is None:
+                    raise DiscoveryFailure(f"no InferencePool {name}")
+                if named["spec"] != spec:
+                    spec = named["spec"]
+                    await _end(next_set, found)
+                    found = _of_pods(api, namespace, *pool_selects(named), scheme)
+                    next_set = asyncio.ensure_future(anext(found))
+            elif next_set is not None and found is not None:
+                engines = next_set.result()
+                next_set = asyncio.ensure_future(anext(found))
+                yield engines
+    finally:
+        await _end(next_set, found)
+        await _end(next_pool, pools)
+
+
+async def _end(step: asyncio.Future[Any] | None, steps: AsyncGenerator[Any, None] | None) -> None:
+    """Cancel a step of a generator, and close it."""
+    if step is not None:
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+    if steps is not None:
+        await steps.aclose()
+
+
+def engines_of_slices(slices: Iterable[Object], port: str, scheme: str) -> tuple[FoundEngine, ...]:
+    """The ready endpoints of a service's EndpointSlices; a pod with both IPs counts by IPv4."""
+    found: dict[str, str] = {}
+    for part in sorted(slices, key=lambda each: str(each.get("addressType"))):
+        number = _port_of(part.get("ports") or (), port)
+        for endpoint in part.get("endpoints") or ():
+            conditions = endpoint.get("conditions") or {}
+            if conditions.get("ready") is False or conditions.get("terminating"):
+                continue
+            address = endpoint["addresses"][0]
+            target = endpoint.get("targetRef") or {}
+            name = str(target.get("uid") or target.get("name") or address)
+            found.setdefault(name, f"{scheme}://{_host(address)}:{number}")
+    return tuple(FoundEngine(urls=(url,)) for url in sorted(set(found.values())))
+
+
+def _port_of(ports: Iterable[Object], wanted: str) -> int:
+    """The port of that name or number; the only one if there is one: a service's may differ."""
+    known = [(str(port.get("name") or ""), int(port.get("port") or 0)) for port in ports]
+    for name, number in known:
+        if wanted and wanted in (name, str(number)):
+            return number
+    if len(known) == 1:
+        return known[0][1]
+    if not known:
+        return int(wanted) if wanted.isdigit() else 0
+    listed = ", ".join(f"{name}:{number}" for name, number in known)
+    raise DiscoveryFailure(f"which port? the service has {listed}: add :PORT to the URL")
+
+
+def engines_of_pods(
+    pods: Iterable[Object], ports: tuple[str, ...], scheme: str
+) -> tuple[tuple[FoundEngine, ...], list[str]]:
+    """The ready pods, and the names of those that lack a port.
+
+    Each port is a rank, if there are several.
+    """
+    found, lacking = [], []
+    for pod in sorted(pods, key=_name_of):
+        status, metadata = pod.get("status") or {}, pod["metadata"]
+        address = status.get("podIP")
+        if not address or metadata.get("deletionTimestamp") or not _ready(status):
+            continue
+        numbers = [_number(pod, port) for port in ports]
+        if None in numbers:
+            lacking.append(_name_of(pod))
+            continue
+        notes = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+        found.append(
+            FoundEngine(
+                urls=tuple(f"{scheme}://{_host(address)}:{number}" for number in numbers),
+                model=notes.get(MODEL),
+                ranks=_ranks(str(notes.get(RANKS, ""))),
+            )
+        )
+    return tuple(found), lacking
+
+
+def _ranks(text: str) -> int:
+    """A number up to 256; 0, which is the configuration's, for anything else."""
+    wellformed = len(text) <= 3 and text.isascii() and text.isdigit()
+    return int(text) if wellformed and int(text) <= 256 else 0
+
+
+def _name_of(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def pool_selects(pool: Object) -> tuple[str, tuple[str, ...]]:
+    """(label selector, ports) of an InferencePool. Raises DiscoveryFailure."""
+    spec = pool["spec"]
+    selector = spec.get("selector") or {}
+    labels = selector.get("matchLabels", selector)
+    targets = spec.get("targetPorts") or [{"number": spec.get("targetPortNumber")}]
+    ports = tuple(str(_pool_port(target)) for target in targets)
+    if not labels or "None" in ports:
+        raise DiscoveryFailure("the InferencePool has no selector or no target port")
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())), ports
+
+
+def _pool_port(target: Object) -> object:
+    nested = target.get("port")
+    if isinstance(nested, Mapping):
+        return nested.get("number")
+    return target.get("number") or target.get("portNumber")
+
+
+def _ready(status: Object) -> bool:
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
+
+
+def _number(pod: Object, port: str) -> str | None:
+    """A port's number; a name is looked up in the pod's containers. None if it has none."""
+    if port.isdigit():
+        return port
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for named in container.get("ports") or ():
+            if named.get("name") == port:
+                return str(named["containerPort"])
+    return None
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,7 +1,7 @@
 """One contract for every source of engines: the current set, each change, passing failures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench.changing_fleet.worlds import KINDS, World, world_of
+from gateway.background_task import BackgroundTasks
+from gateway.fleet import discovery as runner
 from gateway.fleet import discovery_dns as dns_source
-from gateway.fleet import discovery_runner as runner
 from gateway.fleet import fleet, kubernetes
-from gateway.fleet.discovery_runner import Discovering, Source
-from gateway.ports import Discovery, DiscoveryFailure
-from gateway.records.attempt import FoundEngine
+from gateway.fleet.discovery import Source
+from gateway.ports import DiscoveryFailure, Sets
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
 
@@ -37,16 +37,16 @@ async def world(
         yield made
 
 
-async def exhausted(sets: AsyncGenerator[tuple[FoundEngine, ...], None]) -> None:
+async def exhausted(sets: Sets) -> None:
     """Read sets for ever."""
     async for _ in sets:
         pass
 
 
-async def until(discovery: Discovery, ips: Sequence[str]) -> None:
+async def until(named: Sets, ips: Sequence[str]) -> None:
     """Follow a source until it names exactly the engines at these addresses."""
     wanted = {f"http://{ip}:{PORT}" for ip in ips}
-    async with asyncio.timeout(10), aclosing(discovery.sets()) as sets:
+    async with asyncio.timeout(10), aclosing(named) as sets:
         async for found in sets:
             if {url for engine in found for url in engine.urls} == wanted:
                 return
@@ -54,7 +54,7 @@ async def until(discovery: Discovery, ips: Sequence[str]) -> None:
 
 async def test_the_first_set_is_the_current_one(world: World) -> None:
     await world.names(["127.0.0.2", "127.0.0.3"])
-    async with asyncio.timeout(10), aclosing(world.discovery().sets()) as sets:
+    async with asyncio.timeout(10), aclosing(world.sets()) as sets:
         found = await anext(sets)
     assert {url for engine in found for url in engine.urls} == {
         f"http://127.0.0.{n}:{PORT}" for n in (2, 3)
@@ -64,7 +64,7 @@ async def test_the_first_set_is_the_current_one(world: World) -> None:
 async def test_engines_that_come_and_go_are_seen_one_set_after_another(world: World) -> None:
     await world.names(["127.0.0.2"])
     sizes: list[int] = []
-    async with asyncio.timeout(20), aclosing(world.discovery().sets()) as sets:
+    async with asyncio.timeout(20), aclosing(world.sets()) as sets:
         async for found in sets:
             if sizes[-1:] == [len(found)]:
                 continue
@@ -81,15 +81,14 @@ async def test_engines_that_come_and_go_are_seen_one_set_after_another(world: Wo
 
 async def test_a_source_that_fails_says_so_and_can_be_asked_again(world: World) -> None:
     await world.names(["127.0.0.2"])
-    discovery = world.discovery()
-    async with asyncio.timeout(10), aclosing(discovery.sets()) as sets:
+    async with asyncio.timeout(10), aclosing(world.sets()) as sets:
         await anext(sets)
         await world.away(on=True)
         with pytest.raises(DiscoveryFailure, match=r"\w"):
             await exhausted(sets)
     await world.away(on=False)
     await world.names(["127.0.0.2", "127.0.0.4"])
-    await until(discovery, ["127.0.0.2", "127.0.0.4"])
+    await until(world.sets(), ["127.0.0.2", "127.0.0.4"])
 
 
 class Followed:
@@ -102,12 +101,11 @@ class Followed:
             "m",
             "only",
             "test://source",
-            world.discovery(),
+            world.sets,
             self.worker.found,
             partial(self.bench.rotation.apply_to, "m", "only", "test://source"),
         )
-        self.running = Discovering()
-        self.running.add(self.source)
+        self.running = BackgroundTasks()
 
     async def until(self, *ips: str) -> None:
         async with asyncio.timeout(10):
@@ -124,7 +122,7 @@ async def test_a_pool_follows_its_source_and_keeps_the_last_set_while_that_is_aw
 ) -> None:
     await world.names(["127.0.0.2", "127.0.0.3"])
     followed = Followed(world)
-    await followed.running.start()
+    followed.running.start(followed.source.run())
     await followed.until("127.0.0.2", "127.0.0.3")
     await world.away(on=True)
     async with asyncio.timeout(10):
@@ -141,7 +139,7 @@ async def test_a_pool_follows_its_source_and_keeps_the_last_set_while_that_is_aw
 async def test_a_dropped_engine_drains(world: World) -> None:
     await world.names(["127.0.0.2"])
     followed = Followed(world)
-    await followed.running.start()
+    followed.running.start(followed.source.run())
     await followed.until("127.0.0.2")
     pool = followed.bench.pool
     fleet.start(pool, 0, 1, 10)

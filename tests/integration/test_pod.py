@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from bench.changing_fleet.kube import KubeServer, slice_of
-from gateway.fleet.kubernetes_engines import SLICES
+from gateway.fleet.kubernetes import SLICES
 from sluice.children import free_ports
 from sluice.hash_key import hashed_key
 from tests.chart import HELM, Manifest, rendered

@@ -9,18 +9,18 @@ from dns.name import from_text
 
 from bench.changing_fleet.name_server import NameServer
 from gateway.fleet import discovery_dns as dns
-from gateway.fleet.discovery_dns import DnsDiscovery
-from gateway.ports import DiscoveryFailure
+from gateway.fleet.discovery_dns import sets_of_dns
+from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import DiscoverySource
 from gateway.settings.discovery import source_of
 
 
-def discovery(server: NameServer, name: str, scheme: str = "http") -> DnsDiscovery:
-    return DnsDiscovery(source_of(f"dns://{name}?server=127.0.0.1:{server.port}"), scheme)
+def discovery(server: NameServer, name: str, scheme: str = "http") -> Sets:
+    return sets_of_dns(source_of(f"dns://{name}?server=127.0.0.1:{server.port}"), scheme)
 
 
-async def first(adapter: DnsDiscovery) -> list[str]:
-    async with asyncio.timeout(10), aclosing(adapter.sets()) as sets:
+async def first(named: Sets) -> list[str]:
+    async with asyncio.timeout(10), aclosing(named) as sets:
         return [url for engine in await anext(sets) for url in engine.urls]
 
 
@@ -70,7 +70,7 @@ async def test_a_name_is_asked_for_again_when_its_ttl_is_over(
         server.records = {("e.test", "A"): ["10.0.0.1"]}
 
         async def follow() -> None:
-            async with aclosing(discovery(server, "e.test:80").sets()) as sets:
+            async with aclosing(discovery(server, "e.test:80")) as sets:
                 async for _ in sets:
                     pass
 

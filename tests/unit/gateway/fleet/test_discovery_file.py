@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet.discovery_file import FileDiscovery, engines_of
+from gateway.fleet.discovery import engines_of, sets_of_file
 from gateway.ports import DiscoveryFailure
 from gateway.records.attempt import FoundEngine
 
@@ -48,7 +48,7 @@ async def test_a_swapped_link_is_a_change_and_a_touched_file_is_none(tmp_path: P
         (tmp_path / name).write_text(f"[http://{name}:1]")
     link.symlink_to(tmp_path / "a")
     seen = []
-    async with asyncio.timeout(10), aclosing(FileDiscovery(str(link), every_s=0.01).sets()) as sets:
+    async with asyncio.timeout(10), aclosing(sets_of_file(str(link), every_s=0.01)) as sets:
         async for found in sets:
             seen.append(found[0].urls[0])
             if len(seen) == 2:
@@ -62,7 +62,7 @@ async def test_a_swapped_link_is_a_change_and_a_touched_file_is_none(tmp_path: P
 
 async def test_a_missing_file_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryFailure, match="No such file"):
-        async with aclosing(FileDiscovery(str(tmp_path / "none")).sets()) as sets:
+        async with aclosing(sets_of_file(str(tmp_path / "none"))) as sets:
             await anext(sets)
 
 
@@ -75,9 +75,8 @@ async def test_a_file_that_is_being_written_takes_no_engine_out(tmp_path: Path) 
 
     async def follow() -> None:
         while 3 not in seen:
-            source = FileDiscovery(str(path), every_s=0.01)
             with suppress(DiscoveryFailure):
-                async with aclosing(source.sets()) as sets:
+                async with aclosing(sets_of_file(str(path), every_s=0.01)) as sets:
                     while 3 not in seen:
                         seen.append(len(await anext(sets)))
                         began.set()

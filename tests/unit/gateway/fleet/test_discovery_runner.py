@@ -1,35 +1,31 @@
 """Sets that sources name: bounded, and taken in steps that let requests run."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
-from gateway.fleet import discovery_runner as runner
-from gateway.fleet.discovery_runner import Discovering, Engine, Source
+from gateway.background_task import BackgroundTasks
+from gateway.fleet import discovery as runner
+from gateway.fleet.discovery import Engine, Source
+from gateway.ports import Sets
 from gateway.records.attempt import FoundEngine
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
 
 
-class Named:
-    """A Discovery that names one set."""
-
-    def __init__(self, *engines: FoundEngine) -> None:
-        self.engines = engines
-
-    async def sets(self) -> AsyncGenerator[tuple[FoundEngine, ...], None]:
-        yield self.engines
-        await asyncio.Event().wait()
+async def named(*engines: FoundEngine) -> Sets:
+    """One set."""
+    yield engines
+    await asyncio.Event().wait()
 
 
 def source_of(bench: Bench, *engines: FoundEngine) -> Source:
     worker = WorkerConfig(discover="file:///unused")
     apply = partial(bench.rotation.apply_to, "m", "only", "test://s")
-    return Source("m", "only", "test://s", Named(*engines), worker.found, apply)
+    return Source("m", "only", "test://s", partial(named, *engines), worker.found, apply)
 
 
 def engine(number: int, **more: object) -> FoundEngine:
@@ -38,9 +34,9 @@ def engine(number: int, **more: object) -> FoundEngine:
 
 
 async def followed(bench: Bench, source: Source) -> None:
-    running = Discovering()
-    running.add(source)
-    await running.start()
+    running = BackgroundTasks()
+    running.start(source.run())
+    await source.first.wait()
     await running.close()
 
 

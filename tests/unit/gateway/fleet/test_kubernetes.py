@@ -11,14 +11,15 @@ import pytest
 
 from bench.changing_fleet.kube import KubeServer, pod, slice_of
 from gateway.fleet import kubernetes
-from gateway.fleet.kubernetes import KubernetesApi, Objects
-from gateway.fleet.kubernetes_engines import (
+from gateway.fleet.kubernetes import (
     PODS,
     POOLS,
-    KubernetesDiscovery,
+    KubernetesApi,
+    Objects,
     engines_of_pods,
     engines_of_slices,
     pool_selects,
+    sets_of_kubernetes,
 )
 from gateway.ports import DiscoveryFailure
 from gateway.records.attempt import ClusterAccess, FoundEngine
@@ -183,8 +184,8 @@ async def test_an_inference_pool_that_changes_its_selector_selects_other_pods(
     spec: dict[str, Any] = {"selector": {"matchLabels": {"app": "vllm"}}}
     spec["targetPorts"] = [{"number": 8000}, {"number": 8001}]
     await server.put(pools, {"metadata": {"name": "p"}, "spec": spec})
-    discovery = KubernetesDiscovery(api, source_of("inferencepool://p"), "http")
-    async with asyncio.timeout(10), aclosing(discovery.sets()) as sets:
+    named = sets_of_kubernetes(api, source_of("inferencepool://p"), "http")
+    async with asyncio.timeout(10), aclosing(named) as sets:
         first = await anext(sets)
         assert first == (FoundEngine(urls=("http://10.0.0.1:8000", "http://10.0.0.1:8001")),)
         changed = {"selector": {"matchLabels": {"app": "two"}}, "targetPorts": [{"number": 9}]}
@@ -273,8 +274,8 @@ async def test_a_pod_without_the_port_is_left_out_and_named(
     await server.put(PATH, pod("a", "10.0.0.1"))
     await server.put(PATH, other)
     source = source_of("k8s://pods?selector=app%3Dvllm&port=http&namespace=ns")
-    discovery = KubernetesDiscovery(api, source, "http")
-    async with asyncio.timeout(10), aclosing(discovery.sets()) as sets:
+    named = sets_of_kubernetes(api, source, "http")
+    async with asyncio.timeout(10), aclosing(named) as sets:
         assert urls(await anext(sets)) == ["http://10.0.0.1:8000"]
         assert "1 ready pods lack port http: b" in caplog.text
         await server.delete(PATH, "a")

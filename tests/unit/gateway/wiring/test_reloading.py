@@ -40,7 +40,7 @@ class Case:
 
     @property
     def sources(self) -> set[str]:
-        return {url for _, _, url in self.gateway.discovery._running.sources}
+        return {url for _, _, url in self.gateway.discovery._sources}
 
     def source(self, name: str) -> str:
         return f"file://{self.folder / name}.yaml"
