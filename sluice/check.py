@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.settings import Config, EntitlementConfig, ModelConfig, remarks
-from gateway.settings.sections import TenantConfig
+from gateway.settings.tenants import TenantConfig
 from gateway.settings.token_pools import managed
 from gateway.wiring.process_limits import memory_limit, memory_shortage
 from planner.catalogue import MODELS

@@ -28,7 +28,7 @@ from gateway.records.tenancy import (
     Written,
 )
 from gateway.settings import ConfigError, parse
-from gateway.settings.admin_fields import read_admin_fields
+from gateway.settings.loading import read_admin_fields
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteFile, open_file
 from gateway.tenancy.entitlement_admin import EntitlementAdmin

@@ -13,7 +13,7 @@ from gateway.fleet.discovery_dns import sets_of_dns
 from gateway.fleet.kubernetes import PODS, POOLS, SLICES, KubernetesApi, sets_of_kubernetes
 from gateway.ports import Sets
 from gateway.records.attempt import ClusterAccess
-from gateway.settings.discovery import source_of
+from gateway.settings.worker import source_of
 
 NAMESPACE = "ns"
 

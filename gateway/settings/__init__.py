@@ -4,14 +4,15 @@
 line, column, dotted path and fix. Secrets are `SecretStr` and never appear in messages.
 """
 
-from gateway.settings.config import Config, EntitlementConfig, HealthConfig
+from gateway.settings.checks import unfit_ports, unfit_workers
+from gateway.settings.config import Config
 from gateway.settings.json_schema import schema
 from gateway.settings.loading import load, parse
-from gateway.settings.model import ModelConfig
-from gateway.settings.model_parts import SchedulingConfig
+from gateway.settings.model import ModelConfig, SchedulingConfig
 from gateway.settings.notices import remarks
 from gateway.settings.problems import ConfigError, Problem
-from gateway.settings.server_checks import unfit_ports, unfit_workers
+from gateway.settings.server import HealthConfig
+from gateway.settings.tenants import EntitlementConfig
 
 __all__ = [
     "Config",

@@ -1,121 +1,99 @@
-"""Entitlements against one another, their models and their tenants: names, keys, terms, sums.
+"""Entitlements against their models and one another, and tenants against their entitlements.
 
 `gateway.admission.entitlement_terms` derives the terms for the file and for the admin API, so both
 mean the same. Reservations must fit the largest number of replicas; one that does not fit the
 current number is pending until there are more.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Final
 
 from gateway.admission.entitlement_terms import GIB, BadTerms, ModelShape, terms_from
 from gateway.records.entitlement import Entitlement
-from gateway.settings.config import EntitlementConfig
+from gateway.settings.config import Config
 from gateway.settings.explain import nearest
 from gateway.settings.model import ModelConfig
-from gateway.settings.model_checks import KV_BYTES_FIX, NO_KV_BYTES
-from gateway.settings.name_checks import Models, unique
+from gateway.settings.names import Found, unknown
 from gateway.settings.problems import KeyPath
-from gateway.settings.sections import TenantConfig, TenantKeyConfig
-from gateway.settings.source import Document
+from gateway.settings.tenants import EntitlementConfig, TenantConfig
 from gateway.settings.token_pools import fields_of, shape_of
 
-Entitlements = Sequence[tuple[int, EntitlementConfig]]
-Tenants = Sequence[tuple[int, TenantConfig]]
-Reserved = Sequence[tuple[int, EntitlementConfig, Entitlement]]
-
-_MORE = "lower a baseline, or add workers"
+NO_KV_BYTES: Final = (
+    "the model does not say what a token takes",
+    "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)",
+)
+_MORE: Final = "lower a baseline, or add workers"
+_MOST: Final = " (max_num_seqs x most workers)"
 
 
 def check_entitlements(
-    document: Document,
-    entitlements: Entitlements,
-    models: Models,
+    entitlements: Mapping[int, EntitlementConfig],
+    models: Mapping[int, ModelConfig],
     known_models: Collection[str] | None,
-) -> None:
-    """Names, keys, terms and reservations.
+) -> Found:
+    """Models, terms and reservations.
 
     `known_models` includes the names of invalid models; None if a name could not be read.
     """
-    _check_digests(
-        document,
-        _digests((), entitlements),
-        "a key belongs to one entitlement: make another with `sluice hash-key --new`",
-    )
-    names: dict[str, KeyPath] = {}
-    by_name = {model.name: model for _, model in models}
-    aliases = {alias: model.name for _, model in models for alias in model.aliases}
-    found: list[tuple[int, EntitlementConfig, Entitlement]] = []
-    for index, entitlement in entitlements:
+    by_name = {model.name: model for model in models.values()}
+    aliases = {alias: model.name for model in models.values() for alias in model.aliases}
+    reserved: list[tuple[int, EntitlementConfig, Entitlement]] = []
+    for index, entitlement in entitlements.items():
         path: KeyPath = ("entitlements", index)
-        fix = "give every entitlement a name of its own"
-        unique(document, names, entitlement.name, (*path, "name"), fix)
         name = entitlement.model
-        if known_models is not None and name not in known_models:
-            alias = name in aliases
-            document.add(
-                (*path, "model"),
-                f"`{name}` is an alias" if alias else f"no model is named `{name}`",
-                f"write its name, `{aliases[name]}`"
-                if alias
-                else nearest(name, sorted(known_models)),
-            )
-        terms = _check_terms(document, path, entitlement, by_name.get(name))
+        if known_models is not None and name not in known_models and name in aliases:
+            yield (*path, "model"), f"`{name}` is an alias", f"write its name, `{aliases[name]}`"
+        elif known_models is not None:
+            known = sorted(known_models)
+            yield from unknown([((*path, "model"), name)], known, "no model is named `{}`")
+        terms = yield from _terms(path, entitlement, by_name.get(name))
         if terms is not None and terms.reserves:
-            found.append((index, entitlement, terms))
+            reserved.append((index, entitlement, terms))
     for model in by_name.values():
-        shape = shape_of(model)
-        reserved = [item for item in found if item[2].model == model.name]
-        _check_slots(document, reserved, shape)
-        _check_sums(document, reserved, shape)
+        own = [item for item in reserved if item[2].model == model.name]
+        yield from _slots(own, shape_of(model))
+        yield from _sums(own, shape_of(model))
 
 
-def _check_terms(
-    document: Document, path: KeyPath, entitlement: EntitlementConfig, model: ModelConfig | None
-) -> Entitlement | None:
-    """The section's terms; None after noting a problem. Without a model, pools go unchecked."""
+def _terms(
+    path: KeyPath, entitlement: EntitlementConfig, model: ModelConfig | None
+) -> Generator[tuple[KeyPath, str, str], None, Entitlement | None]:
+    """The section's terms; None after a problem. Without a model, pools go unchecked."""
     by_pool = entitlement.concurrency
     pools = tuple(by_pool) if isinstance(by_pool, Mapping) else ("",)
     shape = ModelShape(name=entitlement.model, pools=pools, slots=(1,) * len(pools))
     if model is not None:
         shape = shape_of(model)
-        unknown = [name for name in pools if name not in model.pools] if by_pool else []
-        if isinstance(by_pool, Mapping) and unknown:
-            for name in unknown:
-                document.add(
-                    (*path, "concurrency", name),
-                    f"model `{model.name}` has no pool `{name}`",
-                    nearest(name, model.pools),
-                    key=True,
-                )
-            return None
-        if model.kv_bytes_per_token is None:
-            for field in ("kv_cache_gib", "max_kv_cache_gib"):
-                if getattr(entitlement, field) is not None:
-                    document.add((*path, field), NO_KV_BYTES, KV_BYTES_FIX)
+        if isinstance(by_pool, Mapping):
+            named = [((*path, "concurrency", name), name) for name in pools]
+            wrong = list(unknown(named, model.pools, f"model `{model.name}` has no pool `{{}}`"))
+            yield from wrong
+            if wrong:
+                return None
+        for field in ("kv_cache_gib", "max_kv_cache_gib"):
+            if model.kv_bytes_per_token is None and getattr(entitlement, field) is not None:
+                yield (*path, field), *NO_KV_BYTES
     try:
         return terms_from(fields_of(entitlement), shape, 0)
     except BadTerms as error:
         where = (*path, error.field, error.part) if error.part else (*path, error.field)
-        document.add(where, error.message, error.fix)
+        yield where, error.message, error.fix
         return None
 
 
-def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+def _slots(
+    reserved: Sequence[tuple[int, EntitlementConfig, Entitlement]], shape: ModelShape
+) -> Found:
     """Reserved baselines must fit the slots: over all pools, then in each pool as split."""
     total, slots = 0, sum(shape.max_slots)
     by_pool = [0] * len(shape.pools)
     reported: set[int] = set()
     for index, entitlement, terms in reserved:
         path: KeyPath = ("entitlements", index, "concurrency")
-        before, total = total, total + sum(terms.baseline)
+        total += sum(terms.baseline)
         if total > slots:
-            if before <= slots:
-                document.add(
-                    path,
-                    f"baselines reserved on `{shape.name}` add up to {total} with this one, but "
-                    f"its pools have {slots} slots (max_num_seqs x most workers)",
-                    _MORE,
-                )
+            sums = f"baselines reserved on `{shape.name}` add up to {total} with this one"
+            yield path, f"{sums}, but its pools have {slots} slots{_MOST}", _MORE
             return
         for pool, name in enumerate(shape.pools):
             by_pool[pool] += terms.baseline_of(pool)
@@ -123,135 +101,77 @@ def _check_slots(document: Document, reserved: Reserved, shape: ModelShape) -> N
                 continue
             reported.add(pool)
             named = isinstance(entitlement.concurrency, Mapping)
-            document.add(
+            sums = f"baselines reserved in pool `{name}` add up to {by_pool[pool]} with this one"
+            if not named:
+                sums += f", split {'/'.join(map(str, terms.baseline))} over the pools"
+            yield (
                 (*path, name) if named else path,
-                f"baselines reserved in pool `{name}` add up to {by_pool[pool]} with this one"
-                + ("" if named else f", split {'/'.join(map(str, terms.baseline))} over the pools")
-                + f", but it has {shape.max_slots[pool]} slots (max_num_seqs x most workers)",
+                f"{sums}, but it has {shape.max_slots[pool]} slots{_MOST}",
                 _MORE if named else "give concurrency by pool, lower it, or add workers",
             )
 
 
-def _check_sums(document: Document, reserved: Reserved, shape: ModelShape) -> None:
+def _sums(
+    reserved: Sequence[tuple[int, EntitlementConfig, Entitlement]], shape: ModelShape
+) -> Found:
     """Reserved KV must fit the pools' (if unstated, all slots when full), and so must rates."""
-    amounts = ((index, terms.kv_bytes / GIB) for index, _, terms in reserved)
-    for index, total in _first_over(amounts, shape.max_kv_bytes / GIB):
-        document.add(
-            ("entitlements", index, "kv_cache_gib"),
-            f"KV cache reserved on `{shape.name}` adds up to {total:g} GiB with this one, but its "
-            f"pools have {shape.max_kv_bytes / GIB:.1f} GiB (per worker x most workers)",
-            "lower kv_cache_gib, or add workers",
-        )
-    amounts = ((index, terms.tokens_per_s) for index, _, terms in reserved)
-    for index, total in _first_over(amounts, shape.max_tokens_per_s):
-        document.add(
-            ("entitlements", index, "tokens_per_second"),
-            f"token rates reserved on `{shape.name}` add up to {total:g} with this one, but its "
-            f"pools have {shape.max_tokens_per_s:g} (per worker x most workers)",
-            "lower tokens_per_second, or add workers",
-        )
+    kv, rates = shape.max_kv_bytes / GIB, shape.max_tokens_per_s
+    kv_sum = rate_sum = 0.0
+    for index, _, terms in reserved:
+        before, kv_sum = kv_sum, kv_sum + terms.kv_bytes / GIB
+        if 0 < kv < kv_sum and before <= kv:
+            sums = f"KV cache reserved on `{shape.name}` adds up to {kv_sum:g} GiB with this one"
+            most = f"its pools have {kv:.1f} GiB (per worker x most workers)"
+            path: KeyPath = ("entitlements", index, "kv_cache_gib")
+            yield path, f"{sums}, but {most}", "lower kv_cache_gib, or add workers"
+        before, rate_sum = rate_sum, rate_sum + terms.tokens_per_s
+        if 0 < rates < rate_sum and before <= rates:
+            sums = f"token rates reserved on `{shape.name}` add up to {rate_sum:g} with this one"
+            most = f"its pools have {rates:g} (per worker x most workers)"
+            path = ("entitlements", index, "tokens_per_second")
+            yield path, f"{sums}, but {most}", "lower tokens_per_second, or add workers"
 
 
-def _first_over(amounts: Iterator[tuple[int, float]], most: float) -> Iterator[tuple[int, float]]:
-    """(index, sum) at the first running sum over `most`, if any; `most` 0 means no limit."""
-    total = 0.0
-    for index, amount in amounts:
-        total += amount
-        if 0 < most < total:
-            yield index, total
-            return
-
-
-def check_tenants(
-    document: Document,
-    tenants: Tenants,
-    entitlements: Entitlements,
-    loras: Mapping[str, Sequence[str]],
-) -> None:
-    """Tenants against their entitlements: names, digests, and what a key may open.
-
-    `loras`: the LoRA adapters of each model, which the keys for it may name.
-    """
-    _check_digests(
-        document,
-        _digests(tenants, entitlements),
-        "list a key once: under `tenants` it opens several models",
-        section="tenants",
-    )
+def check_tenants(config: Config) -> Found:
+    """Tenants against their entitlements: what their keys may open."""
+    loras = {model.name: model.loras for model in config.models}
     own: dict[str, dict[str, str]] = {}
-    for _, entitlement in entitlements:
+    for entitlement in config.entitlements:
         own.setdefault(entitlement.tenant, {})[entitlement.name] = entitlement.model
-    seen: dict[str, KeyPath] = {}
-    for index, tenant in tenants:
-        path: KeyPath = ("tenants", index)
-        unique(document, seen, tenant.name, (*path, "name"), "give every tenant a name of its own")
+    for index, tenant in enumerate(config.tenants):
         models = own.get(tenant.name, {})
-        if tenant.keys and not models:
-            document.add(
-                (*path, "keys"),
-                f"no entitlement names the tenant `{tenant.name}`, so its keys open nothing",
-                f"add an entitlement with `tenant: {tenant.name}` for each model",
-            )
+        if not tenant.keys or models:
+            yield from _tenant(("tenants", index), tenant, models, loras)
             continue
-        _check_listed(document, (*path, "entitlements"), tenant.entitlements, models)
-        _check_tenant_keys(document, path, tenant, models, loras)
+        yield (
+            ("tenants", index, "keys"),
+            f"no entitlement names the tenant `{tenant.name}`, so its keys open nothing",
+            f"add an entitlement with `tenant: {tenant.name}` for each model",
+        )
 
 
-def _check_tenant_keys(
-    document: Document,
+def _tenant(
     path: KeyPath,
     tenant: TenantConfig,
-    models: dict[str, str],
+    models: Mapping[str, str],
     loras: Mapping[str, Sequence[str]],
-) -> None:
-    names: dict[str, KeyPath] = {}
+) -> Found:
+    """`models`: those of its entitlements; `loras`: the adapters that keys for a model may name."""
+    for where, listed in (
+        ((*path, "entitlements"), tenant.entitlements),
+        *(((*path, "keys", n, "entitlements"), k.entitlements) for n, k in enumerate(tenant.keys)),
+    ):
+        named = [((*where, at), name) for at, name in enumerate(listed or ())]
+        yield from unknown(named, models, "this tenant has no entitlement `{}`")
     for number, key in enumerate(tenant.keys):
-        where: KeyPath = (*path, "keys", number)
-        unique(document, names, key.name, (*where, "name"), "give every key a name of its own")
-        _check_listed(document, (*where, "entitlements"), key.entitlements, models)
-        bases = {models[name] for name in _used(tenant, key, models) if name in models}
+        lists = (key.entitlements, tenant.entitlements, tuple(models))
+        used = next(listed for listed in lists if listed is not None)
+        bases = {models[name] for name in used if name in models}
         opened = bases.union(*(loras.get(base, ()) for base in bases))
         for at, model in enumerate(key.models or ()):
             if model not in opened:
-                document.add(
-                    (*where, "models", at),
+                yield (
+                    (*path, "keys", number, "models", at),
                     f"no entitlement that this key uses is for `{model}`",
                     nearest(model, sorted(opened)) if opened else "give it an entitlement",
                 )
-
-
-def _used(tenant: TenantConfig, key: TenantKeyConfig, models: dict[str, str]) -> Sequence[str]:
-    for listed in (key.entitlements, tenant.entitlements):
-        if listed is not None:
-            return listed
-    return tuple(models)
-
-
-def _check_listed(
-    document: Document, path: KeyPath, listed: Sequence[str] | None, own: dict[str, str]
-) -> None:
-    for at, name in enumerate(listed or ()):
-        if name not in own:
-            document.add(
-                (*path, at), f"this tenant has no entitlement `{name}`", nearest(name, own)
-            )
-
-
-def _check_digests(
-    document: Document, keys: Iterator[tuple[KeyPath, str]], fix: str, section: str = "entitlements"
-) -> None:
-    """Each key stands once; those that a section repeats are told of."""
-    seen: dict[str, KeyPath] = {}
-    for path, digest in keys:
-        first = seen.setdefault(digest, path)
-        if first != path and path[0] == section:
-            document.add(path, f"the same key as on line {document.place(first).line}", fix)
-
-
-def _digests(tenants: Tenants, entitlements: Entitlements) -> Iterator[tuple[KeyPath, str]]:
-    for index, entitlement in entitlements:
-        for at, digest in enumerate(entitlement.api_keys):
-            yield ("entitlements", index, "api_keys", at), digest
-    for index, tenant in tenants:
-        for number, key in enumerate(tenant.keys):
-            yield ("tenants", index, "keys", number, "sha256"), key.sha256

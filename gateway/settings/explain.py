@@ -9,16 +9,92 @@ import difflib
 import re
 import typing
 from collections.abc import Iterable
+from typing import Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.settings.config import Config
-from gateway.settings.problems import KeyPath, shown
-from gateway.settings.scalars import EnvValue
+from gateway.settings.problems import KEY, KeyPath, shown
 from gateway.settings.source import Document
-from gateway.settings.types import Section
-from gateway.settings.wishes import wish
+from gateway.settings.types import EnvValue, Section
+
+_LITELLM: Final = (
+    "this is a part of a LiteLLM file: `sluice import litellm FILE -o sluice.yaml` converts one"
+)
+_STACK: Final = (
+    "this is a part of a values file: `sluice import production-stack FILE -o sluice.yaml` "
+    "converts one"
+)
+_BUDGET: Final = (
+    "write `budgets: [{money: 100, window: month}]`, or `tokens`, at a tenant, a key or an "
+    "entitlement"
+)
+_TOKENS: Final = "give an entitlement's `tokens_per_second`, in tokens a second"
+_PRICE: Final = "write `price: {input, output}`, per million tokens"
+_REQUESTS: Final = "write `requests_per_minute` at a tenant's key"
+_PARALLEL: Final = "give an entitlement's `max_concurrency`"
+_ANY: Final = {
+    "max_budget": _BUDGET,
+    "soft_budget": _BUDGET,
+    "budget": _BUDGET,
+    "budget_duration": _BUDGET,
+    "tpm_limit": _TOKENS,
+    "tpm": _TOKENS,
+    "rpm_limit": _REQUESTS,
+    "rpm": _REQUESTS,
+    "requests_per_minute": _REQUESTS,
+    "max_parallel_requests": _PARALLEL,
+    "blocked": "write `suspended: true` at a tenant's key",
+    "expires": "write `expires_at`",
+}
+"""Under tenants, keys and entitlements alike."""
+_KEY: Final = (
+    "a key that opens several models stands under `tenants`: {name, keys: [{name, sha256, "
+    "models}]}; write one entitlement for each model"
+)
+_WISHES: Final[dict[str, dict[str, str]]] = {
+    "EntitlementConfig": {**_ANY, "models": _KEY, "keys": _KEY},
+    "TenantConfig": {
+        **_ANY,
+        "models": "list `models` at a key, or write one entitlement for each model",
+        "api_keys": "list them as `keys: [{name, sha256}]`",
+    },
+    "TenantKeyConfig": {
+        **_ANY,
+        "key": "write `sha256`, from `sluice hash-key`: keys are never in the file",
+        "token": "write `sha256`",
+        "max_parallel_requests": "write `max_concurrency`",
+        "rpm": "write `requests_per_minute`",
+        "rpm_limit": "write `requests_per_minute`",
+    },
+    "Config": {
+        "model_list": _LITELLM,
+        "litellm_settings": _LITELLM,
+        "router_settings": _LITELLM,
+        "general_settings": _LITELLM,
+        "servingEngineSpec": _STACK,
+        "routerSpec": _STACK,
+        "fallbacks": "write `fallbacks: [other]` at the model",
+        "default_fallbacks": "write `fallbacks: [other]` at each model",
+        "model_group_alias": "write `aliases` at the model",
+        "keys": "list keys under `tenants`: {name, keys: [{name, sha256}]}",
+    },
+    "ModelConfig": {
+        "model_name": "write `name`",
+        "litellm_params": _LITELLM,
+        "context_window_fallbacks": "give the model a second pool with a larger `max_model_len`",
+        "input_cost_per_token": _PRICE,
+        "output_cost_per_token": _PRICE,
+        "num_retries": "write `retry: {max_attempts}` at the top level",
+    },
+}
+
+
+def wish(section: str, name: str) -> str | None:
+    """Where the file says what an unknown setting of a section (by class name) is for."""
+    return _WISHES.get(section, {}).get(name)
+
 
 _WANTED = {
     "int_type": "a whole number",
@@ -55,8 +131,6 @@ _HOW = {
 }
 _UNITS = {"gib": "GiB", "bytes": "bytes", "s": "seconds", "ms": "milliseconds", "tokens": "tokens"}
 """By the last word of a key."""
-_KEY = "[key]"
-"""Follows a key of a mapping in the place of a finding about the key itself."""
 
 
 def explain(document: Document, error: ValidationError) -> None:
@@ -68,8 +142,9 @@ def explain(document: Document, error: ValidationError) -> None:
         if path in document.unresolved or (kind == "too_short" and document.value(path)):
             continue  # reported already: a list whose items are all bad is also called too short
         place = path if kind == "missing" else path[:-1]
-        key = kind in {"missing", "extra_forbidden"} or location[-1:] == (_KEY,)
-        document.add(path, *_told(detail, _section(place)), key=key)
+        if kind in {"missing", "extra_forbidden"} or location[-1:] == (KEY,):
+            path = (*path, KEY)
+        document.add(path, *_told(detail, _section(place)))
 
 
 def first_problem(error: ValidationError, section: type[Section]) -> tuple[KeyPath, str, str]:
@@ -77,7 +152,7 @@ def first_problem(error: ValidationError, section: type[Section]) -> tuple[KeyPa
     detail = error.errors(include_url=False, include_context=True)[0]
     path = detail["loc"]
     told = _told(detail, _section(path[:-1], section))
-    return path[:-1] if path[-1:] == (_KEY,) else path, *told
+    return path[:-1] if path[-1:] == (KEY,) else path, *told
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -96,7 +171,7 @@ def _told(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str
         return _missing(section, name)
     if detail["type"] == "extra_forbidden":
         return _unknown(section, name)
-    if name == _KEY:
+    if name == KEY:
         return "not a usable name", "use letters, digits, `.`, `_` and `-`, at most 64"
     return _wording(detail)
 

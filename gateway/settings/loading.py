@@ -1,26 +1,39 @@
-"""Reads a file or a text into a Config; raises ConfigError with all its problems."""
+"""Reads a file, a text, or what an administrator sends; raises ConfigError with all problems."""
 
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.entitlement_checks import check_entitlements, check_tenants
-from gateway.settings.explain import explain
-from gateway.settings.model import ModelConfig
-from gateway.settings.model_checks import check_models
-from gateway.settings.name_checks import check_references
-from gateway.settings.problems import ConfigError, Problem
-from gateway.settings.sent import only_secrets, stand_in_for_references
-from gateway.settings.server_checks import check_auth, check_config
-from gateway.settings.source import MAX_BYTES, Document, read
+from gateway.records.tenancy import RowKind
+from gateway.settings.checks import check_relations, unfit_limits
+from gateway.settings.compare import only_secrets, stand_in_for_references
+from gateway.settings.config import Config
+from gateway.settings.explain import explain, first_problem
+from gateway.settings.problems import ConfigError, Problem, dotted
+from gateway.settings.source import MAX_BYTES, read
+from gateway.settings.tenants import (
+    EntitlementConfig,
+    KeyLimitsConfig,
+    TenantConfig,
+    TenantKeyConfig,
+)
 from gateway.settings.types import Section
 
-_S = TypeVar("_S", bound=Section)
+_SECTIONS: Final[dict[RowKind, type[Section]]] = {
+    "entitlement": EntitlementConfig,
+    "tenant": TenantConfig,
+    "key": TenantKeyConfig,
+}
+_BUDGETS: Final = {"budgets": "set it in the configuration file"}
+_IN_FILE: Final[dict[RowKind, dict[str, str]]] = {
+    "entitlement": {"api_keys": "add a key with POST /admin/entitlements/{name}/keys"} | _BUDGETS,
+    "tenant": {"keys": "add each with POST /admin/tenants/{name}/keys"} | _BUDGETS,
+    "key": {},
+}
 
 
 def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
@@ -33,15 +46,13 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
             modified_unix_s = min(os.fstat(file.fileno()).st_mtime, time.time())
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not a usable path"
-        raise _unreadable(
-            name, 1, 1, f"cannot read the file: {reason}", "check the path"
-        ) from error
+        raise _refused(name, "", f"cannot read the file: {reason}", "check the path") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        raise _unreadable(name, line, column, "not UTF-8", "save the file as UTF-8") from error
+        place = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        raise _refused(name, "", "not UTF-8", "save the file as UTF-8", *place) from error
     config = parse(text, name, os.environ if environ is None else environ)
     config.note_file(name, raw, modified_unix_s)
     return config
@@ -61,53 +72,40 @@ def parse(text: str, filename: str, environ: Mapping[str, str] | None) -> Config
     except ValidationError as error:
         explain(document, error)
     if not document.sent or (config is not None and only_secrets(document.references, config)):
-        _check_relations(document, config)
+        check_relations(document, config)
     if document.problems or config is None:
         raise ConfigError(document.problems)
     config.note_references(document.references)
     return config
 
 
-def _check_relations(document: Document, config: Config | None) -> None:
-    """What settings must agree on; without a configuration, those of its valid sections."""
-    if config is not None:  # all sections are valid; validating again would double the time
-        check_config(document, config)
-        check_auth(document, config)
-        models = list(enumerate(config.models))
-        entitlements = list(enumerate(config.entitlements))
-    else:
-        models = _valid(document, "models", ModelConfig)
-        entitlements = _valid(document, "entitlements", EntitlementConfig)
-    check_models(document, models)
-    check_entitlements(document, entitlements, models, _model_names(document))
-    if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
-        check_references(document, config)
-        loras = {model.name: model.loras for _, model in models}
-        check_tenants(document, list(enumerate(config.tenants)), entitlements, loras)
+def read_admin_fields(
+    config: Config, kind: RowKind, fields: Mapping[str, object]
+) -> dict[str, Any]:
+    """What an administrator sends of a tenant, an entitlement or a key, as JSON.
+
+    The file's own section checks it, with the same words and fixes. Keys and budgets of an
+    entitlement or a tenant are set in the file only, or by routes of their own. Raises ConfigError
+    with the first problem.
+    """
+    for name, fix in _IN_FILE[kind].items():
+        if name in fields:
+            raise _refused("request", name, "cannot be sent here", fix)
+    section = _SECTIONS[kind]
+    try:
+        found = section.model_validate(fields)
+    except ValidationError as error:
+        path, message, fix = first_problem(error, section)
+        raise _refused("request", dotted(path), message, fix) from None
+    limits = [name for name in KeyLimitsConfig.model_fields if name in fields]
+    if kind == "key" and limits and (unfit := unfit_limits(config)) is not None:
+        raise _refused("request", limits[0], *unfit)
+    return found.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
-def _valid(document: Document, key: str, section: type[_S]) -> list[tuple[int, _S]]:
-    """The items of a list that are valid by themselves, with their indices."""
-    items = document.value((key,))
-    found = []
-    for index, item in enumerate(items if isinstance(items, list) else []):
-        try:
-            found.append((index, section.model_validate(item)))
-        except ValidationError:
-            continue
-    return found
-
-
-def _model_names(document: Document) -> set[str] | None:
-    """Names of all models, including invalid ones; None if a name cannot be read."""
-    models = document.value(("models",))
-    items = models if isinstance(models, list) else [None]
-    names = [item.get("name") if isinstance(item, dict) else None for item in items]
-    found = {str(name) for name in names if isinstance(name, str)}
-    return found if len(found) == len(set(map(repr, names))) else None
-
-
-def _unreadable(file: str, line: int, column: int, message: str, fix: str) -> ConfigError:
+def _refused(
+    file: str, path: str, message: str, fix: str, line: int = 1, column: int = 1
+) -> ConfigError:
     return ConfigError(
-        [Problem(file=file, line=line, column=column, path="", message=message, fix=fix)]
+        [Problem(file=file, line=line, column=column, path=path, message=message, fix=fix)]
     )

@@ -1,23 +1,290 @@
-"""A model, served by one or more pools; a name that stands for several models."""
+"""A model and its parts, its pools, and a name that stands for several models."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from itertools import accumulate, starmap
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from gateway.records.attempt import WorkerAddress
 from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.routing.boundary_watch import BoundaryWatch
-from gateway.settings.model_parts import (
-    AdmissionConfig,
-    BoundaryConfig,
-    CompressionConfig,
-    PolicyName,
-    SchedulingConfig,
-    TimeoutOverrides,
+from gateway.settings.server import EngineTlsConfig
+from gateway.settings.tenants import Price, TokenPrices
+from gateway.settings.types import (
+    Amount,
+    Count,
+    Drain,
+    Factor,
+    Flag,
+    Gib,
+    Label,
+    Milliseconds,
+    ModelName,
+    Natural,
+    Seconds,
+    Section,
+    Share,
+    Weight,
 )
-from gateway.settings.pool import Pool, PoolConfig
-from gateway.settings.prices import TokenPrices
-from gateway.settings.types import Count, Flag, Label, ModelName, Natural, Section, Weight
+from gateway.settings.worker import Worker, WorkerConfig
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list | tuple) or value is None else [value]
+
+
+class BoundaryConfig(Section):
+    """The token boundary between pools; `sluice plan -o` writes it."""
+
+    b_short: (
+        Annotated[
+            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
+        ]
+        | None
+    ) = None
+    """Largest expected total (tokens) for the smaller pool; an ascending list for more than two
+    pools. Default: each smaller pool's window."""
+    gamma: Factor = 1.5
+    """Compression window: requests up to gamma x boundary may be compressed (1: none)."""
+    auto: Flag = False
+    """Let preemptions, rescues and overruns move the boundaries."""
+    mode: Literal["enforce", "observe"] | None = None
+    """observe: moves are computed, logged and counted, not applied; default: the model's mode."""
+    b_short_min: (
+        Annotated[
+            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
+        ]
+        | None
+    ) = None
+    """Lower limit of each moving boundary (tokens), in the form of `b_short`. Default: half of
+    each boundary. The upper limit is the pool's window."""
+    planned: (
+        Annotated[tuple[tuple[Count, Share], ...], Field(min_length=1, max_length=256)] | None
+    ) = None
+    """Length distribution the fleet was planned for: [tokens, share of requests up to that],
+    ascending. `sluice_length_drift` shows how far live lengths differ."""
+
+
+class CompressionConfig(Section):
+    """Prompt compression at the boundary."""
+
+    enabled: Flag = False
+    """Compress prompts in the compression window (see `boundary.gamma`)."""
+    when: Literal["asked", "any", "header"] = "asked"
+    """asked: only a question over retrieved passages. any: other tasks as well, which may lose
+    what they need. header: any task of requests with `x-sluice-compress: on`."""
+    only_when_busy: Flag = True
+    """Compress only while the larger pool has no free slot."""
+    mark: Flag = True
+    """Put `[...]` where text was cut."""
+    max_cut: Share = 0.5
+    """The largest share of a prompt that may be cut."""
+    tokenizer: Path | None = None
+    """The model's tokenizer.json, to count compressed prompts exactly (extra `exact`)."""
+
+
+PolicyName = Literal["quartz", "sticky", "least-loaded", "round-robin", "bfio"]
+
+
+class SchedulingConfig(Section):
+    """The choice of a worker within a pool."""
+
+    policy: PolicyName | None = None
+    """quartz: by predicted prefill, prefix locality and fairness, with a queue in the gateway.
+    bfio: for data-parallel ranks behind one barrier. The others bind at once. Default, by pool:
+    bfio if all its engines have ranks (least-loaded if some have, or with several replicas), else
+    quartz."""
+    predictor: Path | None = None
+    """Prefill time predictor written by `sluice train`; absent: learned from live traffic."""
+    shadow: Flag = True
+    """Predict prefills beside a policy other than quartz, log what quartz would have done, and
+    learn. Costs some 22 us of CPU a request, a quarter of a least-loaded one's, and the memory of
+    `prefix_entries`."""
+    queue_limit: Count = 1000
+    """Requests that may wait for a pool's workers; further ones are refused with 429."""
+    queue_timeout_s: Seconds = 60.0
+    """Longest wait of one request in that queue."""
+    prefix_entries: Count = 350_000  # beyond 361,000 the hash table doubles
+    """Prefixes remembered for each pool, about 120 bytes each."""
+
+
+class PoolSchedulingConfig(Section):
+    """The choice of a worker within this pool, where it differs from the model's."""
+
+    policy: PolicyName | None = None
+    """This pool's own policy; default: the model's."""
+
+
+class AdmissionConfig(Section):
+    """Admission when a model's pools are full."""
+
+    mode: Literal["enforce", "observe"] | None = None
+    """observe: admission's refusals are computed and counted, not applied; default: the model's
+    mode."""
+    profile: Literal["default", "paper"] = "default"
+    """Coefficients of weight, debt and charge; paper uses the published ones."""
+    headroom: Natural = 1
+    """Slots of a pool that spot, preemptible and above-baseline traffic leave free."""
+    mean_slo_ms: Milliseconds | None = None
+    """The average SLO that weights compare with; default: the mean over entitlements."""
+    held_share: Share = 0.5
+    """Share of a pool's slots that other proxies' leases may hold beyond reserved baselines."""
+    reclaim: Literal["preemptible", "cancel"] = "preemptible"
+    """Running requests that give way to waiting protected ones: those of preemptible; with cancel
+    also those of spot."""
+    reclaim_ms: Count = 500
+    """How long a protected request waits before other requests give way."""
+
+
+class TimeoutsConfig(Section):
+    """Time limits for each phase of an exchange with an engine, in seconds."""
+
+    connect_s: Seconds = 2.0
+    """To open a connection."""
+    first_byte_s: Seconds = 600.0
+    """From the request to the response head; includes queueing and prefill."""
+    idle_s: Seconds = 120.0
+    """Between two chunks of a response. An engine whose own token counters move may be silent up to
+    `first_byte_s`."""
+
+
+class TimeoutOverrides(Section):
+    """A model's own time-outs; absent ones come from the top level."""
+
+    connect_s: Seconds | None = None
+    """To open a connection."""
+    first_byte_s: Seconds | None = None
+    """From the request to the response head."""
+    idle_s: Seconds | None = None
+    """Between two chunks of a response."""
+
+
+DISCOVERED: Final = 64
+"""Most discovered workers of a pool that reservations may count on, unless `replicas.max` says."""
+
+
+def _listed(value: object) -> object:
+    """One URL is short for a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+class ReplicasConfig(Section):
+    """How many workers a pool may have. The gateway itself starts and stops none."""
+
+    min: Natural | None = None
+    """Fewest workers; default: the number of listed workers, 0 if workers are discovered."""
+    max: Count | None = None
+    """Most workers; default: the number of listed workers, 64 more if workers are discovered.
+    Reservations must fit this number."""
+    cooldown_s: Drain = 300.0
+    """Seconds of less demand after which `sluice_pool_desired_replicas` falls."""
+
+
+class PoolConfig(Section):
+    """Engines with the same context window."""
+
+    max_model_len: Count
+    """The engines' --max-model-len: the window, in tokens."""
+    max_num_seqs: Count
+    """The engines' --max-num-seqs: slots per worker (per rank, if engines have ranks)."""
+    workers: Annotated[
+        tuple[Worker, ...],
+        Field(min_length=1, max_length=10_000),
+        BeforeValidator(_listed, json_schema_input_type=str | tuple[str | WorkerConfig, ...]),
+    ]
+    """URLs, or mappings for workers that need a key, a served name or a CA. A URL such as
+    dns://host:port or k8s://service/NAME.NAMESPACE:port finds engines at run time."""
+    tokens_per_second: Amount | None = None
+    """Input and output tokens per second of one worker; absent: as many as its slots make."""
+    kv_cache_gib: Gib | None = None
+    """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
+    tls: EngineTlsConfig | None = None
+    """TLS towards this pool's https engines, and the certificate that the gateway shows them."""
+    replicas: ReplicasConfig = ReplicasConfig()
+    """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
+    scheduling: PoolSchedulingConfig = PoolSchedulingConfig()
+    """The choice of worker in this pool."""
+    gpu_hour: Price | None = None
+    """Cost of one GPU for an hour, in the gateway's `currency`. A request then costs the share of
+    its worker's slots that it holds while it runs; what nobody holds is reported as idle."""
+    gpus: Count = 1
+    """GPUs of one worker (of one rank, if engines have ranks); for `gpu_hour`."""
+
+    flow_headers: Flag | None = None
+    """Tell an llm-d router or another Inference Gateway before the engines each request's tenant
+    and class: x-llm-d-inference-fairness-id and -objective, x-gateway-inference-fairness-id and
+    -objective. Default: only where an inferencepool:// names the engines."""
+
+    @property
+    def worker_hour(self) -> float | None:
+        """What an hour of one worker costs; None where it has no price."""
+        return None if self.gpu_hour is None else self.gpu_hour * self.gpus
+
+    @property
+    def ranked(self) -> bool:
+        """Whether an engine has data-parallel ranks."""
+        return any(worker.ranks > 1 for worker in self.workers)
+
+    @property
+    def tells_flow(self) -> bool:
+        """Whether requests tell an inference gateway before the engines whose they are."""
+        if self.flow_headers is not None:
+            return self.flow_headers
+        return any((w.discover or "").startswith("inferencepool:") for w in self.workers)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether workers come and go at run time, so that there may be none."""
+        return any(worker.discover is not None for worker in self.workers)
+
+    @property
+    def listed(self) -> tuple[WorkerConfig, ...]:
+        """The engines that the file names itself."""
+        return tuple(worker for worker in self.workers if worker.url is not None)
+
+    @property
+    def addresses(self) -> tuple[WorkerAddress, ...]:
+        """Every listed worker; each rank of an engine is one."""
+        return tuple(address for worker in self.listed for address in worker.addresses)
+
+    @property
+    def engines(self) -> tuple[range, ...]:
+        """For each engine, the indices of its ranks in `addresses`."""
+        ends = list(accumulate(worker.ranks for worker in self.listed))
+        return tuple(starmap(range, zip([0, *ends], ends, strict=False)))
+
+    @property
+    def worker_count(self) -> int:
+        """Number of listed workers; each rank of an engine is one."""
+        return sum(worker.ranks for worker in self.listed)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that the whole pool runs at once."""
+        return self.max_num_seqs * self.worker_count
+
+    @property
+    def replica_bounds(self) -> tuple[int, int]:
+        """Fewest and most workers, with defaults applied."""
+        listed = self.worker_count
+        fewest, most = self.replicas.min, self.replicas.max
+        if most is None:
+            most = max(listed + DISCOVERED * self.may_be_empty, fewest or 0)
+        if fewest is None:
+            fewest = 0 if self.may_be_empty else min(listed, most)
+        return fewest, most
+
+
+def _with_tls(pool: PoolConfig) -> PoolConfig:
+    if pool.tls is not None:
+        for worker in pool.workers:
+            worker.note_tls(pool.tls.address())
+    return pool
+
+
+Pool = Annotated[PoolConfig, AfterValidator(_with_tls)]
 
 
 def _by_window(pools: Mapping[str, PoolConfig]) -> Mapping[str, PoolConfig]:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from gateway.fleet.model_runtime import PRIORITY_FLAGS
 from gateway.records.entitlement import BACKFILL
-from gateway.settings.config import Config, EntitlementConfig
+from gateway.settings.config import Config
 from gateway.settings.model import ModelConfig
+from gateway.settings.tenants import EntitlementConfig
 from gateway.settings.token_pools import every_limit, managed, tenant_keys, terms_of
 
 

@@ -13,6 +13,8 @@ from gateway.records.record import plain
 
 KeyPath = tuple[str | int, ...]
 """Keys and indices from the root of the file to a value."""
+KEY = "[key]"
+"""Last step of a path to a key itself, not to its value; pydantic writes it so."""
 
 SHOWN = 100
 """Problems listed in the text of a ConfigError; `problems` has all of them."""

@@ -12,8 +12,16 @@ from typing import Any
 
 import yaml
 
-from gateway.settings.problems import ConfigError, KeyPath, Problem, SourcePosition, dotted, shown
-from gateway.settings.scalars import BadReference, EnvValue, mask, number, plain, substitute
+from gateway.settings.problems import (
+    KEY,
+    ConfigError,
+    KeyPath,
+    Problem,
+    SourcePosition,
+    dotted,
+    shown,
+)
+from gateway.settings.types import BadReference, EnvValue, mask, number, plain, substitute
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
@@ -43,10 +51,11 @@ class Document:
         self.values: dict[KeyPath, SourcePosition] = {}
         self.keys: dict[KeyPath, SourcePosition] = {}
 
-    def add(self, path: KeyPath, message: str, fix: str, *, key: bool = False) -> None:
-        """Note a problem at a value, or at its key."""
-        place = self.key_place(path) if key else self.place(path)
-        self.add_at(place, message, fix, path=path)
+    def add(self, path: KeyPath, message: str, fix: str) -> None:
+        """Note a problem at a value, or at its key if the path ends in `KEY`."""
+        key = path[-1:] == (KEY,)
+        place = self.key_place(path[:-1]) if key else self.place(path)
+        self.add_at(place, message, fix, path=path[:-1] if key else path)
 
     def add_at(self, place: SourcePosition, message: str, fix: str, *, path: KeyPath = ()) -> None:
         """Note a problem at a place."""

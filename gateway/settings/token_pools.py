@@ -18,11 +18,15 @@ from gateway.records.entitlement import PROFILES, Entitlement
 from gateway.records.limit import Limit, budget_limits, key_limits
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import FileEntitlement, FileTenant, TenancyFile
-from gateway.settings.budgets import stated_budgets, stated_limits
-from gateway.settings.config import Config, EntitlementConfig
-from gateway.settings.model import ModelConfig
-from gateway.settings.pool import PoolConfig
-from gateway.settings.sections import TenantConfig, TenantKeyConfig
+from gateway.settings.config import Config
+from gateway.settings.model import ModelConfig, PoolConfig
+from gateway.settings.tenants import (
+    EntitlementConfig,
+    TenantConfig,
+    TenantKeyConfig,
+    stated_budgets,
+    stated_limits,
+)
 
 LIMITS = (
     *("slo_target_ms", "tokens_per_second", "max_tokens_per_second", "kv_cache_gib"),

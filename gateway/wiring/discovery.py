@@ -17,8 +17,7 @@ from gateway.fleet.rotation import Rotation
 from gateway.ports import Sets
 from gateway.records.attempt import DiscoverySource
 from gateway.settings import Config
-from gateway.settings.discovery import cluster_access
-from gateway.settings.worker import WorkerConfig
+from gateway.settings.worker import WorkerConfig, cluster_access
 
 if TYPE_CHECKING:
     from gateway.fleet.kubernetes import KubernetesApi

@@ -25,8 +25,7 @@ from gateway.records.entitlement import MeanRate
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing_table import CompressionRules, PoolShape, Routing
 from gateway.settings import Config, ModelConfig
-from gateway.settings.model import watch_of
-from gateway.settings.pool import PoolConfig
+from gateway.settings.model import PoolConfig, watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
 from gateway.wiring.schedulers import Former, policies_of, predictors_of, scheduling_of
 

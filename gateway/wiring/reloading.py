@@ -20,8 +20,7 @@ from gateway.control.metrics_page import ReloadStatus
 from gateway.errors import BadRequest
 from gateway.fleet.model_runtime import adapted_aliases
 from gateway.settings import Config, ConfigError, load, parse
-from gateway.settings.diff import Change, changes, merged
-from gateway.settings.sent import Comparison, compare
+from gateway.settings.compare import Change, Comparison, changes, compare, merged
 from gateway.wiring.model_set import ModelSet, Parts
 from predictor.artifact import ArtifactError
 

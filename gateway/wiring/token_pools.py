@@ -28,7 +28,7 @@ from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.tenancy import RowKind
 from gateway.settings import Config, ConfigError, ModelConfig
-from gateway.settings.admin_fields import read_admin_fields
+from gateway.settings.loading import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
     limits_of,

@@ -10,9 +10,8 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.rotation import ADMIN, CONFIGURED, Rotation
 from gateway.records.attempt import FoundEngine, WorkerAddress
 from gateway.settings import Config
-from gateway.settings.discovery import is_source
-from gateway.settings.pool import PoolConfig
-from gateway.settings.worker import WorkerConfig
+from gateway.settings.model import PoolConfig
+from gateway.settings.worker import WorkerConfig, is_source
 
 
 class Workers:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.settings.discovery import is_source
+from gateway.settings.worker import is_source
 from sluice.imports.sections import ASSUMED_SEQUENCES, ASSUMED_WINDOW, Row, label, literal
 
 

@@ -387,7 +387,7 @@ def test_addresses_of_this_machine_are_written_as_what_servers_bind_to() -> None
     for folder in ("gateway", "sluice", "simulator", "planner", "compressor"):
         shipped += ROOT.glob(f"{folder}/**/*.py")
     named = [p.name for p in shipped if "localhost" in p.read_text(encoding="utf-8")]
-    assert set(named) == {"roles.py", "server_checks.py", "model_checks.py"}, (
+    assert set(named) == {"roles.py", "checks.py", "names.py"}, (
         "where an operator or a browser writes it"
     )
 

@@ -23,7 +23,7 @@ from gateway.routing.conversations import MAX_RESPONSES, RETAINED, Conversations
 from gateway.scheduling.prefix_digests import points_of
 from gateway.scheduling.prefix_index import MIN_ENTRIES
 from gateway.settings import load
-from gateway.settings.model_parts import SchedulingConfig
+from gateway.settings.model import SchedulingConfig
 
 
 def digests(endpoint: str, body: bytes) -> set[int]:

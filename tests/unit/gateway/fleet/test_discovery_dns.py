@@ -12,7 +12,7 @@ from gateway.fleet import discovery_dns as dns
 from gateway.fleet.discovery_dns import sets_of_dns
 from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import DiscoverySource
-from gateway.settings.discovery import source_of
+from gateway.settings.worker import source_of
 
 
 def discovery(server: NameServer, name: str, scheme: str = "http") -> Sets:

@@ -23,7 +23,7 @@ from gateway.fleet.kubernetes import (
 )
 from gateway.ports import DiscoveryFailure
 from gateway.records.attempt import ClusterAccess, FoundEngine
-from gateway.settings.discovery import source_of
+from gateway.settings.worker import source_of
 
 PATH = PODS.format("ns")
 

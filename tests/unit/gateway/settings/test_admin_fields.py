@@ -7,7 +7,7 @@ import yaml
 
 from gateway.records.tenancy import RowKind
 from gateway.settings import ConfigError, Problem, parse
-from gateway.settings.admin_fields import read_admin_fields
+from gateway.settings.loading import read_admin_fields
 from tests.builders import OUT_OF_RANGE
 
 HASH = "sha256:" + "ab" * 32

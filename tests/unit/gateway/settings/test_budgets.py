@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.settings import ConfigError, parse
+from gateway.settings.compare import changes, merged
 from gateway.settings.config import Config
-from gateway.settings.diff import changes, merged
 from gateway.settings.notices import remarks
 from gateway.settings.token_pools import every_limit, limits_of, managed
 

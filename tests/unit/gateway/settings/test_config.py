@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.settings import Config, ConfigError, load, parse, remarks, schema
-from gateway.settings.config import EntitlementConfig
 from gateway.settings.model import ModelConfig
-from gateway.settings.scalars import EnvValue, substitute
+from gateway.settings.tenants import EntitlementConfig
+from gateway.settings.types import EnvValue, substitute
 from gateway.store.redis.route import route_of
 from tests.builders import OUT_OF_RANGE
 
@@ -716,7 +716,7 @@ def test_a_missing_exporter_says_what_to_install(
         if missing == "all of it":
             raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("gateway.settings.server_checks.find_spec", find_spec)
+    monkeypatch.setattr("gateway.settings.checks.find_spec", find_spec)
     (found,) = problems(BASE + "telemetry: {otlp: true}\n")
     assert "pip install '.[otel]'" in found
     assert not read(BASE + "telemetry: {otlp: false}\n").telemetry.otlp

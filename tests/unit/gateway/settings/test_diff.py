@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.settings import Config, parse
-from gateway.settings.diff import changes, merged
+from gateway.settings.compare import changes, merged
 
 TEXT = """
 version: 1

@@ -6,9 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.records.attempt import DiscoverySource, FoundEngine
-from gateway.settings.discovery import cluster_access, source_of
-from gateway.settings.pool import PoolConfig
-from gateway.settings.worker import WorkerConfig
+from gateway.settings.model import PoolConfig
+from gateway.settings.worker import WorkerConfig, cluster_access, source_of
 
 
 @pytest.mark.parametrize(

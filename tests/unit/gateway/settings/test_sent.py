@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.settings import Config, ConfigError, parse
-from gateway.settings.sent import Comparison, compare
+from gateway.settings.compare import Comparison, compare
 
 CANARY = "canary-8c1f"
 FILE = """

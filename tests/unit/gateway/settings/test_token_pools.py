@@ -13,7 +13,7 @@ from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES
 from gateway.records.tenancy import FileTenant
 from gateway.settings import Config, ConfigError, parse, remarks
-from gateway.settings.admin_fields import read_admin_fields
+from gateway.settings.loading import read_admin_fields
 from gateway.settings.token_pools import (
     base_terms,
     managed,

@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.replicas.estimator_sync import NoState
-from gateway.settings.config import StateConfig
-from gateway.settings.state import StateUrl
+from gateway.settings.server import StateConfig, StateUrl
 from gateway.store.backends import backend_of, open_directory, open_state, sqlite_path
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteState

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.settings import parse
-from gateway.settings.discovery import source_of
+from gateway.settings.worker import source_of
 from sluice import cli
 
 STATIC = """\

@@ -1,0 +1,400 @@
+"""What the settings of a valid file, or of its valid sections, must agree on.
+
+Each check yields (path, problem, fix); those of a model and a pool have paths within it.
+"""
+
+import sys
+from importlib.util import find_spec
+from ipaddress import ip_address
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.settings.config import Config
+from gateway.settings.entitlement_checks import (
+    NO_KV_BYTES,
+    check_entitlements,
+    check_tenants,
+)
+from gateway.settings.model import ModelConfig, PoolConfig
+from gateway.settings.names import Found, check_engines, check_names, check_references
+from gateway.settings.problems import KEY, KeyPath, install
+from gateway.settings.server import unfit_engine_tls, unfit_pem
+from gateway.settings.source import Document
+from gateway.settings.tenants import EntitlementConfig
+from gateway.settings.token_pools import limits_tenants
+from gateway.settings.types import Section
+from predictor.artifact import ArtifactError, load
+from predictor.online import PrefillPredictor
+
+_S = TypeVar("_S", bound=Section)
+
+MAX_PORT: Final = 65_535
+_OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
+"""Of the extra `otel`; its API alone is installed with many packages."""
+ONE_SERVES: Final = "some thousand requests/s a core (docs/performance.md)"
+
+
+def check_relations(document: Document, config: Config | None) -> None:
+    """Note what settings disagree on; without a configuration, in its valid sections."""
+    root: dict[str, object] = {}
+    if config is not None:  # all sections are valid; validating again would double the time
+        root = {name: getattr(config, name) for name in Config.model_fields}
+        models, entitlements = dict(enumerate(config.models)), dict(enumerate(config.entitlements))
+    else:
+        models = _valid(document, "models", ModelConfig)
+        entitlements = _valid(document, "entitlements", EntitlementConfig)
+    root |= {"models": models, "entitlements": entitlements}
+    found = [*check_names(document, root), *check_engines(document, root)]
+    for index, model in models.items():
+        is_list = isinstance(document.value(("models", index, "boundary", "b_short")), list)
+        of_model = _model(document, model, is_list=is_list)
+        found += [(("models", index, *path), message, fix) for path, message, fix in of_model]
+    found += check_entitlements(entitlements, models, _model_names(document))
+    if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
+        found += [*check_references(root), *_server(document, config), *_auth(document, config)]
+        found += check_tenants(config)
+    for problem in found:
+        document.add(*problem)
+
+
+def _valid(document: Document, key: str, section: type[_S]) -> dict[int, _S]:
+    """The items of a list that are valid by themselves, by their indices."""
+    items = document.value((key,))
+    found = {}
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        try:
+            found[index] = section.model_validate(item)
+        except ValidationError:
+            continue
+    return found
+
+
+def _model_names(document: Document) -> set[str] | None:
+    """Names of all models, including invalid ones; None if a name cannot be read."""
+    models = document.value(("models",))
+    items = models if isinstance(models, list) else [None]
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
+    found = {str(name) for name in names if isinstance(name, str)}
+    return found if len(found) == len(set(map(repr, names))) else None
+
+
+def _server(document: Document, config: Config) -> Found:
+    """The server's own sections, and what they ask of the machine."""
+    server, health = config.server, config.health
+    if health.max_eject_s < health.eject_s:
+        least = f"{health.eject_s:g}"
+        yield ("health", "max_eject_s"), f"below eject_s ({least})", f"give at least {least}"
+    held_bytes = (server.max_held_body_bytes or sys.maxsize) // server.workers
+    if held_bytes < server.max_body_bytes:
+        yield (
+            ("server", "max_held_body_bytes"),
+            f"{held_bytes:,} bytes for each replica, below max_body_bytes",
+            f"give at least {server.max_body_bytes * server.workers}",
+        )
+    unfit = {
+        ("server", "workers"): unfit_workers(config),
+        ("state", "url"): unfit_limits(config) if limits_tenants(config) else None,
+        ("server", "management_port"): unfit_ports(config),
+    }
+    yield from ((path, *told) for path, told in unfit.items() if told is not None)
+    if server.viewer_key is not None and server.viewer_key == server.admin_key:
+        yield ("server", "viewer_key"), "the same as admin_key", "give another key"
+    if server.open_dashboard and not _is_loopback(server.host):
+        yield (
+            ("server", "open_dashboard"),
+            f"everybody who reaches {server.host} could read the dashboard",
+            "set server.host to 127.0.0.1, or leave it out and give server.viewer_key",
+        )
+    tls = server.tls
+    if tls is not None and not document.sent:
+        wrong = unfit_pem(cert=tls.cert, key=tls.key, client_ca=tls.client_ca)
+        yield from ((("server", "tls", name), message, fix) for name, message, fix in wrong)
+    if tls is not None and config.state.shared and not server.management_port:
+        yield (
+            ("server", "tls"),
+            "replicas ask one another over plain HTTP, and the clients' port would speak TLS only",
+            "set server.management_port, and keep that port internal",
+        )
+    if config.telemetry.otlp and not _installed(_OTLP):
+        yield ("telemetry", "otlp"), "the exporter is not installed", install("otel")
+
+
+def unfit_limits(config: Config) -> tuple[str, str] | None:
+    """Why no tenant and no key may have limits of its own: (problem, fix)."""
+    if not config.state.address.startswith("redis+cluster://"):
+        return None
+    return (
+        "a limit of a tenant or a key counts over all models, which a cluster spreads over servers",
+        "use one server (redis:// or redis+sentinel://), or give budgets to entitlements",
+    )
+
+
+def unfit_ports(config: Config) -> tuple[str, str] | None:
+    """(problem, fix) if `server.port` clashes with management ports, else None."""
+    server = config.server
+    first = server.management_port
+    several = server.workers if server.workers > 1 else 0
+    if not first or not first <= server.port <= first + several:
+        return None
+    if several:
+        return (
+            f"the clients' port, {server.port}, is among these {several + 1} of the replicas",
+            f"give one below {max(server.port - several, 1)} or above {server.port}",
+        )
+    return ("the clients' port", "give another one, or 0 to have both on one port")
+
+
+def unfit_workers(config: Config) -> tuple[str, str] | None:
+    """(problem, fix) if several replicas on a host cannot serve this configuration, else None."""
+    server = config.server
+    if server.workers == 1:
+        return None
+    if not config.state.shared:
+        return (
+            "several replicas share their state through Redis, and state.url names none",
+            f"set state.url to redis://HOST:6379/0, or give 1: one replica serves {ONE_SERVES}",
+        )
+    if not 0 < server.management_port <= MAX_PORT - server.workers:
+        return (
+            "each of several replicas needs a port of its own for metrics and admin routes",
+            f"set server.management_port to a free port with {server.workers} free ones after it",
+        )
+    balanced = next((m.name for m in config.models if "bfio" in m.policies(server.workers)), None)
+    if balanced is not None:
+        return (
+            f"the ranks of {balanced} are balanced by one replica",
+            "give 1, or another policy than bfio",
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".") == "localhost"
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is a package around it
+        return False
+
+
+def _auth(document: Document, config: Config) -> Found:
+    """Issuers of tokens: what checks them is installed, and their files can be read."""
+    issuers = config.auth.jwt
+    if issuers and not (_installed("jwt") and _installed("cryptography")):
+        yield ("auth", "jwt"), "PyJWT is not installed", install("jwt")
+    for index, issuer in enumerate(issuers if not document.sent else ()):
+        jwks = None if issuer.jwks.startswith(("https:", "http:")) else issuer.jwks
+        ca_file = None if issuer.ca_file is None else str(issuer.ca_file)
+        for name, file in (("jwks", jwks), ("ca_file", ca_file)):
+            path: KeyPath = ("auth", "jwt", index, name)
+            try:
+                if file is not None:
+                    Path(file).open("rb").close()
+            except OSError as error:
+                yield path, f"cannot read the file: {error.strerror}", "check the path"
+            else:
+                if name == "ca_file":
+                    wrong = unfit_pem(ca_file=file)
+                    yield from ((path, message, fix) for _, message, fix in wrong)
+
+
+def _model(document: Document, model: ModelConfig, *, is_list: bool) -> Found:
+    """What a model's settings disagree on. `is_list`: its `b_short` is given as a list."""
+    yield from _windows(model)
+    yield from _boundary(model, is_list=is_list)
+    yield from _scheduling(document, model)
+    yield from _compression(document, model)
+    for name, pool in model.pools.items():
+        for path, message, fix in _pool(document, pool):
+            yield ("pools", name, *path), message, fix
+    yield from _capacity_and_prices(model)
+
+
+def _windows(model: ModelConfig) -> Found:
+    seen: dict[int, str] = {}
+    for name, pool in model.pools.items():
+        other = seen.setdefault(pool.max_model_len, name)
+        if other != name:
+            yield (
+                ("pools", name, "max_model_len"),
+                f"pool `{other}` has the same window, {pool.max_model_len}",
+                f"put the workers of both into `{other}`, or give different windows",
+            )
+    short, long = model.pools.get("short"), model.pools.get("long")
+    if short is not None and long is not None and long.max_model_len < short.max_model_len:
+        yield (
+            ("pools", "long", "max_model_len"),
+            f"below the window of pool `short`, {short.max_model_len}",
+            f"give more than {short.max_model_len}, or swap the pools' names",
+        )
+
+
+def _boundary(model: ModelConfig, *, is_list: bool) -> Found:
+    """Boundaries within their pools' windows, their limits, and the planned distribution."""
+    asked, wanted = model.boundary, len(model.pools) - 1
+    given, least, start = asked.b_short, asked.b_short_min, model.boundaries
+    if given is not None and len(given) != wanted and (is_list or wanted > 0):
+        pools = ", ".join(model.pools)
+        many = f"{wanted} {'number' if wanted == 1 else 'numbers'}"
+        yield (
+            ("boundary", "b_short"),
+            f"{len(given)} given for {wanted + 1} {'pools' if wanted else 'pool'} ({pools})",
+            f"give {many}, one for each pool but the last" if wanted else "remove it",
+        )
+    elif given is not None:
+        if list(given) != sorted(set(given)):
+            fix = "order the boundaries as the pools' windows"
+            yield ("boundary", "b_short"), "not ascending", fix
+        pairs = zip(given, list(model.pools.items())[:-1], strict=False)
+        for position, (bound, (name, pool)) in enumerate(pairs):
+            most = pool.max_model_len
+            if bound > most:
+                over = f"{bound} is over the window of pool `{name}`, {most}"
+                yield ("boundary", "b_short", position), over, f"give at most {most}"
+    if asked.auto and len(model.pools) == 1:
+        yield ("boundary", "auto"), "one pool has no boundary to move", "give a second pool"
+    if least is not None and len(least) != len(start):
+        yield (
+            ("boundary", "b_short_min"),
+            f"{len(least)} given for {len(model.pools)} pools",
+            "give one for each pool but the last",
+        )
+    elif least is not None and any(low > high for low, high in zip(least, start, strict=True)):
+        fix = "give at most b_short"
+        yield ("boundary", "b_short_min"), "over the boundary it belongs to", fix
+    if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(asked.planned or ())):
+        fix = "order the points by tokens; shares never fall"
+        yield ("boundary", "planned"), "not ascending", fix
+
+
+def _scheduling(document: Document, model: ModelConfig) -> Found:
+    """Ranks can be balanced, and a trained predictor is one for a pool of this model.
+
+    Policy bfio balances ranks behind one barrier, so every engine of its pool needs ranks.
+    """
+    for (name, pool), policy in zip(model.pools.items(), model.policies(), strict=True):
+        single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
+        if policy == "bfio" and single is not None:
+            yield (
+                ("pools", name, "workers", single),
+                "policy bfio balances data-parallel ranks, and this worker has none",
+                "give its `ranks` (2 or more), or choose policy quartz for independent replicas",
+            )
+    predictor, where = model.scheduling.predictor, ("scheduling", "predictor")
+    if predictor is None:
+        return
+    if not model.predicts:
+        fix = "set policy: quartz, or shadow: true beside another policy, or leave it out"
+        yield where, "no pool is predicted", fix
+        return
+    if document.sent:
+        return
+    try:
+        artifact = load(predictor)
+    except ArtifactError as error:
+        yield where, str(error), error.fix
+        return
+    sections = [artifact.section(model.name, pool) for pool in model.pools]
+    if not any(sections):
+        known = ", ".join(section.name for section in artifact.sections[:8])
+        yield (
+            where,
+            f"{predictor} has no section for a pool of this model; it has {known}",
+            f"train on requests of {model.name} in {', '.join(model.pools)}",
+        )
+    for section in filter(None, sections):
+        try:
+            PrefillPredictor(section, workers=1)
+        except ValueError as error:
+            yield where, f"{section.name}: {error}", "train again with --alpha 0.95"
+
+
+def _compression(document: Document, model: ModelConfig) -> Found:
+    asked = model.compression
+    if not asked.enabled:
+        return
+    if len(model.pools) == 1:
+        fix = "give a second pool"
+        yield ("compression", "enabled"), "one pool has no boundary to fit under", fix
+    if asked.tokenizer is None:
+        return
+    where = ("compression", "tokenizer")
+    if not _installed("tokenizers"):
+        yield where, "the reader is not installed", install("exact")
+    if not document.sent and not _is_file(str(asked.tokenizer)):
+        yield where, "no such file", "give the path of tokenizer.json"
+
+
+def _pool(document: Document, pool: PoolConfig) -> Found:
+    """A pool's certificates, and the bounds of its size."""
+    for index, worker in enumerate(pool.workers):
+        if worker.ca_file is None:
+            continue
+        where = ("workers", index, "ca_file")
+        if worker.plain_http:
+            yield where, "a CA for a worker without TLS", "use an https URL, or drop it"
+        elif not document.sent and not _is_file(worker.ca_file):
+            fix = "give the path of a PEM file, absolute or from the working directory"
+            yield where, "no such file", fix
+    if pool.tls is not None and all(worker.plain_http for worker in pool.workers):
+        yield ("tls",), "TLS for a pool without an https worker", "use https URLs, or drop it"
+    elif pool.tls is not None:
+        wrong = unfit_engine_tls(pool.tls, read=not document.sent)
+        yield from ((("tls", name), message, fix) for name, message, fix in wrong)
+    (fewest, most), listed = pool.replica_bounds, pool.worker_count
+    if most < listed:
+        fix = f"give at least {listed}, or list fewer"
+        yield ("replicas", "max"), f"{most} is below the {listed} workers listed", fix
+    elif fewest > most:
+        yield ("replicas", "min"), f"{fewest} is over max, {most}", f"give at most {most}"
+
+
+def _capacity_and_prices(model: ModelConfig) -> Found:
+    """What all pools of a model state, or none: a rate of tokens, a price by the hour."""
+    rated = [name for name, pool in model.pools.items() if pool.tokens_per_second is not None]
+    silent = [name for name in model.pools if name not in rated]
+    if rated and silent:
+        yield (
+            ("pools", silent[0], KEY),
+            f"no tokens_per_second here, but in pool `{rated[0]}`",
+            "give it for every pool of a model, or for none",
+        )
+    by_hour = [name for name, pool in model.pools.items() if pool.gpu_hour is not None]
+    unpriced = [name for name in model.pools if name not in by_hour]
+    if by_hour and model.price is not None:
+        yield (
+            ("pools", by_hour[0], "gpu_hour"),
+            "the model has list prices as well, so a request would have two costs",
+            "remove `price` at the model, or `gpu_hour` at its pools",
+        )
+    elif by_hour and unpriced:
+        yield (
+            ("pools", unpriced[0]),
+            f"pool `{by_hour[0]}` has a price by the hour, and this one has none",
+            "give `gpu_hour` at every pool of the model, or at none",
+        )
+    for name, pool in model.pools.items():
+        if model.kv_bytes_per_token is None and pool.kv_cache_gib is not None:
+            yield ("pools", name, "kv_cache_gib"), *NO_KV_BYTES
+        if pool.gpu_hour is None and pool.gpus != 1:
+            yield (
+                ("pools", name, "gpus"),
+                "counts for `gpu_hour` only, which this pool has not",
+                "give `gpu_hour`, or remove `gpus`",
+            )
+
+
+def _is_file(name: str) -> bool:
+    """Whether a file of this name exists; False for names that no file can have."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
