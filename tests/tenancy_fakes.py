@@ -31,10 +31,10 @@ from gateway.settings import ConfigError, parse
 from gateway.settings.loading import read_admin_fields
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteFile, open_file
+from gateway.tenancy.changes import Audit
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.tenancy.key_admin import TenantKeyAdmin
 from gateway.tenancy.tenancy import Tenancy
-from gateway.usage.audit import Audit
+from gateway.tenancy.tenant_admin import TenantAdmin
 from tests.fakes import FakeClock
 
 _T = TypeVar("_T")
@@ -253,7 +253,7 @@ class TenancyRig:
             wall_clock=self.clock,
             read_fields=read_fields,
         )
-        self.tenants = TenantKeyAdmin(
+        self.tenants = TenantAdmin(
             self.tenancy,
             self.trail,
             wall_clock=self.clock,

@@ -18,7 +18,7 @@ from gateway.ports import AccountView
 from gateway.records.request import Principal, RequestHead
 from gateway.replicas.calls import ReplicaCalls
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.tenancy.key_admin import TenantKeyAdmin
+from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
 from gateway.usage.request_log import DecisionRing
 
@@ -87,7 +87,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     ring: DecisionRing
     """The newest decisions of this replica."""
     registry: EntitlementAdmin
-    tenants: TenantKeyAdmin
+    tenants: TenantAdmin
     budgets: BudgetService
     workers: WorkerService
     reload: ReloadService

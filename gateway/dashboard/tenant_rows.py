@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from gateway.dashboard.view import PAGE_ROWS, EntitlementOrder, View, page_of
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement, kv_limit
-from gateway.tenancy.key_admin import TenantKeyAdmin
+from gateway.tenancy.tenant_admin import TenantAdmin
 
 MAX_ROWS: Final = 2000
 """Entitlements that the dashboard counts; the oldest ones. /admin/entitlements pages all."""
@@ -83,7 +83,7 @@ def _entitlement_row(counted: CountedEntitlement) -> dict[str, Any]:
 
 
 def tenants_page(
-    service: TenantKeyAdmin | None, known: Mapping[str, CountedEntitlement], view: View
+    service: TenantAdmin | None, known: Mapping[str, CountedEntitlement], view: View
 ) -> dict[str, Any]:
     """The page of tenants that a viewer looks at; `known` has counters by entitlement."""
     if service is None:

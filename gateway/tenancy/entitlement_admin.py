@@ -1,16 +1,12 @@
-"""Admin operations on entitlements: each is checked, stored, applied and audited.
+"""Admin operations on entitlements, and entitlements as an admin reads them."""
 
-An operation is either written to the directory and then applied here, or refused without any
-change. If another gateway's change came first, it is made again on the new state. Other gateways
-read it with their next poll. Keys are generated here, shown once and stored as SHA-256; admins
-refer to them by fingerprint, the digest's first 8 hex digits.
-"""
-
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.admission.entitlement_terms import (
+    GIB,
     BadTerms,
     ModelShape,
     check_fit,
@@ -18,26 +14,23 @@ from gateway.admission.entitlement_terms import (
     instant,
     terms_from,
 )
-from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.ports import PoolView, TokenPools
+from gateway.errors import BadRequest, Conflict, NotFound, StateFailure
+from gateway.ports import AccountView, PoolView, TokenPools
 from gateway.records.entitlement import Entitlement
 from gateway.records.tenancy import Denial, DirectoryChange, Row, fingerprint
-from gateway.tenancy import entitlement_views as views
-from gateway.tenancy.admin_changes import (
-    AdminChanges,
-    ReadFields,
-    check_revision,
-    new_uid,
-)
+from gateway.tenancy.changes import AdminChanges, Audit, ends_of, new_uid
 from gateway.tenancy.rights import EntitlementInForce, entitlement_fields
-from gateway.tenancy.tenancy import Tenancy
-from gateway.usage.audit import Audit
+from gateway.tenancy.tenancy import PagePosition, Tenancy
 
 LIVE_KEYS: Final = 2
+SLICE: Final = 500
+"""Entitlements that a list reads between two pauses."""
 
 
 class EntitlementAdmin(AdminChanges):
     """The admin operations. They raise Refusal, like any request."""
+
+    kind = "entitlement"
 
     def __init__(
         self,
@@ -47,31 +40,29 @@ class EntitlementAdmin(AdminChanges):
         shapes: Mapping[str, ModelShape],
         *,
         managed: Container[str],
-        wall_clock: Callable[[], float],
-        read_fields: ReadFields,
         pools: Callable[[str], Awaitable[list[PoolView]]] | None = None,
-        new_key: Callable[[], str] | None = None,
+        **common: Any,
     ) -> None:
-        """`shapes` of models by name, including the `managed` ones.
+        """`shapes` of models by name, including the `managed` ones, which the store counts.
 
         `pools` gives a model's pools instead of the store (the upkeep adds desired replicas).
         """
-        super().__init__(
-            tenancy, trail, wall_clock=wall_clock, read_fields=read_fields, new_key=new_key
-        )
-        self._reader = views.EntitlementReader(
-            tenancy.index, store, shapes, managed, pools or store.pools
-        )
+        super().__init__(tenancy, trail, **common)
+        self._index = tenancy.index
+        self._store = store
         self._shapes = shapes
         self._managed = managed
+        self._pools = pools or store.pools
+
+    # -- what is there
 
     def terms(self, model: str) -> Iterator[Entitlement]:
         """A model's entitlements, oldest first; safe to iterate during changes."""
-        return self._tenancy.index.terms(model)
+        return self._index.terms(model)
 
     def find(self, name: str) -> Entitlement | None:
         """An entitlement's terms; None if there is none of this name."""
-        entry = self._tenancy.index.entries.get(name)
+        entry = self._index.entries.get(name)
         return None if entry is None else entry.terms
 
     def audit(self, count: int) -> list[dict[str, object]]:
@@ -80,42 +71,87 @@ class EntitlementAdmin(AdminChanges):
 
     async def pools(self, model: str) -> list[PoolView]:
         """Counters of a model's pools; empty if the model is not managed or the store is away."""
-        return await self._reader.pools(model)
+        if model not in self._managed:
+            return []
+        try:
+            return await self._pools(model)
+        except StateFailure:
+            return []
 
     async def page(
         self, *, model: str | None, tenant: str | None, after: str | None, limit: int
     ) -> dict[str, object]:
         """A page of entitlements, oldest first: {"data", "next"}; `after`: an earlier "next"."""
-        return await self._reader.page(model, tenant, after, limit)
+        place = _place_of(after)
+        found: list[EntitlementInForce] = []
+        while True:
+            entries = self._index.after(place, SLICE)
+            for entry in entries:
+                terms = entry.terms
+                if model in (None, terms.model) and tenant in (None, terms.tenant):
+                    if len(found) == limit:  # one more than the limit: there is a next page
+                        cursor = f"{place[0]}:{place[1]}"
+                        return {"data": await self._shown(found), "next": cursor}
+                    found.append(entry)
+                place = (terms.created, terms.name)
+            if len(entries) < SLICE:
+                return {"data": await self._shown(found), "next": None}
+            await asyncio.sleep(0)
 
     async def get(self, name: str) -> dict[str, object]:
         """One entitlement: terms, counters, fingerprints of its keys."""
-        return await self._reader.get(name)
+        (found,) = await self._shown([self._entry(name)])
+        return found
+
+    async def _shown(self, entries: Sequence[EntitlementInForce]) -> list[dict[str, object]]:
+        """Entitlements for GET; without a view of the store, state and use are unknown."""
+        names: dict[str, list[str]] = {}
+        for entry in entries:
+            if entry.terms.model in self._managed:
+                names.setdefault(entry.terms.model, []).append(entry.terms.name)
+        views: dict[str, AccountView] = {}
+        for model, wanted in names.items():
+            try:
+                views |= {view.name: view for view in await self._store.view(model, wanted)}
+            except StateFailure:
+                continue
+        found = []
+        for entry in entries:
+            terms, shape = entry.terms, self._shapes.get(entry.terms.model)
+            if shape is None:  # it is leaving
+                continue
+            view = views.get(terms.name)
+            counters = {
+                "origin": entry.origin,
+                "created": terms.created,
+                "revision": entry.revision,
+                "state": None if view is None else view.state,
+                "usage": None if view is None else _usage(view, shape),
+            }
+            found.append({**_fields(entry, shape), **counters})
+        return found
+
+    # -- changes
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """Create an entitlement. The returned "key" is shown only this once."""
-        key, digest = self._make_key()
+        checked = self._checked("entitlement", fields)
+        name, (key, digest) = str(checked["name"]), self._make_key()
 
-        async def work() -> str:
-            name = fields.get("name")
-            taken = (self._tenancy.index.entries, self._tenancy.foreign)
-            if isinstance(name, str) and any(name in names for names in taken):
-                raise _taken(name)
-            checked = self._checked(fields)
-            name = checked["name"]
-            self._check_fit(self._terms(checked))
-            uid = new_uid()
-            made = Row(kind="entitlement", name=name, uid=uid, fields=checked)
-            change = DirectoryChange(
-                puts=(
-                    self._row(made, created=int(self._wall_clock() * 1000)),
-                    self._key_row(name, uid, digest),
+        async def work() -> tuple[DirectoryChange, str]:
+            if name in self._index.entries or name in self._tenancy.foreign:
+                raise Conflict(
+                    f"There is an entitlement '{name}'. Change it with PATCH, or take another "
+                    "name.",
+                    reason="entitlement_exists",
+                    param="name",
                 )
-            )
-            await self._store(name, change, who, "create")
-            return str(name)
+            self._check_fit(self._terms(checked))
+            made = Row(kind="entitlement", name=name, uid=new_uid(), fields=checked)
+            row = self._row(made, created=int(self._wall_clock() * 1000))
+            return DirectoryChange(puts=(row, self._key_row(name, made.uid, digest))), "create"
 
-        name, said = await self._changing(work, reason="entitlement_changed")
+        said = await self._change(name, who, work)
         return {**await self.get(name), "key": key, **said}
 
     async def change(
@@ -132,31 +168,31 @@ class EntitlementAdmin(AdminChanges):
         `version`, here and below: refuse unless the entitlement is at this revision.
         """
 
-        async def work() -> None:
-            entry = self._entry(name, version)
-            before, origin = self._stated(name)
+        async def work() -> tuple[DirectoryChange, str]:
+            entry, file = self._entry(name, version), self._tenancy.file
+            stated = entitlement_fields(name, file, self._known)
+            before, origin = ({}, "admin") if stated is None else stated[:2]
             for field in ("name", "model"):
                 if fields.get(field, before[field]) != before[field]:
                     fix = "leave it out, or create another entitlement"
-                    raise refused(BadTerms(field, "cannot be changed", fix))
-            checked = self._checked({**before, **fields})
+                    raise _refused(BadTerms(field, "cannot be changed", fix))
+            checked = self._checked("entitlement", {**before, **fields})
             terms, now_s = self._terms(checked), self._wall_clock()
-            reserved = views.reserved(terms, now_s)
-            if reserved and reserved != views.reserved(entry.terms, now_s):
+            reserved = _reserved(terms, now_s)
+            if reserved and reserved != _reserved(entry.terms, now_s):
                 self._check_fit(terms)
             row = self._known.row("entitlement", name)
             if row is None:
                 row = Row(kind="entitlement", name=name, uid=new_uid())
-            of = self._tenancy.file.entitlements[name].section if origin == "file" else ""
-            subject = f"entitlement {name}"
+            of = file.entitlements[name].section if origin == "file" else ""
             denials: tuple[Denial, ...] = ()
             if "expires_at" in fields:  # also where its section changes, or leaves and returns
-                ends = instant(checked.get("expires_at"))
+                ends, subject = instant(checked.get("expires_at")), f"entitlement {name}"
                 denials = (self._denial("ends", subject, ends, of=subject),)
-            change = DirectoryChange(puts=(self._row(row, fields=checked, of=of),), denials=denials)
-            await self._store(name, change, who, what)
+            put = self._row(row, fields=checked, of=of)
+            return DirectoryChange(puts=(put,), denials=denials), what
 
-        _, said = await self._changing(work, reason="entitlement_changed")
+        said = await self._change(name, who, work)
         return {**await self.get(name), **said}
 
     async def suspend(
@@ -164,14 +200,13 @@ class EntitlementAdmin(AdminChanges):
     ) -> dict[str, object]:
         """Refuse new requests, or with `undo` allow them again. Running requests continue."""
 
-        async def work() -> None:
+        async def work() -> tuple[DirectoryChange, str]:
             self._entry(name, version)
             subject = f"entitlement {name}"
             denial = self._denial("suspended", subject, float(not undo), of=subject)
-            change = DirectoryChange(denials=(denial,))
-            await self._store(name, change, who, "resume" if undo else "suspend")
+            return DirectoryChange(denials=(denial,)), "resume" if undo else "suspend"
 
-        _, said = await self._changing(work, reason="entitlement_changed")
+        said = await self._change(name, who, work)
         return {**await self.get(name), **said}
 
     async def expire(
@@ -185,39 +220,39 @@ class EntitlementAdmin(AdminChanges):
     async def delete(self, name: str, who: str, *, version: int | None = None) -> dict[str, object]:
         """Delete it. Refused while it has requests in flight, and if it is in the file."""
 
-        async def work() -> None:
-            entry = self._entry(name, version)
+        async def work() -> tuple[DirectoryChange, str]:
+            entry, inflight = self._entry(name, version), 0
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
                     "it there, or suspend it.",
                     reason="entitlement_in_file",
-                    code="entitlement_in_file",
                 )
-            inflight = await self._reader.inflight(entry.terms)
+            if entry.terms.model in self._managed:
+                views = await self._store.view(entry.terms.model, [name])
+                inflight = sum(sum(view.inflight) for view in views)
             if inflight:
                 raise Conflict(
                     f"'{name}' has {inflight} sequences in flight. Suspend it, and "
                     "delete it when they have ended.",
                     reason="entitlement_in_use",
-                    code="entitlement_in_use",
                 )
-            await self._store(name, self.removal(name), who, "delete")
+            return self.removal(name), "delete"
 
-        return (await self._changing(work, reason="entitlement_changed"))[1]
+        return await self._change(name, who, work)
 
     def removal(self, name: str) -> DirectoryChange:
         """The change that ends an entitlement made here, with its own keys, for good."""
-        row = self._known.rows["entitlement", name]
-        rows = (row, *self._known.own_keys_of(name).values())
-        ended = [part for each in rows for part in (each.uid, *each.digests)]
+        own = self._known.own_keys_of(name).values()
+        rows = (self._known.rows["entitlement", name], *own)
         subject = f"entitlement {name}"
         lifted = [  # What restricted this one does not restrict a later one of its name.
             self._denial(denial.what, subject, 0.0, of=subject)
             for what in ("suspended", "ends")
             if (denial := self._known.denials.get(f"{what} {subject}")) and denial.value
         ]
-        return DirectoryChange(removes=rows, denials=(*self._gone(ended, of=subject), *lifted))
+        denials = (*self._gone(ends_of(rows), of=subject), *lifted)
+        return DirectoryChange(removes=rows, denials=denials)
 
     async def add_key(
         self, name: str, who: str, *, version: int | None = None
@@ -225,18 +260,15 @@ class EntitlementAdmin(AdminChanges):
         """Add a live key, for rotation. The returned "key" is shown only this once."""
         key, digest = self._make_key()
 
-        async def work() -> None:
+        async def work() -> tuple[DirectoryChange, str]:
             entry = self._entry(name, version)
             if len(entry.digests) >= LIVE_KEYS:
                 raise Conflict(
-                    f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.",
-                    reason="too_many_keys",
-                    code="too_many_keys",
+                    f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.", reason="too_many_keys"
                 )
-            change = DirectoryChange(puts=(self._key_row(name, entry.uid, digest),))
-            await self._store(name, change, who, "add_key")
+            return DirectoryChange(puts=(self._key_row(name, entry.uid, digest),)), "add_key"
 
-        _, said = await self._changing(work, reason="entitlement_changed")
+        said = await self._change(name, who, work)
         return {**await self.get(name), "key": key, **said}
 
     async def revoke_key(
@@ -244,61 +276,45 @@ class EntitlementAdmin(AdminChanges):
     ) -> dict[str, object]:
         """Revoke one key at once. Requests admitted with it continue."""
 
-        async def work() -> None:
-            entry = self._entry(name, version)
-            ended = [d for d in entry.digests if fingerprint(d) == fingerprint_]
+        async def work() -> tuple[DirectoryChange, str]:
+            digests = self._entry(name, version).digests
+            ended = [d for d in digests if fingerprint(d) == fingerprint_]
             if not ended:
                 raise NotFound(
                     f"'{name}' has no key with the fingerprint '{fingerprint_[:64]}'.",
                     reason="key_not_found",
-                    code="key_not_found",
                 )
             own = self._known.own_keys_of(name).values()
             rows = tuple(row for row in own if not set(ended).isdisjoint(row.digests))
             ended += [row.uid for row in rows]
             denials = self._gone(ended, of=f"entitlement {name}")
-            change = DirectoryChange(removes=rows, denials=denials)
-            await self._store(name, change, who, "revoke_key")
+            return DirectoryChange(removes=rows, denials=denials), "revoke_key"
 
-        _, said = await self._changing(work, reason="entitlement_changed")
+        said = await self._change(name, who, work)
         return {**await self.get(name), **said}
 
     def _key_row(self, name: str, of: str, digest: str) -> Row:
         """A key of an entitlement's own."""
-        row = Row(
-            kind="key",
-            name=f"{name}:{fingerprint(digest)}",
-            uid=new_uid(),
-            of=of,
-            fields={"sha256": digest},
-        )
-        return self._row(row)
+        full, fields = f"{name}:{fingerprint(digest)}", {"sha256": digest}
+        return self._row(Row(kind="key", name=full, uid=new_uid(), of=of, fields=fields))
 
-    def _entry(self, name: str, version: int | None) -> EntitlementInForce:
+    def _entry(self, name: str, version: int | None = None) -> EntitlementInForce:
         """An entitlement, checked against `version` if given. Raises NotFound."""
-        entry = self._reader.entry(name)
-        check_revision(name, entry.revision, version, reason="entitlement_changed")
+        entry = self._index.entries.get(name)
+        if entry is None or entry.terms.model not in self._shapes:
+            raise NotFound(
+                f"There is no entitlement '{name[:64]}'. GET /admin/entitlements lists them.",
+                reason="entitlement_not_found",
+            )
+        self._check_revision(name, entry.revision, version, reason="entitlement_changed")
         return entry
 
-    async def _store(self, name: str, change: DirectoryChange, who: str, what: str) -> None:
-        before = self._audited(name)
-        await self._tenancy.sync.write(change)
-        self._trail.note(who, what, name, before, self._audited(name))
-
-    def _stated(self, name: str) -> tuple[Mapping[str, Any], str]:
-        """(fields as the file or administrators state them, `file` or `admin`)."""
-        found = entitlement_fields(name, self._tenancy.file, self._known)
-        return ({}, "admin") if found is None else (found[0], found[1])
-
-    def _audited(self, name: str) -> dict[str, object]:
-        entry = self._tenancy.index.entries.get(name)
-        return {} if entry is None else views.audited(entry, self._shapes[entry.terms.model])
-
-    def _checked(self, fields: Mapping[str, object]) -> dict[str, Any]:
-        """The fields as JSON, checked as a section of the file. Raises BadRequest."""
-        return self._read("entitlement", {k: v for k, v in fields.items() if v is not None})
+    def _audited(self, name: str) -> Mapping[str, object]:
+        entry = self._index.entries.get(name)
+        return {} if entry is None else _fields(entry, self._shapes[entry.terms.model])
 
     def _terms(self, fields: Mapping[str, Any]) -> Entitlement:
+        """The terms that checked fields describe. Raises BadRequest."""
         shape = self._shapes.get(fields["model"])
         try:
             if shape is None:
@@ -308,20 +324,66 @@ class EntitlementAdmin(AdminChanges):
             if shape.name not in self._managed:
                 _check_unmanaged(terms, shape)
         except BadTerms as error:
-            raise refused(error) from error
+            raise _refused(error) from error
         return terms
 
     def _check_fit(self, terms: Entitlement) -> None:
         now_s = self._wall_clock()
-        reserving = self._tenancy.index.reserving(terms.model)
+        reserving = self._index.reserving(terms.model)
         others = (t for t in reserving if not 0 < t.expires_unix_s <= now_s)
         try:
             check_fit(terms, self._shapes[terms.model], others)
         except BadTerms as error:
-            raise refused(error) from error
+            raise _refused(error) from error
 
 
-def refused(error: BadTerms) -> BadRequest:
+def _fields(entry: EntitlementInForce, model: ModelShape) -> dict[str, object]:
+    """All that an admin can change."""
+    return {
+        **fields_from(entry.terms, model),
+        "suspended": entry.terms.suspended,
+        "keys": [fingerprint(digest) for digest in entry.digests],
+    }
+
+
+def _usage(view: AccountView, model: ModelShape) -> dict[str, object]:
+    return {
+        "inflight": dict(zip(model.pools, view.inflight, strict=False)),
+        "kv_cache_gib": view.kv_bytes / GIB,
+        "bucket_tokens": round(view.level_tokens),
+        "bucket_depth_tokens": round(view.depth_tokens),
+        "debt": view.debt,
+        "burst": view.burst,
+        "weight": view.weight,
+        "debited_tokens": view.debited,
+        "refunded_tokens": view.refunded,
+        "used_tokens": view.used,
+    }
+
+
+def _reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
+    """The fields that decide whether it fits into capacity; empty once it has expired."""
+    if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
+        return ()
+    return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
+
+
+def _place_of(cursor: str | None) -> PagePosition:
+    """The position after which a page begins. Raises BadRequest for an invalid cursor."""
+    if cursor is None:
+        return (0, "")
+    number, colon, name = cursor.partition(":")
+    if not colon or not number.isascii() or not number.isdecimal() or len(number) > 20:
+        raise BadRequest(
+            "after: not a cursor; give the `next` of an earlier page, or leave it out.",
+            reason="invalid_cursor",
+            code="invalid_cursor",
+            param="after",
+        )
+    return int(number), name
+
+
+def _refused(error: BadTerms) -> BadRequest:
     """The 400 response for invalid terms."""
     return BadRequest(
         f"{error}.",
@@ -342,12 +404,3 @@ def _check_unmanaged(terms: Entitlement, model: ModelShape) -> None:
                 f"model `{model.name}` has no managed capacity, so this could not be kept",
                 "leave it out, or give an entitlement of the model a class in the configuration",
             )
-
-
-def _taken(name: str) -> Conflict:
-    return Conflict(
-        f"There is an entitlement '{name}'. Change it with PATCH, or take another name.",
-        reason="entitlement_exists",
-        code="entitlement_exists",
-        param="name",
-    )

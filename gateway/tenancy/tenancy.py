@@ -6,13 +6,15 @@ is told to the keyring (keys), to the store (terms), and to those who count limi
 of the store, the next poll sends the change again.
 """
 
+import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from sortedcontainers import SortedSet
+import msgspec
+from sortedcontainers import SortedList, SortedSet
 
 from gateway.admission.entitlement_terms import BadTerms, ModelShape
 from gateway.errors import StateFailure
@@ -22,9 +24,7 @@ from gateway.records.limit import UNLIMITED, Limit
 from gateway.records.request import Principal, TenantKey
 from gateway.records.tenancy import NO_FILE, Denial, DirectoryChange, RowId, TenancyFile
 from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
-from gateway.tenancy.entitlement_index import EntitlementIndex
 from gateway.tenancy.known import owner_of_key
-from gateway.tenancy.outbox import EntitlementOutbox
 from gateway.tenancy.rights import (
     EntitlementInForce,
     TenantInForce,
@@ -34,6 +34,8 @@ from gateway.tenancy.rights import (
     tenant_of,
 )
 
+SENT: Final = 50
+"""Entitlements sent to the store between two pauses."""
 KEYLESS: Final = Denial(what="gone", subject="keyless")
 """Nobody comes in without a key any more: there were entitlements or keys once."""
 
@@ -48,6 +50,128 @@ REVOKED: Final = (
 )
 
 _log = logging.getLogger("sluice.tenancy")
+
+
+PagePosition = tuple[int, str]
+"""`created` and name: an entitlement's position in the list."""
+
+
+class EntitlementIndex:
+    """The entitlements in force by name, in order of creation, and by model; cheap with 100,000.
+
+    `created` orders the entitlements: older ones keep their reservation when capacity falls.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, EntitlementInForce] = {}
+        self._order: SortedList[PagePosition] = SortedList()
+        self._models: dict[str, SortedList[PagePosition]] = {}
+        self._reserving: dict[str, dict[str, Entitlement]] = {}
+
+    def put(self, entry: EntitlementInForce) -> None:
+        """Add an entry or replace the one of the same name."""
+        terms = entry.terms
+        self.remove(terms.name)
+        self.entries[terms.name] = entry
+        place = (terms.created, terms.name)
+        self._order.add(place)
+        self._models.setdefault(terms.model, SortedList()).add(place)
+        if terms.reserves:
+            self._reserving.setdefault(terms.model, {})[terms.name] = terms
+
+    def remove(self, name: str) -> None:
+        """Forget an entry; unknown names are ignored."""
+        entry = self.entries.pop(name, None)
+        if entry is not None:
+            place, model = (entry.terms.created, name), entry.terms.model
+            self._order.remove(place)
+            self._models[model].remove(place)
+            self._reserving.get(model, {}).pop(name, None)
+
+    def terms(self, model: str) -> Iterator[Entitlement]:
+        """A model's entitlements, oldest first; safe to iterate during changes."""
+        for _, name in tuple(self._models.get(model, ())):
+            entry = self.entries.get(name)
+            if entry is not None:
+                yield entry.terms
+
+    def reserving(self, model: str) -> list[Entitlement]:
+        """A model's entitlements that reserve a baseline."""
+        return list(self._reserving.get(model, {}).values())
+
+    def after(self, place: PagePosition, count: int) -> list[EntitlementInForce]:
+        """Up to `count` entries after a position, oldest first."""
+        start = self._order.bisect_right(place)
+        return [self.entries[name] for _, name in self._order[start : start + count]]
+
+
+class EntitlementOutbox:
+    """Entitlements whose definition or removal the store has not taken yet.
+
+    They are sent in slices, again after a failure. One to remove that has requests in flight is
+    suspended first, and removed when they have ended.
+    """
+
+    def __init__(
+        self, store: TokenPools, managed: Container[str], changed: Callable[[str], None]
+    ) -> None:
+        """`changed` is called with each model whose entitlements changed in the store."""
+        self._store = store
+        self._managed = managed
+        self._changed = changed
+        self._due: dict[tuple[str, str], Entitlement] = {}
+        """(model, name) -> its last terms."""
+        self._failed = False
+
+    def add(self, terms: Entitlement) -> None:
+        """Queue an entitlement: to be defined if it is in force, otherwise removed."""
+        if terms.model in self._managed:
+            self._due[terms.model, terms.name] = terms
+
+    async def settle(self, entries: Mapping[str, EntitlementInForce]) -> None:
+        """Send all queued entitlements; those that fail or have requests in flight stay queued."""
+        touched: dict[str, None] = {}
+        todo = list(self._due)
+        for start in range(0, len(todo), SENT):
+            keys = todo[start : start + SENT]
+            found = await asyncio.gather(
+                *(self._send(key, entries.get(key[1])) for key in keys), return_exceptions=True
+            )
+            for (model, name), result in zip(keys, found, strict=True):
+                if result is True:
+                    del self._due[model, name]
+                    touched[model] = None
+            failures = [result for result in found if isinstance(result, BaseException)]
+            for error in failures:
+                if isinstance(error, asyncio.CancelledError):
+                    raise error
+                if not self._failed:
+                    self._failed = True
+                    _log.error(
+                        "the store did not take an entitlement, trying again", exc_info=error
+                    )
+            if failures:
+                break
+            self._failed = False
+            await asyncio.sleep(0)
+        for model in touched:
+            self._changed(model)
+
+    async def _send(self, key: tuple[str, str], entry: EntitlementInForce | None) -> bool:
+        """Send one entitlement; False if its removal must wait for requests in flight."""
+        model, name = key
+        if model not in self._managed:  # any more: its token pool is gone
+            return True
+        if entry is not None and entry.terms.model == model:
+            await self._store.define(entry.terms)
+            return True
+        if await self._store.remove(model, name):
+            return True
+        last = self._due[key]
+        if not last.suspended:
+            self._due[key] = msgspec.structs.replace(last, suspended=True)
+            await self._store.define(self._due[key])
+        return False
 
 
 class Keys(Protocol):

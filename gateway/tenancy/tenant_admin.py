@@ -1,49 +1,52 @@
-"""Admin operations on tenants: each is checked, stored, applied and audited.
+"""Admin operations on tenants and their keys, and both as administrators see them.
 
-An operation is either written to the directory and then applied here, or refused without any
-change. `gateway.tenancy.key_admin` adds the operations on keys.
+A key is named by its name or by its fingerprint; nobody sees more of it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from difflib import get_close_matches
+from math import inf
 from typing import Any, Final
 
+import msgspec
+
+from gateway.admission.entitlement_terms import instant
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.records.tenancy import Denial, DirectoryChange, Row
-from gateway.tenancy import tenant_views as views
-from gateway.tenancy.admin_changes import (
-    AdminChanges,
-    ReadFields,
-    check_revision,
-    new_uid,
-)
-from gateway.tenancy.rights import TenantInForce
+from gateway.records.tenancy import Denial, DirectoryChange, Row, fingerprint
+from gateway.tenancy.changes import AdminChanges, Audit, ends_of, new_uid
+from gateway.tenancy.rights import LIMIT_FIELDS, KeyInForce, TenantInForce
 from gateway.tenancy.tenancy import Tenancy
-from gateway.usage.audit import Audit
 
 MAX_TENANTS: Final = 200_000
+MAX_KEYS: Final = 1_000
+"""Keys that administrators may give one tenant."""
+GRACE_S: Final = 86_400.0
+"""How long the old key opens after a rotation that says nothing."""
+MAX_GRACE_S: Final = 90 * 86_400.0
+_OF_FILE: Final = frozenset({"models", "entitlements", *LIMIT_FIELDS})
 
 
 class TenantAdmin(AdminChanges):
-    """Tenants. All methods raise Refusal."""
+    """Tenants and their keys. All methods raise Refusal."""
+
+    kind = "tenant"
 
     def __init__(
         self,
         tenancy: Tenancy,
         trail: Audit,
         *,
-        wall_clock: Callable[[], float],
-        read_fields: ReadFields,
         removal: Callable[[str], DirectoryChange],
         adapters: Callable[[str], Collection[str]] = lambda _model: (),
-        new_key: Callable[[], str] | None = None,
+        **common: Any,
     ) -> None:
         """`removal`: the change that ends an entitlement. `adapters`: a model's LoRA adapters."""
-        super().__init__(
-            tenancy, trail, wall_clock=wall_clock, read_fields=read_fields, new_key=new_key
-        )
+        super().__init__(tenancy, trail, **common)
         self._removal = removal
         self._adapters = adapters
+
+    # -- what is there
 
     async def page(self, *, after: str | None, limit: int) -> dict[str, object]:
         """Tenants by name, without their keys: {"data", "next"}; `after`: an earlier "next"."""
@@ -56,7 +59,7 @@ class TenantAdmin(AdminChanges):
     def get(self, name: str) -> dict[str, object]:
         """One tenant with its keys by name and fingerprint."""
         now_s = self._wall_clock()
-        keys = [views.key_row(found, now_s) for found in self._tenant(name).keys]
+        keys = [_key_row(found, now_s) for found in self._tenant(name).keys]
         return {**self._shown(name), "keys": keys}
 
     def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
@@ -66,46 +69,62 @@ class TenantAdmin(AdminChanges):
         found = names.bisect_left(begins + "\uffff") - first
         pages = max(1, -(-found // size))
         page = min(page, pages - 1)
-        at = first + page * size
-        now_s = self._wall_clock()
-        rows = [
-            {
-                **self._shown(name),
-                "keys": [
-                    {"name": row["name"], "state": row["state"]}
-                    for key in self._tenancy.tenant(name).keys[:most_keys]
-                    for row in [views.key_row(key, now_s)]
-                ],
-            }
-            for name in names[at : min(at + size, first + found)]
-        ]
+        at, now_s = first + page * size, self._wall_clock()
+        rows = []
+        for name in names[at : min(at + size, first + found)]:
+            keys = [_key_row(key, now_s) for key in self._tenancy.tenant(name).keys[:most_keys]]
+            states = [{"name": row["name"], "state": row["state"]} for row in keys]
+            rows.append({**self._shown(name), "keys": states})
         return {"rows": rows, "found": found, "total": len(names), "page": page, "pages": pages}
+
+    def _shown(self, name: str) -> dict[str, object]:
+        """A tenant for GET and in lists, without its keys."""
+        tenant = self._tenancy.tenant(name)
+        return {
+            **_tenant_fields(tenant),
+            "origin": tenant.origin,
+            "revision": tenant.revision,
+            "uses": sorted(self._tenancy.keyring.entitlements_of(name)),
+            "key_count": len(tenant.keys),
+        }
+
+    def _audited(self, name: str) -> Mapping[str, object]:
+        """The fields that changes can differ in, each key by itself."""
+        tenant = self._tenancy.tenant(name)
+        if not tenant.exists:
+            return {}
+        found = _tenant_fields(tenant)
+        for each in tenant.keys:
+            row = _key_row(each, 0.0)
+            former = " before its rotation" if each.former else ""
+            found[f"key {row.pop('name')}{former}"] = row
+        return found
+
+    # -- tenants
 
     async def create(self, fields: Mapping[str, object], who: str) -> dict[str, object]:
         """Create a tenant; it has no key yet."""
-        checked = self._checked(fields)
+        checked = self._checked_tenant(fields)
         name = str(checked["name"])
 
-        async def work() -> None:
+        async def work() -> tuple[DirectoryChange, str]:
             if self._tenancy.tenant(name).exists:
                 raise Conflict(
                     f"There is a tenant '{name}'. Change it with PATCH, or take another name.",
                     reason="tenant_exists",
-                    code="tenant_exists",
                     param="name",
                 )
             if len(self._tenancy.names) >= MAX_TENANTS:
                 raise Conflict(
                     f"There are {MAX_TENANTS} tenants, which is the most.",
                     reason="too_many_tenants",
-                    code="too_many_tenants",
                 )
             own = {field: value for field, value in checked.items() if field != "suspended"}
             row = self._row(Row(kind="tenant", name=name, uid=new_uid(), fields=own))
             denials = self._suspension(name, {**checked})
-            await self._store(name, DirectoryChange(puts=(row,), denials=denials), who, "create")
+            return DirectoryChange(puts=(row,), denials=denials), "create"
 
-        _, said = await self._changing(work, reason="tenant_changed")
+        said = await self._change(name, who, work)
         return {**self.get(name), **said}
 
     async def change(
@@ -116,13 +135,13 @@ class TenantAdmin(AdminChanges):
         `version`, here and below: refuse unless the tenant is at this revision.
         """
         if fields.get("name", name) != name:
-            raise invalid("name", "name: cannot be changed; leave it out, or create a tenant.")
+            raise _invalid("name", "name: cannot be changed; leave it out, or create a tenant.")
 
-        async def work() -> None:
+        async def work() -> tuple[DirectoryChange, str]:
             self._tenant(name, version)
             row = self._known.row("tenant", name)
             before = {"name": name} if row is None else row.fields
-            checked = self._checked({**before, **fields})
+            checked = self._checked_tenant({**before, **fields})
             denials = self._suspension(name, checked)
             own = fields.keys() - {"suspended", "name"}
             section = self._tenancy.file.tenants.get(name)
@@ -134,10 +153,9 @@ class TenantAdmin(AdminChanges):
             what = "change"
             if denials and not own:
                 what = "suspend" if denials[0].value else "resume"
-            change = DirectoryChange(puts=puts, denials=denials)
-            await self._store(name, change, who, what)
+            return DirectoryChange(puts=puts, denials=denials), what
 
-        _, said = await self._changing(work, reason="tenant_changed")
+        said = await self._change(name, who, work)
         return {**self.get(name), **said}
 
     async def delete(
@@ -149,11 +167,10 @@ class TenantAdmin(AdminChanges):
         still open. `force` deletes these, too, unless the file has one of them.
         """
 
-        async def work() -> None:
+        async def work() -> tuple[DirectoryChange, str]:
             self._tenant(name, version)
             if name in self._tenancy.file.tenants:
                 raise _in_file(name, "Remove it there and reload, or suspend it.")
-            subject = f"tenant {name}"
             own = self._tenancy.entitlements_of(name)
             in_file = [each for each in own if each in self._tenancy.file.entitlements]
             if own and (in_file or not force):
@@ -168,19 +185,16 @@ class TenantAdmin(AdminChanges):
                     f"{len(own)} entitlements name '{name}' ({', '.join(own[:5])}), and would "
                     f"still open. {fix}",
                     reason="tenant_in_use",
-                    code="tenant_in_use",
                 )
-            rows = [self._known.rows["tenant", name], *self._known.keys_of(name).values()]
-            ended = [part for row in rows for part in (row.uid, *row.digests)]
-            denials = self._gone(ended, of=subject)
+            rows = (self._known.rows["tenant", name], *self._known.keys_of(name).values())
+            denials = self._gone(ends_of(rows), of=f"tenant {name}")
             for each in own:
                 removal = self._removal(each)
                 rows += removal.removes
                 denials += removal.denials
-            change = DirectoryChange(removes=tuple(rows), denials=denials)
-            await self._store(name, change, who, "delete")
+            return DirectoryChange(removes=rows, denials=denials), "delete"
 
-        return (await self._changing(work, reason="tenant_changed"))[1]
+        return await self._change(name, who, work)
 
     def _tenant(self, name: str, version: int | None = None) -> TenantInForce:
         """A tenant that is listed. Raises NotFound, PreconditionFailed."""
@@ -189,17 +203,15 @@ class TenantAdmin(AdminChanges):
             raise NotFound(
                 f"There is no tenant '{name[:64]}'. GET /admin/tenants lists them.",
                 reason="tenant_not_found",
-                code="tenant_not_found",
             )
-        check_revision(name, tenant.revision, version, reason="tenant_changed")
+        self._check_revision(name, tenant.revision, version, reason="tenant_changed")
         return tenant
 
-    def _checked(self, fields: Mapping[str, object]) -> dict[str, Any]:
+    def _checked_tenant(self, fields: Mapping[str, object]) -> dict[str, Any]:
         """The fields as JSON. Raises BadRequest."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        checked = self._read("tenant", given)
+        checked = self._checked("tenant", fields)
         own = self._tenancy.keyring.entitlements_of(str(checked["name"]))
-        check_lists(checked["name"], "entitlements", checked.get("entitlements"), own)
+        _check_list(checked["name"], "entitlements", checked, own)
         return checked
 
     def _suspension(self, name: str, checked: dict[str, Any]) -> tuple[Denial, ...]:
@@ -209,51 +221,329 @@ class TenantAdmin(AdminChanges):
         subject, suspended = f"tenant {name}", float(checked.pop("suspended"))
         return (self._denial("suspended", subject, suspended, of=subject),)
 
-    def _shown(self, name: str) -> dict[str, object]:
-        """A tenant for GET and in lists, without its keys."""
-        tenant = self._tenancy.tenant(name)
-        return {
-            **views.tenant_fields(tenant),
-            "origin": tenant.origin,
-            "revision": tenant.revision,
-            "uses": sorted(self._tenancy.keyring.entitlements_of(name)),
-            "key_count": len(tenant.keys),
+    # -- keys
+
+    async def add_key(
+        self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """Add a key. The returned "key" is shown only this once; none with a `sha256` given."""
+        secret, made_digest = (None, "") if "sha256" in fields else self._make_key()
+        checked, suspended = self._checked_key({"sha256": made_digest, **fields})
+        digest, key_name = checked["sha256"], checked["name"]
+
+        async def work() -> tuple[DirectoryChange, str]:
+            tenant = self._tenant(name, version)
+            self._check_lists(name, checked)
+            if any(found.key.name == key_name for found in tenant.keys):
+                raise Conflict(f"'{name}' has a key '{key_name}'. Rotate it.", reason="key_exists")
+            self._check_new(name, digest)
+            row = Row(
+                kind="key",
+                name=f"{name}/{key_name}",
+                uid=new_uid(),
+                of=self._uid(name),
+                fields=checked,
+            )
+            # A row of its name that opens nothing, of a tenant that left: it ends for good.
+            stale = self._known.rows.get(row.id)
+            ended = ends_of(() if stale is None else (stale,))
+            denials = (
+                *self._gone(ended, of=f"tenant {name}"),
+                *self._restrictions(name, [digest], suspended=suspended),
+            )
+            return DirectoryChange(puts=(self._row(row),), denials=denials), "add_key"
+
+        said = await self._change(name, who, work)
+        return self._answer(name, digest, secret, said)
+
+    async def change_key(
+        self,
+        name: str,
+        key: str,
+        fields: Mapping[str, object],
+        who: str,
+        *,
+        version: int | None = None,
+    ) -> dict[str, object]:
+        """Change some fields; of a key of the file, only suspend it or let it end earlier."""
+        if "sha256" in fields:
+            raise _invalid("sha256", "sha256: cannot be changed; rotate the key.")
+        if fields.get("name", key) != key:
+            raise _invalid("name", "name: cannot be changed; add another key.")
+        digest = ""
+
+        async def work() -> tuple[DirectoryChange, str]:
+            nonlocal digest
+            self._tenant(name, version)
+            found = self._find(name, key)
+            digest = found.sha256
+            row = self._row_of(name, digest)  # also of a key that the file lists since
+            before = {"name": found.key.name, "sha256": digest} if row is None else row.fields
+            checked, suspended = self._checked_key({**before, **fields})
+            self._check_of_file(name, found, fields)
+            self._check_lists(name, checked)
+            ends = instant(checked.get("expires_at")) if "expires_at" in fields else None
+            # What an administrator made ends by its row; what the file lists, by a denial.
+            listed = found.origin == "file" or f"ends key {digest}" in self._known.denials
+            digests = {digest, *(() if row is None else row.digests)}
+            denials = (
+                *self._restrictions(name, sorted(digests), suspended=suspended),
+                *self._restrictions(name, [digest], ends=ends if listed else None),
+            )
+            puts = () if row is None else (self._row(row, fields=checked),)
+            return DirectoryChange(puts=puts, denials=denials), "change_key"
+
+        said = await self._change(name, who, work)
+        return self._answer(name, digest, None, said)
+
+    async def rotate_key(
+        self,
+        name: str,
+        key: str,
+        fields: Mapping[str, object],
+        who: str,
+        *,
+        version: int | None = None,
+    ) -> dict[str, object]:
+        """Give a key a new value; the old one opens for `grace_s` more, 0 for not at all."""
+        grace_s = _grace_s(fields)
+        secret, made_digest = (None, "") if "sha256" in fields else self._make_key()
+        checked, _ = self._checked_key({"name": "x", "sha256": fields.get("sha256", made_digest)})
+        digest = checked["sha256"]
+
+        async def work() -> tuple[DirectoryChange, str]:
+            self._tenant(name, version)
+            found, now_s = self._find(name, key), self._wall_clock()
+            row = self._row_of(name, found.sha256)
+            self._check_new(name, digest, more=0 if row is not None else 1)
+            if row is None or found.origin == "file":  # of which a row may be out of date
+                row = self._row_from(name, found, row)
+            if grace_s and row.former_sha256 and row.former_until_unix_s > now_s:
+                raise Conflict(
+                    f"The key '{found.key.name}' was rotated, and the one before still opens. "
+                    "Revoke that one first, or rotate with a grace_s of 0, which ends both.",
+                    reason="key_rotating",
+                )
+            old = str(row.fields["sha256"])
+            ended = [row.former_sha256, "" if grace_s else old]
+            after = self._row(
+                row,
+                fields={**row.fields, "sha256": digest},
+                former_sha256=old if grace_s else "",
+                former_until_unix_s=now_s + grace_s if grace_s else 0.0,
+            )
+            denials = [
+                *self._gone(ended, of=f"tenant {name}"),
+                *self._restrictions(name, [digest], suspended=found.key.suspended or None),
+            ]
+            if grace_s:  # also where the file lists it elsewhere later
+                ends = min(now_s + grace_s, found.key.expires_unix_s or inf)
+                denials += self._restrictions(name, [old], ends=ends)
+            return DirectoryChange(puts=(after,), denials=tuple(denials)), "rotate_key"
+
+        said = await self._change(name, who, work)
+        return self._answer(name, digest, secret, said)
+
+    async def revoke_key(
+        self, name: str, key: str, who: str, *, version: int | None = None
+    ) -> dict[str, object]:
+        """End a key for good, at once. Requests admitted with it run on."""
+
+        async def work() -> tuple[DirectoryChange, str]:
+            self._tenant(name, version)
+            digest = self._find(name, key).sha256
+            row = self._row_of(name, digest)
+            ended, change = [digest], DirectoryChange()
+            if row is not None and row.former_sha256 == digest:
+                kept = self._row(row, former_sha256="", former_until_unix_s=0.0)
+                change = DirectoryChange(puts=(kept,))
+            elif row is not None:
+                ended += [row.uid, row.former_sha256]
+                change = DirectoryChange(removes=(row,))
+            denials = self._gone(ended, of=f"tenant {name}")
+            return msgspec.structs.replace(change, denials=denials), "revoke_key"
+
+        return await self._change(name, who, work)
+
+    def _checked_key(self, fields: Mapping[str, object]) -> tuple[dict[str, Any], bool | None]:
+        """(fields as JSON with the bare digest, suspended if that is said). Raises BadRequest."""
+        checked = self._checked("key", fields)
+        checked["sha256"] = str(checked["sha256"]).removeprefix("sha256:")
+        return checked, checked.pop("suspended", None)
+
+    def _check_lists(self, name: str, checked: Mapping[str, Any]) -> None:
+        own = self._tenancy.keyring.entitlements_of(name)
+        _check_list(name, "entitlements", checked, own)
+        bases = {principal.model for principal in own.values() if principal.model}
+        _check_list(name, "models", checked, bases.union(*map(self._adapters, bases)))
+
+    def _check_new(self, name: str, digest: str, more: int = 1) -> None:
+        """Refuse a digest that is known or was revoked, and too many keys."""
+        if more and len(self._known.keys_of(name)) >= MAX_KEYS:
+            raise Conflict(
+                f"'{name}' has {MAX_KEYS} keys. Revoke some first.", reason="too_many_keys"
+            )
+        if self._tenancy.keyring.owners(bytes.fromhex(digest)) or self._known.gone(digest):
+            raise Conflict(
+                "This key is known here, or was revoked: make another.", reason="key_exists"
+            )
+
+    def _check_of_file(self, name: str, found: KeyInForce, fields: Mapping[str, object]) -> None:
+        """Refuse to change what the file says of a key."""
+        changed, key = _OF_FILE & fields.keys(), found.key.name
+        section = self._tenancy.file.tenants.get(name)
+        namesakes = [] if section is None else [k for k in section.keys if k.name == key]
+        problem = ""
+        if fields.get("suspended") is False and any(each.suspended for each in namesakes):
+            problem = (
+                f"The configuration file suspends the key '{key}'. Resume it there and reload."
+            )
+        elif found.origin == "file" and changed:
+            problem = (
+                f"The key '{key}' is in the configuration file. Change it there and reload; "
+                "`suspended` and `expires_at` can be changed here."
+            )
+        elif changed & set(LIMIT_FIELDS) and namesakes:
+            problem = (
+                f"The limits of the key '{key}' are in the configuration file. Change them there "
+                "and reload."
+            )
+        if problem:
+            raise Conflict(problem, reason="key_in_file")
+
+    def _restrictions(
+        self,
+        name: str,
+        digests: Iterable[str],
+        *,
+        suspended: bool | None = None,
+        ends: float | None = None,
+    ) -> list[Denial]:
+        """Denials of what is said of a key; `ends` in Unix seconds, 0 for never."""
+        return [
+            self._denial(what, f"key {digest}", float(value), of=f"tenant {name}")
+            for digest in digests
+            for what, value in (("suspended", suspended), ("ends", ends))
+            if value is not None
+        ]
+
+    def _find(self, name: str, key: str) -> KeyInForce:
+        """A key by name or fingerprint. Raises NotFound, Conflict."""
+        found = [
+            each
+            for each in self._tenancy.tenant(name).keys
+            if fingerprint(each.sha256) == key or (each.key.name == key and not each.former)
+        ]
+        if not found:
+            raise NotFound(
+                f"'{name}' has no key '{key[:64]}'. GET /admin/tenants/{name} lists its keys.",
+                reason="key_not_found",
+            )
+        if len(found) > 1:
+            raise Conflict(f"'{key}' names two keys. Give the fingerprint.", reason="key_ambiguous")
+        return found[0]
+
+    def _uid(self, tenant: str) -> str:
+        """Of the tenant that administrators made; "" for one that only the file has."""
+        row = self._known.row("tenant", tenant)
+        return "" if row is None else row.uid
+
+    def _row_of(self, tenant: str, digest: str) -> Row | None:
+        """The administrators' row that has a digest."""
+        rows = self._known.keys_of(tenant).values()
+        return next((row for row in rows if digest in row.digests), None)
+
+    def _row_from(self, tenant: str, found: KeyInForce, row: Row | None) -> Row:
+        """A key of the file as an administrators' from now on, with the rights in force.
+
+        `row` is what the last rotation left.
+        """
+        shown = _key_row(found, 0.0)
+        fields = {
+            "sha256": found.sha256,
+            **{field: shown[field] for field in ("name", "models", "entitlements", "expires_at")},
+            **msgspec.to_builtins(found.key.stated),
         }
+        given = {field: value for field, value in fields.items() if value is not None}
+        if row is not None:
+            return msgspec.structs.replace(row, fields=given)
+        full = f"{tenant}/{found.key.name}"
+        return Row(kind="key", name=full, uid=new_uid(), of=self._uid(tenant), fields=given)
 
-    async def _store(self, name: str, change: DirectoryChange, who: str, what: str) -> None:
-        before = self._tenancy.tenant(name)
-        await self._tenancy.sync.write(change)
-        after = self._tenancy.tenant(name)
-        self._trail.note(
-            who,
-            what,
-            "",
-            views.audited(before) if before.exists else {},
-            views.audited(after) if after.exists else {},
-            tenant=name,
-        )
+    def _answer(
+        self, name: str, digest: str, secret: str | None, said: Mapping[str, object]
+    ) -> dict[str, object]:
+        """The tenant's revision and the key's row; "key" where one was made."""
+        tenant, now_s = self._tenancy.tenant(name), self._wall_clock()
+        shown = next(_key_row(k, now_s) for k in tenant.keys if k.sha256 == digest)
+        found = {**shown, "tenant": name, "revision": tenant.revision, **said}
+        return found if secret is None else {**found, "key": secret}
 
 
-def check_lists(
-    tenant: str, field: str, given: Collection[str] | None, known: Collection[str]
+def _tenant_fields(tenant: TenantInForce) -> dict[str, object]:
+    """A tenant's own fields."""
+    given = tenant.entitlements
+    return {
+        "name": tenant.name,
+        "display_name": tenant.display_name,
+        "labels": dict(tenant.labels),
+        "entitlements": None if given is None else list(given),
+        "suspended": tenant.suspended,
+    }
+
+
+def _key_row(found: KeyInForce, now_s: float) -> dict[str, object]:
+    """A key for people, with its limits as in the file, every field of a budget included."""
+    key, ends = found.key, found.key.expires_unix_s
+    expired = ends is not None and ends <= now_s
+    budgets = [msgspec.structs.asdict(budget) for budget in key.stated.budgets]
+    return {
+        "name": key.name,
+        "fingerprint": fingerprint(found.sha256),
+        "models": None if key.models is None else sorted(key.models),
+        "entitlements": list(key.entitlements) if key.only_listed else None,
+        "expires_at": None if ends is None else datetime.fromtimestamp(ends, UTC).isoformat(),
+        "suspended": key.suspended,
+        "requests_per_minute": key.stated.requests_per_minute,
+        "max_concurrency": key.stated.max_concurrency,
+        "budgets": [{k: v for k, v in each.items() if v is not None} for each in budgets],
+        "state": "expired" if expired else "suspended" if key.suspended else "live",
+        "origin": found.origin,
+        "former": found.former,
+    }
+
+
+def _check_list(
+    tenant: str, field: str, checked: Mapping[str, Any], known: Collection[str]
 ) -> None:
     """Refuse entitlements or models that the tenant does not have. Raises BadRequest."""
-    for name in given or ():
+    for name in checked.get(field) or ():
         if name not in known:
             near = get_close_matches(name, known, 1)
             listed = ", ".join(f"'{each}'" for each in sorted(known)[:20]) or "none"
             has = f"Did you mean '{near[0]}'?" if near else f"It has: {listed}."
-            raise invalid(field, f"{field}: the tenant '{tenant}' has no '{name[:64]}' here. {has}")
+            raise _invalid(
+                field, f"{field}: the tenant '{tenant}' has no '{name[:64]}' here. {has}"
+            )
 
 
-def invalid(field: str | None, message: str) -> BadRequest:
+def _grace_s(fields: Mapping[str, object]) -> float:
+    """How long the old key opens. Raises BadRequest for anything but `grace_s` and `sha256`."""
+    for field in fields:
+        if field not in ("grace_s", "sha256"):
+            raise _invalid(field, f"{field[:64]}: unknown here; give `grace_s` and `sha256` alone.")
+    given = fields.get("grace_s", GRACE_S)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise _invalid("grace_s", "grace_s: not a number; give seconds, 0 for not at all.")
+    if not 0 <= given <= MAX_GRACE_S:
+        raise _invalid("grace_s", f"grace_s: give 0 to {MAX_GRACE_S:.0f} seconds.")
+    return float(given)
+
+
+def _invalid(field: str | None, message: str) -> BadRequest:
     """The 400 answer for a bad field."""
     return BadRequest(message, reason="invalid_tenant", code="invalid_tenant", param=field)
 
 
 def _in_file(name: str, fix: str) -> Conflict:
-    return Conflict(
-        f"'{name}' is in the configuration file. {fix}",
-        reason="tenant_in_file",
-        code="tenant_in_file",
-    )
+    return Conflict(f"'{name}' is in the configuration file. {fix}", reason="tenant_in_file")

@@ -42,10 +42,10 @@ from gateway.store.backends import backend_of, open_directory, sqlite_path
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.sqlite_leases import SqliteLeases
 from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.tenancy.changes import Audit
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.tenancy.key_admin import TenantKeyAdmin
 from gateway.tenancy.tenancy import Tenancy
-from gateway.usage.audit import Audit
+from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
 from gateway.wiring.auth import issuer_rules, token_verifier
 
@@ -117,7 +117,7 @@ class AdmissionRuntime:
             read_fields=self._read_fields,
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
         )
-        self.tenants = TenantKeyAdmin(
+        self.tenants = TenantAdmin(
             tenancy,
             trail,
             wall_clock=time.time,

@@ -1,8 +1,8 @@
 """The entitlements in force, oldest first."""
 
 from gateway.records.entitlement import Entitlement
-from gateway.tenancy.entitlement_index import EntitlementIndex
 from gateway.tenancy.rights import EntitlementInForce
+from gateway.tenancy.tenancy import EntitlementIndex
 
 
 def test_it_keeps_order_when_older_ones_come_late() -> None:

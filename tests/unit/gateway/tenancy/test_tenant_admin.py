@@ -58,7 +58,7 @@ async def test_a_tenant_is_shown_as_it_was_made_and_changed() -> None:
 
 async def test_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = await acme()
-    monkeypatch.setattr("gateway.tenancy.key_admin.MAX_KEYS", 2)
+    monkeypatch.setattr("gateway.tenancy.tenant_admin.MAX_KEYS", 2)
     monkeypatch.setattr(tenant_admin, "MAX_TENANTS", 1)
     for name in ("a", "b"):
         await made.add(name)

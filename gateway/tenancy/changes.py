@@ -1,0 +1,199 @@
+"""What every admin operation on tenancy shares, and the audit of what they changed.
+
+An operation is either written to the directory and then applied here, or refused without any
+change. If another gateway's change came first, it is made again on the new state. Other gateways
+read it with their next poll. Keys are generated here, shown once and stored as SHA-256; admins
+refer to them by fingerprint, the digest's first 8 hex digits.
+"""
+
+import hashlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import PreconditionFailed
+from gateway.records.record import Record
+from gateway.records.tenancy import Denial, DirectoryChange, Row, RowKind
+from gateway.tenancy.tenancy import Tenancy
+
+RETAINED: Final = 1_000
+"""Records for GET /admin/audit."""
+NOT_REPLICATED: Final = (
+    "No replica of Redis has taken the change yet: if the server fails over now, it lasts only "
+    "because the gateways that run give it back."
+)
+
+_log = logging.getLogger("sluice.audit")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AuditRecord(Record, frozen=True, kw_only=True):
+    """One change. Holds no key and no digest; `key` is a fingerprint."""
+
+    time_unix_s: float
+    who: str
+    """The admin key's name; its fingerprint if it has none; a token's `jwt:` and subject."""
+    what: str
+    """create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
+    revoke_key, raise_budget, or budget_warning (by the gateway itself, so `who` is empty)."""
+    entitlement: str
+    """Its name, or the id of a budget; empty for a change of a tenant."""
+    tenant: str = ""
+    """The tenant, where it or one of its keys was changed; else empty."""
+    before: Mapping[str, object] = {}
+    """Previous values of the changed fields; `after` has the new ones."""
+    after: Mapping[str, object] = {}
+
+
+class Audit:
+    """Logs each change, one line each, and keeps the newest."""
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        """`wall_clock` in Unix seconds."""
+        self._wall_clock = wall_clock
+        self._records: deque[AuditRecord] = deque(maxlen=RETAINED)
+
+    def note(
+        self,
+        who: str,
+        what: str,
+        entitlement: str,
+        before: Mapping[str, object],
+        after: Mapping[str, object],
+        *,
+        tenant: str = "",
+    ) -> None:
+        """Record a change; keeps the fields of `before` and `after` that differ."""
+        names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
+        record = AuditRecord(
+            time_unix_s=self._wall_clock(),
+            who=who,
+            what=what,
+            entitlement=entitlement,
+            tenant=tenant,
+            before={n: before[n] for n in names if n in before},
+            after={n: after[n] for n in names if n in after},
+        )
+        self._records.append(record)
+        _log.info("%s", _encode(record).decode())
+
+    def latest(self, count: int) -> list[dict[str, object]]:
+        """Up to `count` changes, newest first."""
+        found = list(self._records)[: -count - 1 : -1]
+        return [msgspec.structs.asdict(record) for record in found]
+
+
+class AdminChanges:
+    """Base of the admin operations. Each is checked, stored, applied and audited."""
+
+    kind: RowKind
+
+    def __init__(
+        self,
+        tenancy: Tenancy,
+        trail: Audit,
+        *,
+        wall_clock: Callable[[], float],
+        read_fields: Callable[[RowKind, Mapping[str, object]], dict[str, Any]],
+        new_key: Callable[[], str] = lambda: f"sk-sluice-{secrets.token_urlsafe(32)}",
+    ) -> None:
+        """`trail` is the audit; `wall_clock` in Unix seconds.
+
+        `read_fields` checks fields as those of the file's section, and returns them as JSON; it
+        raises BadRequest.
+        """
+        self._tenancy = tenancy
+        self._known = tenancy.known
+        self._trail = trail
+        self._wall_clock = wall_clock
+        self._read = read_fields
+        self._new_key = new_key
+
+    @property
+    def up(self) -> bool:
+        """Whether the directory answers."""
+        return self._tenancy.sync.up
+
+    def _audited(self, name: str) -> Mapping[str, object]:
+        """The fields that changes can differ in; {} of one that there is not."""
+        raise NotImplementedError
+
+    async def _change(
+        self,
+        name: str,
+        who: str,
+        work: Callable[[], Awaitable[tuple[DirectoryChange, str]]],
+    ) -> dict[str, object]:
+        """Store the change that `work` finds on the newest state; returns what to say of it.
+
+        `work` also names the change for the audit. It raises Refusal.
+        """
+
+        async def attempt() -> None:
+            change, what = await work()
+            before = self._audited(name)
+            await self._tenancy.sync.write(change)
+            of = (name, "") if self.kind == "entitlement" else ("", name)
+            self._trail.note(who, what, of[0], before, self._audited(name), tenant=of[1])
+
+        _, replicated = await self._tenancy.sync.change(attempt, reason=f"{self.kind}_changed")
+        return {} if replicated else {"warning": NOT_REPLICATED}
+
+    @staticmethod
+    def _check_revision(name: str, revision: int, asked: int | None, *, reason: str) -> None:
+        """Raises PreconditionFailed if it is at another revision than the one asked for."""
+        if asked is not None and revision != asked:
+            raise PreconditionFailed(
+                f"'{name}' was changed since: it is at revision {revision}. Read it again.",
+                reason=reason,
+                param="if-match",
+            )
+
+    def _checked(self, kind: RowKind, fields: Mapping[str, object]) -> dict[str, Any]:
+        """The fields that are set as JSON, checked as a section of the file. Raises BadRequest."""
+        return self._read(kind, {k: v for k, v in fields.items() if v is not None})
+
+    def _later(self, before: int) -> int:
+        """A time of change in Unix ms, above the one before."""
+        return max(before + 1, int(self._wall_clock() * 1000))
+
+    def _denial(self, what: Any, subject: str, value: float, *, of: str) -> Denial:
+        """A denial that replaces what is known of its subject."""
+        known = self._known.denials.get(f"{what} {subject}")
+        changed = self._later(0 if known is None else known.changed)
+        return Denial(what=what, subject=subject, value=value, of=of, changed=changed)
+
+    def _gone(self, subjects: Iterable[str], *, of: str) -> tuple[Denial, ...]:
+        """Denials for good of digests and uids; empty ones, and those denied, are left out."""
+        return tuple(
+            Denial(what="gone", subject=each, of=of, changed=self._later(0))
+            for each in dict.fromkeys(filter(None, subjects))
+            if not self._known.gone(each)
+        )
+
+    def _row(self, row: Row, **fields: Any) -> Row:
+        """A row that replaces another one, or the one that is kept under its name."""
+        known = self._known.rows.get(row.id)
+        revision, before = (0, 0) if known is None else (known.revision, known.changed)
+        return msgspec.structs.replace(
+            row, **fields, revision=revision, changed=self._later(max(before, row.changed))
+        )
+
+    def _make_key(self) -> tuple[str, str]:
+        """(a new key, its digest)."""
+        key = self._new_key()
+        return key, hashlib.sha256(key.encode()).hexdigest()
+
+
+def new_uid() -> str:
+    """A uid for a new row."""
+    return secrets.token_hex(8)
+
+
+def ends_of(rows: Iterable[Row]) -> list[str]:
+    """What to deny for good, so that these rows are gone: their uids and digests."""
+    return [part for row in rows for part in (row.uid, *row.digests)]
