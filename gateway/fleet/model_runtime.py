@@ -1,6 +1,6 @@
 """One model as the gateway serves it: routing table, estimator, and the state of its pools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -152,6 +152,8 @@ class ModelRuntime:
     """Models that may answer instead, in order."""
     adapters: Adapters = field(default_factory=Adapters)
     """Its LoRA adapters: engines are sent their names as they are."""
+    parts: Mapping[tuple[Hashable, ...], Any] = field(default_factory=dict)
+    """What it is made of, by what that was made from: a reload keeps what is made from the same."""
 
     def adapter(self, asked: str) -> str:
         """The adapter that a request for this name is for; "" for the model itself."""

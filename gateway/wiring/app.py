@@ -49,10 +49,9 @@ from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
-from gateway.wiring.model_set import Served, estimator_key
-from gateway.wiring.models import served_model
+from gateway.wiring.models import Served, served_model
 from gateway.wiring.process_limits import PARTS, memory_limit
-from gateway.wiring.reloading import Reloading
+from gateway.wiring.reloading import Reloading, estimator_key
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers

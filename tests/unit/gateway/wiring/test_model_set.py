@@ -17,7 +17,7 @@ from gateway.records.request import OPEN
 from gateway.routing.conversations import ResponseLocation
 from gateway.scheduling.scheduler import Job
 from gateway.settings import load
-from gateway.wiring import model_set
+from gateway.wiring import reloading
 from gateway.wiring.app import Gateway
 from tests.builders import length_estimate
 
@@ -216,7 +216,7 @@ async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Relo
 async def test_a_model_that_is_gone_retires_when_its_last_request_ended(
     reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_set, "GRACE_S", 0.0)
+    monkeypatch.setattr(reloading, "GRACE_S", 0.0)
     reloaded.config["models"].append({"name": "n", "pools": {"own": pool(4)}})
     await reloaded.reload()
     gateway = reloaded.gateway
@@ -251,7 +251,7 @@ async def test_a_model_that_retired_holds_on_to_none_that_came_after(
     reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one is part of what the process never collects."""
-    monkeypatch.setattr(model_set, "GRACE_S", 0.0)
+    monkeypatch.setattr(reloading, "GRACE_S", 0.0)
     (before,) = reloaded.gateway.models
     reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
     await reloaded.reload()

@@ -12,7 +12,6 @@ from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.schedulers import Shadow
 from gateway.settings import parse
 from gateway.wiring.models import served_model
-from gateway.wiring.schedulers import former
 from predictor.artifact import Artifact, encode
 from tests.builders import address
 from tests.unit.gateway.scheduling.test_prefix_index import prompt
@@ -98,8 +97,10 @@ def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
     (gone,) = model_workers.join(served, 0, (address("gone"),), 0.0, up=True)
     members.leave(pool, gone)
     model_workers.vacate(served, 0, [gone], 0.0)
-    known = former(before, before.models[0], served)
-    made, grown = served_model(after, after.models[0], known).scheduling.prefixes[0], PrefixIndex(1)
+    made, grown = (
+        served_model(after, after.models[0], served).scheduling.prefixes[0],
+        PrefixIndex(1),
+    )
     assert made is not None
     for number in range(20):
         for index in (made, grown):
