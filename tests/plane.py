@@ -88,7 +88,6 @@ class Gateway:
         self.plane = plane
         self.port: int = server.servers[0].sockets[0].getsockname()[1]
         self._server = server
-        self.direct = False
         self.clients: list[Connection] = []
 
     async def connect(self) -> "Connection":
@@ -103,12 +102,11 @@ class Gateway:
     def bodies(self) -> BodyBytes:
         """What is held of requests."""
         kind: type[GatewayProtocol] = self._server.config.http_protocol_class  # type: ignore[assignment]
-        return kind.bodies if self.direct else self.plane.bodies
+        return kind.bodies
 
     def unproven_held(self) -> int:
         """Bytes of requests that are still coming in, without a key."""
-        kind: type[GatewayProtocol] = self._server.config.http_protocol_class  # type: ignore[assignment]
-        return kind.bodies.unproven
+        return self.bodies().unproven
 
     def sweep(self, after_s: float) -> None:
         """What the server does now and then, so much later."""

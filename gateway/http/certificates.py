@@ -7,8 +7,8 @@ changes nothing; the log says so once, and the next look tries again.
 import asyncio
 import hashlib
 import logging
-import re
 import ssl
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # the only way without handshake
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -16,10 +16,8 @@ from typing import Final
 from gateway.records.record import Record
 
 LOOK_EVERY_S: Final = 2.0
-_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy and authenticated encryption. Those of 1.3 are all of that kind."""
-_UTC_TIME: Final = 0x17
 
 _log = logging.getLogger("sluice.tls")
 
@@ -74,41 +72,8 @@ class Certificates:
         """A digest of all files, and when the certificate expires."""
         files = [Path(f).read_bytes() for f in (self._cert, self._key, self._client_ca) if f]
         digest = hashlib.sha256(b"\0".join(hashlib.sha256(file).digest() for file in files))
-        return digest.digest(), expiry_unix_s(files[0])
-
-
-def expiry_unix_s(pem: bytes) -> float:
-    """When the first certificate of a PEM file expires. Raises ssl.SSLError.
-
-    The standard library shows it only of a certificate that a handshake has verified.
-    """
-    found = _PEM.search(pem)
-    try:
-        if found is None:
-            raise ValueError("no certificate")
-        fields = _fields(_fields(_fields(ssl.PEM_cert_to_DER_cert(found[0].decode()))[0][1])[0][1])
-        # version (optional), serial number, algorithm, issuer, validity
-        validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
-        kind, value = _fields(validity)[1]
-        text = value.decode()
-        if kind == _UTC_TIME:
-            text = ("19" if text >= "5" else "20") + text
-        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    except (ValueError, IndexError) as error:
-        raise ssl.SSLError(f"not a certificate: {error}") from error
-
-
-def _fields(der: bytes) -> list[tuple[int, bytes]]:
-    """The values of a DER sequence, as (tag, content)."""
-    found, at = [], 0
-    while at < len(der):
-        tag, size, at = der[at], der[at + 1], at + 2
-        if size >= 0x80:
-            width = size & 0x7F
-            size, at = int.from_bytes(der[at : at + width]), at + width
-        found.append((tag, der[at : at + size]))
-        at += size
-    return found
+        until = str(_test_decode_cert(self._cert)["notAfter"])
+        return digest.digest(), float(ssl.cert_time_to_seconds(until))
 
 
 def _context(cert: str, key: str, client_ca: str | None) -> ssl.SSLContext:

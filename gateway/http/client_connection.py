@@ -89,6 +89,8 @@ class ClientConnection(HttpToolsProtocol):
         """ASGI has a whole request and has not answered it."""
         self._served = False
         """Whether the data plane answered a request other than by refusing its key."""
+        self._old = False
+        """Whether the last request of the data plane was of HTTP/1.0."""
         self._extra: Lines = b""
         """Header lines for the answer, as the incoming request asks for them."""
 
@@ -159,7 +161,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """Keep answering a client that closed its sending side; returns whether an answer runs."""
-        if not self.answering or self.encrypted:  # TLS has no half-closed connections
+        # TLS has no half-closed connections, and HTTP/1.0 no bytes that a client ignores.
+        if not self.answering or self.encrypted or (self._old and self._reply is not None):
             return False
         if self._reply is not None:
             self._reply.probe()

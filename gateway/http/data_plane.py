@@ -1,8 +1,8 @@
-"""The data plane as a raw ASGI callable: reads the body once and passes it to the pipeline.
+"""The data plane: checks a request by its head and passes it with its body to the pipeline.
 
-Every other path goes to the control plane (FastAPI). When a client disconnects, the task of its
-request is cancelled: the gateway's HTTP protocol calls a hook in the scope, and under other ASGI
-servers a watcher task does the same.
+The gateway's HTTP protocol calls it directly. It is an ASGI application, too, for other servers,
+for tests in one process, and for HEAD and OPTIONS. Paths that are not its own go to the control
+plane (FastAPI).
 """
 
 import asyncio
@@ -38,9 +38,6 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-DISCONNECT_HOOK = "sluice.disconnect"
-"""Scope key: a list of callbacks that the HTTP protocol runs when the connection is lost."""
 
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies, and those in chunks, are read only for a known key."""
@@ -164,10 +161,8 @@ class DataPlane:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request over ASGI, or pass it to the control plane."""
-        path, endpoint = str(scope.get("path", "")), None
-        if scope["type"] == "http":  # clients add a slash, or double one, where their base URL ends
-            parts = filter(None, path[:256].split("/"))
-            endpoint = ROUTES.get(path) or ROUTES.get("/" + "/".join(parts))
+        path = str(scope.get("path", ""))
+        endpoint = endpoint_of(path) if scope["type"] == "http" else None
         if endpoint is None:
             if scope.get("method") == "HEAD":  # to which uvicorn sends no body
                 scope = scope | {"method": "GET"}
@@ -179,35 +174,32 @@ class DataPlane:
             await AsgiReply(endpoint, send).send(204, b"allow: POST, OPTIONS\r\n", b"")
             return
         head = read_head(scope["headers"])
-        reply = AsgiReply(endpoint, send)
+        reply, share = AsgiReply(endpoint, send), self.share(head)
         try:
-            length = announced_bytes(scope["headers"])
-            self.check(scope["method"], endpoint, head, length)
+            self.check(scope["method"], endpoint, head, announced_bytes(scope["headers"]))
             self._pipeline.know(head)
         except Refusal as refusal:
             if refusal.status == 401 and scope.get("client"):
                 await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
             await self.turn_away(refusal, head, reply)
             return
-        share = self.share(head)
-        watch = _Watch(scope)
         try:
+            body = await self._read_body(receive, share)
+            answering = asyncio.ensure_future(self.answer(endpoint, head, body, reply))
+            leaving = asyncio.ensure_future(_client_left(receive))
             try:
-                body = await self._read_body(receive, share)
-            except Refusal as refusal:
-                await self.turn_away(refusal, head, reply)
-                return
-            except ClientGone:
-                return
-            watch.body_read(receive)
-            await self.answer(endpoint, head, body, reply)
-        except asyncio.CancelledError:
-            if not watch.fired or watch.task is None:
-                raise
-            watch.task.uncancel()
+                await asyncio.wait([answering, leaving], return_when="FIRST_COMPLETED")
+            finally:
+                leaving.cancel()
+                answering.cancel()
+            with suppress(asyncio.CancelledError):
+                await answering
+        except Refusal as refusal:
+            await self.turn_away(refusal, head, reply)
+        except ClientGone:
+            return
         finally:
             share.give_back()
-            watch.end()
 
     async def answer(
         self,
@@ -313,6 +305,11 @@ class DataPlane:
                 return bytes(body)
 
 
+def endpoint_of(path: str) -> Endpoint | None:
+    """The endpoint at a path; clients add a slash, or double one, where their base URL ends."""
+    return ROUTES.get(path) or ROUTES.get("/" + "/".join(filter(None, path[:256].split("/"))))
+
+
 def request_ids() -> Callable[[], str]:
     """A source of unique request ids: a random prefix per process, then a count."""
     prefix = "req-" + secrets.token_hex(6)
@@ -345,36 +342,6 @@ def too_large(limit: int) -> TooLarge:
     return TooLarge(f"The request body is larger than {limit} bytes, this gateway's limit.")
 
 
-class _Watch:
-    """Cancels the request's own task, and no other, when its client leaves."""
-
-    __slots__ = ("_hooks", "_watcher", "fired", "task")
-
-    def __init__(self, scope: Scope) -> None:
-        self.task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self.fired = False
-        self._hooks: list[Callable[[], None]] | None = scope.get(DISCONNECT_HOOK)
-        if self._hooks is not None:
-            self._hooks.append(self.fire)
-
-    def body_read(self, receive: Receive) -> None:
-        if self._hooks is None:
-            self._watcher = asyncio.ensure_future(self._wait(receive))
-
-    async def _wait(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.fire()
-
-    def fire(self) -> None:
-        if self.task is not None and not self.fired:
-            self.fired = True
-            self.task.cancel()
-
-    def end(self) -> None:
-        self.task = None
-        if self._hooks is not None:
-            self._hooks.clear()
-        if self._watcher is not None:
-            self._watcher.cancel()
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,12 +1,11 @@
 """HTTP from clients: uvicorn's httptools protocol plus the protections of a public gateway.
 
 - Data plane requests bypass ASGI: the protocol collects the body, one task runs the pipeline, and
-  the answer is written straight to the transport. All other requests (control plane, HTTP/1.0,
-  HEAD, OPTIONS, unusual spellings of a path) go through uvicorn's ASGI.
+  the answer is written straight to the transport. All other requests (control plane, HEAD,
+  OPTIONS) go through uvicorn's ASGI.
 - Data that arrives while an answer runs, or waits to be read, is discarded, and the connection
   closes after that answer. Pipelined data therefore cannot corrupt an answer.
-- A lost connection runs the hooks that its requests left in the scope. A client that leaves thus
-  cancels its request at once, without a watcher task per request.
+- A lost connection cancels its request at once, without a watcher task per request.
 - Heads are bounded in bytes and lines; trailers and chunk framing are bounded in bytes. Trailers
   are not interpreted. Malformed HTTP gets a 400 in OpenAI's format. Upgrades are ignored: the
   request is served as if it had not asked for one.
@@ -31,12 +30,12 @@ from gateway.errors import BadRequest, Refusal, RequestTimeout, Unavailable
 from gateway.http.body_bytes import COUNTED_FROM_BYTES, BodyBytes
 from gateway.http.client_connection import INBOUND_TIMEOUT_S, ClientConnection, no_room
 from gateway.http.cors import Cors, Headers
-from gateway.http.data_plane import DISCONNECT_HOOK, LARGE_BODY_BYTES, DataPlane, too_large
+from gateway.http.data_plane import LARGE_BODY_BYTES, DataPlane, endpoint_of, too_large
 from gateway.http.direct_reply import DirectReply
 from gateway.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
 from gateway.http.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.payload.head import lines_of, read_head
-from gateway.records.endpoint import ROUTES, Endpoint
+from gateway.records.endpoint import Endpoint
 from gateway.records.request import RequestHead
 
 MAX_HEADERS: Final = 256
@@ -58,7 +57,6 @@ _PUBLIC: Final = (b"/v1/", b"/models")
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """Differs from any joined headers, because a header name is never empty."""
-_PATHS: Final = {path.encode(): endpoint for path, endpoint in ROUTES.items()}
 _VIA_ASGI: Final = frozenset({b"HEAD", b"OPTIONS"})
 """Only uvicorn's ASGI path omits the body in answers to HEAD."""
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
@@ -96,7 +94,6 @@ class GatewayProtocol(ClientConnection):
         """Chunks of the incoming body."""
         self._surplus_bytes = 0
         """Bytes received after a request that is being answered."""
-        self._hooks: list[list[Any]] = []
         self._endpoint: Endpoint | None = None
         """Endpoint of the incoming request, if it is answered without ASGI."""
         self._announced = b""
@@ -129,10 +126,6 @@ class GatewayProtocol(ClientConnection):
             self._reply.give_back()
         super().connection_lost(exc)
         self._let_go()
-        for hooks in self._hooks:
-            for hook in list(hooks):
-                hook()
-        self._hooks.clear()
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
@@ -172,9 +165,6 @@ class GatewayProtocol(ClientConnection):
         elif self._reply is not None:
             self._reply.close_connection = True
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        return False if any(self._hooks) else super().eof_received()
-
     def drop(self) -> None:
         self._reject(
             Unavailable(
@@ -183,11 +173,6 @@ class GatewayProtocol(ClientConnection):
                 retry_after_s=1.0,
             )
         )
-
-    @property
-    def unserved_since_s(self) -> float | None:
-        """See ClientConnection. Of ASGI's requests, the data plane's have hooks."""
-        return None if any(self._hooks) else super().unserved_since_s
 
     def give_way(self) -> None:
         self.connections.discard(self)
@@ -279,11 +264,11 @@ class GatewayProtocol(ClientConnection):
             return  # _parse_without_upgrade parses it again
         self._head_bytes = -1
         self._head_end = b""
-        endpoint = _PATHS.get(self.url.partition(b"?")[0])
+        endpoint = endpoint_of(_path(self.url))
         cycle = cast("RequestResponseCycle | None", self.cycle)
         asgi_busy = cycle is not None and not cycle.response_complete
-        via_asgi = self.parser.get_method() in _VIA_ASGI or self.parser.get_http_version() != "1.1"
-        if endpoint and self.data_plane is not None and not asgi_busy and not via_asgi:
+        via_asgi = asgi_busy or self.parser.get_method() in _VIA_ASGI
+        if endpoint is not None and self.data_plane is not None and not via_asgi:
             self._endpoint = endpoint
             self._body = b""
             self._open(endpoint, self.data_plane)
@@ -453,7 +438,9 @@ class GatewayProtocol(ClientConnection):
         length = int(announced) if announced.isdigit() else -1 if self._chunked else 0
         self._reply = reply = DirectReply(endpoint, self)
         reply.extra = self._extra
-        reply.close_connection = not self.parser.should_keep_alive() or data_plane.draining
+        self._old = self.parser.get_http_version() != "1.1"
+        keeps = self.parser.should_keep_alive() and not self._old
+        reply.close_connection = not keeps or data_plane.draining
         try:
             data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
             if length > COUNTED_FROM_BYTES:
@@ -463,7 +450,7 @@ class GatewayProtocol(ClientConnection):
         except Refusal as refusal:
             self._turn_away(refusal, data_plane)
             raise _EnoughError from None  # nothing of the body is parsed
-        if self.expect_100_continue:
+        if self.expect_100_continue and not self._old:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
@@ -578,15 +565,10 @@ class GatewayProtocol(ClientConnection):
         self._known = None
         self.expect_100_continue = _expects(headers)
         more: Headers = ()
-        if url.startswith(_PUBLIC) or url.partition(b"?")[0] in _PATHS:
+        if url.startswith(_PUBLIC) or endpoint_of(_path(url)):
             more = self.cors.headers(headers, preflight=method == b"OPTIONS")
         self._extra = lines_of(more)
-        hooks: list[Any] = []
-        scope = cast("dict[str, Any]", self.scope)
-        scope["headers"] = headers
-        scope[DISCONNECT_HOOK] = hooks
-        self._hooks = [h for h in self._hooks if h]
-        self._hooks.append(hooks)
+        cast("dict[str, Any]", self.scope)["headers"] = headers
         super().on_headers_complete()
         self.cycle.default_headers = [*self.cycle.default_headers, *more]
 
@@ -609,6 +591,10 @@ class GatewayProtocol(ClientConnection):
         self.headers, self.url = [], b""
         self._head_of, self._head, self._known = _NOT_READ, RequestHead(), None
         self.scope = self.cycle = None  # type: ignore[assignment]  # as before a first request
+
+
+def _path(url: bytes) -> str:
+    return url.partition(b"?")[0].decode("latin-1")
 
 
 def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""A served data plane, answering directly and over ASGI."""
+"""A served data plane."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,20 +13,19 @@ from gateway.http.protocol import GatewayProtocol
 from tests.plane import MAX_HEAD, FakePipeline, Gateway, no_control, until
 
 
-@pytest.fixture(params=["direct", "asgi"])
-async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
     running: list[tuple[uvicorn.Server, asyncio.Task[None]]] = []
     gateways: list[Gateway] = []
 
     async def starting(**limits: Any) -> Gateway:
         pipeline = FakePipeline()
         plane = DataPlane(pipeline, no_control, new_id=lambda: "new", max_body_bytes=1 << 20)
-        direct = {"data_plane": plane} if request.param == "direct" else {}
         own = {
             "max_head_bytes": MAX_HEAD,
             "bodies": plane.bodies,
             "large_bodies": LargeBodies(),
-            **direct,
+            "data_plane": plane,
             **limits,
         }
         bound = type("Bound", (GatewayProtocol,), own)
@@ -46,7 +45,6 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., A
         running.append((server, asyncio.create_task(server.serve())))
         await until(lambda: server.started)
         gateways.append(Gateway(pipeline, plane, server))
-        gateways[-1].direct = bool(direct)
         return gateways[-1]
 
     yield starting

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.http.certificates import Certificates, expiry_unix_s
+from gateway.http.certificates import Certificates
 
 
 def write(folder: Path, leaf: trustme.LeafCert, *, cert: bool = True, key: bool = True) -> None:
@@ -25,27 +25,22 @@ def opened(folder: Path) -> Certificates:
     return Certificates(str(folder / "cert.pem"), str(folder / "key.pem"))
 
 
-@pytest.mark.parametrize("year", [2031, 2049, 2050, 2100])
-def test_the_expiry_is_read_in_both_ways_of_writing_years(year: int) -> None:
+@pytest.mark.parametrize("year", [2031, 2050])
+def test_the_expiry_is_read_in_both_ways_of_writing_years(year: int, tmp_path: Path) -> None:
     """X.509 writes years from 2050 on with four digits."""
     end = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
-    leaf = trustme.CA().issue_cert("a", not_after=end)
-    assert expiry_unix_s(leaf.cert_chain_pems[0].bytes()) == end.timestamp()
+    write(tmp_path, trustme.CA().issue_cert("a", not_after=end))
+    assert opened(tmp_path).status.expires_unix_s == end.timestamp()
 
 
 @pytest.mark.parametrize(
-    "pem",
-    [
-        b"",
-        b"hello",
-        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----",
-        b"-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----",
-        b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----",
-    ],
+    "pem", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"]
 )
-def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
+def test_what_is_no_certificate_is_refused(pem: str, tmp_path: Path) -> None:
+    write(tmp_path, trustme.CA().issue_cert("a"))
+    (tmp_path / "cert.pem").write_text(pem)
     with pytest.raises(ssl.SSLError):
-        expiry_unix_s(pem)
+        opened(tmp_path)
 
 
 def test_only_a_whole_new_pair_replaces_the_one_in_use(tmp_path: Path) -> None:

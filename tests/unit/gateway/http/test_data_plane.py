@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.errors import RateLimited, UpstreamBroken
-from gateway.http.data_plane import DISCONNECT_HOOK, DataPlane, Message, Receive, Scope, Send
+from gateway.http.data_plane import DataPlane, Message, Receive, Scope, Send
 from gateway.payload.head import read_head
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT, MESSAGES
@@ -102,19 +102,14 @@ def part(body: bytes = BODY, *, more: bool = False) -> Message:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-Hooks = list[Callable[[], None]]
-
-
 def scope(
     headers: list[tuple[bytes, bytes]] | None = None,
     *,
     method: str = "POST",
     path: str = CHAT.path,
-    hooks: Hooks | None = None,
 ) -> Scope:
     found = JSON if headers is None else headers
-    made: Scope = {"type": "http", "method": method, "path": path, "headers": found}
-    return made if hooks is None else {**made, DISCONNECT_HOOK: hooks}
+    return {"type": "http", "method": method, "path": path, "headers": found}
 
 
 class Plane:
@@ -355,59 +350,6 @@ async def test_a_client_that_leaves_before_its_body_came_is_not_answered() -> No
     assert plane.pipeline.seen == []
 
 
-async def test_the_disconnect_hook_cancels_its_own_request_and_no_other() -> None:
-    left, stays = Hanging(), Hanging()
-    leaving, staying = Plane(left), Plane(stays)
-    hooks: Hooks = []
-    tasks = [
-        asyncio.create_task(leaving.ask(Client(part()), scope(hooks=hooks))),
-        asyncio.create_task(staying.ask(Client(part()), scope(hooks=[]))),
-    ]
-    await left.started.wait()
-    await stays.started.wait()
-    hooks[0]()
-    await tasks[0]  # returns: the cancellation was ours and is absorbed
-    assert (left.cancelled, stays.cancelled) == (True, False)
-    assert (leaving.app.running, staying.app.running) == (0, 1)
-    tasks[1].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_task_that_absorbed_its_disconnect_can_go_on() -> None:
-    hanging = Hanging()
-    hooks: Hooks = []
-    plane = Plane(hanging)
-
-    async def connection() -> str:
-        await plane.ask(Client(part()), scope(hooks=hooks))
-        await asyncio.sleep(0)  # would raise if the cancellation were still pending
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
-        return "went on"
-
-    running = asyncio.create_task(connection())
-    await hanging.started.wait()
-    hooks[0]()
-    assert await running == "went on"
-
-
-async def test_the_hook_cancels_while_the_body_is_read() -> None:
-    hooks: Hooks = []
-    plane, client = Plane(), Client(part(b"{", more=True))
-    task = asyncio.create_task(plane.ask(client, scope(hooks=hooks)))
-    await client.waiting.wait()
-    hooks[0]()
-    await task
-    assert (client.sent, plane.pipeline.seen) == ([], [])
-
-
-async def test_a_finished_request_leaves_no_hook_behind() -> None:
-    hooks: Hooks = []
-    await Plane().ask(Client(part()), scope(hooks=hooks))
-    assert hooks == []
-
-
 async def test_a_cancellation_that_is_not_a_disconnect_goes_on() -> None:
     hanging = Hanging()
     plane = Plane(hanging)
@@ -419,7 +361,7 @@ async def test_a_cancellation_that_is_not_a_disconnect_goes_on() -> None:
     assert plane.app.running == 0
 
 
-async def test_under_another_server_a_watcher_cancels_the_request() -> None:
+async def test_a_client_that_leaves_cancels_its_request() -> None:
     hanging = Hanging()
     plane, client = Plane(hanging), Client(part())
     task = asyncio.create_task(plane.ask(client))

@@ -47,7 +47,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
 
 async def known(gateway: Gateway, parsed: Parsed, extra: bytes = b"") -> Connection:
-    """A client whose head has come twice; over ASGI nothing is kept."""
+    """A client whose head has come twice."""
     client = await gateway.connect()
     for _ in range(2):
         await client.send(request(b"x", extra=extra))
@@ -63,7 +63,7 @@ async def test_a_head_that_came_twice_is_not_parsed_again(gateway: Gateway, pars
         assert (await client.answer())[2] == b"%d" % size
     assert {head.key_digest for head in gateway.pipeline.heads} == {digest_of(b"one")}
     # The last of them came in several reads.
-    assert parsed.headers <= (4 if gateway.direct else 6 * 4)
+    assert parsed.headers <= 4
     await client.leave()
 
 
@@ -76,7 +76,7 @@ async def test_a_body_may_come_behind_a_known_head_in_pieces(
     assert (await client.answer())[2] == b"8"
     await client.send(head + b"\r\n\r\nab", b"cdefgh")
     assert (await client.answer())[2] == b"8"
-    assert not gateway.direct or not parsed.headers
+    assert not parsed.headers
     await client.send(head + b"\r\n\r\nab", b"cd", b"efgh")
     assert (await client.answer())[2] == b"8"
     await client.send(head[:20], head[20:] + b"\r\n\r\n" + body)
@@ -91,7 +91,7 @@ async def test_a_client_that_sends_head_and_body_apart_is_known_too(
         head, _, body = request(b"x" * (number + 1)).partition(b"\r\n\r\n")
         await client.send(head + b"\r\n\r\n", body)
         assert (await client.answer())[2] == b"%d" % (number + 1)
-    assert parsed.headers == (2 if gateway.direct else 4) * 3
+    assert parsed.headers == 2 * 3
 
 
 async def test_a_known_head_with_another_name_path_or_key_is_read_anew(
@@ -130,7 +130,7 @@ async def test_what_is_pipelined_behind_a_known_head_is_not_mixed(
     client = await known(gateway, parsed)
     await client.send(request(b"one") + request(b"three"))
     assert (await client.answer())[2] == b"3"
-    assert not gateway.direct or await client.closed() == b""
+    assert await client.closed() == b""
 
 
 async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_so_long(
@@ -336,8 +336,7 @@ async def test_half_a_request_behind_a_running_one_does_not_end_it(gateway: Gate
     await client.send(request(b"hang"))
     await until(lambda: gateway.pipeline.started)
     await client.send(b"POST /v1")
-    if gateway.direct:
-        gateway.sweep(1e9)
+    gateway.sweep(1e9)
     await client.send(b"")
     assert gateway.pipeline.cancelled == []
     assert gateway.plane.running == 1
@@ -359,8 +358,7 @@ async def test_a_second_request_sent_too_early_is_not_answered_twice_or_mixed(
     await client.send(request(b"one") + request(b"three"))
     status, _, body = await client.answer()
     assert (status, body) == (200, b"3")
-    rest = await client.closed() if gateway.direct else b""
-    assert rest == b"", "the direct way closes: a pipelined request was not processed"
+    assert await client.closed() == b"", "a pipelined request is not processed"
 
 
 async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(gateway: Gateway) -> None:
@@ -384,7 +382,6 @@ async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: 
     assert gateway.pipeline.started == 0
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI closes in its own way
 @pytest.mark.parametrize(
     ("head", "refused"),
     [
@@ -436,7 +433,6 @@ async def test_a_client_that_leaves_cancels_its_request_and_no_other(gateway: Ga
     await until(lambda: gateway.plane.running == 0)
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)  # ASGI cancels in its own way
 async def test_a_client_that_leaves_before_its_request_has_begun_leaves_a_trace(
     gateway: Gateway,
 ) -> None:
@@ -458,8 +454,6 @@ async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
     gateway: Gateway, sent: bytes
 ) -> None:
     """The collector hardly looks at what is old, as connections are."""
-    if not gateway.direct:
-        return  # uvicorn's own circles
 
     def held() -> int:
         return sum(isinstance(found, GatewayProtocol) for found in gc.get_objects())
@@ -534,7 +528,6 @@ async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(
 # -- connections
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
     start: Callable[..., Awaitable[Gateway]],
 ) -> None:
@@ -555,7 +548,6 @@ async def test_beyond_the_connections_it_may_hold_the_gateway_says_so(
     assert (await fourth.answer())[0] == 200
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("sent", [b"", b"POST /v1", request(b"who"), request(b"abc")[:-1]])
 async def test_connections_without_a_served_request_give_way_to_others(
     start: Callable[..., Awaitable[Gateway]], sent: bytes

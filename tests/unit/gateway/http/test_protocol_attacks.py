@@ -59,7 +59,6 @@ async def test_short_chunks_earn_no_room_for_trailers(gateway: Gateway) -> None:
     assert gateway.pipeline.started == 0
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("opened", [True, False])
 async def test_trailers_count_as_held(gateway: Gateway, opened: bool) -> None:
     gateway.pipeline.open = opened
@@ -112,7 +111,6 @@ async def test_a_head_has_only_so_many_lines(gateway: Gateway) -> None:
 # -- memory
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes(gateway: Gateway) -> None:
     gateway.pipeline.open = True  # or it would not be counted
     client = await gateway.connect()
@@ -133,7 +131,6 @@ async def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes(gateway: G
     assert (await client.answer())[2] == b"100001"
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_body_in_chunks_needs_a_key_before_any_of_it_is_parsed(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +191,6 @@ async def test_a_transfer_coding_that_is_not_read_is_refused(
     assert gateway.pipeline.started == 0
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("size", [40, 40_000])
 async def test_a_wrong_key_is_looked_up_once_however_many_pieces_come(
     gateway: Gateway, size: int
@@ -208,7 +204,6 @@ async def test_a_wrong_key_is_looked_up_once_however_many_pieces_come(
     await client.leave()
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start: Start) -> None:
     gateway = await start(bodies=BodyBytes(most_unproven_bytes=300_000), max_head_bytes=65_536)
     gateway.pipeline.known = False
@@ -233,7 +228,6 @@ async def test_what_is_held_without_a_key_is_bounded_over_all_connections(start:
     await until(lambda: gateway.unproven_held() == 0)
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_request_that_has_come_is_not_held_any_more(gateway: Gateway) -> None:
     gateway.pipeline.known = False
     client = await gateway.connect()
@@ -250,7 +244,6 @@ def keyed(key: bytes, body: bytes) -> bytes:
     return request(body, extra=b"authorization: Bearer %s\r\n" % key)
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_bodies_of_one_key_leave_room_for_other_keys(start: Start) -> None:
     gateway = await start(bodies=BodyBytes(404_000))
     gateway.plane.bodies = gateway.bodies()
@@ -278,7 +271,6 @@ async def test_bodies_of_one_key_leave_room_for_other_keys(start: Start) -> None
     await until(lambda: gateway.bodies().total == 0)
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_what_waits_behind_a_known_head_counts_as_held(start: Start) -> None:
     gateway = await start(bodies=BodyBytes(130_000))
     gateway.plane.bodies = gateway.bodies()
@@ -312,7 +304,6 @@ async def test_an_idle_connection_keeps_no_large_head(start: Start) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("sent", ["announced", "half", "whole"])
 async def test_whoever_leaves_holds_no_bytes(gateway: Gateway, sent: str) -> None:
     client = await gateway.connect()
@@ -324,7 +315,6 @@ async def test_whoever_leaves_holds_no_bytes(gateway: Gateway, sent: str) -> Non
     await until(lambda: gateway.bodies().total == 0)
 
 
-@pytest.mark.parametrize("start", ["direct", "asgi"], indirect=True)
 async def test_large_bodies_come_in_whole_beside_each_other(start: Start) -> None:
     gateway = await start(large_bodies=LargeBodies(turn_bytes=100_000))
     gateway.plane.max_body_bytes = 8 << 20
@@ -389,7 +379,6 @@ async def test_who_sends_without_end_behind_a_request_is_cut_off(
 # -- half closed
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_client_that_says_no_more_is_answered(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(request(b"wait"))
@@ -404,7 +393,6 @@ async def test_a_client_that_says_no_more_is_answered(gateway: Gateway) -> None:
     assert gateway.pipeline.cancelled == []
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 async def test_a_stream_goes_on_for_a_client_that_says_no_more(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(request(b"steps"))
@@ -422,7 +410,6 @@ async def test_a_stream_goes_on_for_a_client_that_says_no_more(gateway: Gateway)
     assert seen == b"one two "
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("body", [b"hang", b"steps"])
 async def test_a_client_that_says_no_more_and_goes_cancels_its_request(
     gateway: Gateway, body: bytes
@@ -489,7 +476,6 @@ async def test_a_refusal_that_waits_is_sent_in_the_end(
             client = await gateway.connect()
 
 
-@pytest.mark.parametrize("start", ["direct"], indirect=True)
 @pytest.mark.parametrize("end", ["leaves", "says no more", "sends on"])
 async def test_a_client_that_does_not_wait_for_its_refusal_leaves_nothing(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, end: str
