@@ -29,7 +29,7 @@ from bench.common.texts import document
 from compressor import Compressed, compress
 from gateway.ports import CompressTask
 from gateway.records.record import Record
-from gateway.workers.compression import CompressWorkers
+from gateway.workers.bodies import CompressWorkers
 
 ROUNDS = 5
 REQUESTS = 300

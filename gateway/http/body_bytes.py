@@ -1,14 +1,20 @@
-"""Bounds the bytes of requests held over all connections, and shares them between clients.
+"""Bounds what large bodies cost over all connections: the bytes held, and the time of the loop.
 
-One bound holds for all of them together:
+Bytes have one bound for all connections together:
 
 - Unfinished requests without a known key may hold an eighth, as far as that is free. Past it, the
   connections that hold most are dropped, so a few large senders cannot keep out many small ones.
 - Requests with a known key, from announcement to answer: a tenant may hold as much as is still
   free, over all of its entitlements. One tenant gets at most half of the whole, two get a third
   each, so there is always room for another. The first request of a tenant only has to fit.
+
+Large bodies take turns, so that many at once never hold the event loop for long. In one loop
+iteration all connections together read at most `turn_bytes` of them; a connection beyond that
+pauses and resumes in order. And the answer to at most one large body begins.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Hashable
 from heapq import nlargest
 from typing import Final, Protocol
@@ -22,6 +28,11 @@ MAX_BYTES: Final = 2 * 1024 * 1024 * 1024
 COUNTED_FROM_BYTES: Final = 16 * 1024
 """Smaller requests are not counted, because all connections together hold little of them."""
 _RETRY_AFTER_S: Final = 2.0
+LARGE_BYTES: Final = 1024 * 1024
+"""The answer to a larger body waits for a turn of its own."""
+TURN_BYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 256 * 1024
+"""Size of one uvloop read; a resumed connection reads at least once."""
 
 
 class Holder(Hashable, Protocol):
@@ -120,6 +131,54 @@ class Share:
         size, self._size = self._size, 0
         if size:
             self._bodies.take(self._owner, -size)
+
+
+class LargeBodies:
+    """Turns for all connections of a process."""
+
+    def __init__(self, turn_bytes: int = TURN_BYTES) -> None:
+        self._turn_bytes = self._left = turn_bytes
+        self._paused: deque[asyncio.Transport] = deque()
+        self._beginning: deque[asyncio.Future[None]] = deque()
+        self._waits = False
+        """Whether a callback for the next turn is scheduled."""
+
+    def took(self, body: asyncio.Transport, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Count `size` bytes read for an unfinished body; pauses reading if over the limit."""
+        self._left -= size
+        if self._left < 0:
+            body.pause_reading()
+            self._paused.append(body)
+        self._wait(loop)
+
+    async def alone(self) -> None:
+        """Wait for a turn in which no other large body's answer begins."""
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
+        self._beginning.append(mine)
+        self._wait(loop)
+        await mine
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._waits:
+            self._waits = True
+            loop.call_soon(self._next, loop)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._waits = False
+        self._left = self._turn_bytes
+        while self._beginning:
+            beginning = self._beginning.popleft()
+            if not beginning.done():  # its client may have left
+                beginning.set_result(None)
+                self._left = 0
+                break
+        else:
+            for _ in range(min(len(self._paused), max(1, self._turn_bytes // _READ_BYTES))):
+                if not (body := self._paused.popleft()).is_closing():
+                    body.resume_reading()
+        if self._paused or self._beginning:
+            self._wait(loop)
 
 
 def _mib(size: int) -> str:

@@ -12,8 +12,8 @@
 - A chunk costs as much to parse as a thousand bytes. So a body in chunks needs a known key before
   any of it is parsed, chunks are bounded by number, and they count in the turns of large bodies.
 - A head that a connection repeats is recognised (`known_head`) instead of parsed.
-- The bytes held for requests, heads included, are bounded over all connections (`body_bytes`), and
-  large bodies take turns on the event loop (`large_bodies`).
+- The bytes held for requests, heads included, are bounded over all connections, and large bodies
+  take turns on the event loop (`body_bytes`).
 """
 
 import asyncio
@@ -27,13 +27,12 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal, RequestTimeout, Unavailable
-from gateway.http.body_bytes import COUNTED_FROM_BYTES, BodyBytes
+from gateway.http.body_bytes import COUNTED_FROM_BYTES, LARGE_BYTES, BodyBytes, LargeBodies
 from gateway.http.client_connection import INBOUND_TIMEOUT_S, ClientConnection, no_room
 from gateway.http.cors import Cors, Headers
 from gateway.http.data_plane import LARGE_BODY_BYTES, DataPlane, endpoint_of, too_large
 from gateway.http.direct_reply import DirectReply
 from gateway.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
-from gateway.http.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.payload.head import lines_of, read_head
 from gateway.records.endpoint import Endpoint
 from gateway.records.request import RequestHead

@@ -55,12 +55,11 @@ from gateway.wiring.reloading import Reloading, estimator_key
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
-from gateway.workers.bodies import BodyReader
+from gateway.workers.bodies import BodyReader, CompressWorkers
 from gateway.workers.child import MAX_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from gateway.telemetry.otlp import Telemetry
-    from gateway.workers.compression import CompressWorkers
 
 _log = logging.getLogger("sluice")
 _TICK_S = 0.25
@@ -380,22 +379,16 @@ class Gateway:
             )
 
 
-def _compress_workers(config: Config) -> "CompressWorkers | None":
-    if not any(model.compression.enabled for model in config.models):
+def _compress_workers(config: Config) -> CompressWorkers | None:
+    compressing = [m.compression for m in config.models if m.compression.enabled]
+    if not compressing:
         return None
-    # numpy takes about 20 MB, so it is imported only for compression.
-    module = importlib.import_module("gateway.workers.compression")
-    made: CompressWorkers = module.CompressWorkers(
+    return CompressWorkers(
         processes=-(-config.compressor.processes // config.server.workers),
         time_limit_s=config.compressor.time_limit_ms / 1000,
         queue=config.compressor.queue,
-        tokenizers=[
-            str(model.compression.tokenizer)
-            for model in config.models
-            if model.compression.enabled and model.compression.tokenizer is not None
-        ],
+        tokenizers=[str(each.tokenizer) for each in compressing if each.tokenizer is not None],
     )
-    return made
 
 
 def _telemetry(config: Config, metrics: Metrics) -> "Telemetry | None":

@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from gateway.ports import CompressResult, CompressTask
+from gateway.workers.bodies import CompressWorkers
 from gateway.workers.child import NICENESS
-from gateway.workers.compression import CompressWorkers
 from gateway.workers.compression_work import Counters, work
 from gateway.workers.pool import WorkerGone
 from tests.unit.compressor.texts import prose
@@ -272,7 +272,7 @@ async def test_a_start_that_fails_is_told_and_leaves_no_process(
 
 GATEWAY = """
 import asyncio, sys
-from gateway.workers.compression import CompressWorkers
+from gateway.workers.bodies import CompressWorkers
 from gateway.ports import CompressTask
 
 async def main():

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
+from gateway.http.body_bytes import LargeBodies
 from gateway.http.data_plane import DataPlane
-from gateway.http.large_bodies import LargeBodies
 from gateway.http.protocol import GatewayProtocol
 from tests.plane import MAX_HEAD, FakePipeline, Gateway, no_control, until
 

@@ -12,8 +12,7 @@ import orjson
 import pytest
 
 from gateway.http import protocol, wrong_keys
-from gateway.http.body_bytes import BodyBytes
-from gateway.http.large_bodies import LargeBodies
+from gateway.http.body_bytes import BodyBytes, LargeBodies
 from gateway.records.endpoint import CHAT
 from tests.plane import MAX_HEAD, Connection, Gateway, request, until
 
