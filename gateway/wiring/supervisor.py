@@ -124,11 +124,11 @@ class Supervisor:
             _log.error("%s", why)
             self._end()
 
-    async def told(self, index: int) -> "Told":
+    async def setup_of(self, index: int) -> "ReplicaSetup":
         """What a replica gets: the file's configuration, or its last good content, and so on."""
         await self._file.look()
         ports = {"port": self.port, "management_port": self.management_port(index)}
-        return Told(
+        return ReplicaSetup(
             self._file.config.listening(**ports),
             index,
             {name: logging.getLogger(name or None).level for name in _LOGGERS},
@@ -275,13 +275,13 @@ class Replica:
 
     async def _run(self) -> int:
         """Start the process and wait for its end; returns its exit status."""
-        told = await self.supervisor.told(self.index)
+        setup = await self.supervisor.setup_of(self.index)
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.wiring.supervisor"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                pass_fds=told.sockets,
+                pass_fds=setup.sockets,
                 start_new_session=True,  # Ctrl-C is for the parent, which passes it on
             )
         except OSError as error:  # out of processes, memory or open files
@@ -294,7 +294,7 @@ class Replica:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if process.stdin is not None:
                 # The pipe stays open: its end tells the replica that this process is gone.
-                packed = pickle.dumps(told)
+                packed = pickle.dumps(setup)
                 process.stdin.write(len(packed).to_bytes(8) + packed)
                 await process.stdin.drain()
         status = await process.wait()
@@ -324,7 +324,7 @@ class Replica:
                     self.reload()
 
 
-class Told(NamedTuple):
+class ReplicaSetup(NamedTuple):
     """What a replica gets of its supervisor."""
 
     config: Config
@@ -341,19 +341,19 @@ def replica() -> int:
     """Be a replica until SIGTERM, or until the supervisor is gone; returns the exit status."""
     pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
     # Trusted: it comes from our own supervisor over a private pipe.
-    told: Told = pickle.loads(_exactly(pipe, int.from_bytes(_exactly(pipe, 8))))  # noqa: S301
-    for name, level in told.levels.items():
+    setup: ReplicaSetup = pickle.loads(_exactly(pipe, int.from_bytes(_exactly(pipe, 8))))  # noqa: S301
+    for name, level in setup.levels.items():
         logging.getLogger(name or None).setLevel(level)
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s replica {told.number} %(name)s: %(message)s"
+        format=f"%(asctime)s %(levelname)s replica {setup.number} %(name)s: %(message)s"
     )
 
     def ready(_port: int) -> None:
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
 
-    origin = Origin({}, supervisor=pipe.fileno(), sockets=told.sockets, succeeds=told.succeeds)
-    return run_alone(told.config, on_ready=ready, origin=origin, warns=told.number == 1)
+    origin = Origin({}, supervisor=pipe.fileno(), sockets=setup.sockets, succeeds=setup.succeeds)
+    return run_alone(setup.config, on_ready=ready, origin=origin, warns=setup.number == 1)
 
 
 def _exactly(pipe: RawIOBase, count: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import RateLimited, UpstreamBroken
+from gateway.errors import RateLimited
 from gateway.http.data_plane import DataPlane, Message, Receive, Scope, Send
 from gateway.payload.head import read_head
 from gateway.ports import ClientReply
@@ -156,10 +156,14 @@ async def test_other_paths_and_other_protocols_go_to_the_control_plane() -> None
 # -- refusals of its own
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_another_method_is_405(method: str) -> None:
-    client = await Plane().ask(Client(part()), scope(method=method))
+async def test_another_method_is_405_in_the_dialect_of_its_endpoint_and_with_its_id() -> None:
+    asked = scope([(b"x-request-id", b"mine")], method="GET")
+    client = await Plane().ask(Client(part()), asked)
     assert (client.status, client.error["code"]) == (405, "method_not_allowed")
+    assert client.headers[b"x-request-id"] == b"mine"
+    client = await Plane().ask(Client(part()), scope(method="GET", path=MESSAGES.path))
+    decoded = orjson.loads(client.body)
+    assert (decoded["type"], set(decoded["error"])) == ("error", {"type", "message"})
 
 
 async def test_a_body_announced_as_too_large_is_413_before_it_is_read() -> None:
@@ -177,7 +181,7 @@ async def test_a_body_announced_as_too_large_is_413_before_it_is_read() -> None:
         [part(b"x" * 101)],
         [part(b"x" * 60, more=True), part(b"x" * 41)],
         [part(b"x" * 60, more=True), part(b"x" * 41, more=True), part(b"")],
-        [part(b"x" * 101, more=True), part(b"")],
+        [part(b"x" * 50, more=True)] * 100,
     ],
 )
 async def test_a_body_that_is_too_large_is_413_whatever_was_announced(
@@ -185,12 +189,6 @@ async def test_a_body_that_is_too_large_is_413_whatever_was_announced(
 ) -> None:
     client = await Plane().ask(Client(*messages), scope([*JSON, (b"content-length", b"5")]))
     assert client.status == 413
-
-
-async def test_an_endless_body_is_given_up_at_the_limit() -> None:
-    client = Client(*[part(b"x" * 50, more=True)] * 100)
-    await Plane().ask(client)
-    assert (client.status, client.received) == (413, 3)
 
 
 @pytest.mark.parametrize("pieces", [[part(b"x" * 100)], [part(b"x" * 50, more=True)] * 2])
@@ -238,19 +236,8 @@ async def test_while_draining_new_requests_are_503_that_say_to_retry() -> None:
     assert client.headers[b"retry-after"] == b"1"
     assert client.headers[b"connection"] == b"close"
     assert plane.pipeline.seen == []
-
-
-async def test_while_draining_the_control_plane_still_answers() -> None:
-    plane = Plane()
-    plane.app.draining = True
     await plane.ask(Client(), scope(method="GET", path="/ready"))
-    assert len(plane.handed_on) == 1
-
-
-async def test_messages_are_refused_in_anthropics_shape() -> None:
-    client = await Plane().ask(Client(part()), scope(method="GET", path=MESSAGES.path))
-    decoded = orjson.loads(client.body)
-    assert (decoded["type"], set(decoded["error"])) == ("error", {"type", "message"})
+    assert len(plane.handed_on) == 1, "the control plane still answers"
 
 
 # -- request ids
@@ -280,11 +267,6 @@ async def test_requests_with_the_same_id_are_told_apart_inside() -> None:
     assert len({one.lease_id, two.lease_id, "same"}) == 3
 
 
-async def test_a_refusal_of_the_data_plane_carries_the_id_too() -> None:
-    client = await Plane().ask(Client(), scope([(b"x-request-id", b"mine")], method="GET"))
-    assert client.headers[b"x-request-id"] == b"mine"
-
-
 # -- streams
 
 
@@ -303,16 +285,6 @@ async def test_a_stream_is_sent_piece_by_piece() -> None:
         (b"", False),
     ]
     assert b"content-length" not in client.headers
-
-
-async def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
-    async def breaking(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, b"")
-        await reply.break_off(UpstreamBroken("gone", reason="r", code="c"))
-
-    client = await Plane(breaking).ask(Client(part()))
-    assert orjson.loads(client.body.removeprefix(b"data: "))["error"]["code"] == "c"
-    assert client.sent[-1]["more_body"] is False
 
 
 # -- bugs

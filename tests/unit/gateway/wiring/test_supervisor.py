@@ -58,7 +58,7 @@ def test_a_replica_that_dies_now_and_then_is_always_started_again() -> None:
 
 async def test_replicas_get_the_configuration_with_a_management_port_each() -> None:
     made = config(3)
-    given = [(await Supervisor(made, None).told(n)).config for n in (1, 2, 3)]
+    given = [(await Supervisor(made, None).setup_of(n)).config for n in (1, 2, 3)]
     assert [each.server.management_port for each in given] == [9101, 9102, 9103]
     server = made.server
     for each in given:
@@ -72,7 +72,7 @@ async def test_a_replica_that_starts_again_gets_the_last_good_file(tmp_path: Pat
     whole = Supervisor(load(path).listening(host="127.0.0.2"), None)
 
     async def given() -> Config:
-        return (await whole.told(1)).config
+        return (await whole.setup_of(1)).config
 
     assert [each.name for each in (await given()).entitlements] == ["a"]
     # A later file without the entitlement, whose new number of replicas needs a restart of all.
