@@ -11,7 +11,6 @@ import msgspec
 
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.errors import Refusal
-from gateway.estimate.merge import Learned, PeerRecord
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.endpoint import Endpoint
 from gateway.records.entitlement import Entitlement
@@ -366,30 +365,3 @@ class RecordSink(Protocol):
 
     def append(self, record: msgspec.Struct) -> None:
         """Take one record. Never blocks or raises; dropped records are counted."""
-
-
-class ExchangeResult(Record, frozen=True, kw_only=True):
-    """The result of an exchange, by model."""
-
-    peers: Mapping[str, tuple[PeerRecord, ...]] = msgspec.field(default_factory=dict)
-    """Records that other replicas published since the last exchange; each is returned once."""
-    missing: frozenset[str] = frozenset()
-    """Models for which the store holds no record of this process."""
-
-
-class EstimatorState(Protocol):
-    """Stores what estimators learned, across restarts or for other replicas."""
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two exchanges; 0 to never exchange."""
-
-    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
-        """Publish this process's record of each model (None: unchanged) and read the others'.
-
-        The first exchange returns every stored record. A newer record replaces an older one of
-        the same process. Raises StateFailure, after which the caller may repeat it.
-        """
-
-    async def close(self) -> None:
-        """Close files and connections."""

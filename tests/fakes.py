@@ -9,12 +9,10 @@ import msgspec
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
-from gateway.estimate.merge import Learned, PartState, PeerRecord
 from gateway.payload.head import pairs_of
 from gateway.ports import (
     CompressResult,
     CompressTask,
-    ExchangeResult,
     Lines,
     Settlement,
     UpstreamCall,
@@ -23,6 +21,7 @@ from gateway.ports import (
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
+from gateway.replicas.bus import Received
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""
@@ -344,19 +343,21 @@ class FakeCompressor:
 
 
 class FakeShared:
-    """What replicas published: the server's side of FakeState."""
+    """What replicas published: the server's side of FakeNotes."""
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         self.clock = clock or FakeClock()
-        self.records: dict[str, dict[str, tuple[int, float, dict[str, PartState]]]] = {}
-        """Model -> replica -> (revision, time, record)."""
+        self.notes: dict[str, dict[str, tuple[int, float, bytes]]] = {}
+        """Name -> replica -> (revision, time, note)."""
         self.revision = 0
 
 
-class FakeState:
-    """EstimatorState of one replica. `fail_with` is raised instead of an exchange."""
+class FakeNotes:
+    """NoteStore of one replica. `fail_with` is raised instead of an exchange."""
 
-    interval_s = 1.0
+    every_s = 1.0
+    away = "the fake is away"
+    back = "the fake is back"
 
     def __init__(self, shared: FakeShared, replica: str) -> None:
         self.replica = replica
@@ -366,33 +367,29 @@ class FakeState:
         self._shared = shared
         self._since: dict[str, int] = {}
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
-        """See EstimatorState."""
+    async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
+        """See NoteStore."""
         self.exchanges += 1
         if self.fail_with is not None:
             raise self.fail_with
-        peers, missing = {}, set()
-        now_s = self._shared.clock()
-        for model, record in records.items():
-            kept = self._shared.records.setdefault(model, {})
-            since = self._since.get(model, 0)
-            found = tuple(
-                PeerRecord(age_s=now_s - at_s, parts=parts)
-                for replica, (revision, at_s, parts) in kept.items()
+        received, now_s = {}, self._shared.clock()
+        for name, note in notes.items():
+            kept = self._shared.notes.setdefault(name, {})
+            since = self._since.get(name, 0)
+            found = [
+                (now_s - at_s, other)
+                for replica, (revision, at_s, other) in kept.items()
                 if replica != self.replica and revision > since
-            )
-            if found:
-                peers[model] = found
-            self._since[model] = max((r for r, _, _ in kept.values()), default=0)
-            if record is not None:
+            ]
+            self._since[name] = max((r for r, _, _ in kept.values()), default=0)
+            if note:
                 self._shared.revision += 1
-                kept[self.replica] = (self._shared.revision, now_s, dict(record))
-            if self.replica not in kept:
-                missing.add(model)
-        return ExchangeResult(peers=peers, missing=frozenset(missing))
+                kept[self.replica] = (self._shared.revision, now_s, note)
+            received[name] = Received(held=self.replica in kept, notes=found)
+        return received
 
     async def close(self) -> None:
-        """See EstimatorState."""
+        """See NoteStore."""
         self.closed = True
 
 

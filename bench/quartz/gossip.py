@@ -1,8 +1,8 @@
 """Gossip between several gateways of one simulation, by the shipped notes.
 
 `SchedulerNotes` over a board in memory, in virtual time, with the delays of Redis: every
-`EVERY_S`, give or take a tenth, a gateway publishes its notes and at once reads the others', each
-as old as its last exchange.
+half second, give or take a tenth, a gateway publishes its notes and at once reads the others',
+each as old as its last exchange.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from gateway.replicas.scheduler_notes import SchedulerNotes
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing_table import PoolShape, Routing
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.store.redis.board import EVERY_S
+from gateway.store.redis.exchange import RedisExchange
 from simulator.experiments.scheduling import WORKER, SimulatedGateway
 
-_APART: Final = (0.9 * EVERY_S, 1.1 * EVERY_S)
+_APART: Final = (0.9 * RedisExchange.every_s, 1.1 * RedisExchange.every_s)
 """Seconds from one exchange of a board to the next."""
 
 
@@ -64,7 +64,7 @@ class Gossip:
             )
             for place, (gateway, board) in enumerate(zip(gateways, self._boards, strict=True))
         ]
-        self._due_s = [EVERY_S * self._random.random() for _ in gateways]
+        self._due_s = [RedisExchange.every_s * self._random.random() for _ in gateways]
 
     def __call__(self, now_s: float) -> None:
         """Do what is due."""

@@ -3,7 +3,7 @@
 Each replica runs its own schedulers over the same workers and takes its share of every gate.
 The notes tell the other replicas its learned prefill rates, the service each tenant got, its
 assigned work, and which prompts went to which worker. Notes go over a board
-(`gateway.store.redis.board`). Replicas that discover workers list them in orders of
+(`gateway.replicas.bus`). Replicas that discover workers list them in orders of
 their own, so a note names its workers, and the receiver translates. Malformed notes are ignored.
 """
 

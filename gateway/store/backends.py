@@ -4,10 +4,10 @@ import importlib
 from pathlib import Path
 from typing import Final, Literal
 
-from gateway.ports import Directory, EstimatorState
-from gateway.replicas.estimator_sync import NoState
+from gateway.ports import Directory
+from gateway.replicas.bus import NoteStore
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_file import SqliteState
+from gateway.store.sqlite_file import SqliteNotes
 
 Backend = Literal["memory", "sqlite", "redis"]
 
@@ -45,14 +45,14 @@ def open_directory(url: str) -> Directory:
             return found
 
 
-def open_state(url: str) -> EstimatorState:
-    """The store of estimator state; it does not connect yet."""
+def open_notes(url: str, replica: str) -> NoteStore | None:
+    """The store of the bus, which does not connect yet; None without a bus."""
     match backend_of(url):
         case "memory":
-            return NoState()
+            return None
         case "sqlite":
-            return SqliteState(sqlite_path(url))
+            return SqliteNotes(sqlite_path(url))
         case "redis":
-            module = importlib.import_module("gateway.store.redis.estimators")
-            found: EstimatorState = module.RedisState(url)
+            module = importlib.import_module("gateway.store.redis.exchange")
+            found: NoteStore = module.RedisExchange(url, replica)
             return found

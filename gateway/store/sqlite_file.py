@@ -1,4 +1,4 @@
-"""The SQLite file of `state.url`, and what estimators learned, which it keeps across restarts.
+"""The SQLite file of `state.url`, and the lasting notes that it keeps across restarts.
 
 Rules:
 - Each user has a connection of its own. One dedicated thread does all its access, so a hanging
@@ -23,24 +23,20 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.errors import StateFailure
-from gateway.estimate.merge import Learned, PartState, PeerRecord
-from gateway.ports import ExchangeResult
+from gateway.replicas.bus import LASTING, Received
 
-INTERVAL_S: Final = 5.0
 SCHEMA: Final = 1
 APPLICATION_ID: Final = 0x534C4345
 BUSY_S: Final = 1.0
 
 _T = TypeVar("_T")
-_decode: Final = msgspec.json.Decoder(dict[str, PartState]).decode
-_encode: Final = msgspec.json.Encoder().encode
 _MAGIC: Final = b"SQLite format 3\0"
-# Records are JSON.
+# Records are JSON, notes opaque.
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS learned (
-  subject TEXT PRIMARY KEY,   -- estimator profile:model
+CREATE TABLE IF NOT EXISTS note (
+  name TEXT PRIMARY KEY,
   saved_unix_s REAL NOT NULL,
-  record TEXT NOT NULL        -- part -> {epoch, n, rate, sums}
+  payload BLOB NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS directory_write (revision INTEGER PRIMARY KEY, mark TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS directory_row (
@@ -166,40 +162,43 @@ def _number(file: sqlite3.Connection, query: str) -> int:
     return int(found)
 
 
-class SqliteState:
-    """EstimatorState in the file: the first exchange loads it, further ones save what is new."""
+class SqliteNotes:
+    """NoteStore in the file, of lasting notes; others' are those of this gateway's past."""
 
-    interval_s = INTERVAL_S
+    every_s = 5.0
+    away = "the state store is away, learning goes on in this process"
+    back = "the state store is back"
 
     def __init__(self, path: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
         """Nothing is opened before the first exchange."""
         self._file = SqliteFile(path)
         self._wall_clock = wall_clock
-        self._saved_to: sqlite3.Connection | None = None
+        self._read: set[str] = set()
+        self._saved: tuple[sqlite3.Connection | None, set[str]] = None, set()
+        """The names that were saved to a connection; a reopened file may be another one."""
 
-    async def exchange(self, records: Mapping[str, Learned | None]) -> ExchangeResult:
-        return await self._file.run(lambda file: self._exchange(file, dict(records)))
+    async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
+        return await self._file.run(lambda file: self._exchange(file, dict(notes)))
 
     async def close(self) -> None:
-        """See EstimatorState. Does not wait for a running exchange; its file is closed, too."""
+        """See NoteStore. Does not wait for a running exchange; its file is closed, too."""
         await self._file.close()
 
-    def _exchange(
-        self, file: sqlite3.Connection, records: dict[str, Learned | None]
-    ) -> ExchangeResult:
-        now_s, peers = self._wall_clock(), {}
-        first, opened = self._saved_to is None, self._saved_to is not file
-        if first:
-            for subject, saved_s, record in file.execute("SELECT * FROM learned"):
-                if subject in records:
-                    age_s = max(0.0, now_s - saved_s)
-                    peers[subject] = (PeerRecord(age_s=age_s, parts=_decode(record)),)
-        else:
-            rows = [(s, now_s, _encode(record).decode()) for s, record in records.items() if record]
-            if rows:
-                with file:
-                    file.execute("BEGIN IMMEDIATE")
-                    file.executemany("INSERT OR REPLACE INTO learned VALUES (?, ?, ?)", rows)
-        self._saved_to = file
-        # A reopened file may be another one: everything must be saved again.
-        return ExchangeResult(peers=peers, missing=frozenset(records if opened else ()))
+    def _exchange(self, file: sqlite3.Connection, notes: dict[str, bytes]) -> dict[str, Received]:
+        now_s = self._wall_clock()
+        if self._saved[0] is not file:
+            self._saved = file, set()
+        past: dict[str, list[tuple[float, bytes]]] = {}
+        for name in notes.keys() - self._read:
+            found = file.execute("SELECT saved_unix_s, payload FROM note WHERE name = ?", (name,))
+            past[name] = [(max(0.0, now_s - saved_s), payload) for saved_s, payload in found]
+        self._read |= past.keys()
+        rows = [(n, now_s, note) for n, note in notes.items() if note and n.startswith(LASTING)]
+        if rows:
+            with file:
+                file.execute("BEGIN IMMEDIATE")
+                file.executemany("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", rows)
+            self._saved[1].update(name for name, _, _ in rows)
+        return {
+            name: Received(held=name in self._saved[1], notes=past.get(name, [])) for name in notes
+        }

@@ -38,10 +38,8 @@ from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import authenticate_head
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.request import Principal, RequestHead
-from gateway.replicas.estimator_sync import EstimatorSync
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
-from gateway.store.backends import open_state
 from gateway.upstream import HttpUpstream
 from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import FleetBill
@@ -51,7 +49,7 @@ from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import Served, served_model
 from gateway.wiring.process_limits import PARTS, memory_limit
-from gateway.wiring.reloading import Reloading, estimator_key
+from gateway.wiring.reloading import Reloading
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
@@ -109,11 +107,6 @@ class Gateway:
         )
         self.bill = FleetBill((m.name, pool) for m in self.models for pool in m.fleet.pools)
         self._clock = clock
-        self.learning = EstimatorSync(
-            open_state(config.state.address),
-            {estimator_key(m): m.estimator for m in self.models},
-            clock=clock,
-        )
         self.upstream = HttpUpstream()
         self.upstream.generates = EnginePages(self.upstream, config.health.timeout_s).generates
         self._watch_engines(config, clock)
@@ -286,7 +279,7 @@ class Gateway:
 
     def _state_up(self) -> bool:
         """Whether all shared and persistent state is reachable."""
-        return self.learning.up and self.pools.up and self.replicas.up
+        return self.pools.up and self.replicas.up
 
     def _evict(self, lease_id: str) -> None:
         """Evict a lease, held by a request here or for another proxy."""
@@ -326,7 +319,6 @@ class Gateway:
             closing.push_async_callback(self.upstream.close)
             for part in (
                 self.replicas,
-                self.learning,
                 self.prober,
                 self.boundaries,
                 self.rotation,

@@ -31,7 +31,6 @@ from gateway.fleet.model_runtime import ModelRuntime, adapted_aliases
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
-from gateway.replicas.estimator_sync import EstimatorSync
 from gateway.settings import Config, ConfigError, ModelConfig, load, parse
 from gateway.settings.compare import Change, Comparison, changes, compare, merged
 from gateway.settings.worker import WorkerConfig
@@ -64,7 +63,6 @@ class Parts(Protocol):
     pools: AdmissionRuntime
     prober: Prober
     rotation: Rotation
-    learning: EstimatorSync
     discovery: Discovery
     workers: Workers
     replicas: Replicas
@@ -301,7 +299,6 @@ class ModelSet:
         served.name(target)
         gateway.pools.use(target, {now.name: now for _, now in after})
         gateway.role_keys.follow(role_keys(target, gateway.pools.tokens))
-        gateway.learning.replace({estimator_key(m): m.estimator for m in served.models})
         gateway.config = gateway.workers.config = target
         gateway.replicas.follow(target)
         gateway.bill.follow((m.name, pool) for m in served.models for pool in m.fleet.pools)
@@ -364,11 +361,6 @@ class ModelSet:
             await gateway.rotation.apply_to(*place, CONFIGURED, engines)
             await gateway.discovery.change(*place, followed.get(place, ()), pool.workers)
             followed[place] = pool.workers
-
-
-def estimator_key(served: ModelRuntime) -> str:
-    """The name under which an estimator's state is stored."""
-    return f"{served.estimator.profile.name}:{served.name}"
 
 
 def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:

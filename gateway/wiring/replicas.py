@@ -1,10 +1,10 @@
 """Links this replica with the others on its Redis; without Redis it is alone.
 
-Part of the composition root. The stores themselves share leases, entitlements and learned ratios
-(`gateway.wiring.token_pools`). This module adds presence, notes, and questions between replicas.
+Part of the composition root. The stores themselves share leases and entitlements
+(`gateway.wiring.token_pools`). This module adds the bus, with what travels on it, and questions
+between replicas. In an SQLite file, the bus has only what the estimators of the past learned.
 """
 
-import importlib
 import ipaddress
 import logging
 import random
@@ -12,22 +12,24 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.control.peers import understood
+from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
+from gateway.replicas.bus import Bus
 from gateway.replicas.calls import Address, ReplicaCalls
 from gateway.replicas.fleet_notes import FleetNotes
+from gateway.replicas.learned_notes import LearnedNotes
+from gateway.replicas.presence import Presence, Seed
 from gateway.replicas.scheduler_notes import SchedulerNotes
 from gateway.scheduling import prefix_digests as digests
 from gateway.settings import Config
+from gateway.store.backends import open_notes
 from gateway.wiring.listening import own_address
-
-if TYPE_CHECKING:
-    from gateway.store.redis.board import RedisBoard
 
 _log = logging.getLogger("sluice.state")
 _encode: Final = msgspec.json.Encoder().encode
@@ -57,22 +59,28 @@ class Replicas:
         self._retiring = retiring
         self._counted = counted
         self._balanced = _balanced(config)
-        self._board: RedisBoard | None = None
-        self.peers = ReplicaCalls(lambda: [] if self._board is None else self._board.others())
+        self.peers = ReplicaCalls(lambda: [] if self._presence is None else self._presence.others())
         """The other replicas, for questions; none without Redis."""
+        self._presence: Presence | None = None
         self._fleet: FleetNotes | None = None
-        if config.state.shared:
-            self._share(config, clock, port)
+        self._bus: Bus | None = None
+        replica = secrets.token_hex(8)
+        notes = open_notes(config.state.address, replica)
+        if notes is not None:
+            self._bus = bus = Bus(notes, replica=replica, clock=clock, chance=random.random)
+            if config.state.shared:
+                self._share(config, bus, replica, clock, port)
+            self._learned = LearnedNotes(bus, self._estimators(), clock)
 
     @property
     def up(self) -> bool:
-        """Whether Redis answers, if there is one."""
-        return self._board is None or self._board.up
+        """Whether the bus's store answers, if there is one."""
+        return self._bus is None or self._bus.up
 
     def count(self, model: str) -> int:
         """Replicas that serve a model, this one included; each gets an equal share of its gates."""
         found = self._counted(model)
-        return found if self._board is None else max(found, self._board.replicas(model))
+        return found if self._presence is None else max(found, self._presence.replicas(model))
 
     async def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
         """Take a worker out of the rotations of all replicas, or put it back.
@@ -84,9 +92,9 @@ class Replicas:
         hits = self._drain(worker, on=on)
         answers = await self.peers.ask("drain", _encode((worker, on)))
         hits = max((hits, *understood(_hits, answers)))
-        if hits and self._fleet is not None and self._board is not None:
+        if hits and self._fleet is not None and self._bus is not None:
             self._fleet.drained(worker, on=on)  # for replicas that start later
-            self._board.hurry()
+            self._bus.hurry()
         return hits
 
     def joined(self, worker: str) -> None:
@@ -97,18 +105,20 @@ class Replicas:
     def follow(self, config: Config) -> None:
         """Link the models as they are now."""
         self._balanced = _balanced(config)
-        if self._board is not None and self._fleet is not None:
-            self._board.serve(model.name for model in self._models)
+        if self._bus is not None:
+            self._learned.replace(self._estimators())
+        if self._presence is not None and self._fleet is not None:
+            self._presence.serve(model.name for model in self._models)
             self._fleet.follow()
 
     async def start(self) -> None:
         """Connect, and learn of the other replicas and drained workers; waits a few seconds."""
-        if self._board is not None:
-            await self._board.start()
+        if self._bus is not None:
+            await self._bus.start()
 
     async def close(self) -> None:
-        if self._board is not None:
-            await self._board.close()
+        if self._bus is not None:
+            await self._bus.close()
         await self.peers.close()
 
     def _drain(self, worker: str, *, on: bool) -> int:
@@ -131,29 +141,28 @@ class Replicas:
             )
         return count
 
-    def _share(self, config: Config, clock: Callable[[], float], port: int) -> None:
+    def _estimators(self) -> dict[str, LengthEstimator]:
+        """By the name under which each is stored."""
+        return {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self._models}
+
+    def _share(
+        self, config: Config, bus: Bus, replica: str, clock: Callable[[], float], port: int
+    ) -> None:
         host = _asked_at(config)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.peers.on("drain", self._answer_drain)
-        # The Redis client is an optional extra, needed only if Redis is configured.
-        module = importlib.import_module("gateway.store.redis.board")
-        replica = secrets.token_hex(8)
-        board: RedisBoard = module.RedisBoard(
-            config.state.address,
+        self._presence = Presence(
+            bus,
             [model.name for model in self._models],
-            replica=replica,
             address=Address(url, self.peers.token),
-            seed=module.Seed(since_unix_s=time.time(), value=digests.seed()),
+            seed=Seed(since_unix_s=time.time(), value=digests.seed()),
             on_seed=self._digest_by,
-            clock=clock,
-            chance=random.random,
         )
-        self._board = board
         self._fleet = FleetNotes(
-            self._models, board, replica, clock, time.time, retiring=self._retiring
+            self._models, bus, replica, clock, time.time, retiring=self._retiring
         )
-        board.listen(self._fleet)
-        board.listen(SchedulerNotes(self._models, board, replica, self._sharing, clock))
+        bus.listen(self._fleet)
+        bus.listen(SchedulerNotes(self._models, bus, replica, self._sharing, clock))
 
     def _digest_by(self, seed: int) -> None:
         """Digest prompts with a new seed; prefixes known by the old seed become invalid."""

@@ -28,7 +28,7 @@ def pytest_asyncio_loop_factories(
 def unhurried_redis(request: pytest.FixtureRequest) -> Iterator[None]:
     """Redis may take its time, but where its absence is the subject: the machine may be busy."""
     with pytest.MonkeyPatch.context() as patched:
-        if request.path.name not in {"test_redis_outages.py", "test_replica_board.py"}:
+        if request.path.name not in {"test_redis_outages.py", "test_bus.py"}:
             for module in (directory, exchange, link):
                 patched.setattr(module, "TIMEOUT_S", 30.0)
         yield

@@ -19,12 +19,11 @@ from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from gateway.errors import StateFailure
-from gateway.estimate.merge import PartState
 from gateway.ports import Directory
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
 from gateway.store.backends import open_directory
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_file import SqliteState, open_file
+from gateway.store.sqlite_file import SqliteNotes, open_file
 from gateway.tenancy.known import Known
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
@@ -376,17 +375,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sluice.db"
 
 
-async def test_the_file_holds_what_was_learned_too_in_either_order(path: Path) -> None:
-    learned = {"ratio.prose": PartState(epoch=0, n=3, rate=3.0, sums={"total": 1.0})}
-    directory, state = SqliteDirectory(path), SqliteState(path)
+async def test_the_file_holds_notes_too_in_either_order(path: Path) -> None:
+    directory, notes = SqliteDirectory(path), SqliteNotes(path)
     await put(directory, row("a"))
-    await state.exchange({"default:m": None})
-    await state.exchange({"default:m": learned})
-    await state.close()
+    await notes.exchange({"learned:m": b"note"})
+    await notes.close()
     await directory.close()
-    again, reader = SqliteState(path), SqliteDirectory(path)
-    (peer,) = (await again.exchange({"default:m": None})).peers["default:m"]
-    assert peer.parts == learned
+    again, reader = SqliteNotes(path), SqliteDirectory(path)
+    ((_, note),) = (await again.exchange({"learned:m": b""}))["learned:m"].notes
+    assert note == b"note"
     assert await names(reader) == ["a"]
     await again.close()
     await reader.close()

@@ -18,12 +18,11 @@ from bench.common.redis_server import RedisServer, redis_program
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.estimate.merge import PartState
 from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement, ServiceClass
 from gateway.records.tenancy import DirectoryChange, Row
-from gateway.store.backends import open_directory, open_state
+from gateway.store.backends import open_directory, open_notes
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis import link as redis_link
 from gateway.store.redis.leases import RedisLeases
@@ -689,13 +688,13 @@ async def test_what_is_learned_and_who_is_entitled_is_shared_through_a_cluster(
     if redis_program() is None:
         pytest.skip("redis-server is not on PATH")
     with RedisCluster(tmp_path) as cluster:
-        one, other = open_state(cluster.url), open_state(cluster.url)
-        records = {
-            f"p:{n}": {"part": PartState(epoch=0, n=n, sums={"x": 1.5})} for n in range(1, 7)
-        }
-        await one.exchange(records)
-        heard = await other.exchange(dict.fromkeys(records))
-        assert {s: p[0].parts for s, p in heard.peers.items()} == records
+        one, other = open_notes(cluster.url, "one"), open_notes(cluster.url, "other")
+        assert one is not None
+        assert other is not None
+        notes = {f"learned:p:{n}": b"note %d" % n for n in range(1, 7)}
+        await one.exchange(notes)
+        heard = await other.exchange(dict.fromkeys(notes, b""))
+        assert {name: received.notes[0][1] for name, received in heard.items()} == notes
         first, second = open_directory(cluster.url), open_directory(cluster.url)
         row = Row(kind="entitlement", name="e", uid="u", fields={"model": "m"})
         assert (await first.write(DirectoryChange(puts=(row,)), floor=0, after="")).revision == 1

@@ -1,18 +1,18 @@
-"""Exchanges records between replicas through Redis: the newest record per subject and replica.
+"""The notes of replicas in Redis: the newest per name and replica (`gateway.replicas.bus`).
 
 Rules:
-- Each subject has one hash, `sluice:1:{SUBJECT}:KIND`, whose hash tag keeps all keys of a call in
-  one slot of a cluster.
-- One pipelined round trip handles all subjects: `lua/exchange.lua` stores this replica's records
-  and returns records that others wrote since. Records are opaque here.
-- A record carries the number of its exchange. A record that is repeated after a time-out, or
-  arrives late from a stalled connection's buffer, changes nothing.
-- A living replica drops records that were not renewed for `silent_s`. A subject's key expires
-  `ttl_s` after its last exchange. Times are the server's.
+- Each name has one hash, `sluice:1:{NAME}:KIND`, whose hash tag keeps all keys of a call in one
+  slot of a cluster.
+- One pipelined round trip handles all names: `lua/exchange.lua` stores this replica's notes and
+  returns those that others wrote since. Notes are opaque here.
+- A note carries the number of its exchange. One that is repeated after a time-out, or arrives late
+  from a stalled connection's buffer, changes nothing.
+- A living replica drops notes that were not renewed for `silent_s`. A key expires `ttl_s` after its
+  last exchange. Times are the server's.
 - Connecting and each answer take TIMEOUT_S at most, an exchange twice that. A failure closes the
   connection. Nothing here retries: the breaker decides.
-- In a cluster, subjects are exchanged separately and concurrently, so an unreachable node affects
-  only its own subjects.
+- In a cluster, names are exchanged separately and concurrently, so an unreachable node affects
+  only its own names.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.errors import StateFailure
+from gateway.replicas.bus import LASTING, SILENT_S, Received
 from gateway.store.redis.route import TIMEOUT_S, close, route_of
 
 _SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
@@ -35,58 +36,62 @@ _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _log = logging.getLogger("sluice.state")
 
 
-class SubjectRecords(NamedTuple):
-    """The result of an exchange of one subject."""
+class Kind(NamedTuple):
+    """How long notes of a kind are kept; its name changes with their layout."""
 
-    held: bool
-    """Whether Redis holds a record of this replica."""
-    records: list[tuple[float, bytes]]
-    """(age in seconds, record) of each other replica that wrote since the last exchange."""
+    name: str
+    silent_s: int
+    ttl_s: int
 
 
-def key_of(subject: str, kind: str) -> str:
-    """The key of a subject, quoted because a brace in a name would end the hash tag."""
-    return f"sluice:1:{{{quote(subject, safe=':')}}}:{kind}"
+LASTING_SILENT_S: Final = 600
+LASTING_TTL_S: Final = 7 * 86400
+LASTING_KIND: Final = Kind("learned", silent_s=LASTING_SILENT_S, ttl_s=LASTING_TTL_S)
+KIND: Final = Kind("notes3", silent_s=SILENT_S, ttl_s=60)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a note."""
+    return LASTING_KIND if name.startswith(LASTING) else KIND
+
+
+def key_of(name: str) -> str:
+    """The key of a name, quoted because a brace in it would end the hash tag."""
+    return f"sluice:1:{{{quote(name.removeprefix(LASTING), safe=':')}}}:{kind_of(name).name}"
 
 
 class RedisExchange:
-    """Exchanges records of one kind."""
+    """NoteStore in Redis."""
 
-    def __init__(self, url: str, *, kind: str, replica: str, silent_s: int, ttl_s: int) -> None:
+    every_s = 0.5
+    away = "replicas do not hear of one another"
+    back = "replicas hear of one another again"
+
+    def __init__(self, url: str, replica: str) -> None:
         """`url` as in `route`; `replica` must be unique among the replicas."""
-        self.replica = replica
-        self._kind = kind
-        self._silent_s = silent_s
-        self._ttl_s = ttl_s
+        self._replica = replica
         self._sequence = 0
         self._since: dict[str, int] = {}
         self._route = route_of(url)
         self._connections: dict[str, Connection] = {}
         self._failing = False
 
-    async def exchange(self, records: Mapping[str, bytes]) -> dict[str, SubjectRecords]:
-        """Store this replica's records (b"": none) and return the others'.
-
-        Subjects whose cluster node is away are left out. Raises StateFailure if all are.
-        """
+    async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
         self._sequence += 1
-        # Forget subjects that are gone, and in a cluster hang up where they were.
-        self._since = {s: since for s, since in self._since.items() if s in records}
+        # Forget names that are gone, and in a cluster hang up where they were.
+        self._since = {name: since for name, since in self._since.items() if name in notes}
         if not self._route.one_server:
-            for name in [name for name in self._connections if name not in records]:
+            for name in [name for name in self._connections if name not in notes]:
                 await self._hang_up(name)
-        subjects = list(records)
-        parts = [subjects] if self._route.one_server else [[subject] for subject in subjects]
-        answers = await asyncio.gather(*(self._tried(part, records) for part in parts))
-        reported: dict[str, SubjectRecords] = {}
+        parts = [list(notes)] if self._route.one_server else [[name] for name in notes]
+        answers = await asyncio.gather(*(self._tried(part, notes) for part in parts))
+        reported: dict[str, Received] = {}
         failed: list[Exception] = []
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, Exception):
                 failed.append(answer)
                 continue
-            reported |= {
-                s: self._records_of(s, reply) for s, reply in zip(part, answer, strict=True)
-            }
+            reported |= {n: self._received(n, reply) for n, reply in zip(part, answer, strict=True)}
         if failed and not reported:
             raise StateFailure(_reason(failed[0])) from failed[0]
         if failed and not self._failing:
@@ -100,13 +105,13 @@ class RedisExchange:
             await self._hang_up(name)
 
     async def _tried(
-        self, subjects: Sequence[str], records: Mapping[str, bytes]
+        self, names: Sequence[str], notes: Mapping[str, bytes]
     ) -> list[list[bytes]] | Exception:
-        """Answers for the subjects of one server, or the error."""
-        name = "" if self._route.one_server else subjects[0]
+        """Answers for the names of one server, or the error."""
+        name = "" if self._route.one_server else names[0]
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
-                return await self._trip(name, subjects, records)
+                return await self._trip(name, names, notes)
         except (RedisError, OSError, TimeoutError) as error:
             await self._hang_up(name)
             return error
@@ -119,37 +124,29 @@ class RedisExchange:
         if connection is not None:
             await close(connection)
 
-    def _records_of(self, subject: str, reply: Sequence[bytes]) -> SubjectRecords:
+    def _received(self, name: str, reply: Sequence[bytes]) -> Received:
         revision, held, *rest = reply
         # A lower revision: the server was emptied and its clock set back, so read all again.
         newest = int(revision)
-        self._since[subject] = newest if newest >= self._since.get(subject, 0) else 0
-        records = [
-            (int(age_ms) / 1000, record)
-            for age_ms, record in zip(rest[::2], rest[1::2], strict=True)
-        ]
-        return SubjectRecords(held=bool(int(held)), records=records)
+        self._since[name] = newest if newest >= self._since.get(name, 0) else 0
+        notes = [(int(ms) / 1000, note) for ms, note in zip(rest[::2], rest[1::2], strict=True)]
+        return Received(held=bool(int(held)), notes=notes)
 
     async def _trip(
-        self, name: str, subjects: Sequence[str], records: Mapping[str, bytes]
+        self, server: str, names: Sequence[str], notes: Mapping[str, bytes]
     ) -> list[list[bytes]]:
         """One round trip; three if the server does not know the script."""
         commands = [
             (
-                *("EVALSHA", _SHA, 1, key_of(subject, self._kind)),
-                self.replica,
-                self._sequence,
-                records[subject],
-                self._since.get(subject, 0),
-                self._silent_s,
-                self._ttl_s,
+                *("EVALSHA", _SHA, 1, key_of(name), self._replica, self._sequence, notes[name]),
+                *(self._since.get(name, 0), *kind_of(name)[1:]),
             )
-            for subject in subjects
+            for name in names
         ]
-        connection = self._connections.get(name)
+        connection = self._connections.get(server)
         if connection is None:
-            key = key_of(subjects[0] if subjects else "", self._kind)
-            connection = self._connections[name] = await self._route.open(key)
+            key = key_of(names[0] if names else "")
+            connection = self._connections[server] = await self._route.open(key)
         for _ in range(2):
             await connection.send_packed_command(
                 connection.pack_commands(commands), check_health=False

@@ -2,11 +2,10 @@
 
 import pytest
 
-from gateway.replicas.estimator_sync import NoState
 from gateway.settings.server import StateConfig, StateUrl
-from gateway.store.backends import backend_of, open_directory, open_state, sqlite_path
+from gateway.store.backends import backend_of, open_directory, open_notes, sqlite_path
 from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_file import SqliteState
+from gateway.store.sqlite_file import SqliteNotes
 
 REDIS = (
     "redis://:secret@h:1/0",
@@ -21,7 +20,7 @@ def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: 
     assert StateConfig(url=StateUrl(url)).shared
     assert backend_of(url) == "redis"
     assert type(open_directory(url)).__name__ == "RedisDirectory"
-    assert type(open_state(url)).__name__ == "RedisState"
+    assert type(open_notes(url, "r")).__name__ == "RedisExchange"
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///a.db"])
@@ -31,8 +30,8 @@ def test_memory_and_a_file_are_one_gateway_s(url: str) -> None:
 
 
 def test_memory_and_sqlite_open_their_stores() -> None:
-    assert isinstance(open_state("memory://"), NoState)
-    assert isinstance(open_state("sqlite:///a/b.db"), SqliteState)
+    assert open_notes("memory://", "r") is None
+    assert isinstance(open_notes("sqlite:///a/b.db", "r"), SqliteNotes)
     for url in ("memory://", "sqlite:///a/b.db"):
         assert isinstance(open_directory(url), SqliteDirectory)
 

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 
 from gateway.errors import StateFailure
-from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.merge import PartState
-from gateway.replicas.estimator_sync import EstimatorSync
-from gateway.store.sqlite_file import APPLICATION_ID, SCHEMA, SqliteState
+from gateway.replicas.bus import LASTING, Bus
+from gateway.store.sqlite_file import APPLICATION_ID, SCHEMA, SqliteNotes
 from tests.fakes import FakeClock
 
-M = "default:m"
-SUMS = {"total": 2.0, "weight": 0.5, "spread_total": 0.1, "spread_weight": 0.5}
-RECORD = {"ratio.prose": PartState(epoch=0, n=30, rate=3.0, sums=SUMS)}
+M = LASTING + "default:m"
+NOTE = b"note"
 
 
 @pytest.fixture
@@ -28,17 +25,17 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def state(path: Path) -> AsyncIterator[SqliteState]:
-    state = SqliteState(path)
+async def state(path: Path) -> AsyncIterator[SqliteNotes]:
+    state = SqliteNotes(path)
     yield state
     await state.close()
 
 
 async def saved(path: Path) -> None:
     """Make a good file."""
-    state = SqliteState(path, wall_clock=lambda: 1000.0)
-    await state.exchange({M: None})
-    await state.exchange({M: RECORD})
+    state = SqliteNotes(path, wall_clock=lambda: 1000.0)
+    await state.exchange({M: b""})
+    await state.exchange({M: NOTE})
     await state.close()
 
 
@@ -61,66 +58,58 @@ async def test_the_file_says_whose_it_is_and_its_schema(path: Path) -> None:
         assert file.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
         assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert file.execute("SELECT subject, saved_unix_s FROM learned").fetchall() == [(M, 1000.0)]
+        assert file.execute("SELECT name, saved_unix_s FROM note").fetchall() == [(M, 1000.0)]
 
 
 async def test_the_age_is_the_wall_clock_s_and_never_negative(path: Path) -> None:
     await saved(path)
     for now_s, age_s in ((1600.0, 600.0), (400.0, 0.0)):
-        state = SqliteState(path, wall_clock=lambda now_s=now_s: now_s)  # type: ignore[misc]
-        (peer,) = (await state.exchange({M: None})).peers[M]
-        assert (peer.age_s, peer.parts) == (age_s, RECORD)
+        state = SqliteNotes(path, wall_clock=lambda now_s=now_s: now_s)  # type: ignore[misc]
+        assert (await state.exchange({M: b""}))[M].notes == [(age_s, NOTE)]
         await state.close()
 
 
-async def test_a_newer_schema_is_left_as_it_is(path: Path, state: SqliteState) -> None:
+async def test_a_newer_schema_is_left_as_it_is(path: Path, state: SqliteNotes) -> None:
     await saved(path)
     change(path, "PRAGMA user_version = 7")
     before = read(path)
     with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 1\)"):
-        await state.exchange({M: RECORD})
+        await state.exchange({M: NOTE})
     assert read(path) == before
 
 
-async def test_another_program_s_file_is_left_as_it_is(path: Path, state: SqliteState) -> None:
+async def test_another_program_s_file_is_left_as_it_is(path: Path, state: SqliteNotes) -> None:
     change(path, "CREATE TABLE users (name TEXT)")
     before = read(path)
     with pytest.raises(StateFailure, match="not a state file of this program"):
-        await state.exchange({M: RECORD})
+        await state.exchange({M: NOTE})
     assert read(path) == before
 
 
 @pytest.mark.parametrize("junk", [b"not a database at all, but long enough" * 100, b"x"])
 async def test_what_is_no_database_is_left_as_it_is(
-    path: Path, state: SqliteState, junk: bytes
+    path: Path, state: SqliteNotes, junk: bytes
 ) -> None:
     write(path, junk)
     with pytest.raises(StateFailure, match="not a database"):
-        await state.exchange({M: RECORD})
+        await state.exchange({M: NOTE})
     assert read(path) == junk
 
 
-async def test_a_damaged_file_is_found_out(path: Path, state: SqliteState) -> None:
+async def test_a_damaged_file_is_found_out(path: Path, state: SqliteNotes) -> None:
     await saved(path)
     content = bytearray(read(path))
     content[4096:] = b"\xa5" * (len(content) - 4096)
     write(path, content)
     with pytest.raises(StateFailure, match=r"damaged|malformed"):
-        await state.exchange({M: RECORD})
-
-
-async def test_a_damaged_record_is_found_out(path: Path, state: SqliteState) -> None:
-    await saved(path)
-    change(path, "UPDATE learned SET record = '{\"ratio.prose\": 5}'")
-    with pytest.raises(StateFailure, match="damaged"):
-        await state.exchange({M: RECORD})
+        await state.exchange({M: NOTE})
 
 
 async def test_a_path_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
     write(tmp_path / "file", b"")
-    state = SqliteState(tmp_path / "file" / "sluice.db")
+    state = SqliteNotes(tmp_path / "file" / "sluice.db")
     with pytest.raises(StateFailure):
-        await state.exchange({M: None})
+        await state.exchange({M: b""})
     await state.close()
 
 
@@ -129,34 +118,34 @@ async def test_a_locked_file_is_a_failure_and_is_saved_later(
 ) -> None:
     monkeypatch.setattr("gateway.store.sqlite_file.BUSY_S", 0.0)
     await saved(path)
-    state = SqliteState(path)
-    await state.exchange({M: None})
-    newer = {"ratio.prose": PartState(epoch=0, n=31, rate=3.0, sums=SUMS)}
+    state = SqliteNotes(path)
+    await state.exchange({M: b""})
+    newer = b"newer"
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateFailure, match="locked"):
             await state.exchange({M: newer})
         other.execute("ROLLBACK")
     found = await state.exchange({M: newer})
-    assert found.peers == {}, "its own record is not heard as another's"
+    assert found[M].notes == [], "its own note is not heard as another's"
     await state.close()
-    again = SqliteState(path)
-    (peer,) = (await again.exchange({M: None})).peers[M]
-    assert peer.parts == newer
+    again = SqliteNotes(path)
+    ((_, note),) = (await again.exchange({M: b""}))[M].notes
+    assert note == newer
     await again.close()
 
 
 async def test_cancelled_in_the_middle_of_saving_the_file_stays_whole(path: Path) -> None:
     await saved(path)
-    state = SqliteState(path)
-    await state.exchange({M: None})
-    task = asyncio.create_task(state.exchange({M: RECORD}))
+    state = SqliteNotes(path)
+    await state.exchange({M: b""})
+    task = asyncio.create_task(state.exchange({M: NOTE}))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await state.close()
-    again = SqliteState(path)
-    assert M in (await again.exchange({M: None})).peers
+    again = SqliteNotes(path)
+    assert (await again.exchange({M: b""}))[M].notes
     await again.close()
 
 
@@ -164,9 +153,9 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await saved(path)
-    state = SqliteState(path)
-    await state.exchange({M: None})
-    newer = {"ratio.prose": PartState(epoch=0, n=99, rate=3.0, sums=SUMS)}
+    state = SqliteNotes(path)
+    await state.exchange({M: b""})
+    newer = b"newer"
     release = threading.Event()
     exchange = state._exchange
 
@@ -175,7 +164,7 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
         return exchange(*arguments)
 
     monkeypatch.setattr(state, "_exchange", slow)
-    given_up = asyncio.create_task(state.exchange({M: RECORD}))
+    given_up = asyncio.create_task(state.exchange({M: NOTE}))
     await asyncio.sleep(0)
     given_up.cancel()
     last = asyncio.create_task(state.exchange({M: newer}))
@@ -184,20 +173,20 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     await last
     await asyncio.gather(given_up, return_exceptions=True)
     await state.close()
-    again = SqliteState(path)
-    (peer,) = (await again.exchange({M: None})).peers[M]
-    assert peer.parts == newer
+    again = SqliteNotes(path)
+    ((_, note),) = (await again.exchange({M: b""}))[M].notes
+    assert note == newer
     await again.close()
 
 
 async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_behind_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = SqliteState(path)
-    await state.exchange({M: None})
+    state = SqliteNotes(path)
+    await state.exchange({M: b""})
     release = threading.Event()
     monkeypatch.setattr(state, "_exchange", lambda *_: release.wait(5.0))
-    given_up = asyncio.create_task(state.exchange({M: RECORD}))
+    given_up = asyncio.create_task(state.exchange({M: NOTE}))
     await asyncio.sleep(0)
     given_up.cancel()
     await state.close()
@@ -214,8 +203,8 @@ async def test_a_bad_file_costs_the_state_and_nothing_else(
 ) -> None:
     caplog.set_level("INFO")
     write(path, b"junk" * 1000)
-    learning = EstimatorSync(SqliteState(path), {M: LengthEstimator()}, clock=FakeClock())
-    await learning.start()
-    assert not learning.up
+    bus = Bus(SqliteNotes(path), replica="one", clock=FakeClock(), chance=lambda: 0.5)
+    await bus.start()
+    assert not bus.up
     assert f"{path}: file is not a database" in caplog.text
-    await learning.close()
+    await bus.close()

@@ -88,7 +88,6 @@ def parts(gateway: Gateway) -> list[Any]:
     """What is started with the process, in order."""
     return [
         gateway.replicas,
-        gateway.learning,
         gateway.prober,
         gateway.boundaries,
         gateway.pools.tenancy,

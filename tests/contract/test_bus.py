@@ -10,16 +10,23 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
-from gateway.estimate.merge import PartState
+from gateway.replicas.bus import LASTING, LIMIT_S, MAX_BYTES, SILENT_S, Bus
 from gateway.replicas.calls import Address
-from gateway.store.redis import board as redis_board
-from gateway.store.redis.board import KIND, MAX_BYTES, SILENT_S, RedisBoard, Seed
-from gateway.store.redis.estimators import RedisState
-from gateway.store.redis.exchange import key_of
+from gateway.replicas.presence import Presence, Seed
+from gateway.store.redis.exchange import RedisExchange, key_of
 from gateway.store.redis.route import TIMEOUT_S
 from tests.fakes import FakeClock
 
 pytestmark = pytest.mark.redis
+
+
+class Board(Bus):
+    """A replica's bus, on which its presence is told."""
+
+    presence: Presence
+
+    def replicas(self, model: str) -> int:
+        return self.presence.replicas(model)
 
 
 class Fleet:
@@ -29,20 +36,17 @@ class Fleet:
         self.url = url
         self.clock = FakeClock(100.0)
         self.seeds: dict[str, int] = {}
-        self.boards: list[RedisBoard] = []
+        self.boards: list[Board] = []
 
-    def join(
-        self, name: str, began_unix_s: float, *, models: tuple[str, ...] = ("m",)
-    ) -> RedisBoard:
-        board = RedisBoard(
-            self.url,
+    def join(self, name: str, began_unix_s: float, *, models: tuple[str, ...] = ("m",)) -> Board:
+        store = RedisExchange(self.url, name)
+        board = Board(store, replica=name, clock=self.clock, chance=lambda: 0.5)
+        board.presence = Presence(
+            board,
             models,
-            replica=name,
             address=Address(f"http://{name}:1", f"token-{name}"),
             seed=Seed(since_unix_s=began_unix_s, value=hash(name) & 0xFFFF),
             on_seed=lambda seed: self.seeds.__setitem__(name, seed),
-            clock=self.clock,
-            chance=lambda: 0.5,
         )
         self.boards.append(board)
         return board
@@ -130,11 +134,11 @@ async def test_a_replica_that_ends_is_gone_at_once_and_its_last_notes_are_heard(
     one, two = fleet.join("a", 1.0), fleet.join("b", 1.0)
     two.publish("m/0", b"")
     await fleet.exchange()
-    assert (two.replicas("m"), len(two.others())) == (2, 1)
+    assert (two.replicas("m"), len(two.presence.others())) == (2, 1)
     one.publish("m/0", b"the last")
     await fleet.boards.pop(0).close()
     await two.exchange()
-    assert (two.replicas("m"), two.others()) == (1, [])
+    assert (two.replicas("m"), two.presence.others()) == (1, [])
     assert two.peers("m/0") == [b"the last"]
     late = fleet.join("c", 3.0)
     await fleet.exchange()
@@ -144,7 +148,7 @@ async def test_a_replica_that_ends_is_gone_at_once_and_its_last_notes_are_heard(
 class Listener:
     """Tells a number that grows, and keeps what it heard."""
 
-    def __init__(self, board: RedisBoard) -> None:
+    def __init__(self, board: Board) -> None:
         self.board = board
         self.told = 0
         self.heard: list[bytes] = []
@@ -227,7 +231,7 @@ async def test_away_each_goes_on_alone_and_back_they_hear_again(
         assert caplog.text.count("do not hear of one another") == 2  # each says so once
         server.start()
         for _ in range(4):
-            fleet.clock.advance(redis_board.LIMIT_S * 3)
+            fleet.clock.advance(LIMIT_S * 3)
             await fleet.exchange()
         assert (one.up, one.replicas("m"), two.replicas("m")) == (True, 2, 2)
         for board in fleet.boards:
@@ -243,8 +247,7 @@ async def test_a_cluster_s_dead_node_takes_only_its_own_notes_along(
         models = tuple("abcdefgh")
         one, two = fleet.join("a", 1.0, models=models), fleet.join("b", 2.0, models=models)
         owners = {
-            model: cluster.owner(key_slot(key_of(f"replicas:{model}", KIND).encode()))
-            for model in models
+            model: cluster.owner(key_slot(key_of(f"replicas:{model}").encode())) for model in models
         }
         dead = owners["a"]
         assert len(set(owners.values())) > 1
@@ -266,20 +269,24 @@ async def test_a_cluster_s_dead_node_takes_only_its_own_notes_along(
             await board.close()
 
 
-async def test_learned_figures_that_a_dead_node_did_not_take_are_missing(tmp_path: Path) -> None:
+async def test_lasting_notes_that_a_dead_node_did_not_take_are_not_held(tmp_path: Path) -> None:
     with RedisCluster(tmp_path) as cluster:
-        state = RedisState(cluster.url)
-        owners = {s: cluster.owner(key_slot(key_of(s, "learned").encode())) for s in "abcdefgh"}
-        learned = {s: {"ratio.prose": PartState(epoch=1, n=1, sums={})} for s in owners}
+        store = RedisExchange(cluster.url, "one")
+        notes = dict.fromkeys((LASTING + name for name in "abcdefgh"), b"note")
+        owners = {name: cluster.owner(key_slot(key_of(name).encode())) for name in notes}
+
+        async def held() -> set[str]:
+            found = await store.exchange(notes)
+            return {name for name, received in found.items() if received.held}
+
         for _ in range(100):  # nodes on a busy machine doubt one another at first
-            if not (found := await state.exchange(learned)).missing:
+            if await held() == notes.keys():
                 break
             await asyncio.sleep(0.1)
-        assert not found.missing
-        cluster.kill(owners["a"])
-        lost = {subject for subject, owner in owners.items() if owner == owners["a"]}
-        assert (await state.exchange(learned)).missing == lost
-        await state.close()
+        dead = owners[LASTING + "a"]
+        cluster.kill(dead)
+        assert await held() == {name for name, owner in owners.items() if owner != dead}
+        await store.close()
 
 
 async def test_each_knows_where_the_others_are_asked(fleet: Fleet) -> None:
@@ -287,11 +294,11 @@ async def test_each_knows_where_the_others_are_asked(fleet: Fleet) -> None:
     fleet.join("b", 1.0, models=("m", "n"))
     fleet.join("c", 1.0, models=("other",))
     await fleet.exchange()
-    assert one.others() == [Address("http://b:1", "token-b")]
+    assert one.presence.others() == [Address("http://b:1", "token-b")]
     await fleet.boards.pop(1).close()
     await fleet.exchange()
     fleet.clock.advance(SILENT_S + 1)
-    assert one.others() == []
+    assert one.presence.others() == []
 
 
 async def test_news_in_a_hurry_does_not_wait_for_the_next_exchange(fleet: Fleet) -> None:

@@ -1,0 +1,238 @@
+"""The bus, and what estimators learned on it: what is published, and when nobody answers."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.errors import StateFailure
+from gateway.estimate.estimator import LengthEstimator
+from gateway.fleet.breaker import MAX_PAUSE_S
+from gateway.records.estimate import Observation
+from gateway.records.request import Measure
+from gateway.replicas import bus
+from gateway.replicas.bus import LASTING, Bus, NoteStore, Received
+from gateway.replicas.learned_notes import LearnedNotes
+from tests.fakes import FakeClock, FakeNotes, FakeShared
+
+M = "default:m"
+AWAY = StateFailure("scripted absence")
+
+
+def teach(estimator: LengthEstimator, ratio: float, count: int = 1) -> None:
+    measure = Measure(
+        text_bytes=round(900 * ratio),
+        longest_text_bytes=round(900 * ratio),
+        messages=1,
+        category="prose",
+    )
+    for _ in range(count):
+        estimator.learn(
+            Observation(
+                endpoint="chat",
+                tenant="t",
+                measure=measure,
+                prompt_tokens=907,
+                completion_tokens=5,
+                sequences=1,
+                output_censored=False,
+            )
+        )
+
+
+def mean(estimator: LengthEstimator) -> float:
+    found: float = estimator.snapshot()["categories"]["prose"]["mean"]
+    return found
+
+
+class Node:
+    """One gateway's part of it."""
+
+    def __init__(self, shared: FakeShared, name: str = "one") -> None:
+        self.store = FakeNotes(shared, name)
+        self.estimator = LengthEstimator()
+        self.clock = shared.clock
+        self.bus = Bus(self.store, replica=name, clock=self.clock, chance=lambda: 0.5)
+        self.notes = LearnedNotes(self.bus, {M: self.estimator}, self.clock)
+
+    async def exchange(self) -> None:
+        self.clock.advance(1.0)
+        await self.bus.exchange()
+
+
+def is_up(node: Node) -> bool:
+    return node.bus.up
+
+
+def notes_of(shared: FakeShared) -> dict[str, tuple[int, float, bytes]]:
+    return shared.notes[LASTING + M]
+
+
+@pytest.fixture
+def shared() -> FakeShared:
+    return FakeShared()
+
+
+async def test_it_is_up_from_the_first_exchange_on(shared: FakeShared) -> None:
+    node = Node(shared)
+    seen = [is_up(node)]
+    await node.exchange()
+    assert [*seen, is_up(node)] == [False, True]
+
+
+async def test_only_news_is_published(shared: FakeShared) -> None:
+    node = Node(shared)
+    for _ in range(3):
+        await node.exchange()
+    assert shared.revision == 0
+    teach(node.estimator, 4.5)
+    for _ in range(3):
+        await node.exchange()
+    assert shared.revision == 1
+
+
+async def test_a_store_that_lost_the_note_gets_it_again(shared: FakeShared) -> None:
+    node = Node(shared)
+    teach(node.estimator, 4.5)
+    await node.exchange()
+    before = notes_of(shared)["one"][2]
+    shared.notes.clear()
+    await node.exchange()
+    await node.exchange()
+    assert notes_of(shared)["one"][2] == before
+
+
+async def test_two_share_what_one_learned(shared: FakeShared) -> None:
+    one, two = Node(shared, "one"), Node(shared, "two")
+    teach(one.estimator, 5.0, 30)
+    await one.exchange()
+    await two.exchange()
+    assert mean(two.estimator) == mean(one.estimator) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("note", [b"\x00\xff{", b"\x81\xa1a\x05", b"x" * (bus.MAX_BYTES + 1)])
+async def test_notes_of_another_make_are_ignored(
+    shared: FakeShared, note: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, other = Node(shared), FakeNotes(shared, "other")
+    for _ in range(2):
+        await other.exchange({LASTING + M: note})
+        await node.exchange()
+    assert is_up(node)
+    assert caplog.text.count("not of this version") == 1
+
+
+async def test_a_model_that_is_gone_is_published_no_more(shared: FakeShared) -> None:
+    node = Node(shared)
+    teach(node.estimator, 5.0)
+    await node.exchange()
+    node.notes.replace({"default:n": LengthEstimator()})
+    shared.notes.clear()
+    await node.exchange()
+    assert list(shared.notes) == [LASTING + "default:n"]
+
+
+async def test_away_it_goes_on_learning_and_is_told_once(
+    shared: FakeShared, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.state")
+    node, other = Node(shared), Node(shared, "other")
+    await node.exchange()
+    node.store.fail_with = AWAY
+    teach(node.estimator, 5.0, 10)
+    for _ in range(100):
+        await node.bus.exchange()
+        shared.clock.advance(0.25)
+    assert not is_up(node)
+    assert mean(node.estimator) == pytest.approx(5.0)
+    assert [r.getMessage() for r in caplog.records] == ["the fake is away: scripted absence"]
+    assert node.store.exchanges < 20, "the breaker pauses"
+    node.store.fail_with = None
+    shared.clock.advance(MAX_PAUSE_S)
+    await node.exchange()
+    assert is_up(node)
+    assert caplog.records[-1].getMessage() == "the fake is back"
+    await other.exchange()
+    assert mean(other.estimator) == pytest.approx(5.0), "what was learned meanwhile is shared"
+
+
+async def test_what_both_learned_apart_is_merged_when_the_store_returns(
+    shared: FakeShared,
+) -> None:
+    one, two = Node(shared, "one"), Node(shared, "two")
+    teach(one.estimator, 4.0, 200)
+    teach(two.estimator, 5.0, 200)
+    for _ in range(2):
+        await one.exchange()
+        await two.exchange()
+    assert 4.2 < mean(one.estimator) < 4.8
+    assert 4.2 < mean(two.estimator) < 4.8
+
+
+async def test_a_defect_of_a_store_does_not_end_the_task(
+    shared: FakeShared, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(shared)
+    node.store.fail_with = ZeroDivisionError("defect")
+    await node.exchange()
+    assert not is_up(node)
+    assert "ZeroDivisionError" in caplog.text
+
+
+class Hanging(FakeNotes):
+    """A store that never answers and counts how often it was left."""
+
+    left = 0
+
+    async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
+        """See NoteStore."""
+        never: asyncio.Future[dict[str, Received]] = asyncio.get_running_loop().create_future()
+        try:
+            return await never
+        finally:
+            self.left += 1
+
+
+def over(store: NoteStore) -> Bus:
+    return Bus(store, replica="one", clock=time.monotonic, chance=lambda: 0.5)
+
+
+async def test_a_hanging_store_is_left_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus, "LIMIT_S", 0.01)
+    store = Hanging(FakeShared(), "one")
+    made = over(store)
+    await made.exchange()
+    assert (store.left, made.up) == (1, False)
+
+
+async def test_it_can_be_cancelled_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus, "LIMIT_S", 0.01)
+    made = over(Hanging(FakeShared(FakeClock()), "one"))
+    task = asyncio.create_task(made.start())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await made.close()
+
+
+async def test_closing_publishes_what_is_new(shared: FakeShared) -> None:
+    node = Node(shared)
+    await node.bus.start()
+    teach(node.estimator, 4.5)
+    await node.bus.close()
+    assert "one" in notes_of(shared)
+    assert node.store.closed
+
+
+async def test_closing_while_away_asks_no_more(shared: FakeShared) -> None:
+    node = Node(shared)
+    node.store.fail_with = AWAY
+    await node.bus.start()
+    asked = node.store.exchanges
+    await node.bus.close()
+    assert (node.store.exchanges, node.store.closed) == (asked, True)
