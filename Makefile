@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Demo and tests start processes by the hundred: each module is compiled once, not by each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-image image bench bench-peers real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
+.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-image image bench bench-peers guess real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -23,6 +23,7 @@ help:
 	@echo "make walk    the files that one chat request crosses, in order: ARGS=--json"
 	@echo "make compiled  a copy of the tree in .compiled with the decisions compiled; needs a C compiler"
 	@echo "make image   the image of the Dockerfile in .image, without Docker; needs a C compiler"
+	@echo "make guess SEED=7 twelve lines of the gateway: where are they? ARGS=--solve tells"
 	@echo "make bench-peers  install the peers that bench overhead measures beside the gateway"
 	@echo "make real-engine  the gateway before vLLM itself, which it installs; skipped where it cannot be had"
 	@echo "make lint    style, types, import rules, the shipped schema"
@@ -134,6 +135,10 @@ image: .image/.built
 bench: $(VENV)/.dev $(if $(COMPILED),compiled)
 	$(if $(COMPILED),PYTHONSAFEPATH=1 PYTHONPATH=.compiled )$(BIN)/python -m bench $(NAME) $(ARGS)
 
+# Twelve lines of the gateway whose files are to be guessed; ARGS=--solve names them.
+guess: $(VENV)/.dev
+	@$(BIN)/python -m bench.guess $(or $(SEED),1) $(ARGS)
+
 real-engine: $(VENV)/.dev
 	$(BIN)/python -m bench real-engine $(ARGS)
 
@@ -159,7 +164,7 @@ copy = git ls-files -co --exclude-standard -z \
 
 # The peers of `bench overhead`, each in an environment of its own; what fails to install is
 # reported by the bench. nginx and haproxy are taken from PATH.
-PEERS := sglang-router vllm-router litellm
+PEERS := sglang-router vllm-router smg litellm
 bench-peers: $(addprefix .peers/,$(addsuffix /.installed,$(PEERS)))
 .peers/%/.installed:
 	$(PYTHON) -m venv .peers/$*

@@ -1,91 +1,169 @@
-"""`python -m bench NAME`: one command reproduces one table."""
+"""`python -m bench NAME [PART...]`: one command reproduces one table."""
 
 import importlib
 import inspect
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
-import msgspec
 import typer
 from rich.console import Console
 
-from bench.common.report import Report, show
-from sluice.build import compiled
+
+class Bench(NamedTuple):
+    """What one bench is, and its parts."""
+
+    text: str
+    parts: dict[str, str]
+    """Name -> module and function below `bench`."""
+    first: int = 0
+    """So many parts run where none is named; 0 for all. `all` names all."""
+
+
+def _of(module: str, *names: str) -> dict[str, str]:
+    return {name: f"{module}:{name.replace('-', '_')}" for name in names}
+
 
 BENCHES = {
-    "everything": "all five systems on against all off, live: SLOs by tenant, each one's part",
-    "gateway-accuracy": "10,000 mixed requests against mocks: misroutes, rescues, ratios",
-    "gateway-output": "every client asks for 32,768 tokens: short share on real lengths",
-    "gateway-faults": "kill and break engines under load; cancel hundreds of requests",
-    "overhead": "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
-    "changing-fleet": "engines come and go by every source, 1,000 reloads: no request fails",
-    "scaling": "engines follow the desired replicas, 1x to 4x to 1x: no request fails",
-    "attacks": "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
-    "operators": "20,000 histories of unlucky operators: no denial is lifted, no change lost",
-    "mutations": "60 seeded faults in what decides: at least 90 % are seen by the tests",
-    "soak": "half an hour of mixed load, cancels and errors: memory, leases, exact books",
-    "telemetry": "what tracing costs a request, a collector that hangs, complete traces",
-    "usage": "what prices, the ledger and the usage export cost a request",
-    "dashboard": "what the dashboard costs a gateway of 200 workers and 1,000 tenants",
-    "scale": "how cost grows with 2,000 workers, 100,000 entitlements, 10,000 leases",
-    "redis-outage": "kill and hang Redis under load: no request fails or waits",
-    "fleetopt": "FleetOpt's tables: published, ours, what two pools buy; how long a plan takes",
-    "plan-serve-replay": "from a log: plan, serve, replay; an engine fewer violates the SLO",
-    "pool-routing": "the token-budget paper's tables: published, ours, what cannot be derived",
-    "predictor": "QUARTZ's Table 6: coverage of predicted prefills under shifts, and their cost",
-    "compressor": "what survives compression, what it costs, whether it fits",
-    "compressor-load": "what compressing costs the requests beside it",
-    "quartz-live": "QUARTZ and the peers' routers before the same mock engines, in real time",
-    "quartz-shadow": "predictions beside least-loaded: coverage, would-be gain, gain of a switch",
-    "real-engine": "two real vLLM on the CPU: calibrate, plan, LoRA, all on, openai-python's tests",
-    "bfio": "BF-IO's tables and figures: published, ours, what a gateway can have of it",
-    "bfio-live": "balanced data-parallel ranks behind a barrier, in virtual and in real time",
-    "quartz": "the QUARTZ paper's tables, the scheduler against other routers, ablations, scenes",
-    "quartz-loads": "the default scheduler beside four routers: 8 workloads, 3 fleets, 4 loads",
-    "quartz-knees": "requests/s at the knee of each workload and fleet, for quartz-loads",
-    "budgets": "400 clients on four replicas spend a budget; what budgets cost a request",
-    "token-pools": "the token-pools paper's experiments on the shipped policy, in virtual time",
-    "token-pools-replicas": "four gateways on one Redis: limits, a killed one, Redis away, observe",
-    "token-pools-live": "a flood of spot through a real gateway, with token pools and without",
+    "everything": Bench(
+        "all five systems on against all off, live: SLOs by tenant, each one's part",
+        {"everything": "everything.run:run"},
+    ),
+    "overhead": Bench(
+        "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
+        {
+            **_of("overhead.run", "main", "variants", "streams", "rate", "slow", "features"),
+            "profile": "scale.profile:run",
+        },
+    ),
+    "scale": Bench(
+        "how cost grows with 2,000 workers, 100,000 entitlements, 10,000 leases",
+        {"scale": "scale.run:run"},
+    ),
+    "soak": Bench(
+        "half an hour of mixed load, cancels and errors: memory, leases, exact books",
+        {"soak": "soak.run:run"},
+    ),
+    "attacks": Bench(
+        "200,000 hostile cases over raw sockets: answers, memory, leases, /health",
+        {"attacks": "attacks.run:run"},
+    ),
+    "operators": Bench(
+        "20,000 histories of unlucky operators: no denial is lifted, no change lost",
+        {"operators": "operators.run:run"},
+    ),
+    "mutations": Bench(
+        "60 seeded faults in what decides: at least 90 % are seen by the tests",
+        {"mutations": "mutations.run:run"},
+    ),
+    "changing-fleet": Bench(
+        "engines come and go by every source and by the load, 1,000 reloads: no request fails",
+        {
+            **_of("changing_fleet.run", "sources", "reloads"),
+            "scaling": "changing_fleet.scaling:run",
+        },
+    ),
+    "replicas": Bench(
+        "four gateways on one Redis: limits, a killed one, Redis away, restarts, observe",
+        {
+            "sharing": "replicas.sharing:rows",
+            "versions": "replicas.sharing:version_rows",
+            "killed": "replicas.kill:rows",
+            **_of("replicas.outage", "hanging", "cluster", "stopped", "sentinel"),
+            "rolling": "replicas.rolling:rows",
+            "observe": "replicas.observe:rows",
+        },
+    ),
+    "real-engine": Bench(
+        "two real vLLM on the CPU: LoRA, mistakes, all on, openai-python's tests, a plan",
+        _of("real_engine.run", "adapters", "mistakes", "all-on", "planned"),
+    ),
+    "pool-routing": Bench(
+        "the token-budget paper's tables; misroutes, rescues and learned ratios on real text",
+        {
+            "tables": "pool_routing.run:run",
+            "accuracy": "pool_routing.accuracy:run",
+            "output": "pool_routing.output:run",
+        },
+        1,
+    ),
+    "fleetopt": Bench(
+        "FleetOpt's tables and simulated fleets; from a log: plan, serve, replay",
+        {"tables": "fleetopt.run:run", "replay": "fleetopt.plan_serve_replay:run"},
+        1,
+    ),
+    "compressor": Bench(
+        "what survives compression, what it costs, whether it fits; what it costs others",
+        {"tables": "compressor.run:run", "load": "compressor.load:run"},
+        1,
+    ),
+    "token-pools": Bench(
+        "the token-pools paper's experiments on the shipped policy, and one of them live",
+        {"tables": "token_pools.run:run", "live": "token_pools.live:run"},
+        1,
+    ),
+    "bfio": Bench(
+        "BF-IO's tables and figures: published, ours, what a gateway can have of it; live",
+        {"tables": "bfio.run:run", "live": "bfio.live:run"},
+        1,
+    ),
+    "predictor": Bench(
+        "QUARTZ's Table 6: coverage of predicted prefills under shifts, and their cost",
+        {"predictor": "predictor.run:run"},
+    ),
+    "quartz": Bench(
+        "the QUARTZ paper's tables, ablations, scenes; over loads; the peers' routers live",
+        {
+            "tables": "quartz.run:run",
+            "loads": "quartz.loads:run",
+            "knees": "quartz.loads:knees",
+            "live": "quartz.live:run",
+            "shadow": "quartz.shadow:run",
+        },
+        1,
+    ),
 }
-
-
-MODULES = {
-    "quartz-knees": "quartz_loads.knees",
-    "gateway-accuracy": "gateway.accuracy",
-    "gateway-output": "gateway.output",
-    "gateway-faults": "gateway.faults",
-    "scaling": "changing_fleet.scaling",
-    "attacks": "attacks",
-    "redis-outage": "replicas.redis_outage",
-    "plan-serve-replay": "fleetopt.plan_serve_replay",
-    "compressor-load": "compressor.load",
-    "bfio-live": "bfio.live",
-    "token-pools-live": "token_pools.live",
-    "token-pools-replicas": "replicas.run",
-}
-"""Where a bench is that is not `run` in a folder of its name."""
 
 
 def main(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join(BENCHES))],
+    parts: Annotated[list[str] | None, typer.Argument(help="Parts of it; `all` of them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the traces.")] = None,
-    profile: Annotated[bool, typer.Option(help="overhead: the cost of each stage.")] = False,
+    share: Annotated[float, typer.Option(help="How long: 1 for the whole.")] = 1.0,
 ) -> None:
     """Run one benchmark; exit 1 if a row with a target does not hold."""
+    os.environ.setdefault("SLUICE_BENCH_SHARE", str(share))
+    import msgspec
+
+    from bench.common.report import Report, show
+    from sluice.build import compiled
+
     console = Console(stderr=as_json)
-    if name not in BENCHES:
-        console.print(f"[red]unknown bench '{name}'[/]; there are:")
-        for known, text in BENCHES.items():
-            console.print(f"  [bold]{known}[/]  {text}")
+    bench = BENCHES.get(name)
+    if bench is None or not {*(parts or ())} <= {*bench.parts, "all"}:
+        known = bench.parts if bench else {each: of.text for each, of in BENCHES.items()}
+        console.print(f"[red]no bench '{' '.join([name, *(parts or ())])}'[/]; there are:")
+        for each, text in known.items():
+            console.print(f"  [bold]{each}[/]  {'' if bench else text}")
         raise typer.Exit(2)
-    module = importlib.import_module("bench." + MODULES.get(name, name.replace("-", "_") + ".run"))
-    given = {"plot": plot, "data": data, "profile": profile}
-    wanted = inspect.signature(module.run).parameters
-    report: Report = module.run(**{k: v for k, v in given.items() if k in wanted})
+    wanted = parts or list(bench.parts)[: bench.first or None]
+    rows: list[Any] = []
+    detail: dict[str, Any] = {}
+    for part in bench.parts if "all" in wanted else wanted:
+        module, _, function = bench.parts[part].partition(":")
+        run = getattr(importlib.import_module(f"bench.{module}"), function)
+        given = {"plot": plot, "data": data}
+        takes = inspect.signature(run).parameters
+        if len(wanted) > 1 or "all" in wanted:
+            Console(stderr=True).print(f"{name} {part} ...")
+        found = run(**{key: value for key, value in given.items() if key in takes})
+        report = found if isinstance(found, Report) else Report(name=part, rows=list(found))
+        rows += report.rows
+        detail[part] = report.detail
+    report = Report(name=name, rows=rows, detail=detail)
     show(report, console)
     console.print("the gateway's decisions ran", "compiled" if compiled() else "interpreted")
     if as_json:

@@ -96,9 +96,9 @@ def virtual_rows(found: dict[str, list[Measured]]) -> list[Row]:
     ours = found["bfio"]
     rows = [
         Row(
-            metric=f"virtual: {name}, tokens/s",
-            measured=_mean([m.tokens_per_s for m in runs]),
-            note=f"step {1000 * _mean([m.step_s for m in runs]):.2f} ms, imbalance "
+            f"virtual: {name}, tokens/s",
+            _mean([m.tokens_per_s for m in runs]),
+            f"step {1000 * _mean([m.step_s for m in runs]):.2f} ms, imbalance "
             f"{_mean([m.imbalance_tokens for m in runs]) / 1e4:.2f}e4 tokens",
         )
         for name, runs in found.items()
@@ -124,9 +124,9 @@ def live_rows(found: dict[str, list[Live]]) -> list[Row]:
     every = [outcome for outcomes in found.values() for outcome in outcomes]
     rows = [
         Row(
-            metric=f"live: {policy}, tokens per model second",
-            measured=median(o.tokens_per_s for o in runs),
-            note=", ".join(f"{o.tokens_per_s:.0f}" for o in runs)
+            f"live: {policy}, tokens per model second",
+            median(o.tokens_per_s for o in runs),
+            ", ".join(f"{o.tokens_per_s:.0f}" for o in runs)
             + f"; at the barrier {100 * median(o.barrier_share for o in runs):.1f} % of the time",
         )
         for policy, runs in found.items()
@@ -139,9 +139,7 @@ def live_rows(found: dict[str, list[Live]]) -> list[Row]:
             rows.append(at_least(f"live: gain over {policy}, %", median(gains), LIVE_GAIN, note))
             rows.append(at_least("live: least gain of a turn, %", min(gains), 0.0))
         else:
-            rows.append(
-                Row(metric=f"live: gain over {policy}, %", measured=median(gains), note=note)
-            )
+            rows.append(Row(f"live: gain over {policy}, %", median(gains), note))
     waiting = max(o.most_waiting for o in found["bfio"])
     lag_ms = 1000 * max(o.lag_s for o in every)
     return [

@@ -44,7 +44,7 @@ def _gain(found: Summary, seed: int) -> float:
 def _guarded(advance: Advance) -> list[Row]:
     free = max(summary("BF-IO H=0", seed).longest_wait_steps for seed in SEEDS)
     plain = max(summary("FCFS", seed).longest_wait_steps for seed in SEEDS)
-    found = [Row(metric="no age guard: longest wait, steps", measured=free, note=f"FCFS: {plain}")]
+    found = [Row("no age guard: longest wait, steps", free, f"FCFS: {plain}")]
     for maxage in AGES:
         waits, bounds, gains, factors = [], [], [], []
         for seed in SEEDS:
@@ -89,9 +89,9 @@ def _kept(at: str, none: Summary, oracle: Summary, learned: Summary) -> Row:
     more = 100 * (learned.throughput / none.throughput - 1)
     most = 100 * (oracle.throughput / none.throughput - 1)
     return Row(
-        metric=f"look-ahead by survival, {at}: part of the oracle's lower imbalance",
-        measured=part,
-        note=f"throughput over H=0: {more:+.2f} %, the oracle's {most:+.2f} %",
+        f"look-ahead by survival, {at}: part of the oracle's lower imbalance",
+        part,
+        f"throughput over H=0: {more:+.2f} %, the oracle's {most:+.2f} %",
     )
 
 
@@ -103,7 +103,7 @@ def _depths(advance: Advance) -> list[Row]:
         ours = summarise(simulate_group(group, burst(SEEDS[0]), BfIo(maxage=500)))
         metric = f"queues of {depth} at each worker: throughput gain over FCFS, %"
         note = f"imbalance {ours.imbalance / 1e4:.2f}e4"
-        found.append(Row(metric=metric, measured=_gain(ours, SEEDS[0]), note=note))
+        found.append(Row(metric, _gain(ours, SEEDS[0]), note))
         advance()
     return found
 
@@ -135,7 +135,7 @@ def _open(advance: Advance) -> list[Row]:
         wait = f"p99 wait {1000 * mean_of(of_seeds, 'wait_p99_s'):.0f} ms"
         note = f"{wait}, p99 TPOT {1000 * mean_of(of_seeds, 'tpot_p99_s'):.1f} ms"
         metric = f"arrivals at {RHO:g}, {name}: mean latency, s"
-        rows.append(Row(metric=metric, measured=mean_of(of_seeds, "latency_s"), note=note))
+        rows.append(Row(metric, mean_of(of_seeds, "latency_s"), note))
     ours, plain = found["central, BF-IO"], found["instant, JSQ"]
     share = mean_of(ours, "latency_s") / mean_of(plain, "latency_s")
     metric = f"arrivals at {RHO:g}: mean latency, central BF-IO over instant JSQ"

@@ -59,7 +59,7 @@ def ranks(advance: Callable[[], None]) -> list[Row]:
         gain = 100 * (ours.tokens_per_s / found[name].tokens_per_s - 1)
         metric = f"{at}: tokens/s over {name}, %"
         asked = name in _ASKED
-        rows.append(at_least(metric, gain, _GAIN) if asked else Row(metric=metric, measured=gain))
+        rows.append(at_least(metric, gain, _GAIN) if asked else Row(metric, gain))
     wait = f"longest wait {ours.longest_wait_steps:.0f} steps"
     note = f"{ours.tokens_per_s:,.0f} tokens/s, {wait}, {ours.most_waiting} waiting at most"
     return [*rows, equals(f"{at}: requests lost", ours.lost, 0, note)]

@@ -56,8 +56,8 @@ def rows(advance: Advance) -> list[Row]:
 def between(metric: str, measured: float, low: float, high: float, **more: object) -> Row:
     """A row whose target is a range."""
     return Row(
-        metric=metric,
-        measured=measured,
+        metric,
+        measured,
         target=f"{low:g} to {high:g}",
         holds=low <= measured <= high,
         **more,  # type: ignore[arg-type]
@@ -76,8 +76,8 @@ def _table() -> list[Row]:
                 within = None if name in _FACTOR else _WITHIN_IMBALANCE
             found.append(
                 Row(
-                    metric=f"Table 1, {name}: {text}",
-                    measured=measured,
+                    f"Table 1, {name}: {text}",
+                    measured,
                     published=wanted,
                     ratio=measured / wanted,
                     target=None if within is None else f"within {100 * within:g} %",
@@ -115,7 +115,7 @@ def _others() -> list[Row]:
     for name in OTHERS:
         of_seeds = [summary(name, seed) for seed in SEEDS]
         found += [
-            Row(metric=f"{name}: {text}", measured=mean_of(of_seeds, figure) * unit)
+            Row(f"{name}: {text}", mean_of(of_seeds, figure) * unit)
             for figure, text, unit in _FIGURES[:2]
         ]
     return found
@@ -163,11 +163,11 @@ def _figures() -> list[Row]:
     for name, text in published.items():
         measured = spread(history(name, SEEDS[0]).load[WARM_UP:])
         metric = f"Figure 6, {name}: fullest less emptiest, tokens"
-        found.append(Row(metric=metric, measured=measured, published=text))
+        found.append(Row(metric, measured, published=text))
     for name, text in (("FCFS", "330 to 380"), ("BF-IO H=20", "395 to 400")):
         power = PowerModel().group_power_w(history(name, SEEDS[0]).load[WARM_UP:]) / GROUP.workers
         low, middle, high = np.quantile(power, (0.05, 0.5, 0.95))
         note = f"5 to 95 % of the steps: {low:.0f} to {high:.0f}"
         metric = f"Figure 7, {name}: W a worker"
-        found.append(Row(metric=metric, measured=float(middle), published=text, note=note))
+        found.append(Row(metric, float(middle), published=text, note=note))
     return found

@@ -59,7 +59,7 @@ def _idle(advance: Advance) -> list[Row]:
     at = f"Figure 1, G={_IDLE_WORKERS}: share of time idle at the barrier"
     note = f"FCFS {plain.idle_share:.3f}, BF-IO {ours.idle_share:.3f}"
     return [
-        Row(metric=f"{at}, FCFS", published=_PUBLISHED_IDLE, measured=plain.idle_share),
+        Row(f"{at}, FCFS", published=_PUBLISHED_IDLE, measured=plain.idle_share),
         at_least(f"{at}, FCFS over BF-IO", plain.idle_share / ours.idle_share, 2.0, note),
     ]
 

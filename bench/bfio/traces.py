@@ -31,7 +31,7 @@ def rows(data: Path | None, advance: Advance) -> list[Row]:
     found = []
     for name, file in FILES.items():
         if data is None or not (data / file).is_file():
-            row = Row(metric=name, measured="not measured", note=f"needs --data with {file}")
+            row = Row(name, "not measured", f"needs --data with {file}")
             found.append(row)
             continue
         found += _trace(name, read(data / file), advance)
@@ -66,6 +66,6 @@ def _trace(name: str, work: BarrierWork, advance: Advance) -> list[Row]:
         metric = f"{name}, {label}: throughput over FCFS, %"
         factor = f"imbalance {plain.imbalance / ours.imbalance:.1f} times less"
         note = f"{factor}; {ours.steps} steps, mean output {mean:.0f}"
-        row = Row(metric=metric, measured=gain, note=note)
+        row = Row(metric, gain, note)
         found.append(at_least(metric, gain, 0.0, note) if label.startswith("H=0") else row)
     return found

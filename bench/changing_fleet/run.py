@@ -1,7 +1,6 @@
 """4 engines grow to 12 and shrink to 2 by every source under streams; 1,000 reloads, 100 bad.
 
-Engines stream in this process, the gateway is a process of its own. SLUICE_BENCH_RELOADS makes
-the second part shorter.
+Engines stream in this process, the gateway is a process of its own.
 """
 
 import asyncio
@@ -16,31 +15,31 @@ import yaml
 
 from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway, until_workers
 from bench.changing_fleet.worlds import KINDS, KubeWorld, world_of
-from bench.common.report import Report, Row, at_least, at_most, equals
+from bench.common.report import Row, at_least, at_most, equals
+from bench.common.steps import scaled, scaled_s
 
 CLIENTS = 100
 """Each streams one answer of a quarter of a second after another."""
 SLOTS = {"max_num_seqs": 64}
 """Of an engine: two take all clients."""
-WARM_S = 30.0
+WARM_S = scaled_s(30.0, 8.0)
 BAD_EVERY = 10
 POLICIES = ("quartz", "least-loaded", "sticky", "quartz", "round-robin")
 
 
-def run() -> Report:
-    """The whole bench."""
-    reloads = int(os.environ.get("SLUICE_BENCH_RELOADS", "1000"))
-    return asyncio.run(_run(reloads))
-
-
-async def _run(reloads: int) -> Report:
+def sources() -> list[Row]:
+    """Growing and shrinking by every kind of source."""
     rows: list[Row] = []
     for kind in KINDS:
         with tempfile.TemporaryDirectory() as folder:
-            rows += await grown_and_shrunk(kind, Path(folder))
+            rows += asyncio.run(grown_and_shrunk(kind, Path(folder)))
+    return rows
+
+
+def reloads() -> list[Row]:
+    """The configuration, again and again."""
     with tempfile.TemporaryDirectory() as folder:
-        rows += await reloaded(reloads, Path(folder))
-    return Report(name="changing-fleet", rows=rows)
+        return asyncio.run(reloaded(scaled(1000, 50), Path(folder)))
 
 
 async def grown_and_shrunk(kind: str, folder: Path) -> list[Row]:
@@ -73,11 +72,7 @@ async def grown_and_shrunk(kind: str, folder: Path) -> list[Row]:
     even = 8 / 12
     return [
         equals(f"{kind}: requests that failed", len(streams.failures), 0),
-        Row(
-            metric=f"{kind}: streams/s",
-            measured=rate_per_s,
-            note=f"aim: 300; {streams.completed} streams",
-        ),
+        Row(f"{kind}: streams/s", rate_per_s, f"aim: 300; {streams.completed} streams"),
         at_most(f"{kind}: share of 8 new workers in their first 5 s", first, even / 2),
         at_least(f"{kind}: their share after 30 s", last, 0.9 * even, f"even is {even:.2f}"),
     ]
@@ -90,7 +85,7 @@ async def _share_of_new(engines: Engines, ips: list[str], seconds: float) -> flo
     return sum(served[4:]) / max(1, sum(served))
 
 
-async def reloaded(reloads: int, folder: Path) -> list[Row]:
+async def reloaded(count: int, folder: Path) -> list[Row]:
     """Reloads that change workers, limits, policies, pools and models; one in ten is bad."""
     engines = Engines()
     path = folder / "sluice.yaml"
@@ -107,7 +102,7 @@ async def reloaded(reloads: int, folder: Path) -> list[Row]:
             served = config["models"][0]
             pool = served["pools"]["all"]
             early_mib = late_mib = 0.0
-            for number in range(reloads):
+            for number in range(count):
                 pool["workers"] = urls[: 1 + number % 6]
                 pool["max_num_seqs"] = 8 + number % 3
                 served["scheduling"]["policy"] = POLICIES[number % len(POLICIES)]
@@ -127,12 +122,12 @@ async def reloaded(reloads: int, folder: Path) -> list[Row]:
                 path.write_text(text.replace("max_num_seqs", "max_num_seq") if bad else text)
                 answer = await client.post("/admin/reload")
                 refused += answer.status_code == 400
-                if number == reloads // 5:
+                if number == count // 5:
                     early_mib = await _memory_mib(url)
             late_mib = await _memory_mib(url)
     return [
         equals("reloads: requests that failed", len(streams.failures), 0),
-        equals("reloads: bad files that were refused", refused, reloads // BAD_EVERY),
+        equals("reloads: bad files that were refused", refused, count // BAD_EVERY),
         at_least("reloads: requests", streams.completed, 1000),
         at_most("reloads: MiB more after the last four fifths", late_mib - early_mib, 10),
     ]

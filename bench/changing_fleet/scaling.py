@@ -98,7 +98,7 @@ def rows_of(seen: Seen) -> list[Row]:
         )
         begun_s += lasts_s
     rows += [
-        Row(metric=f"{name}: streams within {SLO_MS} ms, %", measured=100 * share)
+        Row(f"{name}: streams within {SLO_MS} ms, %", 100 * share)
         for name, share in seen.slo.items()
     ]
     return rows

@@ -1,5 +1,7 @@
 """Rows of a benchmark (published, measured, target), as a table or as JSON."""
 
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -7,16 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True):
     """One figure. `target` is the condition in words; `holds` None where there is none."""
 
     metric: str
     measured: float | str | None
+    note: str = ""
     published: float | str | None = None
     ratio: float | None = None
     target: str | None = None
     holds: bool | None = None
-    note: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,29 +34,88 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.holds is not False for row in self.rows)
 
 
+def judged(
+    metric: str,
+    measured: float | str | None,
+    target: str,
+    holds: bool,
+    note: str = "",
+    published: float | str | None = None,
+) -> Row:
+    """A row with a target in words."""
+    ratio = None
+    if isinstance(measured, int | float) and isinstance(published, int | float) and published:
+        ratio = measured / published
+    return Row(metric, measured, note, published, ratio, target, holds)
+
+
 def at_most(metric: str, measured: float, limit: float, note: str = "") -> Row:
     """A row whose target is an upper bound."""
-    return Row(
-        metric=metric, measured=measured, target=f"<= {limit:g}", holds=measured <= limit, note=note
-    )
+    return judged(metric, measured, f"<= {limit:g}", measured <= limit, note)
 
 
 def at_least(metric: str, measured: float, limit: float, note: str = "") -> Row:
     """A row whose target is a lower bound."""
-    return Row(
-        metric=metric, measured=measured, target=f">= {limit:g}", holds=measured >= limit, note=note
-    )
+    return judged(metric, measured, f">= {limit:g}", measured >= limit, note)
 
 
 def equals(metric: str, measured: float, wanted: float, note: str = "") -> Row:
     """A row whose target is one value."""
-    return Row(
-        metric=metric,
-        measured=measured,
-        target=f"= {wanted:g}",
-        holds=measured == wanted,
-        note=note,
-    )
+    return judged(metric, measured, f"= {wanted:g}", measured == wanted, note)
+
+
+def same(metric: str, measured: float | str, published: float | str, note: str = "") -> Row:
+    """A row that holds when what is measured is what was printed."""
+    return judged(metric, measured, f"= {published}", measured == published, note, published)
+
+
+def between(
+    metric: str,
+    measured: float,
+    low: float,
+    high: float,
+    note: str = "",
+    published: float | str | None = None,
+) -> Row:
+    """A row whose target is a range."""
+    holds = low <= measured <= high
+    return judged(metric, measured, f"{low:g} to {high:g}", holds, note, published)
+
+
+def rounds(metric: str, measured: float, published: float, digits: int = 0, note: str = "") -> Row:
+    """A row that holds when what is measured rounds to what was published."""
+    holds = abs(measured - published) <= 0.5 * 10**-digits * (1 + 1e-9)
+    return judged(metric, measured, f"rounds to {published:.{digits}f}", holds, note, published)
+
+
+def beside(metric: str, measured: float, published: float | None, note: str = "") -> Row:
+    """A figure beside the published one, without a target."""
+    return Row(metric, measured, note, published, measured / published if published else None)
+
+
+def without_target(row: Row) -> Row:
+    """The same figure, for information."""
+    return msgspec.structs.replace(row, target=None, holds=None)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The range of some seeds, for a note."""
+    return f"{min(values):.3g} to {max(values):.3g} over {len(values)} seeds"
+
+
+def over_seeds(
+    metric: str,
+    values: Sequence[float],
+    published: float | None = None,
+    within: tuple[float, float] | None = None,
+    note: str = "",
+) -> Row:
+    """The middle of the seeds beside the published figure; `within` is its target."""
+    middle = float(median(values))
+    told = f"{spread(values)}; {note}" if note else spread(values)
+    if within is None:
+        return beside(metric, middle, published, told)
+    return between(metric, middle, *within, told, published)
 
 
 def show(report: Report, console: Console) -> None:
@@ -64,15 +125,8 @@ def show(report: Report, console: Console) -> None:
         table.add_column(column)
     for row in report.rows:
         verdict = {True: "[green]yes", False: "[red]no", None: ""}[row.holds]
-        table.add_row(
-            row.metric,
-            _cell(row.published),
-            _cell(row.measured),
-            _cell(row.ratio),
-            row.target or "",
-            verdict,
-            row.note,
-        )
+        figures = (_cell(row.published), _cell(row.measured), _cell(row.ratio))
+        table.add_row(row.metric, *figures, row.target or "", verdict, row.note)
     console.print(table)
 
 

@@ -100,34 +100,33 @@ def _rows(tested: Side, control: Side, idle: Side) -> list[Row]:
     strict_p99_ms, strict_mean_ms = _above(tested, idle, "p99"), _above(tested, idle, "mean")
     return [
         Row(
-            metric="compressed, of all requests",
-            measured=sum(r["compressed"] != "none" for r in ours) / len(ours),
+            "compressed, of all requests", sum(r["compressed"] != "none" for r in ours) / len(ours)
         ),
         at_most("failed", failed, 0),
         Row(
-            metric="p99 of uncompressed requests, ms above the control",
-            measured=statistics.median(p99_ms),
-            note=f"aim: 1; {_spread(p99_ms)}",
+            "p99 of uncompressed requests, ms above the control",
+            statistics.median(p99_ms),
+            f"aim: 1; {_spread(p99_ms)}",
         ),
         Row(
-            metric="mean over all requests, ms above the control",
-            measured=statistics.median(mean_ms),
-            note=f"aim: .6; {_spread(mean_ms)}",
+            "mean over all requests, ms above the control",
+            statistics.median(mean_ms),
+            f"aim: .6; {_spread(mean_ms)}",
         ),
         Row(
-            metric="p99 of uncompressed requests, ms above a gateway without any compression",
-            measured=statistics.median(strict_p99_ms),
-            note=_spread(strict_p99_ms),
+            "p99 of uncompressed requests, ms above a gateway without any compression",
+            statistics.median(strict_p99_ms),
+            _spread(strict_p99_ms),
         ),
         Row(
-            metric="mean over all requests, ms above that",
-            measured=statistics.median(strict_mean_ms),
-            note=_spread(strict_mean_ms),
+            "mean over all requests, ms above that",
+            statistics.median(strict_mean_ms),
+            _spread(strict_mean_ms),
         ),
         Row(
-            metric="a compressed request waits for its text, ms, median",
-            measured=statistics.median(times_ms),
-            note=f"p90 {times_ms[len(times_ms) * 9 // 10]:.2f}, best {times_ms[0]:.2f}",
+            "a compressed request waits for its text, ms, median",
+            statistics.median(times_ms),
+            f"p90 {times_ms[len(times_ms) * 9 // 10]:.2f}, best {times_ms[0]:.2f}",
         ),
     ]
 

@@ -77,8 +77,8 @@ def _made(made: list[PromptCase]) -> Row:
     kinds_made = {k: sum(p.kind == k for p in made) for k in ("qa", "multi-hop", "cross-lingual")}
     sizes = sorted(size_of(p.messages) for p in made)
     return Row(
-        metric="Prompts",
-        measured=", ".join(f"{count} {kind}" for kind, count in kinds_made.items()),
+        "Prompts",
+        ", ".join(f"{count} {kind}" for kind, count in kinds_made.items()),
         target=">= 200 qa in >= 5 languages",
         holds=kinds_made["qa"] >= 200 and len(languages) >= 5,
         note=f"{len(languages)} languages; {sizes[0]} to {sizes[-1]} bytes; questions on "
@@ -98,16 +98,16 @@ def _fit(trials: list[Trial]) -> list[Row]:
     return [
         at_least("Fits its budget or is refused", sum(t.fits for t in ours) / len(ours), 1.0),
         Row(
-            metric="Refused",
-            measured=sum(bool(t.refused) for t in ours) / len(ours),
-            note="counted as lost below",
+            "Refused",
+            sum(bool(t.refused) for t in ours) / len(ours),
+            "counted as lost below"
         ),
         at_least(
             "Hostile texts: fit or refused", sum(o.holds for o in odd) / len(odd), 1.0,
             note=", ".join(f"{o.name}: {o.outcome}" for o in odd),
         ),
         Row(
-            metric="Hostile texts: slowest, ms", measured=max(o.ms for o in odd), note="50 KB each"
+            "Hostile texts: slowest, ms", max(o.ms for o in odd), "50 KB each"
         ),
     ]  # fmt: skip
 
@@ -128,7 +128,7 @@ def _retention(trials: list[Trial]) -> list[Row]:
             metric = f"{text}, {100 * reduction:g} % reduction"
             limit = _GATES.get((kind, reduction))
             if limit is None:
-                rows.append(Row(metric=metric, measured=found["default"], note=note))
+                rows.append(Row(metric, found["default"], note))
             else:
                 rows.append(at_least(metric, found["default"], limit, note))
     return rows
@@ -155,9 +155,9 @@ def _places(trials: list[Trial]) -> list[Row]:
     found = _by_place(trials)
     return [
         Row(
-            metric=f"Answer in the {place}, 50 % reduction",
-            measured=found["default"][place],
-            note=", ".join(f"{m} {found[m][place]:.3f}" for m in METHODS[1:]),
+            f"Answer in the {place}, 50 % reduction",
+            found["default"][place],
+            ", ".join(f"{m} {found[m][place]:.3f}" for m in METHODS[1:]),
         )
         for place in PLACES
     ]
@@ -217,8 +217,8 @@ def _table_7(made: list[PromptCase]) -> list[Row]:
     idf = inverse_frequencies(bags)
     rows = [
         Row(
-            metric="Table 7: BERTScore F1",
-            measured="not computed",
+            "Table 7: BERTScore F1",
+            "not computed",
             published=0.884,
             note="needs RoBERTa-large, which is neither shipped nor fetched",
         )
@@ -235,8 +235,8 @@ def _table_7(made: list[PromptCase]) -> list[Row]:
                 cosines.append(cosine(words, bag(found.messages), idf))
         rows.append(
             Row(
-                metric=f"Table 7: compressibility, profile {profile}",
-                measured=len(recalls) / len(chosen),
+                f"Table 7: compressibility, profile {profile}",
+                len(recalls) / len(chosen),
                 published=1.0,
             )
         )
@@ -251,8 +251,8 @@ def _table_7_row(name: str, profile: str, values: list[float]) -> Row:
     mean, *rest = quantiles(values)
     published, *quantiles_published = _TABLE_7[name]
     return Row(
-        metric=f"Table 7: {name}, profile {profile}",
-        measured=mean,
+        f"Table 7: {name}, profile {profile}",
+        mean,
         published=published,
         ratio=mean / published,
         note=f"p10, p50, p90: {', '.join(f'{value:.3f}' for value in rest)}; published "
@@ -291,8 +291,8 @@ def _latency_rows(latencies: dict[str, list[tuple[int, float]]]) -> list[Row]:
             known = theirs[index] if theirs else None
             rows.append(
                 Row(
-                    metric=f"Latency, {name}: {label}, ms",
-                    measured=found[index],
+                    f"Latency, {name}: {label}, ms",
+                    found[index],
                     published=known,
                     ratio=found[index] / known if known else None,
                     note=note,
@@ -316,7 +316,7 @@ def _safety_row(kind: str, vocabulary: str, *, exact: bool) -> Row:
     found = [measured(vocabulary, kind, r, exact=exact) for r in SAFETY_REDUCTIONS]
     known = [f for f in found if f is not None]
     if not known:
-        return Row(metric=metric, measured="not measured", note="quicktok is not installed")
+        return Row(metric, "not measured", "quicktok is not installed")
     made = sum(f.prompts - f.refused for f in known)
     over = sum(f.over for f in known) / made
     note = (

@@ -4,27 +4,25 @@ The same mixed trace with tenants goes through a real gateway before the same mo
 for each configuration of `bench.everything.systems`, in real time. Off is round robin over one
 pool without admission. The workers needed for the SLOs are found in virtual time, by the simulated
 gateway with the same configuration; two of the live runs are held against it.
-`SLUICE_BENCH_SECONDS` makes the trace shorter than 60 s.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
+from bench.common.plot import Panel, draw
 from bench.common.report import Report, Row, at_least, at_most
+from bench.common.steps import scaled_s, tracked
 from bench.everything.figures import RunFigures
 from bench.everything.live import live
 from bench.everything.scene import RANKS, REPLICAS, TENANTS, TraceRequest, trace
 from bench.everything.systems import ALL, OFF, SYSTEMS
 from bench.everything.virtual import MAX_WORKERS, simulated, workers_needed
 
-SECONDS: Final = float(os.environ.get("SLUICE_BENCH_SECONDS", "60"))
+SECONDS: Final = scaled_s(60.0, 15.0)
 ATTAINED: Final = 0.95
 """Share in time by which the workers needed are counted."""
 _P99_WITHIN: Final = 0.30
@@ -37,15 +35,12 @@ def run(plot: Path | None = None) -> Report:
     """Every system live, then in virtual time."""
     requests = trace(SECONDS)
     found: dict[str, RunFigures] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("systems", total=2 * len(SYSTEMS))
-        for name, switches in SYSTEMS.items():
-            found[name] = live(switches, requests)
-            progress.advance(bar)
-        needed = {}
-        for name, switches in SYSTEMS.items():
-            needed[name] = workers_needed(switches, requests, ATTAINED)
-            progress.advance(bar)
+    for name in tracked(SYSTEMS, "live"):
+        found[name] = live(SYSTEMS[name], requests)
+    needed = {
+        name: workers_needed(SYSTEMS[name], requests, ATTAINED)
+        for name in tracked(SYSTEMS, "workers needed")
+    }
     rows = [
         *(row for name in SYSTEMS for row in _system(name, found[name], needed[name])),
         *_parts(found),
@@ -58,10 +53,25 @@ def run(plot: Path | None = None) -> Report:
         "needed": needed,
     }
     if plot is not None:
-        from bench.everything.plot import draw
-
-        detail["plots"] = [str(draw(found, needed, plot))]
+        detail["plots"] = [draw(plot, "everything", _panels(found, needed), 3)]
     return Report(name="everything", rows=rows, detail=detail)
+
+
+def _panels(found: dict[str, RunFigures], needed: dict[str, int | None]) -> list[Panel]:
+    """Attainment by tenant, P99 TTFT, workers needed."""
+    attained: dict[str, dict[str, list[float]]] = {}
+    tails: dict[str, dict[str, list[float]]] = {}
+    for index, tenant in enumerate(TENANTS):
+        label = f"{tenant.name} ({tenant.service_class}, {tenant.slo_ms / 1000:g} s)"
+        seen = {name: figures.tenants[index] for name, figures in found.items()}
+        attained[label] = {name: [100 * one.attained] for name, one in seen.items()}
+        tails[label] = {name: [one.p99_ttft_s] for name, one in seen.items()}
+    workers = {name: [float(count or MAX_WORKERS)] for name, count in needed.items()}
+    return [
+        Panel(title="first token within the SLO, % of all requests", bars=attained),
+        Panel(title="P99 time to first token, s, served requests", bars=tails, log="x"),
+        Panel(title="workers needed, simulated", bars={"": workers}),
+    ]
 
 
 def _system(name: str, found: RunFigures, needed: int | None) -> Iterator[Row]:
@@ -72,19 +82,17 @@ def _system(name: str, found: RunFigures, needed: int | None) -> Iterator[Row]:
         for tenant, seen in zip(TENANTS, found.tenants, strict=True)
     )
     yield Row(
-        metric=f"{name}: attainment of the worst promised tenant, %",
-        measured=100 * found.promised,
-        note=by_tenant,
+        f"{name}: attainment of the worst promised tenant, %", 100 * found.promised, by_tenant
     )
-    yield Row(metric=f"{name}: P99 TTFT of all, s", measured=found.p99_ttft_s)
+    yield Row(f"{name}: P99 TTFT of all, s", found.p99_ttft_s)
     yield Row(
-        metric=f"{name}: tokens/s",
-        measured=found.tokens_per_s,
-        note=f"{100 * found.utilisation:.0f} % of the slots in use, {found.compressed} compressed",
+        f"{name}: tokens/s",
+        found.tokens_per_s,
+        f"{100 * found.utilisation:.0f} % of the slots in use, {found.compressed} compressed",
     )
     yield Row(
-        metric=f"{name}: workers for {100 * ATTAINED:g} % of every promised tenant, simulated",
-        measured=f"over {MAX_WORKERS}" if needed is None else float(needed),
+        f"{name}: workers for {100 * ATTAINED:g} % of every promised tenant, simulated",
+        f"over {MAX_WORKERS}" if needed is None else float(needed),
     )
 
 
@@ -105,9 +113,9 @@ def _parts(found: dict[str, RunFigures]) -> Iterator[Row]:
                 for tenant, a, b in zip(TENANTS, on.tenants, figures.tenants, strict=True)
             )
             yield Row(
-                metric=f"all on over {name}: worst promised tenant, points",
-                measured=100 * (on.promised - figures.promised),
-                note=points,
+                f"all on over {name}: worst promised tenant, points",
+                100 * (on.promised - figures.promised),
+                points,
             )
 
 

@@ -42,8 +42,8 @@ def boundary_rows(seeds: int = SEEDS) -> list[Row]:
     share = fixed.share(SCENARIO.step_s + WITHIN_S, SCENARIO.end_s)
     note = f"the boundary stays at {SCENARIO.boundary}"
     rows.append(
-        Row(metric="boundary: fixed, 20 -> 28 req/s: preemptions a request", measured=share,
-            note=note)
+        Row("boundary: fixed, 20 -> 28 req/s: preemptions a request", share,
+            note)
     )  # fmt: skip
     return rows
 

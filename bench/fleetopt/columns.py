@@ -68,8 +68,8 @@ def columns(shipped: Shipped, name: str) -> list[Row]:
     wanted = _BEST_BOUNDARY[workload.name]
     rows.append(
         Row(
-            metric=f"closed form, {name}: best boundary at gamma 1",
-            measured=boundary,
+            f"closed form, {name}: best boundary at gamma 1",
+            boundary,
             target=f"= {wanted}",
             holds=boundary == wanted,
             note="(C - B) f(B) it(B) = integral of it f up to B",
@@ -101,14 +101,8 @@ def _columns(
 
 def _row(metric: str, measured: int | str, wanted: int | str, note: str) -> Row:
     if wanted == "":
-        return Row(metric=metric, measured=measured, note=note)
-    return Row(
-        metric=metric,
-        measured=measured,
-        target=f"= {wanted}",
-        holds=measured == wanted,
-        note=note,
-    )
+        return Row(metric, measured, note)
+    return Row(metric, measured, target=f"= {wanted}", holds=measured == wanted, note=note)
 
 
 def fleet_sizes(sums: Prepared, mode: Mode, compressible: float) -> tuple[int, list[str]]:
@@ -149,10 +143,9 @@ def _planned(workload: Workload, name: str, b_short: int, compressible: float) -
             best = min((plan.two, plan.compressed), key=lambda fleet: fleet.weight)
             rows.append(
                 Row(
-                    metric=f"plan, {mode}, {name}: P99 TTFT {1000 * slo_s:g} ms",
-                    measured=f"{one.nodes or 'none'}; {plan.two.nodes or 'none'}; "
-                    f"{best.nodes or 'none'}",
-                    note=f"one pool; two; compressed with p_c {compressible:g}, at "
+                    f"plan, {mode}, {name}: P99 TTFT {1000 * slo_s:g} ms",
+                    f"{one.nodes or 'none'}; {plan.two.nodes or 'none'}; {best.nodes or 'none'}",
+                    f"one pool; two; compressed with p_c {compressible:g}, at "
                     f"B {best.boundaries[0] if best.boundaries else 0}, gamma {best.gamma:g}",
                 )
             )
@@ -174,8 +167,8 @@ def _beyond_cost(workload: Workload, name: str, b_short: int) -> list[Row]:
     )
     return [
         Row(
-            metric=f"paged, {name}: {what}, two pools, ms",
-            measured=1000 * two if np.isfinite(two) else "without end",
+            f"paged, {name}: {what}, two pools, ms",
+            1000 * two if np.isfinite(two) else "without end",
             ratio=two / one if np.isfinite(two) else None,
             note=f"at {equal.nodes} nodes either way; one pool {1000 * one:.4g} ms",
         )

@@ -232,22 +232,22 @@ def _judged(name: str, found: dict[str, Any], *, holds: bool) -> list[Row]:
     on_time = first_s is not None and lag_s <= _LAG_SHARE * first_s
     return [
         Row(
-            metric=f"{name}: P99 time to first token, ms",
-            measured=None if first_s is None else 1000 * first_s,
+            f"{name}: P99 time to first token, ms",
+            None if first_s is None else 1000 * first_s,
             target=f"{bound} {SLO_MS} (SLO {'held' if holds else 'violated'})",
             holds=found["holds"] == holds and (holds or first_s is None or _own(found) > SLO_MS),
             note=note,
         ),
         Row(
-            metric=f"{name}: mocks' P99 lag, ms",
-            measured=1000 * lag_s,
+            f"{name}: mocks' P99 lag, ms",
+            1000 * lag_s,
             target="<= a tenth of the P99",
             holds=on_time,
             note="" if on_time else "the figure above is void: this machine was too busy",
         ),
         Row(
-            metric=f"{name}: tokens written a second",
-            measured=found["chunks_per_s"],
+            f"{name}: tokens written a second",
+            found["chunks_per_s"],
             target=f"<= {MAX_CHUNKS_PER_S:g}",
             holds=found["chunks_per_s"] <= MAX_CHUNKS_PER_S,
         ),

@@ -108,11 +108,7 @@ def azure_pairs(data: Path | None) -> Workload | None:
 
 
 def _not_measured() -> Row:
-    return Row(
-        metric="Azure pairs",
-        measured="not measured",
-        note=f"needs --data with {' and '.join(AZURE_FILES)}",
-    )
+    return Row("Azure pairs", "not measured", f"needs --data with {' and '.join(AZURE_FILES)}")
 
 
 def _cell(shipped: Shipped, gamma: float, rate: float = RATE) -> samples.Cell | None:
@@ -139,8 +135,8 @@ def _one(shipped: Shipped, rate: float = RATE) -> int:
 def _printed(metric: str, measured: float, published: float, digits: int, note: str = "") -> Row:
     """Holds when what is measured rounds to what was printed."""
     return Row(
-        metric=metric,
-        measured=measured,
+        metric,
+        measured,
         published=published,
         ratio=measured / published,
         target=f"rounds to {published:.{digits}f}",
@@ -151,8 +147,8 @@ def _printed(metric: str, measured: float, published: float, digits: int, note: 
 
 def _same(metric: str, measured: str | int, published: str | int, note: str = "") -> Row:
     return Row(
-        metric=metric,
-        measured=measured,
+        metric,
+        measured,
         published=published,
         target=f"= {published}",
         holds=measured == published,
@@ -193,7 +189,7 @@ def _table_3() -> list[Row]:
                 _printed(f"{at}: savings, %", 100 * (1 - cell.nodes / one), percent, 1),
             ]
     note = "the tables bill a node of eight GPUs as one GPU: real cost is eight times as much"
-    return [*rows, Row(metric="Table 3: $ per node-hour", measured=2.21, note=note)]
+    return [*rows, Row("Table 3: $ per node-hour", 2.21, note)]
 
 
 def _cost(nodes: int) -> float:

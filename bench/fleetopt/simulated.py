@@ -53,9 +53,9 @@ def speed(runs: int = _SPEED_RUNS, requests: int = 100_000) -> Row:
         taken.append(time.perf_counter() - started_s)
     best = min(taken)
     return Row(
-        metric=f"simulator: {requests:,} requests on {INSTANCES} x {SLOTS} slots, s",
-        measured=best,
-        note=f"aim: 1; reserved load, no prefix cache, jsq; best of {runs}, worst {max(taken):.2f}",
+        f"simulator: {requests:,} requests on {INSTANCES} x {SLOTS} slots, s",
+        best,
+        f"aim: 1; reserved load, no prefix cache, jsq; best of {runs}, worst {max(taken):.2f}",
     )
 
 
@@ -141,8 +141,8 @@ def _beside(metric: str, planned: float, seen: float, limit: float, why: str) ->
     holds = abs(off) <= limit
     note = f"planned {planned:.4g}, {off:+.1f} %"
     return Row(
-        metric=metric,
-        measured=seen,
+        metric,
+        seen,
         ratio=planned / seen,
         target=f"planned within {limit:g} %",
         holds=holds,
@@ -176,8 +176,8 @@ def _verdict(case: FleetCase, found: FleetVerdict, *, wanted: bool | None) -> Ro
     label = {True: "corrected", False: "published", None: "published"}[wanted]
     worst = max(found.pools, key=lambda pool: pool.wait_p99_s)
     return Row(
-        metric=f"verdict by slots, {label}: {_name(case)}",
-        measured=words[found.holds],
+        f"verdict by slots, {label}: {_name(case)}",
+        words[found.holds],
         target=None if wanted is None else words[wanted],
         holds=None if wanted is None else found.holds == wanted,
         note=f"P99 wait {worst.wait_p99_s:.3g} s ({worst.name}), after {worst.duration_s:,.0f} s"
@@ -188,8 +188,8 @@ def _verdict(case: FleetCase, found: FleetVerdict, *, wanted: bool | None) -> Ro
 def _table_5(case: FleetCase, found: FleetVerdict) -> list[Row]:
     return [
         Row(
-            metric=f"Table 5, {NAMES[case.workload]}: rho simulated, {pool.name}",
-            measured=pool.utilisation,
+            f"Table 5, {NAMES[case.workload]}: rho simulated, {pool.name}",
+            pool.utilisation,
             published=published,
             ratio=pool.utilisation / published,
             note="published with every slot taken; iterations are shorter with fewer running",
@@ -207,10 +207,10 @@ def _paged(metric: str, fleet: FleetPlan, run: PagedRun) -> Row:
     running = " and ".join(f"{pool.running / pool.instances:.0f}" for pool in run.pools)
     planned = " and ".join(f"{p.utilisation * p.slots_per_node:.0f}" for p in fleet.pools)
     return Row(
-        metric=metric,
-        measured=f"{' + '.join(str(p.instances) for p in run.pools)}: "
+        metric,
+        f"{' + '.join(str(p.instances) for p in run.pools)}: "
         + ("does not hold" if faults else "holds"),
-        note="; ".join(
+        "; ".join(
             [
                 f"{running} sequences a node, planned {planned}",
                 *(f"{p.name} P99 TTFT {1000 * p.ttft.p99_s:.3g} ms" for p in run.pools),
@@ -237,9 +237,8 @@ def _bought(name: str, fleets: tuple[FleetPlan, ...], runs: list[PagedRun]) -> l
             before, after = _p99(alone, what), _p99(split, what)
             rows.append(
                 Row(
-                    metric=f"paged engines, {name}: {which} requests' P99 {what.upper()}, "
-                    "two pools, ms",
-                    measured=1000 * after,
+                    f"paged engines, {name}: {which} requests' P99 {what.upper()}, two pools, ms",
+                    1000 * after,
                     ratio=after / before,
                     note=f"{note}{1000 * before:.4g} ms",
                 )

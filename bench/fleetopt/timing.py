@@ -68,11 +68,7 @@ def _rows(workload: Workload, compressible: float, runs: int) -> list[Row]:
 
 def _row(metric: str, taken: list[float]) -> Row:
     middle = median(taken)
-    return Row(
-        metric=metric,
-        measured=middle,
-        note=f"median of {len(taken)}; best {min(taken):.3f}",
-    )
+    return Row(metric, middle, f"median of {len(taken)}; best {min(taken):.3f}")
 
 
 def _milliseconds(work: Callable[[], object], runs: int) -> list[float]:

@@ -20,9 +20,10 @@ from typing import Final, NamedTuple
 from rich.console import Console
 
 from bench.common.report import Report, at_least
+from bench.common.steps import scaled
 
 ROOT: Final = Path(__file__).parents[2]
-FAULTS: Final = int(os.environ.get("SLUICE_BENCH_CASES", "60"))
+FAULTS: Final = scaled(60, 6)
 SEED: Final = int(os.environ.get("SLUICE_BENCH_SEED", "1"))
 CAUGHT: Final = 0.9
 LIMIT_S: Final = 600
@@ -186,7 +187,7 @@ def _fail(copy: Path, tests: str) -> bool:
 
 
 def run() -> Report:
-    """SLUICE_BENCH_CASES faults of SLUICE_BENCH_SEED, as many for each subject."""
+    """Faults of SLUICE_BENCH_SEED, as many for each subject."""
     console = Console(stderr=True)
     draw = random.Random(SEED)
     each = -(-FAULTS // len(SUBJECTS))

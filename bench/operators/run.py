@@ -13,8 +13,9 @@ import sys
 from typing import Final
 
 from bench.common.report import Report, at_least, equals
+from bench.common.steps import scaled
 
-HISTORIES: Final = int(os.environ.get("SLUICE_BENCH_CASES", "20000"))
+HISTORIES: Final = scaled(20_000, 20)
 SHARES: Final = {"memory": 0.75, "redis": 0.25}
 PROCESSES: Final = max(2, os.cpu_count() or 2)
 
@@ -41,7 +42,7 @@ async def _all() -> dict[str, list[tuple[int, int]]]:
 
 
 def run() -> Report:
-    """Draw and judge them all; SLUICE_BENCH_CASES sets how many."""
+    """Draw and judge them all."""
     found = asyncio.run(_all())
     held = {kind: sum(held for held, _ in parts) for kind, parts in found.items()}
     rows = [

@@ -1,4 +1,4 @@
-"""The contenders: the gateway, and the peers that are installed.
+"""How each contender is started: the gateway in several forms, and the peers that are installed.
 
 `make bench-peers` puts the peers from PyPI into environments of their own under .peers; nginx
 and HAProxy are taken from PATH. Missing peers are reported, never required.
@@ -6,52 +6,59 @@ and HAProxy are taken from PATH. Missing peers are reported, never required.
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bench.common.everything_on import KEY, KEY_SHA256, MODEL, everything, serve_command
 from sluice.children import free_ports
 
-ROOT = Path(__file__).parents[2]
-PEERS = ROOT / ".peers"
+ROOT: Final = Path(__file__).parents[2]
+PEERS: Final = ROOT / ".peers"
+_ROUTERS: Final = {
+    "sglang-router": (("python", "-m", "sglang_router.launch_router"), "warn"),
+    "vllm-router": (("vllm-router",), "warning"),
+    "smg": (("smg", "launch"), "warn"),
+}
+"""Program and arguments in the peer's environment, and the level without a log of requests."""
 
 
-class PeerStart(NamedTuple):
-    """One contender: how to start it before the engines."""
+class Start(NamedTuple):
+    """How to start a contender, and where it says that it is ready."""
 
-    name: str
     command: list[str]
     ready_path: str
     warm_up_s: float = 0.0
     env: dict[str, str] | None = None
 
 
-def sluice(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
-    """The gateway with everything on that it has, embedded state."""
-    file = everything(folder, port, urls(engine_ports))
-    return PeerStart("sluice", serve_command(file), "/ready")
+Make = Callable[[Path, int, Sequence[str]], Start | None]
+"""From a folder, its port and the engines' URLs; None where it is not installed."""
 
 
-def sluice_on_redis(folder: Path, port: int, engine_ports: Sequence[int], state: str) -> PeerStart:
-    """The same on a Redis at `state`."""
-    file = everything(folder, port, urls(engine_ports), state=state)
-    return PeerStart("sluice on Redis", serve_command(file), "/ready")
+def sluice(
+    folder: Path,
+    port: int,
+    engines: Sequence[str],
+    *,
+    env: dict[str, str] | None = None,
+    state: str = "memory://",
+    tenants: bool = False,
+    server: str = "",
+    more: str = "",
+) -> Start:
+    """The gateway with everything on that it has; `server`, `more`: further text of its file."""
+    file = everything(folder, port, engines, state=state, tenants=tenants)
+    text = file.read_text("utf-8").replace("max_connections", f"{server}max_connections", 1)
+    file.write_text(text + more, encoding="utf-8")
+    return Start(serve_command(file), "/ready", env=env)
 
 
-def sluice_tenants(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
-    """The same, embedded, asked with a tenant's key that has budgets and limits of its own."""
-    file = everything(folder, port, urls(engine_ports), tenants=True)
-    return PeerStart("sluice, tenants", serve_command(file), "/ready")
-
-
-def sluice_least_loaded(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart:
+def least_loaded(folder: Path, port: int, engines: Sequence[str]) -> Start:
     """The gateway without scheduler, limits, compression and telemetry; embedded state."""
     file = folder / f"least-loaded-{port}.yaml"
-    half = len(engine_ports) // 2
-    short, long = (
-        ", ".join(f'"{url}"' for url in urls(ports))
-        for ports in (engine_ports[:half], engine_ports[half:])
-    )
+    half = len(engines) // 2
+    short, long = (", ".join(f'"{url}"' for url in of) for of in (engines[:half], engines[half:]))
     file.write_text(
         f"""version: 1
 server: {{host: 127.0.0.1, port: {port}, max_connections: 20000}}
@@ -66,21 +73,16 @@ entitlements:
   - {{name: bench, tenant: bench, model: {MODEL}, api_keys: ["sha256:{KEY_SHA256}"]}}
 """
     )
-    return PeerStart("sluice, least-loaded", serve_command(file), "/ready")
+    return Start(serve_command(file), "/ready")
 
 
-def urls(ports: Sequence[int]) -> list[str]:
-    """Of servers on these ports."""
-    return [f"http://127.0.0.1:{port}" for port in ports]
-
-
-def nginx(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
+def nginx(folder: Path, port: int, engines: Sequence[str]) -> Start | None:
     """A bare reverse proxy: the floor."""
     program = shutil.which("nginx")
     if program is None:
         return None
     file = folder / "nginx.conf"
-    servers = " ".join(f"server 127.0.0.1:{port};" for port in engine_ports)
+    servers = " ".join(f"server {url.removeprefix('http://')};" for url in engines)
     file.write_text(
         f"""worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log /dev/null;
 worker_rlimit_nofile 65536;
@@ -96,16 +98,18 @@ http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folde
       proxy_set_header Connection ""; proxy_buffering off; }} }} }}
 """
     )
-    return PeerStart("nginx", [program, "-p", str(folder), "-c", str(file)], "/health")
+    return Start([program, "-p", str(folder), "-c", str(file)], "/health")
 
 
-def haproxy(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
+def haproxy(folder: Path, port: int, engines: Sequence[str]) -> Start | None:
     """Another bare reverse proxy."""
     program = shutil.which("haproxy")
     if program is None:
         return None
     file = folder / "haproxy.cfg"
-    servers = "\n".join(f"  server engine{port} 127.0.0.1:{port}" for port in engine_ports)
+    servers = "\n".join(
+        f"  server engine{n} {url.removeprefix('http://')}" for n, url in enumerate(engines)
+    )
     file.write_text(
         f"""global
   nbthread 1
@@ -123,38 +127,32 @@ backend b
 {servers}
 """
     )
-    return PeerStart("haproxy", [program, "-f", str(file)], "/health")
+    return Start([program, "-f", str(file)], "/health")
 
 
-def sglang_router(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
-    """SGLang's Rust router, its per-request logging off."""
-    python = PEERS / "sglang-router" / "bin" / "python"
-    if not python.exists():
-        return None
-    command = [
-        *(str(python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"),
-        *("--port", str(port), "--worker-urls", *urls(engine_ports)),
-        *("--policy", "round_robin", "--log-level", "warn"),
-        *("--prometheus-port", str(free_ports(1)[0])),
+def installed(name: str) -> bool:
+    """Whether a peer from PyPI is there."""
+    return (PEERS / name / "bin").is_dir()
+
+
+def router_command(name: str, port: int, engines: Sequence[str], policy: str) -> list[str]:
+    """A router in Rust, its log of requests off."""
+    (program, *arguments), level = _ROUTERS[name]
+    return [
+        *(str(PEERS / name / "bin" / program), *arguments, "--host", "127.0.0.1"),
+        *("--port", str(port), "--worker-urls", *engines, "--policy", policy),
+        *("--log-level", level, "--prometheus-port", str(free_ports(1)[0])),
     ]
-    return PeerStart("sglang-router", command, "/health", 2.0)
 
 
-def vllm_router(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
-    """VLLM's Rust router, its per-request logging off."""
-    program = PEERS / "vllm-router" / "bin" / "vllm-router"
-    if not program.exists():
+def router(name: str, folder: Path, port: int, engines: Sequence[str]) -> Start | None:
+    """The same as a contender: SGLang's router, vLLM's, or the Shepherd Model Gateway."""
+    if not installed(name):
         return None
-    command = [
-        *(str(program), "--host", "127.0.0.1", "--port", str(port)),
-        *("--worker-urls", *urls(engine_ports)),
-        *("--policy", "round_robin", "--log-level", "warning"),
-        *("--prometheus-port", str(free_ports(1)[0])),
-    ]
-    return PeerStart("vllm-router", command, "/health", 2.0)
+    return Start(router_command(name, port, engines, "round_robin"), "/health", 2.0)
 
 
-def litellm(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart | None:
+def litellm(folder: Path, port: int, engines: Sequence[str]) -> Start | None:
     """LiteLLM's proxy."""
     program = PEERS / "litellm" / "bin" / "litellm"
     if not program.exists():
@@ -163,7 +161,7 @@ def litellm(folder: Path, port: int, engine_ports: Sequence[int]) -> PeerStart |
     entries = "\n".join(
         f"""  - model_name: {MODEL}
     litellm_params: {{model: openai/{MODEL}, api_base: "{url}/v1", api_key: none}}"""
-        for url in urls(engine_ports)
+        for url in engines
     )
     file.write_text(
         f"""model_list:
@@ -175,16 +173,19 @@ general_settings: {{master_key: {KEY}}}
     command = [str(program), "--config", str(file), "--port", str(port), "--host", "127.0.0.1"]
     # Nothing is fetched from outside.
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return PeerStart("litellm", command, "/health/liveliness", 2.0, env)
+    return Start(command, "/health/liveliness", 2.0, env)
 
 
-MAKERS: dict[str, Callable[[Path, int, Sequence[int]], PeerStart | None]] = {
+MAKERS: Final[dict[str, Make]] = {
     "sluice": sluice,
-    "sluice, least-loaded": sluice_least_loaded,
-    "sluice, tenants": sluice_tenants,
-    "sglang-router": sglang_router,
-    "vllm-router": vllm_router,
+    "sluice, least-loaded": least_loaded,
+    **{name: partial(router, name) for name in _ROUTERS},
     "nginx": nginx,
     "haproxy": haproxy,
     "litellm": litellm,
 }
+CACHE_AWARE: Final = {
+    name: partial(router_command, name, policy="cache_aware")
+    for name in ("sglang-router", "vllm-router")
+}
+"""Port, engines -> command."""

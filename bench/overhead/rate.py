@@ -15,12 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rich.progress import Progress
-
 from bench.common.everything_on import MODEL
 from bench.common.report import Row
+from bench.common.steps import bars, scaled_s
 from bench.common.tools import Figures, HttpLoad, bodies, cpu_ns
-from bench.overhead.contenders import EMBEDDED, ROUTER, TIME_SCALE, Contender, Field, field
+from bench.overhead.field import EMBEDDED, ROUTER, Contender, Field, field
 
 CONTENDERS: Final = (EMBEDDED, ROUTER, "nginx")
 ENGINES: Final = 8
@@ -28,7 +27,7 @@ TICK_S: Final = 0.025
 CHUNKS: Final = 80
 STREAM_S: Final = CHUNKS * TICK_S
 WARM_UP_S: Final = STREAM_S + 0.5
-WINDOW_S: Final = 3.0 * TIME_SCALE
+WINDOW_S: Final = scaled_s(3.0)
 MAX_ADDED_US: Final = 5000.0
 LADDER: Final = (100, 200, 300, 400, 500, 640, 800, 1000, 1250, 1600, 2000, 2500, 3200, 4000, 5000)
 """Streams at a time."""
@@ -36,24 +35,22 @@ FLEET_CHUNKS_PER_S: Final = 60 * 64 * 40
 """60 engines of 64 sequences at 40 tokens/s each."""
 
 
-def rate_section(folder: Path, tools: tuple[Path, Path]) -> tuple[list[Row], dict[str, Figures]]:
-    """Rows, and by contender the figures of its highest step that held."""
+def rate_rows(folder: Path, tools: tuple[Path, Path]) -> list[Row]:
+    """Of each contender: at its highest step that held, and at the gateway's."""
     with ExitStack() as stack:
         tick_us = round(TICK_S * 1e6)
         found = field(stack, folder, tools, CONTENDERS, tick_us=tick_us, engines=ENGINES)
         body = bodies(folder, MODEL, max_tokens=CHUNKS)["stream"]
-        names = list(found.contenders)
-        with Progress(transient=True) as progress:
-            task = progress.add_task("streams", total=None)
-            steps = _Steps(found, body, lambda: progress.advance(task))
-            best = {name: steps.best(name) for name in names}
-            ours = best.get(EMBEDDED)
-            level = int(ours["streams"]) if ours else LADDER[0]
-            beside = {name: steps.at(name, level) for name in names}
-            rows = [*found.missing, _direct_row(steps)]
-    for name in names:
-        rows += rate_rows(name, best[name], beside[name])
-    return rows, {name: figures for name, figures in best.items() if figures is not None}
+        bar = stack.enter_context(bars())
+        steps = _Steps(found, body, bar("steps", 4 * (1 + len(found.contenders))))
+        best = {name: steps.best(name) for name in found.contenders}
+        ours = best.get(EMBEDDED)
+        level = int(ours["streams"]) if ours else LADDER[0]
+        beside = {name: steps.at(name, level) for name in found.contenders}
+        rows = [*found.missing, _direct_row(steps)]
+    for name, figures in best.items():
+        rows += rows_of(name, figures, beside[name])
+    return rows
 
 
 class _Steps:
@@ -160,29 +157,28 @@ def _direct_row(steps: _Steps) -> Row:
     label = "engines and load generator alone keep pace up to, chunks/s"
     seen = steps.best(None)
     if seen is None:
-        return Row(metric=label, measured=None, note="not even with the fewest streams")
+        return Row(label, None, "not even with the fewest streams")
     note = f"{seen['streams']:,} streams, p99 {seen['gap_p99_us'] / 1000:.1f} ms"
     if seen["streams"] == LADDER[-1]:
         note += "; the ladder ends here"
-    return Row(metric=label, measured=seen["chunks_per_s"], note=note)
+    return Row(label, seen["chunks_per_s"], note)
 
 
-def rate_rows(name: str, best: Figures | None, beside: Figures) -> list[Row]:
+def rows_of(name: str, best: Figures | None, beside: Figures) -> list[Row]:
     """Rows of a contender: at its highest step, and at the gateway's."""
     label = f"{name}: chunks/s per core at added p99 <= {MAX_ADDED_US / 1000:g} ms"
     if best is None:
-        rows = [Row(metric=label, measured=None, note=f"not even {LADDER[0]:,} streams")]
+        rows = [Row(label, None, f"not even {LADDER[0]:,} streams")]
     else:
         per_core = _per_core(best)
         rows = [
-            Row(metric=label, measured=per_core, note=_in_words(best)),
+            Row(label, per_core, _in_words(best)),
             Row(
-                metric=f"{name}: cores for {FLEET_CHUNKS_PER_S:,} chunks/s",
-                measured=FLEET_CHUNKS_PER_S / per_core,
+                f"{name}: cores for {FLEET_CHUNKS_PER_S:,} chunks/s", FLEET_CHUNKS_PER_S / per_core
             ),
         ]
     level = f"{name}: chunks/s per core with {beside['streams']:,} streams"
-    return [*rows, Row(metric=level, measured=_per_core(beside), note=_in_words(beside))]
+    return [*rows, Row(level, _per_core(beside), _in_words(beside))]
 
 
 def _per_core(seen: Figures) -> float:

@@ -1,145 +1,208 @@
-"""`bench overhead`, the main rounds: CPU at saturation, time added to the first byte.
+"""How `bench overhead` measures: cases in rounds, all contenders by turns in each.
 
-All contenders run by turns in each round, with the others stopped; the first round is discarded.
-64 connections in a closed loop saturate the gateway with whole answers, 128 with streams: engines
-tick every millisecond, so that 128 streams ask for 128,000 chunks/s, more than one core relays.
-For gateways that also wait for Redis the numbers are four times and twice as high: with fewer in
-flight, the other core saturates first. Gateways and LiteLLM, which use one core at most, have it
-to themselves meanwhile, another one in each round (`bench.overhead.cores`). A round in which a
-gateway used less than .9 of its core does not count for it; rounds go on until each has enough.
+The first round is discarded and ratios are taken within a round. 64 connections in a closed loop
+saturate the gateway with whole answers, 128 with streams: engines tick every millisecond, so that
+128 streams ask for 128,000 chunks/s, more than one core relays. For gateways that also wait for
+Redis the numbers are four times and twice as high: with fewer in flight, the other core saturates
+first. A round in which a gateway used less than .9 of its core does not count for it; rounds go on
+until each has enough. A single connection saturates no contender, so its rounds always count.
 """
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rich.progress import Progress
+import msgspec
 
-from bench.common.tools import Figures, HttpLoad, rss_kib, spent
-from bench.overhead.contenders import (
-    GATEWAYS,
+from bench.common.plot import Panel
+from bench.common.report import Row, equals
+from bench.common.steps import bars, scaled, scaled_s
+from bench.common.tools import Figures, HttpLoad, spent
+from bench.overhead.field import (
     LITELLM,
-    OF_ONE_CORE,
     ON_REDIS,
-    ROUNDS,
-    TIME_SCALE,
+    ROUTER,
     Contender,
     Field,
     alone,
+    by_turns,
+    is_gateway,
+    own_core,
 )
-from bench.overhead.cores import own_core
 
-KINDS: Final = ("whole", "stream")
-CHUNKS: Final = 64
-TICK_US: Final = 1000
+ROUNDS: Final = scaled(5)
+"""That must count."""
+MOST_TIMES: Final = 3
+"""So many times as many rounds are measured at most."""
+RUN_S: Final = scaled_s(1.5, 0.3)
 CONNECTIONS: Final = {"whole": 64, "stream": 128}
 ON_REDIS_TIMES: Final = {"whole": 4, "stream": 2}
-RUN_S: Final = 1.5 * TIME_SCALE
-FIRST_BYTE_RUN_S: Final = 3.0 * TIME_SCALE
 SLOW_TIMES: Final = 4
 """So many times as long for LiteLLM: it answers the 64 requests in flight nearly at once, two or
 three such lots in RUN_S, and one more or less would be a third of its figure."""
-RATE_PER_S: Final = 50
 MIN_UTILISATION: Final = 0.9
-_MAX_ROUNDS: Final = 3 * ROUNDS
 
 Round = dict[str, Figures]
 """By contender."""
 
 
-def main_rounds(field: Field, body: Mapping[str, Path]) -> list[Round]:
-    """Rounds that count, and those in which some gateway was not saturated."""
-    rounds: list[Round] = []
-    with Progress(transient=True) as progress:
-        task = progress.add_task("rounds", total=(ROUNDS + 1) * len(field.contenders))
-        for number in range(1 + _MAX_ROUNDS):
-            if enough(rounds):
-                break
-            direct = _first_bytes(field.load, field.engine_ports[0], body)
-            figures: Round = {}
-            for name, contender in field.contenders.items():
-                figures[name] = _one(field.load, contender, body, direct, number)
-                progress.advance(task)
-            if number:  # the first round warms everybody up
-                rounds.append(figures)
-    return rounds
+class Case(msgspec.Struct, frozen=True):
+    """One way to ask. `rate` 0: a closed loop, and CPU counts; else the time to the first byte."""
+
+    label: str
+    body: Path
+    kind: str
+    connections: int
+    run_s: float = RUN_S
+    rate: float = 0.0
+    per: int = 1
+    """What CPU is divided by: the chunks of a stream."""
+    aims: dict[str, float] = {}
+    """By contender: times the router's."""
+    saturates: bool = True
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way at any time: with more connections they take turns."""
+        return min(self.connections, CONNECTIONS[self.kind])
 
 
-def enough(rounds: list[Round]) -> bool:
-    """Whether so many rounds count for each gateway and each kind."""
-    if len(rounds) < ROUNDS:
-        return False
-    names = [name for name in GATEWAYS if name in rounds[0]]
-    return all(
-        len(counting(rounds, name, f"{kind}_cpu_us")) >= ROUNDS for name in names for kind in KINDS
+Seen = dict[str, tuple[Case, list[Round]]]
+"""By the case's label."""
+
+
+def counting(case: Case, rounds: Sequence[Round], name: str) -> list[Round]:
+    """Rounds that count for a contender."""
+    if not is_gateway(name) or case.rate or not case.saturates:
+        return list(rounds)
+    return [figures for figures in rounds if figures[name]["utilisation"] >= MIN_UTILISATION]
+
+
+def enough(case: Case, rounds: Sequence[Round]) -> bool:
+    """Whether so many rounds count for each gateway."""
+    return len(rounds) >= ROUNDS and all(
+        len(counting(case, rounds, name)) >= ROUNDS for name in rounds[0] if is_gateway(name)
     )
 
 
-def counting(rounds: list[Round], name: str, metric: str) -> list[Round]:
-    """Rounds that count for a contender's figure: of a gateway's CPU, the saturated ones."""
-    if name not in GATEWAYS or not metric.endswith("cpu_us"):
-        return rounds
-    busy = metric.replace("cpu_us", "utilisation")
-    return [figures for figures in rounds if figures[name][busy] >= MIN_UTILISATION]
+def measured(found: Field, cases: Sequence[Case], label: str) -> Seen:
+    """Rounds of every case; one with enough rounds that count is done."""
+    seen: Seen = {case.label: (case, []) for case in cases}
+    with by_turns(found), bars() as bar:
+        step = bar(label, (1 + ROUNDS) * len(cases))
+        for number in range(1 + MOST_TIMES * ROUNDS):
+            for case, rounds in seen.values():
+                if enough(case, rounds):
+                    continue
+                direct = _first_byte(found, case, found.engine_ports[0]) if case.rate else {}
+                figures: Round = {}
+                for name, contender in found.contenders.items():
+                    with alone(contender):
+                        if case.rate:
+                            first = _first_byte(found, case, contender.port)
+                            figures[name] = {k: v - direct[k] for k, v in first.items()}
+                        else:
+                            figures[name] = cost(found, case, contender, number)
+                step()
+                if number:  # the first round warms everybody up
+                    rounds.append(figures)
+    return seen
 
 
-def cost(
-    load: HttpLoad,
-    contender: Contender,
-    connections: int,
-    seconds: float,
-    in_flight: int = 0,
-    *,
-    turn: int,
-) -> Figures:
-    """CPU-us of a request in a closed loop, and what else the run showed.
-
-    `turn`: the round's number, by which cores are given out (`overhead_cores`).
-    """
+def cost(found: Field, case: Case, contender: Contender, turn: int) -> Figures:
+    """CPU-us of a request in a closed loop, and what else the run showed."""
+    times = ON_REDIS_TIMES[case.kind] if contender.name == ON_REDIS else 1
+    load = HttpLoad(found.load, contender.port, case.body)
+    run_s = case.run_s * (SLOW_TIMES if contender.name == LITELLM else 1)
+    in_flight = times * case.in_flight if case.connections > case.in_flight else 0
+    connections = case.connections if in_flight else times * case.connections
     with ExitStack() as stack:
-        if contender.name in OF_ONE_CORE:
+        if is_gateway(contender.name) or contender.name == LITELLM:
             stack.enter_context(own_core(contender.pids["self"], turn))
-        run = stack.enter_context(load.start(connections, seconds, in_flight=in_flight))
+        run = stack.enter_context(load.start(connections, run_s, in_flight=in_flight))
         seen, cpu_s = spent(run, contender.pids)
     answered = max(1.0, seen["requests"])
-    found = {
-        "cpu_us": cpu_s["self"] * 1e6 / answered,
+    figures = {
+        "us": cpu_s["self"] * 1e6 / answered / case.per,
         "utilisation": cpu_s["self"] / seen["seconds"],
-        **{key: seen[key] for key in ("requests", "rps", "errors", "gap_p50_us", "gap_p99_us")},
+        **{key: seen[key] for key in ("rps", "errors", "gap_p50_us", "gap_p99_us")},
     }
     if "redis" in cpu_s:
-        found["redis_us"] = cpu_s["redis"] * 1e6 / answered
-    return found
-
-
-def resident_mib(field: Field) -> Figures:
-    """Memory of each contender now."""
-    return {name: rss_kib(c.pids["self"]) / 1024 for name, c in field.contenders.items()}
-
-
-def _one(
-    load: Path, contender: Contender, body: Mapping[str, Path], direct: Figures, turn: int
-) -> Figures:
-    figures: Figures = {}
-    with alone(contender):
-        for kind in KINDS:
-            times = ON_REDIS_TIMES[kind] if contender.name == ON_REDIS else 1
-            connections = CONNECTIONS[kind] * times
-            asking = HttpLoad(load, contender.port, body[kind])
-            run_s = RUN_S * (SLOW_TIMES if contender.name == LITELLM else 1)
-            seen = cost(asking, contender, connections, run_s, turn=turn)
-            figures |= {f"{kind}_{key}": value for key, value in seen.items()}
-        for key, value in _first_bytes(load, contender.port, body).items():
-            figures[f"added_{key}"] = value - direct[key]
+        figures["redis_us"] = cpu_s["redis"] * 1e6 / answered
     return figures
 
 
-def _first_bytes(load: Path, port: int, body: Mapping[str, Path]) -> Figures:
-    """First-byte times at a low rate, in us."""
-    found = {}
-    for kind in KINDS:
-        seen = HttpLoad(load, port, body[kind]).run(8, FIRST_BYTE_RUN_S, RATE_PER_S)
-        found[f"{kind}_p50_us"] = seen["first_p50_us"]
-        found[f"{kind}_p99_us"] = seen["first_p99_us"]
-    return found
+def _first_byte(found: Field, case: Case, port: int) -> Figures:
+    seen = HttpLoad(found.load, port, case.body).run(8, case.run_s, case.rate)
+    return {"us": seen["first_p50_us"], "p99_us": seen["first_p99_us"]}
+
+
+def rows_of(seen: Seen) -> list[Row]:
+    """A row for each case and contender; its ratio is to the router in the same rounds."""
+    rows = []
+    errors = 0.0
+    for case, rounds in seen.values():
+        for name in rounds[0] if rounds else ():
+            told = sum(figures[name].get("errors", 0.0) for figures in rounds)
+            errors += told if is_gateway(name) else 0.0
+            rows.append(_row(case, rounds, name, told))
+    return [*rows, equals("errors of the gateways", errors, 0)]
+
+
+def _row(case: Case, rounds: list[Round], name: str, errors: float) -> Row:
+    counted = counting(case, rounds, name)
+    label = f"{name}: {case.label}"
+    if not counted:
+        busy = max(figures[name]["utilisation"] for figures in rounds)
+        return Row(label, None, f"at most {busy:.2f} cores: never saturated")
+
+    def middle(key: str) -> float:
+        return statistics.median(figures[name][key] for figures in counted)
+
+    values = [figures[name]["us"] for figures in counted]
+    note = f"{min(values):.1f} to {max(values):.1f}"
+    if case.rate:
+        note += f"; p99 {middle('p99_us'):.0f}"
+    else:
+        note += f"; {middle('rps'):.0f}/s at {middle('utilisation'):.2f} cores"
+        if case.kind == "stream":
+            p50, p99 = (middle(f"gap_{p}_us") / 1000 for p in ("p50", "p99"))
+            note += f"; between pieces {p50:.1f} ms, p99 {p99:.1f} ms"
+        if "redis_us" in counted[0][name]:
+            note += f"; Redis {middle('redis_us'):.0f} us"
+    if len(counted) < len(rounds):
+        note += f"; {len(counted)} of {len(rounds)} rounds count"
+    if errors:
+        note += f"; {errors:.0f} errors"
+    ratio = None
+    if ROUTER in rounds[0] and name != ROUTER:
+        ratios = sorted(ratios_of(case, rounds, name))
+        ratio = statistics.median(ratios) if ratios else None
+        if name in case.aims:
+            note += f"; times the router's {ratios[0]:.2f} to {ratios[-1]:.2f}" if ratios else ""
+            note += f"; aim: {case.aims[name]:g}"
+    return Row(label, statistics.median(values), note, ratio=ratio)
+
+
+def ratios_of(case: Case, rounds: list[Round], name: str) -> list[float]:
+    """A contender's figure over the router's, in each round that counts."""
+    counted = [figures for figures in counting(case, rounds, name) if figures[ROUTER]["us"] > 0]
+    return [figures[name]["us"] / figures[ROUTER]["us"] for figures in counted]
+
+
+def panels_of(seen: Seen) -> list[Panel]:
+    """A panel for each case: its figure by contender."""
+    return [
+        Panel(
+            title=case.label,
+            bars={
+                "": {
+                    name: [figures[name]["us"] for figures in counting(case, rounds, name)]
+                    for name in (rounds[0] if rounds else ())
+                }
+            },
+        )
+        for case, rounds in seen.values()
+    ]

@@ -35,8 +35,8 @@ def table_3(azure: Sizing) -> list[Row]:
         for figure, ours, wanted in zip(_FIGURES, _figures(run), published, strict=True):
             rows.append(
                 Row(
-                    metric=f"Table 3, {name}: {figure}",
-                    measured=ours,
+                    f"Table 3, {name}: {figure}",
+                    ours,
                     published=wanted,
                     ratio=ours / wanted,
                     note=_gap(ours, wanted),
@@ -86,8 +86,8 @@ def _longer(metric: str, run: Latency) -> Row:
     waits = ", ".join(f"{name} {wait:.2g} s" for name, wait in run.wait_p99_s.items())
     state = f"; rising in pool {' and '.join(run.drifting)}" if run.drifting else ""
     return Row(
-        metric=metric,
-        measured="holds its SLO" if meets else "does not",
+        metric,
+        "holds its SLO" if meets else "does not",
         published="holds its SLO",
         note=f"P99 TTFT {run.ttft_p99_s:.2f} s (2), TPOT {1000 * run.tpot_p99_s:.1f} ms (80), "
         f"waits {waits}{state}",

@@ -84,8 +84,8 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
 def _rounds(metric: str, measured: float, published: float, digits: int = 0, note: str = "") -> Row:
     """A row that holds when what is measured rounds to what was published."""
     return Row(
-        metric=metric,
-        measured=measured,
+        metric,
+        measured,
         published=published,
         ratio=measured / published,
         target=f"rounds to {published:.{digits}f}",
@@ -96,20 +96,14 @@ def _rounds(metric: str, measured: float, published: float, digits: int = 0, not
 
 def _beside(metric: str, measured: float, published: float, note: str) -> Row:
     """A row without a target."""
-    return Row(
-        metric=metric,
-        measured=measured,
-        published=published,
-        ratio=measured / published,
-        note=note,
-    )
+    return Row(metric, measured, published=published, ratio=measured / published, note=note)
 
 
 def _workloads() -> Row:
     return Row(
-        metric="the workloads' length distributions",
-        measured="fitted",
-        note="the paper's are unpublished; ours were fitted to its Tables 1 and 2, so that these "
+        "the workloads' length distributions",
+        "fitted",
+        "the paper's are unpublished; ours were fitted to its Tables 1 and 2, so that these "
         "check the model and its arithmetic, not the workloads",
     )
 
@@ -120,8 +114,8 @@ def _table_1(azure: Sizing, lmsys: Sizing) -> list[Row]:
         _rounds("Table 1: slots, homogeneous and long (64K)", one, 16),
         _rounds("Table 1: slots, short (8K)", short, 128),
         Row(
-            metric="Table 1: batched tokens 8K, 16K, 8K",
-            measured="not derived",
+            "Table 1: batched tokens 8K, 16K, 8K",
+            "not derived",
             published="8K, 16K, 8K",
             note="a setting of the engines; no formula of the model has it",
         ),
@@ -130,11 +124,7 @@ def _table_1(azure: Sizing, lmsys: Sizing) -> list[Row]:
         _rounds("Table 1, Azure: mu long, req/s", azure.mu_long, 0.4, 1),
         _rounds("Table 1, LMSYS: mu homogeneous, req/s", lmsys.mu_one, 4.1, 1),
         _rounds("Table 1, LMSYS: mu short, req/s", lmsys.mu_short, 6.8, 1),
-        Row(
-            metric="Table 1, LMSYS: mu long, req/s",
-            measured=lmsys.mu_long,
-            note="left out in the paper",
-        ),
+        Row("Table 1, LMSYS: mu long, req/s", lmsys.mu_long, "left out in the paper"),
         _rounds("App. A, Azure: mean iterations", AZURE.iterations(0, WINDOW), 290),
         _rounds("App. A: t_iter of 16 slots, ms", 1000 * iteration_s(one), 18.4, 1),
         _rounds(
@@ -166,9 +156,9 @@ def _table_2(azure: Sizing, lmsys: Sizing) -> list[Row]:
             _rounds(f"Table 2, {name}: both pools", ours.total, total),
             _rounds(f"Table 2, {name}: savings, %", 100 * ours.savings, percent, 1),
             Row(
-                metric=f"Table 2, {name}: savings with equal heads, %",
-                measured=100 * ours.savings_at_equal_heads,
-                note="the paper gives one pool 8 % headroom, the short pool 5, the long pool 2; "
+                f"Table 2, {name}: savings with equal heads, %",
+                100 * ours.savings_at_equal_heads,
+                "the paper gives one pool 8 % headroom, the short pool 5, the long pool 2; "
                 f"{100 * (ours.savings - ours.savings_at_equal_heads):.1f} points come from that",
             ),
             _rounds(f"Section 4.2, {name}: instances saved", ours.one - ours.total, saved),
@@ -220,8 +210,8 @@ def _table_4() -> list[Row]:
                 f"c + (4 - c) .95^{AT} = {expected_ema(known, AT):.3f}; true {known.ratio}",
             ),
             Row(
-                metric=f"{name}: error at n = {AT}, noise-free, profile paper",
-                measured=abs(plain / known.ratio - 1),
+                f"{name}: error at n = {AT}, noise-free, profile paper",
+                abs(plain / known.ratio - 1),
                 published=known.error,
                 ratio=abs(plain / known.ratio - 1) / known.error,
                 target=f"{drift:.3f} +- .002",
@@ -236,8 +226,8 @@ def _table_4() -> list[Row]:
                 _runs(found["paper"]),
             ),
             Row(
-                metric=f"{name}: mean error of runs, profile default",
-                measured=found["default"].error,
+                f"{name}: mean error of runs, profile default",
+                found["default"].error,
                 published=known.error,
                 ratio=found["default"].error / known.error,
                 target=f"<= {_DEFAULT_LIMIT:g}",
@@ -248,8 +238,8 @@ def _table_4() -> list[Row]:
         for profile, learned in found.items():
             rows.append(
                 Row(
-                    metric=f"{name}: misroutes, profile {profile}",
-                    measured=learned.misroutes,
+                    f"{name}: misroutes, profile {profile}",
+                    learned.misroutes,
                     published=known.misroutes,
                     ratio=learned.misroutes / known.misroutes,
                     target=f"<= {_MISROUTE_LIMIT:g}",
@@ -320,22 +310,22 @@ def _table_5() -> list[Row]:
         _rounds("Table 5: slots, 8K", slots[0], 676),
         _rounds("Table 5: slots, 32K", slots[1], 169),
         Row(
-            metric="Table 5: nodes, homogeneous",
-            measured="cannot be derived",
+            "Table 5: nodes, homogeneous",
+            "cannot be derived",
             published=NODES_ONE,
             note=underivable + "the rows below start from it",
         ),
         Row(
-            metric="Table 5: nodes, token-budget",
-            measured="cannot be derived",
+            "Table 5: nodes, token-budget",
+            "cannot be derived",
             published=NODES_TWO,
             note=underivable + needs,
         ),
         _rounds("Table 5: GPUs, homogeneous", GPUS_PER_NODE * NODES_ONE, 1576),
         _rounds("Table 5: GPUs, token-budget", GPUS_PER_NODE * NODES_TWO, 1096),
         Row(
-            metric="Table 5: M$ a year, homogeneous",
-            measured=dollars[0],
+            "Table 5: M$ a year, homogeneous",
+            dollars[0],
             published=50.6,
             ratio=dollars[0] / 50.6,
             target="50.6, cut",
@@ -369,7 +359,7 @@ def _figure_6() -> list[Row]:
                 rows.append(_rounds(metric, percent, published, digits, note))
             else:
                 note = "published as a mark without a number"
-                rows.append(Row(metric=metric, measured=percent, note=note))
+                rows.append(Row(metric, percent, note))
     grown = list(azure.values())
     among = "among the six; between them, rounding up to whole instances makes small steps"
     rows += [
@@ -383,8 +373,8 @@ def _figure_6() -> list[Row]:
         least = min(savings[8192], savings[16_384]) / max(savings.values())
         rows.append(
             Row(
-                metric=f"Section 8, {name}: least of 8K and 16K over the peak",
-                measured=least,
+                f"Section 8, {name}: least of 8K and 16K over the peak",
+                least,
                 published="> 0.8",
                 target="> 0.8",
                 holds=least > 0.8,
@@ -395,18 +385,16 @@ def _figure_6() -> list[Row]:
 
 def _claim(metric: str, true: bool, note: str = "") -> Row:
     measured = "yes" if true else "no"
-    return Row(
-        metric=metric, measured=measured, published="yes", target="yes", holds=true, note=note
-    )
+    return Row(metric, measured, published="yes", target="yes", holds=true, note=note)
 
 
 def _other_data(folder: Path | None) -> list[Row]:
     if folder is None:
         return [
             Row(
-                metric="the same on other workloads",
-                measured="not measured",
-                note="give --data: a folder with azure_cdf.json and lmsys_cdf.json of fleet-sim "
+                "the same on other workloads",
+                "not measured",
+                "give --data: a folder with azure_cdf.json and lmsys_cdf.json of fleet-sim "
                 "or the Azure 2023 traces",
             )
         ]
@@ -419,22 +407,20 @@ def _other_data(folder: Path | None) -> list[Row]:
     if traces:
         name = "Azure 2023 pairs, " + " + ".join(t.stem.rpartition("_")[2] for t in traces)
         rows += _other_rows(name, read_pairs(*traces), "real prompt and answer lengths")
-    return rows or [
-        Row(metric="the same on other workloads", measured="not found", note=str(folder))
-    ]
+    return rows or [Row("the same on other workloads", "not found", str(folder))]
 
 
 def _other_rows(name: str, traffic: BinnedTraffic, note: str) -> list[Row]:
     ours = size(traffic)
     return [
-        Row(metric=f"{name}: mu homogeneous, req/s", measured=ours.mu_one, note=note),
-        Row(metric=f"{name}: mu short, req/s", measured=ours.mu_short),
-        Row(metric=f"{name}: share up to 8K", measured=ours.alpha),
-        Row(metric=f"{name}: homogeneous", measured=ours.one),
-        Row(metric=f"{name}: short + long", measured=f"{ours.short} + {ours.long}"),
-        Row(metric=f"{name}: savings, %", measured=100 * ours.savings),
+        Row(f"{name}: mu homogeneous, req/s", ours.mu_one, note),
+        Row(f"{name}: mu short, req/s", ours.mu_short),
+        Row(f"{name}: share up to 8K", ours.alpha),
+        Row(f"{name}: homogeneous", ours.one),
+        Row(f"{name}: short + long", f"{ours.short} + {ours.long}"),
+        Row(f"{name}: savings, %", 100 * ours.savings),
         Row(
-            metric=f"{name}: savings at 1K ... 32K, %",
-            measured=" ".join(f"{100 * size(traffic, b).savings:.1f}" for b in BOUNDARIES),
+            f"{name}: savings at 1K ... 32K, %",
+            " ".join(f"{100 * size(traffic, b).savings:.1f}" for b in BOUNDARIES),
         ),
     ]

@@ -109,7 +109,7 @@ def coverage_rows(found: dict[str, list[Judged]]) -> list[Row]:
         published = _PUBLISHED.get(name, (None,) * 3)
         rows += [
             Row(
-                metric=f"{name}: raw coverage",
+                f"{name}: raw coverage",
                 published=published[0],
                 measured=mean(j.raw for j in seeds),
                 note="of the trained .95 quantile",
@@ -119,7 +119,7 @@ def coverage_rows(found: dict[str, list[Judged]]) -> list[Row]:
         short = [mean(getattr(j, f"short_{kind}_ms") for j in seeds) for kind in _KINDS]
         rows.append(
             Row(
-                metric=f"{name}: signed residual, raw -> calibrated, ms",
+                f"{name}: signed residual, raw -> calibrated, ms",
                 published=published[2],
                 measured="{:.0f} -> {:.0f}".format(*short),
                 note="ours: quantile - actual of the misses; the paper does not define its own",
@@ -136,7 +136,7 @@ def _coverage(name: str, published: float | None, seeds: Sequence[Judged]) -> Ro
         target, holds = ">= .9", min(settled) >= 0.9
     early = min(j.early for j in seeds)
     return Row(
-        metric=f"{name}: calibrated coverage",
+        f"{name}: calibrated coverage",
         published=published,
         measured=mean(settled),
         target=target,
@@ -167,8 +167,8 @@ def _other_ways(
         wide = mean(j.wide for seeds in found.values() for j in seeds)
         rows.append(
             Row(
-                metric=f"{way}: worst coverage of all shifts",
-                measured=settled[worst],
+                f"{way}: worst coverage of all shifts",
+                settled[worst],
                 target=">= .9",
                 holds=settled[worst] >= 0.9,
                 note=f"{worst}; quantiles sum to {wide:.2f} of the actual times",
@@ -185,9 +185,7 @@ def pinball_rows(tree: PoolSection, boosted: PoolSection) -> list[Row]:
     others = {name: losses[name] for name in names if name in losses}
     rows = [
         Row(
-            metric=f"held-out pinball: {name}, ms",
-            measured=1000 * loss,
-            note=f"{loss / constant:.2f} of the constant's",
+            f"held-out pinball: {name}, ms", 1000 * loss, f"{loss / constant:.2f} of the constant's"
         )
         for name, loss in {"one constant": constant, **others}.items()
     ]
@@ -195,8 +193,8 @@ def pinball_rows(tree: PoolSection, boosted: PoolSection) -> list[Row]:
         limit = 0.4 if name == "tree" else 0.33
         rows.append(
             Row(
-                metric=f"held-out pinball: {name}, ms",
-                measured=1000 * loss,
+                f"held-out pinball: {name}, ms",
+                1000 * loss,
                 target=f"<= {limit:g} of the constant's",
                 holds=loss <= limit * constant,
                 note=f"{loss / constant:.2f} of it",
@@ -240,5 +238,5 @@ def cost_rows(tree: PoolSection, boosted: PoolSection) -> list[Row]:
         observe = cpu_us(partial(predictor.observe, 1, x, *seen, seen[0]))
         note = f"observe {observe:.1f} us, once a request"
         metric = f"CPU of a prediction, {name}, us"
-        rows.append(Row(metric=metric, measured=predict, note=note))
+        rows.append(Row(metric, predict, note))
     return rows

@@ -22,8 +22,9 @@ from bench.quartz.peers import (
     TokenFair,
     TwoChoices,
     Uncalibrated,
+    WeightedScores,
 )
-from bench.quartz.workloads import MIXED, workloads
+from bench.quartz.workloads import HEAVY, MIXED, Workload, workloads
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz_profile import DEFAULT, QuartzProfile
@@ -57,10 +58,7 @@ def _but(**changes: Any) -> QuartzProfile:
 # Name -> scheduler and its profile.
 POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "FIFO-LL": ("least-loaded", DEFAULT),
-    "FIFO-P2C": ("two-choices", DEFAULT),
     "Locality-aware": ("sticky", DEFAULT),
-    "cache-aware": ("cache-aware", DEFAULT),
-    "TokenFair": ("token-fair", DEFAULT),
     "PointPred": ("quartz", _but(quantile=False)),
     "QUARTZ": ("quartz", DEFAULT),
     "QUARTZ, trained": ("quartz", DEFAULT),
@@ -73,6 +71,14 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
 }
 
 
+PEERS: Final[dict[str, tuple[Callable[[PoolState, int], Any], bool]]] = {
+    "FIFO-P2C": (lambda pool, _: TwoChoices(pool), False),
+    "cache-aware": (lambda pool, _: CacheAware(pool), True),
+    "cache-aware, bounded": (lambda pool, _: CacheAware(pool), False),
+    "TokenFair": (lambda pool, _: TokenFair(pool), False),
+    "weighted": (WeightedScores, False),
+}
+"""Routers that are not in the gateway, and whether their index forgets nothing."""
 VARIANTS: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "lambda 0.02": ("quartz", _but(aging=0.02)),
     "lambda 0.1": ("quartz", _but(aging=0.1)),
@@ -93,12 +99,15 @@ _SHIFTED: Final = {"x3": (3.0, 3.0), "/3": (1 / 3, 1 / 3), "x3 or /3": (1 / 3, 3
 
 
 class LabFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run."""
+    """Of one run, or means of several."""
 
+    p50_s: float
     p95_s: float
     p99_s: float
     violations: float
-    """Share of requests with a TTFT above their SLO."""
+    """Share of requests whose first token came after their SLO, or not at all."""
+    others_violations: float
+    """Of the clients but the heavy one."""
     max_wait_s: float
     hit: float
     """Cached share of all prompt tokens."""
@@ -109,7 +118,7 @@ class LabFigures(msgspec.Struct, frozen=True, kw_only=True):
     long_slowdown: float
     """Mean TTFT of long requests over the same alone on a cold worker."""
     tokens_per_s: float
-    lost: int
+    lost: float
 
 
 @cache
@@ -118,18 +127,18 @@ def trained() -> PoolSection:
     return train(rows_of(MIXED, WORKER, TRAINING_REQUESTS, _TRAINING_SEED))
 
 
-def make(policy: str, workers: int = WORKERS, engine: EngineProfile = WORKER) -> SimulatedGateway:
+def make(
+    policy: str, workers: int = WORKERS, engine: EngineProfile = WORKER, seed: int = 0
+) -> SimulatedGateway:
     """A fresh gateway with this policy, which has learned nothing but what was trained."""
     slots = engine.max_num_seqs
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), slots)
+    if policy in PEERS:
+        peer, endless = PEERS[policy]
+        index = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
+        return SimulatedGateway(pool, peer(pool, seed), index)
     name, profile = (POLICIES | VARIANTS)[policy]
     predictor = _predictor(policy, workers, slots)
-    if name == "cache-aware":
-        return SimulatedGateway(pool, CacheAware(pool), UnboundedPrefixes(workers))
-    if name == "two-choices":
-        return SimulatedGateway(pool, TwoChoices(pool), PrefixIndex(workers))
-    if name == "token-fair":
-        return SimulatedGateway(pool, TokenFair(pool), PrefixIndex(workers))
     scheduler = make_scheduler(
         name,
         pool,
@@ -194,15 +203,18 @@ def figures(demands: Sequence[Demand], served: ServedRequest) -> LabFigures:
     prompts = np.array([d.prompt_tokens for d in demands])
     outputs = sum(d.output_tokens for d in demands)
     clients = np.array([d.client for d in demands])
+    late = ~(ttft_s <= slo_s)  # without a first token, too
     speed = ideal_s(prompts) / ttft_s
     mean = np.array([speed[clients == c].mean() for c in np.unique(clients)])
     long = slo_s > slo_s.min()
     within = served.within[SETTLED:]
     span_s = np.nanmax(served.end_s) - demands[0].arrival_s
     return LabFigures(
+        p50_s=float(np.quantile(ttft_s, 0.5)),
         p95_s=float(np.quantile(ttft_s, 0.95)),
         p99_s=float(np.quantile(ttft_s, 0.99)),
-        violations=float((ttft_s > slo_s).mean()),
+        violations=float(late.mean()),
+        others_violations=float(late[clients != HEAVY].mean()),
         max_wait_s=float(served.wait_s.max()),
         hit=float(served.cached_tokens.sum() / prompts.sum()),
         coverage=float(np.nanmean(within)) if np.isfinite(within).any() else math.nan,
@@ -211,6 +223,30 @@ def figures(demands: Sequence[Demand], served: ServedRequest) -> LabFigures:
         tokens_per_s=float((prompts.sum() + outputs) / span_s),
         lost=served.lost,
     )
+
+
+def mean_figures(found: Sequence[LabFigures]) -> LabFigures:
+    """Each figure's mean."""
+    names = LabFigures.__struct_fields__
+    return LabFigures(**{n: float(np.mean([getattr(f, n) for f in found])) for n in names})
+
+
+def over(
+    policy: str,
+    demands_of: Workload,
+    seeds: Iterable[int],
+    *,
+    workers: int = WORKERS,
+    engine: EngineProfile = WORKER,
+) -> LabFigures:
+    """Means of a policy over the seeds."""
+    found = []
+    for seed in seeds:
+        demands = demands_of(seed)
+        gateway = make(policy, workers, engine, seed)
+        served = run(demands, [gateway], seed=seed, profiles=[engine] * workers)
+        found.append(figures(demands, served))
+    return mean_figures(found)
 
 
 Task = tuple[str, int, tuple[str, ...], Path | None]

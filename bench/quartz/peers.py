@@ -12,7 +12,7 @@ from gateway.scheduling.quartz_worker_state import Backlogs, WorkerQueues
 from gateway.scheduling.scheduler import Job, Match
 from predictor.features import ACTIVE, BACKLOG, UNCACHED, features
 from predictor.online import PrefillPredictor
-from simulator.experiments.scheduling import WORKER
+from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER
 
 CACHE_THRESHOLD: Final = 0.5
 BALANCE_ABS: Final = 32
@@ -166,9 +166,9 @@ class WeightedScores(Immediate):
 
     __slots__ = ("_kv_tokens", "_random", "_waiting")
 
-    def __init__(self, pool: PoolState, kv_tokens: int, seed: int) -> None:
+    def __init__(self, pool: PoolState, seed: int) -> None:
         super().__init__(pool)
-        self._kv_tokens = kv_tokens
+        self._kv_tokens = WORKER.kv_blocks * BLOCK_TOKENS
         self._random = Random(seed)
         self._waiting = [0] * len(pool.workers)
 

@@ -3,37 +3,37 @@
 Schedulers, predictor and prefix index are those of the gateway; the engines are
 `simulator.engine.engine`, in virtual time (simulator.experiments.scheduling). The predictor starts
 untrained in every run. Figures are means over the seeds; each seed's requests are the same for
-every policy. Two worker processes are started, nothing else.
+every policy. A worker process for each core is started, nothing else.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-from rich.progress import Progress
-
+from bench.common.plot import Panel, draw
 from bench.common.report import Report
-from bench.quartz import cost, limits, scenes
-from bench.quartz.lab import POLICIES, VARIANTS, Results, Task, run_all
+from bench.common.steps import bars, scaled
+from bench.quartz import scenes
+from bench.quartz.lab import POLICIES, Results, Task, run_all
 from bench.quartz.tables import other_rows, table_rows, target_rows
 from bench.quartz.workloads import MOONCAKE_FILE
 
-SEEDS: Final = 8
+SEEDS: Final = scaled(8, 2)
 """Of Mixed and Mixed Bursty; the other workloads have `FEW`."""
-FEW: Final = 4
-_MAIN: Final = tuple(name for name in POLICIES if name not in {"QUARTZ, endless index", *VARIANTS})
+FEW: Final = scaled(4, 2)
+_MAIN: Final = (*POLICIES, "FIFO-P2C", "cache-aware", "TokenFair")
 _SHIFTS: Final = ("FIFO-LL", "PointPred", "No Calibration", "QUARTZ")
 _PLAIN: Final = ("FIFO-LL", "Locality-aware", "cache-aware", "QUARTZ")
 _WHICH: Final[dict[str, tuple[str, ...]]] = {
-    "Chat": _PLAIN,
-    "RAG": _PLAIN,
-    "Structured Prefix-Reuse": _PLAIN,
-    "More RAG": _SHIFTS,
-    "Low Reuse": _SHIFTS,
-    "Large Budget": _SHIFTS,
-    "Mooncake": _PLAIN,
+    **dict.fromkeys(("Chat", "RAG", "Structured Prefix-Reuse", "Mooncake"), _PLAIN),
+    **dict.fromkeys(("More RAG", "Low Reuse", "Large Budget"), _SHIFTS),
     "Agents": (*_PLAIN, "QUARTZ, endless index"),
+}
+_DRAWN: Final = {
+    "policies": ("FIFO-LL", "TokenFair", "Locality-aware", "cache-aware", "PointPred", "QUARTZ"),
+    "ablations": (
+        *("FIFO-LL", "No Locality Feature", "Queueing-only", "Routing-only", "No Calibration"),
+        *("No Fairness", "QUARTZ"),
+    ),
 }
 
 
@@ -45,30 +45,33 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
         for seed in range(SEEDS)
     ]
     tasks += [(w, seed, which, data) for w, which in _WHICH.items() for seed in range(FEW)]
-    rows = cost.cost_rows()  # first, while nothing else runs
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-
-        def bar(label: str, steps: int) -> Callable[[], None]:
-            task = progress.add_task(label, total=steps)
-            return lambda: progress.advance(task)
-
+    with bars() as bar:
         results = run_all(tasks, bar("workloads", len(tasks)))
-        rows += target_rows(results)
-        rows += scenes.gateway_rows(range(SEEDS), bar("gateways", 2 * SEEDS))
-        rows += scenes.heavy_rows(range(FEW), bar("heavy client", 4))
-        rows += scenes.trouble_rows(range(FEW), bar("trouble", 3))
-        rows += limits.limit_rows(bar("slots and KV", limits.SCENES))
-        rows += limits.shift_rows(range(FEW), bar("wrong predictions", 2))
-        rows += limits.parameter_rows(range(FEW), bar("parameters", limits.PARAMETERS))
-    rows += table_rows(results) + other_rows(results)
-    return Report(name="quartz", rows=rows, detail=_detail(results, plot, data))
-
-
-def _detail(results: Results, plot: Path | None, data: Path | None) -> dict[str, Any]:
+        rows = [*target_rows(results), *scenes.rows(SEEDS, FEW, bar)]
+    rows += [*table_rows(results), *other_rows(results)]
     traced = data is not None and (data / MOONCAKE_FILE).is_file()
-    detail: dict[str, Any] = {"seeds": SEEDS, "mooncake": "trace" if traced else "synthetic"}
+    detail: dict[str, object] = {"seeds": SEEDS, "mooncake": "trace" if traced else "synthetic"}
     if plot is not None:
-        from bench.quartz.plot import draw
+        detail["plots"] = [draw(plot, f"quartz-{name}", _panels(results, policies))
+                           for name, policies in _DRAWN.items()]  # fmt: skip
+    return Report(name="quartz", rows=rows, detail=detail)
 
-        detail["plots"] = [str(file) for file in draw(results, plot)]
-    return detail
+
+def _panels(results: Results, policies: tuple[str, ...]) -> list[Panel]:
+    """Tails and violations by policy."""
+    return [
+        Panel(
+            xlabel=label,
+            bars={
+                workload: {
+                    policy: [scale * getattr(f, field) for f in results[workload, policy]]
+                    for policy in policies
+                }
+                for workload in ("Mixed", "Mixed Bursty")
+            },
+        )
+        for label, field, scale in (
+            ("P99 TTFT, s", "p99_s", 1.0),
+            ("SLO violations, % of requests", "violations", 100.0),
+        )
+    ]

@@ -7,7 +7,8 @@ the directions, not the figures.
 
 from typing import Final
 
-from bench.common.report import Row
+from bench.common.report import Row, at_least, between, judged
+from bench.common.report import beside as _beside
 from bench.quartz.lab import Results, mean_of, paired
 
 # P95 ms, P99 ms, violations %, tokens/s.
@@ -63,9 +64,9 @@ def table_rows(results: Results) -> list[Row]:
 
     rows = [
         Row(
-            metric=f"{workload}, {policy}: P99 TTFT, ms",
-            measured=1000 * of(workload, policy, "p99_s"),
-            note=f"violations {100 * of(workload, policy, 'violations'):.1f} %",
+            f"{workload}, {policy}: P99 TTFT, ms",
+            1000 * of(workload, policy, "p99_s"),
+            f"violations {100 * of(workload, policy, 'violations'):.1f} %",
         )
         for workload in ("Mixed", "Mixed Bursty")
         for policy in ("FIFO-P2C", "Oracle")
@@ -92,15 +93,8 @@ def table_rows(results: Results) -> list[Row]:
     for workload, covered in _TABLE_6.items():
         share = of(workload, "QUARTZ", "coverage")
         low, high = (0.93, 0.96) if workload == "Mixed" else (0.90, 1.0)
-        rows.append(
-            Row(
-                metric=f"Table 6, {workload}: calibrated coverage at .95, after 1,000 requests",
-                published=covered,
-                measured=share,
-                target=f"in [{low:g}, {high:g}]",
-                holds=low <= share <= high,
-            )
-        )
+        metric = f"Table 6, {workload}: calibrated coverage at .95, after 1,000 requests"
+        rows.append(between(metric, share, low, high, published=covered))
     for workload, cells in _TABLE_7.items():
         for policy, published in cells.items():
             measured = 100 - 100 * of(workload, policy, "violations")
@@ -129,41 +123,30 @@ def target_rows(results: Results) -> list[Row]:
             after = mean_of(results, workload, "QUARTZ", field)
             cut = 1 - after / before
             _, _, high = paired(results, workload, "QUARTZ", "FIFO-LL", field)
-            rows.append(
-                Row(
-                    metric=f"{workload}: {text} below FIFO-LL's, %",
-                    measured=100 * cut,
-                    target=f">= {100 * least:g}, the interval of the difference below 0",
-                    holds=cut >= least and cut > 0 and high < 0,
-                    note=f"{before:.3g} to {after:.3g}",
-                )
-            )
+            metric = f"{workload}: {text} below FIFO-LL's, %"
+            target = f">= {100 * least:g}, the interval of the difference below 0"
+            holds = cut >= least and cut > 0 and high < 0
+            rows.append(judged(metric, 100 * cut, target, holds, f"{before:.3g} to {after:.3g}"))
         rows += [
             _not_worse(results, workload, other) for other in ("Locality-aware", "cache-aware")
         ]
         middle, low, high = paired(results, workload, "QUARTZ", "PointPred", "p99_s")
         interval = f"{1000 * low:.0f} to {1000 * high:.0f}"
         note = f"difference {1000 * middle:.0f} ms, 95 % interval {interval}"
-        rows.append(
-            Row(
-                metric=f"{workload}: P99 TTFT against PointPred, ms",
-                measured=1000 * mean_of(results, workload, "QUARTZ", "p99_s"),
-                published=None,
-                note=note,
-            )
-        )
+        ours = 1000 * mean_of(results, workload, "QUARTZ", "p99_s")
+        rows.append(Row(f"{workload}: P99 TTFT against PointPred, ms", ours, note))
     return rows
 
 
 def _not_worse(results: Results, workload: str, other: str) -> Row:
     middle, low, high = paired(results, workload, "QUARTZ", other, "violations")
     theirs = 100 * mean_of(results, workload, other, "violations")
-    return Row(
-        metric=f"{workload}: violations less {other}'s, points",
-        measured=100 * middle,
-        target="95 % interval of the paired difference includes 0 or is below",
-        holds=low <= 0,
-        note=f"theirs {theirs:.2f} %; interval {100 * low:.2f} to {100 * high:.2f}",
+    return judged(
+        f"{workload}: violations less {other}'s, points",
+        100 * middle,
+        "95 % interval of the paired difference includes 0 or is below",
+        low <= 0,
+        f"theirs {theirs:.2f} %; interval {100 * low:.2f} to {100 * high:.2f}",
     )
 
 
@@ -174,26 +157,16 @@ def other_rows(results: Results) -> list[Row]:
         for policy in ("FIFO-LL", "Locality-aware", "cache-aware", "QUARTZ"):
             late = 100 * mean_of(results, workload, policy, "violations")
             hit = 100 * mean_of(results, workload, policy, "hit")
-            rows.append(
-                Row(
-                    metric=f"{workload}, {policy}: P99 TTFT, s",
-                    measured=mean_of(results, workload, policy, "p99_s"),
-                    note=f"violations {late:.1f} %, {hit:.1f} % of prompt tokens cached",
-                )
-            )
+            note = f"violations {late:.1f} %, {hit:.1f} % of prompt tokens cached"
+            p99_s = mean_of(results, workload, policy, "p99_s")
+            rows.append(Row(f"{workload}, {policy}: P99 TTFT, s", p99_s, note))
     rows += _trained_rows(results)
     rows += [_not_worse(results, "Agents", other) for other in ("Locality-aware", "cache-aware")]
     found = mean_of(results, "Agents", "QUARTZ", "hit")
     endless = mean_of(results, "Agents", "QUARTZ, endless index", "hit")
-    rows.append(
-        Row(
-            metric="Agents: cache hits, share of those with an endless index",
-            measured=found / endless,
-            target=">= 0.9",
-            holds=found >= 0.9 * endless,
-            note=f"{100 * found:.1f} and {100 * endless:.1f} % of prompt tokens",
-        )
-    )
+    metric = "Agents: cache hits, share of those with an endless index"
+    note = f"{100 * found:.1f} and {100 * endless:.1f} % of prompt tokens"
+    rows.append(at_least(metric, found / endless, 0.9, note))
     return rows
 
 
@@ -204,23 +177,11 @@ def _trained_rows(results: Results) -> list[Row]:
         for policy, name in (("QUARTZ", "prior"), ("QUARTZ, trained", "trained tree")):
             late = 100 * mean_of(results, workload, policy, "violations")
             covered = mean_of(results, workload, policy, "coverage")
-            rows.append(
-                Row(
-                    metric=f"{workload}, predictions of the {name}: P99 TTFT, ms",
-                    measured=1000 * mean_of(results, workload, policy, "p99_s"),
-                    note=f"violations {late:.2f} %, coverage {covered:.3f}",
-                )
-            )
+            metric = f"{workload}, predictions of the {name}: P99 TTFT, ms"
+            note = f"violations {late:.2f} %, coverage {covered:.3f}"
+            rows.append(Row(metric, 1000 * mean_of(results, workload, policy, "p99_s"), note))
         middle, low, high = paired(results, workload, "QUARTZ, trained", "QUARTZ", "p99_s")
-        rows.append(
-            Row(
-                metric=f"{workload}: P99 TTFT with the tree less that with the prior, ms",
-                measured=1000 * middle,
-                note=f"95 % interval {1000 * low:.0f} to {1000 * high:.0f}",
-            )
-        )
+        metric = f"{workload}: P99 TTFT with the tree less that with the prior, ms"
+        interval = f"95 % interval {1000 * low:.0f} to {1000 * high:.0f}"
+        rows.append(Row(metric, 1000 * middle, interval))
     return rows
-
-
-def _beside(metric: str, measured: float, published: float) -> Row:
-    return Row(metric=metric, measured=measured, published=published, ratio=measured / published)

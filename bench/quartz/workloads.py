@@ -23,6 +23,8 @@ CHAT_SLO_S: Final = 2.0
 LONG_SLO_S: Final = 4.0
 MOONCAKE_FILE: Final = "mooncake_conversation_trace.jsonl"
 MOONCAKE_BLOCK: Final = 512
+HEAVY: Final = "heavy"
+"""The client that asks for as much as all others together."""
 
 Segments = tuple[tuple[int, int], ...]
 """(number, tokens) of each part of a prompt."""
@@ -148,10 +150,10 @@ def mixed(seed: int, shape: StreamShape, requests: int = REQUESTS) -> list[Deman
     if shape.heavy:
         count = int(shape.heavy * arrivals[-1][0])
         more = np.sort(random.random(count)) * arrivals[-1][0]
-        arrivals = sorted(arrivals + [(float(t), "heavy") for t in more])
+        arrivals = sorted(arrivals + [(float(t), HEAVY) for t in more])
     return [
         stream.rag(client, now_s)
-        if random.random() < (shape.heavy_rag if client == "heavy" else shape.rag)
+        if random.random() < (shape.heavy_rag if client == HEAVY else shape.rag)
         else stream.chat(client, now_s)
         for now_s, client in arrivals
     ]

@@ -72,13 +72,13 @@ def scene(url: str) -> Iterator[Row]:
     metrics = read_metrics(url)
     for series, value in metrics.items():
         if series.startswith("sluice_predictor_coverage"):
-            yield Row(metric=series, measured=value, note="aim: .90 to .98")
+            yield Row(series, value, "aim: .90 to .98")
     compressed = sum(
         value
         for series, value in metrics.items()
         if series.startswith("sluice_compression_total") and 'result="compressed"' in series
     )
-    yield Row(metric="compressed prompts", measured=compressed)
+    yield Row("compressed prompts", compressed)
 
 
 async def _send(url: str) -> Counter[str]:

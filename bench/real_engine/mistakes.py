@@ -40,8 +40,8 @@ def _row(metric: str, folder: Path, config: dict[str, Any], words: tuple[str, st
     said += found["remarks"]
     holds = not said if words is None else any(all(w in text for w in words) for text in said)
     return Row(
-        metric=f"check --live: {metric}",
-        measured="; ".join(said) or "nothing",
+        f"check --live: {metric}",
+        "; ".join(said) or "nothing",
         target="nothing" if words is None else " ... ".join(words),
         holds=holds,
         note=f"exit {code}",

@@ -31,10 +31,7 @@ def scene(folder: Path, engine: RealEngine) -> Iterator[Row]:
     found = _calibrated(engine, profile, longest)
     if not profile.exists():
         yield Row(
-            metric="calibrate wrote a profile",
-            measured=str(found.get("problem")),
-            target="a profile",
-            holds=False,
+            "calibrate wrote a profile", str(found.get("problem")), target="a profile", holds=False
         )
         return
     checks = json.loads(profile.read_text("utf-8"))["provenance"]["held_out"]
@@ -47,7 +44,7 @@ def scene(folder: Path, engine: RealEngine) -> Iterator[Row]:
     (pool,) = _plan(trace, profile, MIN_ENGINES * rate, engine.window)["pools"].values()
     planned_s = pool["ttft_p99_s"]
     measured_s = _replayed(trace, engine, rate)
-    yield Row(metric="capacity of one engine, requests/s", measured=capacity)
+    yield Row("capacity of one engine, requests/s", capacity)
     yield at_most(
         f"P99 TTFT at {SHARE:g} of it: measured against planned, difference",
         abs(measured_s / planned_s - 1),

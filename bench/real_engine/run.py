@@ -5,16 +5,18 @@ they schedule, answer, refuse and report is the real thing. Skipped, with the re
 wheel cannot be had.
 """
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
-from rich.console import Console
-
-from bench.common.report import Report, Row
-from bench.real_engine import adapters, all_on, mistakes, planned, suite
+from bench.common.report import Row
+from bench.real_engine import adapters as lora
+from bench.real_engine import all_on as everything
+from bench.real_engine import mistakes as mistaken
+from bench.real_engine import planned as planning
+from bench.real_engine import suite
 from bench.real_engine.commands import gateway
 from bench.real_engine.engines import RealEngine
 from bench.real_engine.environment import (
@@ -36,44 +38,32 @@ _BUSY = 1.0
 """Load of the machine above which figures of time are said to be busy."""
 
 
-def run() -> Report:
-    """Every scene; $SLUICE_REAL_ENGINE_SCENES names some of them, with commas."""
-    wanted = os.environ.get("SLUICE_REAL_ENGINE_SCENES")
-    folder, console = default_folder(), Console(stderr=True)
+@contextlib.contextmanager
+def _lab(rows: list[Row], size: Size = TINY) -> Iterator["_Lab | None"]:
+    """Engines that end with the block; None, and a row that says why, where they cannot be had."""
+    folder, load = default_folder(), os.getloadavg()[0]
     folder.mkdir(parents=True, exist_ok=True)
-    load = os.getloadavg()[0]
-    rows = [Row(metric="load of the machine before", measured=load, note=_said_of(load))]
+    busy = "busy: figures of time are worth little" if load > _BUSY else ""
+    rows.append(Row("load of the machine before", load, busy))
     try:
         python = engine_python(folder)
     except Unavailable as reason:
-        return Report(name="real-engine", rows=[Row(metric="skipped", measured=str(reason))])
-    rows.append(Row(metric="engine", measured=f"vLLM {VERSION} on the CPU"))
-    for name, scene in _SCENES.items():
-        if wanted is None or name in wanted.split(","):
-            console.print(f"real-engine: {name}")
-            rows += scene(python, folder)
-    return Report(name="real-engine", rows=rows)
-
-
-def _said_of(load: float) -> str:
-    return "busy: other programs ran, figures of time are worth little" if load > _BUSY else ""
+        rows.append(Row("skipped", str(reason)))
+        yield None
+        return
+    rows.append(Row("engine", f"vLLM {VERSION} on the CPU"))
+    with Children() as children:
+        yield _Lab(python, folder, size, children)
 
 
 class _Lab:
-    """Engines that end with the block."""
+    """Starts engines."""
 
-    def __init__(self, python: Path, folder: Path, size: Size = TINY) -> None:
-        self._python, self._folder = python, folder
-        self._children = Children()
+    def __init__(self, python: Path, folder: Path, size: Size, children: Children) -> None:
+        self.python, self.folder = python, folder
+        self._children = children
         self.model = make_model(folder / f"model-{size.hidden}", WINDOW, size)
         self.adapter = make_adapter(folder / "tiny-lora")
-
-    def __enter__(self) -> Self:
-        self._children.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._children.__exit__(*error)
 
     def engine(
         self,
@@ -87,9 +77,9 @@ class _Lab:
         """One more engine, which starts meanwhile: `wait` for it."""
         return RealEngine(
             self._children,
-            self._python,
+            self.python,
             self.model,
-            self._folder / f"engine-{window}.log",
+            self.folder / f"engine-{window}.log",
             window=window,
             slots=slots,
             adapter=self.adapter if lora else None,
@@ -98,47 +88,55 @@ class _Lab:
         )
 
 
-def _planned(python: Path, folder: Path) -> Iterator[Row]:
-    with _Lab(python, folder, SMALL) as lab, tempfile.TemporaryDirectory() as there:
-        engine = lab.engine()
-        engine.wait()
-        yield from planned.scene(Path(there), engine)
-
-
-def _adapters(python: Path, folder: Path) -> Iterator[Row]:
-    with _Lab(python, folder) as lab:
-        engines = lab.engine(lora=True), lab.engine()
-        for engine in engines:
+def planned() -> list[Row]:
+    """A plan made from one engine's own log, and what it does."""
+    rows: list[Row] = []
+    with _lab(rows, SMALL) as lab, tempfile.TemporaryDirectory() as there:
+        if lab:
+            engine = lab.engine()
             engine.wait()
-        yield from adapters.scene(*engines)
+            rows += planning.scene(Path(there), engine)
+    return rows
 
 
-def _mistakes(python: Path, folder: Path) -> Iterator[Row]:
-    with _Lab(python, folder) as lab, tempfile.TemporaryDirectory() as there:
-        engine = lab.engine(api_key=KEY)
-        engine.wait()
-        yield from mistakes.scene(Path(there), engine, KEY)
+def adapters() -> list[Row]:
+    """A LoRA adapter that one of two engines has."""
+    rows: list[Row] = []
+    with _lab(rows) as lab:
+        if lab:
+            engines = lab.engine(lora=True), lab.engine()
+            for engine in engines:
+                engine.wait()
+            rows += lora.scene(*engines)
+    return rows
 
 
-def _all_on(python: Path, folder: Path) -> Iterator[Row]:
-    with _Lab(python, folder) as lab:
-        short = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True, most_tokens=MAX_TOKENS)
-        long = lab.engine(lora=True, most_tokens=MAX_TOKENS)
-        for engine in (short, long):
+def mistakes() -> list[Row]:
+    """What `sluice check --live` says of a wrong file."""
+    rows: list[Row] = []
+    with _lab(rows) as lab, tempfile.TemporaryDirectory() as there:
+        if lab:
+            engine = lab.engine(api_key=KEY)
             engine.wait()
-        with gateway(all_on.config(short, long)) as url:
-            yield from all_on.scene(url)
-            try:
-                source = suite_of_openai(python, folder / "openai")
-            except Unavailable as reason:
-                yield Row(metric="openai-python's tests: skipped", measured=str(reason))
-                return
-            yield from suite.scene(python, source, long.url, url)
+            rows += mistaken.scene(Path(there), engine, KEY)
+    return rows
 
 
-_SCENES: dict[str, Callable[[Path, Path], Iterator[Row]]] = {
-    "adapters": _adapters,
-    "mistakes": _mistakes,
-    "all-on": _all_on,
-    "planned": _planned,
-}
+def all_on() -> list[Row]:
+    """All five systems before two engines, then openai-python's own tests."""
+    rows: list[Row] = []
+    with _lab(rows) as lab:
+        if lab:
+            short = lab.engine(SHORT_WINDOW, SHORT_SLOTS, lora=True, most_tokens=MAX_TOKENS)
+            long = lab.engine(lora=True, most_tokens=MAX_TOKENS)
+            for engine in (short, long):
+                engine.wait()
+            with gateway(everything.config(short, long)) as url:
+                rows += everything.scene(url)
+                try:
+                    source = suite_of_openai(lab.python, lab.folder / "openai")
+                except Unavailable as reason:
+                    rows.append(Row("openai-python's tests: skipped", str(reason)))
+                else:
+                    rows += suite.scene(lab.python, source, long.url, url)
+    return rows

@@ -56,7 +56,7 @@ class Death(msgspec.Struct, kw_only=True):
 
 
 def rows() -> list[Row]:
-    """Part 2."""
+    """All rows."""
     found = Death()
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         gateways, files = exports_in(Path(folder), GATEWAYS)

@@ -15,10 +15,11 @@ import msgspec
 from bench.common.fleet import MODEL, Fleet
 from bench.common.raw_client import RawClient
 from bench.common.report import Row, at_least, equals
+from bench.common.steps import scaled
 from bench.replicas.bodies import request
 from bench.replicas.books import entitlement
 
-REQUESTS: Final = 10_000
+REQUESTS: Final = scaled(10_000, 2_000)
 CLIENTS: Final = 64
 TENANTS: Final = {"one-at-a-time": "elastic", "one-a-second": "elastic", "spot": "spot"}
 
@@ -34,7 +35,7 @@ class Relayed(msgspec.Struct, kw_only=True):
 
 
 def rows() -> list[Row]:
-    """Part 4."""
+    """All rows."""
     found = Relayed()
     asyncio.run(_scenario(found))
     changed = (found.sent - found.arrived).total()

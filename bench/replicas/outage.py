@@ -26,6 +26,7 @@ from bench.common.gateway_books import Line, LogReader, most_at_once
 from bench.common.redis_nodes import RedisCluster, SentinelledRedis, node
 from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_least, at_most, equals
+from bench.common.steps import scaled_s
 from bench.replicas.books import (
     Books,
     Entry,
@@ -38,7 +39,7 @@ from bench.replicas.books import (
 )
 from bench.replicas.load import ClientLoad, LoadShape, SentRequest
 
-AWAY_S: Final = 20.0
+AWAY_S: Final = scaled_s(20.0, 6.0)
 FAILOVER_S: Final = 1.0
 """When a replacement for a master begins to be waited for; the sentinel needs some .5 s."""
 BEFORE_S: Final = 6.0
@@ -77,8 +78,8 @@ class OutageResult(msgspec.Struct, kw_only=True):
     """What each gateway logged of its requests."""
 
 
-def hanging_rows() -> list[Row]:
-    """Part 3, one server."""
+def hanging() -> list[Row]:
+    """One server."""
     found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
@@ -93,14 +94,14 @@ def hanging_rows() -> list[Row]:
     ]
 
 
-def cluster_rows() -> list[Row]:
-    """Part 3, a cluster."""
+def cluster() -> list[Row]:
+    """A cluster's node."""
     found = OutageResult()
     modes = ("local_share", "local_share")
-    with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as cluster:
-        port = cluster.owner(key_slot(_model_key().encode()))
-        breaking, mending = partial(cluster.kill, port), partial(cluster.start, port)
-        with _fleet_on(cluster.url, modes) as (fleet, files):
+    with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as nodes:
+        port = nodes.owner(key_slot(_model_key().encode()))
+        breaking, mending = partial(nodes.kill, port), partial(nodes.start, port)
+        with _fleet_on(nodes.url, modes) as (fleet, files):
             asyncio.run(_under_load(fleet, breaking, mending, found))
             with node(port) as client:
                 _note(found, fleet, files, client, found.away_unix_s)
@@ -108,8 +109,8 @@ def cluster_rows() -> list[Row]:
     return [*_rows(name, found, modes), _lost(name, found)]
 
 
-def stopped_rows() -> list[Row]:
-    """Part 6, one server that comes back empty."""
+def stopped() -> list[Row]:
+    """One server that comes back empty."""
     found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
@@ -120,8 +121,8 @@ def stopped_rows() -> list[Row]:
     return [*_rows(name, found, modes), _lost(name, found)]
 
 
-def sentinel_rows() -> list[Row]:
-    """Part 6, a master that its replica replaces; it stays away."""
+def sentinel() -> list[Row]:
+    """A master that its replica replaces; it stays away."""
     found = OutageResult()
     modes = ("local_share", "local_share", "closed", "closed")
     with (

@@ -78,7 +78,7 @@ class _Balanced(ClientLoad):
 
 
 def rows() -> list[Row]:
-    """Part 7."""
+    """All rows."""
     found = Rolling()
     with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
         gateways, files = exports_in(Path(folder), GATEWAYS)
@@ -141,9 +141,9 @@ def _rows(found: Rolling) -> list[Row]:
         ),
         at_least("rolling restart: requests answered", len(asked) - len(failed), CLIENTS),
         Row(
-            metric="rolling restart: s from SIGTERM until a gateway was gone",
-            measured=max(found.ended_s),
-            note=f"aim: {DRAIN_S + 3.0:g}; " + ", ".join(f"{s:.1f}" for s in found.ended_s),
+            "rolling restart: s from SIGTERM until a gateway was gone",
+            max(found.ended_s),
+            f"aim: {DRAIN_S + 3.0:g}; " + ", ".join(f"{s:.1f}" for s in found.ended_s),
         ),
         equals(
             "rolling restart: gateways that ended otherwise than by themselves",

@@ -17,6 +17,7 @@ import msgspec
 from bench.common.fleet import Fleet
 from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_most, equals
+from bench.common.steps import scaled_s
 from bench.replicas.books import (
     Books,
     Entry,
@@ -33,7 +34,7 @@ from gateway.admission.admission import overshoot
 
 GATEWAYS: Final = 4
 SLOTS: Final = 64
-LENGTH_S: Final = 20.0
+LENGTH_S: Final = scaled_s(20.0, 5.0)
 RESERVED: Final = {"guaranteed-a": 16, "guaranteed-b": 8}
 LIMITS: Final = {**RESERVED, "elastic-c": 40, "metered-d": 24, "spot-e": 30}
 METERED_PER_S: Final = 200
@@ -63,19 +64,18 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows() -> list[Row]:
-    """Part 1."""
+    """All rows."""
     return _shared("4 gateways", LENGTH_S, None)
 
 
 def version_rows() -> list[Row]:
-    """Part 8: every second gateway runs the code of SLUICE_BENCH_OLD, a checkout."""
+    """Every second gateway runs the code of SLUICE_BENCH_OLD, a checkout."""
     name = "an older version beside this one"
     old = os.environ.get("SLUICE_BENCH_OLD")
     if old is None:
         note = "not measured: SLUICE_BENCH_OLD is not the path of an older checkout"
-        return [Row(metric=name, measured=None, note=note)]
-    length_s = float(os.environ.get("SLUICE_BENCH_SECONDS", "60"))
-    return _shared(name, length_s, {"PYTHONPATH": old, "PYTHONSAFEPATH": "1"})
+        return [Row(name, None, note)]
+    return _shared(name, 3 * LENGTH_S, {"PYTHONPATH": old, "PYTHONSAFEPATH": "1"})
 
 
 def _shared(name: str, length_s: float, older: Mapping[str, str] | None) -> list[Row]:
@@ -145,9 +145,9 @@ def _limits(found: Sharing) -> list[Row]:
     stated = allowed + sum(RESERVED.values())
     return [
         Row(
-            metric=f"{found.name}: requests",
-            measured=len(found.load.sent),
-            note=", ".join(f"{n} x {k}" for k, n in statuses.most_common()),
+            f"{found.name}: requests",
+            len(found.load.sent),
+            ", ".join(f"{n} x {k}" for k, n in statuses.most_common()),
         ),
         equals(f"{found.name}: requests that failed", failed, 0),
         at_most(

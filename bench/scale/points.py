@@ -52,6 +52,8 @@ def workers(size: Size) -> Figures:
     found["page_bytes"] = len(text)
     found["collection_ms"] = collection_ms()
     _away(loaded, size, found)
+    found["idle_bytes_each"] = found["idle_bytes"] / size.workers
+    found["used_kib"] = found["resident_bytes"] / size.workers / 1024
     return found
 
 
@@ -65,6 +67,7 @@ def _away(loaded: Loaded, size: Size, found: Figures) -> None:
     loaded.cpu.clear()
     loaded.run(size.requests // 4)
     found["bind_ejected_p50_us"] = loaded.cpu.quantile_us("bind", 0.5)
+    found["ejected_times"] = found["bind_ejected_p50_us"] / found["bind_p50_us"]
 
 
 KINDS: Final[Mapping[str, Callable[[Size], Figures]]] = {

@@ -78,9 +78,11 @@ async def _costs(client: Redis, asks: "_Asks", load: Awaitable[None]) -> Figures
     """CPU of both sides and scripts by request under a load, and how long admissions took."""
     asks.latencies_ms.clear()
     own_s, redis_s, scripts = time.process_time(), _redis_s(client), _scripts(client)
+    began_s = time.monotonic()
     await load
     count = len(asks.latencies_ms)
     return {
+        "per_s": count / (time.monotonic() - began_s),
         "own_us": (time.process_time() - own_s) / count * 1e6,
         "redis_us": (_redis_s(client) - redis_s) / count * 1e6,
         "scripts": (_scripts(client) - scripts) / count,

@@ -3,7 +3,7 @@
 The shipped stages, policies and chores are called in process, with workers that are names only;
 each point of a ladder runs in a process of its own (`bench.scale.points`). A row does not hold if
 its cost grows with the size, or if it keeps the event loop from requests for more than 5 ms.
-SLUICE_BENCH_MOST leaves out larger sizes, SLUICE_BENCH_REQUESTS sets the requests of a point.
+SLUICE_BENCH_MOST leaves out larger sizes.
 """
 
 import os
@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
+from bench.common.plot import draw
 from bench.common.redis_server import redis_program
 from bench.common.report import Report, Row
-from bench.scale.rows import Point, rows_of
-from bench.scale.tenant_rows import tenant_rows
+from bench.common.steps import scaled, tracked
+from bench.scale.rows import Point, panels_of, rows_of
 from bench.scale.traffic import Size
 
 POLICIES: Final = ("quartz", "least-loaded", "sticky")
@@ -39,23 +38,23 @@ _POINT_S: Final = 900.0
 def run(plot: Path | None = None) -> Report:
     """All ladders; `plot` is a folder for the picture."""
     most = int(os.environ.get("SLUICE_BENCH_MOST", "1000000"))
-    requests = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))
-    asked = list(ladders(most, requests, redis=redis_program() is not None))
-    points = list(_measured(asked))
-    rows = rows_of(points) + tenant_rows(points)
+    asked = list(ladders(most, scaled(4000, 200), redis=redis_program() is not None))
+    points = [
+        Point(kind=kind, size=size, figures=_figures(kind, size))
+        for kind, size in tracked(asked, "points")
+    ]
+    rows = rows_of(points)
     if redis_program() is None:
         rows.append(
             Row(
-                metric="Redis: entitlements 1 to 100,000",
-                measured=None,
-                note="not measured: redis-server is not on PATH",
+                "Redis: entitlements 1 to 100,000",
+                None,
+                "not measured: redis-server is not on PATH",
             )
         )
     detail: dict[str, object] = {"points": msgspec.to_builtins(points)}
     if plot is not None:
-        from bench.scale.plot import draw
-
-        detail["plots"] = [str(draw(points, plot))]
+        detail["plots"] = [draw(plot, "scale", panels_of(points))]
     return Report(name="scale", rows=rows, detail=detail)
 
 
@@ -85,16 +84,6 @@ def ladders(most: int, requests: int, *, redis: bool) -> Iterator[tuple[str, Siz
 
 def _up_to(most: int, sizes: Iterable[int]) -> list[int]:
     return [size for size in sizes if size <= most]
-
-
-def _measured(asked: list[tuple[str, Size]]) -> Iterator[Point]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("points", total=len(asked))
-        for kind, size in asked:
-            named = f"{kind}, {size.workers} workers, {size.entitlements} entitlements"
-            progress.update(task, description=named)
-            yield Point(kind=kind, size=size, figures=_figures(kind, size))
-            progress.advance(task)
 
 
 def _figures(kind: str, size: Size) -> dict[str, float]:

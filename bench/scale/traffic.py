@@ -23,15 +23,15 @@ _SENTENCE: Final = (
     "the ferryman since the bells of the old town rang"
 )
 _APPS: Final = 40
-_TURNS: Final = 8
 _POOL: Final = " ".join(Random(7).choices(_SENTENCE.split(), k=4_000))
 
 
 class ChatBodies:
     """Bodies of chats: 40 system prompts of 1.5 KB, up to eight turns of some 800 bytes."""
 
-    def __init__(self, count: int, seed: int = 0) -> None:
-        self._random = Random(seed)
+    def __init__(self, count: int, turns: int = 8) -> None:
+        self._random = Random(0)
+        self._last = turns
         self._turns = [(number, 0) for number in range(count)]
         self._next = count
 
@@ -44,7 +44,7 @@ class ChatBodies:
             told.append({"role": "user", "content": f"{number} {_text(number + past, 300)}"})
             if past < turn:
                 told.append({"role": "assistant", "content": _text(3 * number + past, 500)})
-        if turn + 1 < _TURNS:
+        if turn + 1 < self._last:
             self._turns[at] = (number, turn + 1)
         else:
             self._turns[at] = (self._next, 0)

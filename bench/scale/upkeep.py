@@ -23,19 +23,16 @@ from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.fleet import fleet
 from gateway.fleet.engine_metrics import read_page
-from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.payload.members import by_name
 from gateway.replicas.scheduler_notes import SchedulerNotes
-from gateway.scheduling.prefix_cache_estimate import CacheEstimate
 from gateway.scheduling.prefix_digests import points_of
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.settings import ConfigError, HealthConfig, SchedulingConfig, parse
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.upstream import ConnectionKey, HttpUpstream, UpstreamConnection
-from predictor.speeds import Speeds
 
 Figures = dict[str, float]
 _ANSWERS_S: Final = 0.02
@@ -133,8 +130,6 @@ def upkeep_point(size: Size) -> Figures:
     upkeep = StoreUpkeep(store, {"m": spec}, _clock, _clock)
     watched(upkeep.step)
     _, found["keeper_ms"], _ = watched(upkeep.step)
-    names = tuple(map(str, range(size.workers)))
-    found["state_ms"] = least_us(lambda: PoolState("p", names, SLOTS), 2) / 1e3
     return found
 
 
@@ -218,8 +213,6 @@ def _scheduler(served: ModelRuntime, size: Size) -> Figures:
         "tick_us": least_us(lambda: scheduler.tick(_clock())),
         "notes_ms": least_us(lambda: deque(chain(notes.send(), notes.receive()), maxlen=0)) / 1e3,
         "flap_ms": least_us(flap) / 1e3 / 2,
-        "recentre_ms": least_us(lambda: Speeds(size.workers).recentre()) / 1e3,
-        "keeping_ms": least_us(lambda: CacheEstimate(size.workers, 500_000)) / 1e3,
     }
 
 

@@ -11,8 +11,9 @@ from itertools import count
 from random import Random
 from typing import Final
 
+import msgspec
+
 from bench.scale.measure import Cpu, clock_ns, finished, spent_us
-from bench.scale.request import ScaleRequest, record_of
 from bench.scale.traffic import (
     SLOTS,
     ChatBodies,
@@ -24,15 +25,29 @@ from bench.scale.traffic import (
     token_pool_of,
 )
 from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
-from gateway.pipeline import admit, authenticate, bind, dispatch, estimate, plan, settle
+from gateway.pipeline import (
+    admit,
+    authenticate,
+    bind,
+    decision_record,
+    dispatch,
+    estimate,
+    plan,
+    settle,
+)
 from gateway.pipeline.dispatcher import require
 from gateway.pipeline.request_progress import response_lines
-from gateway.records.attempt import Outcome, Usage
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
-from gateway.records.request import Incoming, Principal, RequestHead
-from gateway.scheduling.scheduler import Job
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
+from gateway.records.request import BodyFacts, Incoming, Principal, Prompt, RequestHead
+from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.scheduler import Job, Prefix
 from gateway.store.memory_leases import MemoryLeases
 
 RATE_EACH: Final = 8.0
@@ -59,10 +74,28 @@ _LIVE_EACH: Final = 8
 _COMPLETION_TOKENS: Final = 120
 
 
+class ScaleRequest(msgspec.Struct, kw_only=True, eq=False):
+    """One on its way: what the stages found of it."""
+
+    incoming: Incoming
+    principal: Principal
+    facts: BodyFacts
+    lengths: LengthEstimate
+    prefix: Prefix
+    plan: Plan
+    lease: Lease
+    prompt: Prompt
+    job: Job | None = None
+    binding: Binding | None = None
+    expected: ExpectedHit | None = None
+    started_s: float = 0.0
+
+
 class Loaded:
     """A pool under load, in simulated time."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, turns: int = 8) -> None:
+        """`turns`: of the longest conversation."""
         self.cpu = Cpu()
         self.now_s = 1_000.0
         self.ticks_us: list[float] = []
@@ -83,7 +116,7 @@ class Loaded:
         )
         self.metrics = Metrics()
         self._keys = size.active or size.entitlements
-        self._talk = ChatBodies(_LIVE_EACH * size.workers)
+        self._talk = ChatBodies(_LIVE_EACH * size.workers, turns=turns)
         self._step_s = 1.0 / (RATE_EACH * size.workers)
         self._numbers = count()
         self._order = count()
@@ -148,7 +181,18 @@ class Loaded:
             ("authenticate", "estimate", "look", "plan", "admit"), times, times[1:], strict=False
         ):
             self.cpu.add(part, begin_ns, end_ns)
-        self._bind(ScaleRequest(incoming, principal, facts, lengths, prefix, planned, lease))
+        self._bind(
+            ScaleRequest(
+                incoming=incoming,
+                principal=principal,
+                facts=facts,
+                lengths=lengths,
+                prefix=prefix,
+                plan=planned,
+                lease=lease,
+                prompt=Prompt(body=body),
+            )
+        )
 
     def _bind(self, request: ScaleRequest) -> None:
         served = self.served
@@ -176,7 +220,8 @@ class Loaded:
             self._start(request)
 
     def _start(self, request: ScaleRequest) -> None:
-        served, binding, lease, job = self.served, request.binding, request.lease, request.job
+        served, lease, job = self.served, request.lease, request.job
+        binding = require(request.binding)
         begin_ns = clock_ns()
         dispatch.upstream_call(
             served=served,
@@ -220,7 +265,8 @@ class Loaded:
             self._send(ready)
 
     def _end(self, request: ScaleRequest) -> None:
-        served, binding, lease = self.served, request.binding, request.lease
+        served, lease = self.served, request.lease
+        binding = require(request.binding)
         expected = request.expected
         usage = Usage(
             prompt_tokens=request.lengths.input_tokens_total,
@@ -255,3 +301,48 @@ class Loaded:
         settle.count(self.metrics, record, request.lengths, served, lease)
         self.cpu.add("settle", begin_ns, settled_ns)
         self.cpu.add("record", settled_ns, clock_ns())
+
+
+def record_of(
+    served: ModelRuntime, request: ScaleRequest, outcome: Outcome, usage: Usage, now_s: float
+) -> DecisionRecord:
+    """Stage 10's record."""
+    return decision_record.decision_record(
+        incoming=request.incoming,
+        principal=request.principal,
+        facts=request.facts,
+        served=served,
+        outcome=outcome,
+        told=None,
+        binding=require(request.binding),
+        rescued=False,
+        estimate=decision_record.estimate_section(request.lengths),
+        plan=decision_record.plan_section(served=served, planned=request.plan, plan=request.plan),
+        admission=decision_record.admission_section(
+            lease_id=request.incoming.lease_id,
+            lease=request.lease,
+            asked=request.plan,
+            taken=request.lease,
+            principal=request.principal,
+            served=served,
+            charged=usage,
+            lease_changes=(),
+            evicted=False,
+            settled_unix_s=now_s,
+        ),
+        compression=decision_record.compression_section(served, request.prompt),
+        scheduling=decision_record.scheduling_section(
+            served=served, binding=require(request.binding), job=request.job, first_s=None
+        ),
+        attempts=(),
+        usage=decision_record.usage_section(usage),
+        timing=decision_record.timing_section(
+            outcome=outcome,
+            received_s=request.incoming.received_s,
+            sent_s=request.started_s,
+            ended_s=now_s,
+            queue_s=0.0,
+            compress_s=None,
+        ),
+        prompts=False,
+    )

@@ -8,12 +8,10 @@ Two engines answer 500, reset, stall or are busy now and then.
 
 Targets: memory grows by less than 3 % from minutes 5 to 8 to the last three; no lease, no waiting
 request, no sequence at an engine and no open file is left; every request is one line of the log
-and one count of the metrics; every error has a known cause. SLUICE_SOAK_MINUTES (30) is the
-duration.
+and one count of the metrics; every error has a known cause. A shorter run says less of growth.
 """
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from random import Random
@@ -27,6 +25,7 @@ from rich.progress import Progress
 from bench.common.fleet import read_metrics
 from bench.common.gateway_books import LogReader, held, idle_page, outcomes
 from bench.common.report import Report, Row, at_most, equals
+from bench.common.steps import scaled_s
 from bench.common.tools import build_tools, scratch
 from bench.soak.books import LogTotals, book_rows
 from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
@@ -37,7 +36,7 @@ from bench.soak.trend import drift, memory_rows, most
 from bench.soak.visits import Visitors
 from sluice.children import Children
 
-MINUTES: Final = float(os.environ.get("SLUICE_SOAK_MINUTES", "30"))
+MINUTES: Final = scaled_s(30.0, 0.5)
 SAMPLE_S: Final = 5.0
 VISITS_PER_S: Final = 25.0
 IDLE_S: Final = 6.0
@@ -49,12 +48,12 @@ SETTLED_S: Final = 30.0
 
 
 def run(plot: Path | None = None) -> Report:
-    """As long as SLUICE_SOAK_MINUTES says."""
+    """Half an hour, or a share of it."""
     with scratch() as name:
         folder = Path(name)
         tools = build_tools(folder)
         if tools is None:
-            row = Row(metric="not measured", measured=None, note="needs a C compiler (cc or gcc)")
+            row = Row("not measured", None, "needs a C compiler (cc or gcc)")
             return Report(name="soak", rows=[row])
         with Children() as children:
             soak = Soak(SoakGateway(folder, children, tools[0]), tools[1], folder, MINUTES * 60)
@@ -224,28 +223,28 @@ class Soak:
         saturated = min(bulk.cores for bulk in self._bulks)
         return [
             Row(
-                metric="cores in use by the gateway",
-                measured=self._busy,
-                note=f"offered {UTILISATION:.0%} of capacity, visitors included: {rates}; "
+                "cores in use by the gateway",
+                self._busy,
+                f"offered {UTILISATION:.0%} of capacity, visitors included: {rates}; "
                 f"{saturated:.2f} cores or more when that was measured; ready and without a "
                 f"processor {self._delayed:.2f} of the time",
             ),
             Row(
-                metric="requests/s",
-                measured=(self._totals.count - self._lines_before) / self._duration_s,
-                note=f"{self._totals.compressed} compressed, {self._totals.waited} waited, "
+                "requests/s",
+                (self._totals.count - self._lines_before) / self._duration_s,
+                f"{self._totals.compressed} compressed, {self._totals.waited} waited, "
                 f"{self._totals.left_waiting} left the tight model's line; "
                 f"{self._turned_away} visitors turned away; "
                 f"{self._log.read_bytes / 1e9:.2f} GB of request log",
             ),
             Row(
-                metric="samples that the gateway did not give within 5 s",
-                measured=self._missed,
-                note=f"{len(self.samples)} that it gave",
+                "samples that the gateway did not give within 5 s",
+                self._missed,
+                f"{len(self.samples)} that it gave",
             ),
             Row(
-                metric="CPU of the gateway by tenth of the load, cores: most / least",
-                measured=drift(self.samples),
-                note="1 when requests cost at the end what they cost at the beginning",
+                "CPU of the gateway by tenth of the load, cores: most / least",
+                drift(self.samples),
+                "1 when requests cost at the end what they cost at the beginning",
             ),
         ]

@@ -56,17 +56,17 @@ def memory_rows(samples: Sequence[GatewaySample], duration_s: float) -> list[Row
     first, last = samples[0], samples[-1]
     return [
         Row(
-            metric="memory: median of the last tenth over that after warm-up, less 1",
-            measured=grown,
+            "memory: median of the last tenth over that after warm-up, less 1",
+            grown,
             target=f"< {MAX_GROWTH:g}",
             holds=grown < MAX_GROWTH,
             note=f"RSS of the process tree {first.rss_kib / 1024:.0f} MiB at first, "
             f"{last.rss_kib / 1024:.0f} at last; PSS {last.pss_kib / 1024:.0f}",
         ),
         Row(
-            metric="memory: slope after warm-up, MiB a day",
-            measured=slope_mib_per_day(samples, duration_s),
-            note="median of all pairs' slopes",
+            "memory: slope after warm-up, MiB a day",
+            slope_mib_per_day(samples, duration_s),
+            "median of all pairs' slopes",
         ),
     ]
 

@@ -120,13 +120,13 @@ def _rows_of(profile: str, baseline: int, found: list[Shares]) -> list[Row]:
     said = f"middle of {len(found)} seeds {quantile(worst, 0.5):.3g}"
     use = f"{100 * mean(s.use for s in found):.1f} % of the slots in use"
     return [
-        Row(metric=metric, measured=max(worst), note=f"{said}; {use}")
+        Row(metric, max(worst), f"{said}; {use}")
         if profile == "paper"
         else at_most(metric, max(worst), MAX_TICKS, f"{said}; {use}"),
         Row(
-            metric=f"{name}: least of lambda_e that a tenant gets, %",
-            measured=100 * min(rates.values()),
-            note=", ".join(f"{t} {100 * r:.0f}" for t, r in rates.items()),
+            f"{name}: least of lambda_e that a tenant gets, %",
+            100 * min(rates.values()),
+            ", ".join(f"{t} {100 * r:.0f}" for t, r in rates.items()),
         ),
     ]
 

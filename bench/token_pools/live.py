@@ -98,20 +98,20 @@ def rows_of(without: list[LiveOutcome], pools: list[LiveOutcome]) -> list[Row]:
         _seconds("token pools: guaranteed P99 TTFT at the end of overload, s", pools),
         at_least("guaranteed P99 TTFT, times lower", before / after, TIMES_LOWER),
         Row(
-            metric="no admission: requests waiting in the engine",
-            measured=float(median(n for o in without for n in o.waiting)),
-            note=f"most {max(n for o in without for n in o.waiting)}",
+            "no admission: requests waiting in the engine",
+            float(median(n for o in without for n in o.waiting)),
+            f"most {max(n for o in without for n in o.waiting)}",
         ),
         equals(empty, median(waiting), 0, f"most {max(waiting)}"),
         equals("token pools: guaranteed denied on priority", denied["priority"], 0),
         Row(
-            metric="token pools: guaranteed refused for their own limit",
-            measured=denied["concurrency"],
-            note=f"{len(pools)} runs; six slots' worth at random find six taken one time in four",
+            "token pools: guaranteed refused for their own limit",
+            denied["concurrency"],
+            f"{len(pools)} runs; six slots' worth at random find six taken one time in four",
         ),
         Row(
-            metric="token pools: spot refused in the overload, %",
-            measured=100 * median(o.spot_refused for o in pools),
+            "token pools: spot refused in the overload, %",
+            100 * median(o.spot_refused for o in pools),
             published=47,
         ),
     ]
@@ -121,9 +121,9 @@ def rows_of(without: list[LiveOutcome], pools: list[LiveOutcome]) -> list[Row]:
 
 def _seconds(metric: str, runs: list[LiveOutcome]) -> Row:
     return Row(
-        metric=metric,
-        measured=median(o.ttft_s for o in runs),
-        note=", ".join(f"{o.ttft_s:.2f}" for o in runs)
+        metric,
+        median(o.ttft_s for o in runs),
+        ", ".join(f"{o.ttft_s:.2f}" for o in runs)
         + f" of {sum(o.counted for o in runs)} requests; the mock at most "
         f"{1_000 * max(o.lag_s for o in runs):.0f} ms late",
     )

@@ -161,9 +161,9 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
     name = "KV, reserve of L_in + min(cap, q_out)"
     return [
         Row(
-            metric=f"KV, reserve of the cap: slots in use of {SLOTS}",
-            measured=mean(u.slots for u in cap),
-            note=f"{100 * mean(u.reserved for u in cap):.0f} % of KV reserved, "
+            f"KV, reserve of the cap: slots in use of {SLOTS}",
+            mean(u.slots for u in cap),
+            f"{100 * mean(u.reserved for u in cap):.0f} % of KV reserved, "
             f"{100 * mean(u.used for u in cap):.0f} % used",
         ),
         at_least(
@@ -174,8 +174,8 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
             f"{100 * mean(u.used for u in ours):.0f} % used",
         ),
         Row(
-            metric=f"{name}: answers, times those with the cap",
-            measured=sum(u.answers for u in ours) / sum(u.answers for u in cap),
+            f"{name}: answers, times those with the cap",
+            sum(u.answers for u in ours) / sum(u.answers for u in cap),
         ),
         *_reserved(name, ours),
         at_most(
@@ -197,9 +197,9 @@ def _reserved(name: str, found: list[Use]) -> list[Row]:
             f"{mean(u.slots for u in found):.1f} slots in use",
         ),
         Row(
-            metric=f"{name}: most reserved, share of KV",
-            measured=max(u.most_reserved for u in found),
-            note=f"extended {sum(u.extended for u in found)} times by {EXTENSION_TOKENS} tokens; "
+            f"{name}: most reserved, share of KV",
+            max(u.most_reserved for u in found),
+            f"extended {sum(u.extended for u in found)} times by {EXTENSION_TOKENS} tokens; "
             f"engine preemptions: {sum(u.preemptions for u in found)}",
         ),
     ]

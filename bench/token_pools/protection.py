@@ -219,8 +219,8 @@ def _over_seeds(
     known = [float(v) for v in values if not math.isnan(v)]
     middle = median(known)
     return Row(
-        metric=metric,
-        measured=middle,
+        metric,
+        middle,
         published=published,
         ratio=middle / published if published else None,
         target=None if within is None else f"{within[0]:g} to {within[1]:g}",

@@ -128,14 +128,11 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
         name = f"Reclaim, spot lent all but {headroom}"
         out += [
             Row(
-                metric=f"{name}: P99 wait of six returning, s",
-                measured=quantile(found.waits_s, 0.99),
-                note=f"mean {mean(found.waits_s):.2f} s, {len(found.waits_s)} requests",
+                f"{name}: P99 wait of six returning, s",
+                quantile(found.waits_s, 0.99),
+                f"mean {mean(found.waits_s):.2f} s, {len(found.waits_s)} requests",
             ),
-            Row(
-                metric=f"{name}: utilisation while lent, %",
-                measured=100 * mean(found.utilisation),
-            ),
+            Row(f"{name}: utilisation while lent, %", 100 * mean(found.utilisation)),
         ]
     kept = together("spot", 0, seeds, step, owner_class="dedicated")
     name = "Reclaim, dedicated, not lent"
@@ -147,9 +144,9 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
             "the iteration in progress",
         ),
         Row(
-            metric=f"{name}: utilisation while idle, %",
-            measured=100 * mean(kept.utilisation),
-            note=f"{SLOTS - _BASELINE} of {SLOTS} slots may be used",
+            f"{name}: utilisation while idle, %",
+            100 * mean(kept.utilisation),
+            f"{SLOTS - _BASELINE} of {SLOTS} slots may be used",
         ),
     ]
     found = together("preemptible", 1, seeds, step)
@@ -163,16 +160,16 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
             limit_s,
             f"reclaim {RECLAIM_S:g} s, then a cancellation and the iteration in progress",
         ),
-        Row(metric=f"{name}: utilisation while lent, %", measured=100 * mean(found.utilisation)),
+        Row(f"{name}: utilisation while lent, %", 100 * mean(found.utilisation)),
         Row(
-            metric=f"{name}: evictions for each returning request",
-            measured=found.evicted / len(found.waits_s),
+            f"{name}: evictions for each returning request",
+            found.evicted / len(found.waits_s),
             target="<= 1",
             holds=found.in_vain == 0,
         ),
         Row(
-            metric="Reclaim: returning requests refused, all ways",
-            measured=found.denied + kept.denied,
+            "Reclaim: returning requests refused, all ways",
+            found.denied + kept.denied,
             target="= 0",
             holds=found.denied + kept.denied == 0,
         ),

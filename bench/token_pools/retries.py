@@ -92,16 +92,16 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
         asked = times <= 3.0
         out += [
             Row(
-                metric=f"{name}: completed, %",
-                measured=mean(told),
+                f"{name}: completed, %",
+                mean(told),
                 target="= 100" if asked else None,
                 holds=min(told) == 100 if asked else None,
                 note=f"worst of {len(seeds)} seeds {min(told):.4g} %",
             ),
             Row(
-                metric=f"{name}: completed were all told the same, %",
-                measured=mean(same),
-                note="(depth + what two seconds refill) / burst",
+                f"{name}: completed were all told the same, %",
+                mean(same),
+                "(depth + what two seconds refill) / burst",
             ),
         ]
         step()

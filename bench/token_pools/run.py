@@ -68,9 +68,9 @@ def formula_rows() -> list[Row]:
     mean_of_all = sum(_SLOS.values()) / len(_SLOS)
     rows += [
         Row(
-            metric=f"Eq. 1: weight of {tenant}, l_bar over all three",
-            measured=w(tenant, mean_of_all),
-            note=f"{mean_of_all:,.0f} ms; the paper keeps the l_bar of the first two",
+            f"Eq. 1: weight of {tenant}, l_bar over all three",
+            w(tenant, mean_of_all),
+            f"{mean_of_all:,.0f} ms; the paper keeps the l_bar of the first two",
         )
         for tenant in _SLOS
     ]
@@ -94,8 +94,8 @@ def _rounds(metric: str, measured: float, published: tuple[float, int], note: st
     """A row that holds when what is measured is the published figure to its last digit."""
     value, digits = published
     return Row(
-        metric=metric,
-        measured=measured,
+        metric,
+        measured,
         published=value,
         ratio=measured / value,
         target=f"{value:.{digits}f}, to a digit",

@@ -202,22 +202,22 @@ def _asked(name: str, seeds: list[SharingOutcome]) -> list[Row]:
     return [
         equals(f"{name}: low-priority denials of copilot, worst seed", copilot, 0),
         Row(
-            metric=f"{name}: low-priority denials of synth, least",
-            measured=synth,
+            f"{name}: low-priority denials of synth, least",
+            synth,
             target="> 0",
             holds=synth > 0,
             note=every,
         ),
         Row(
-            metric=f"{name}: synth's peak debt above copilot's, least",
-            measured=apart,
+            f"{name}: synth's peak debt above copilot's, least",
+            apart,
             target="> 0",
             holds=apart > 0,
             note=every,
         ),
         Row(
-            metric=f"{name}: greatest debt of both from {SETTLED_S:g} s on",
-            measured=left,
+            f"{name}: greatest debt of both from {SETTLED_S:g} s on",
+            left,
             target="< .03",
             holds=left < 0.03,
             note=f"until reports joins at {JOINS_S:g} s",
@@ -231,8 +231,8 @@ def _beside(
     middle = float(median(values))
     spread = f"{min(values):.3g} to {max(values):.3g} over {len(values)} seeds"
     return Row(
-        metric=metric,
-        measured=middle,
+        metric,
+        middle,
         published=published,
         ratio=middle / published if published else None,
         note=f"{spread}; {said}" if said else spread,

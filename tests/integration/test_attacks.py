@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bench.attacks import rows
+from bench.attacks.run import rows
 
 CASES = 3000
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from bench.quartz_live.load import text, write_profile
-from bench.quartz_live.run import ENGINE
+from bench.common.timed_load import text, write_profile
+from bench.quartz.live import ENGINE
 
 CHAT = "/v1/chat/completions"
 

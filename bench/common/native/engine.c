@@ -164,6 +164,13 @@ static void answer(int fd, conn *c, const char *body, size_t len) {
     put(fd, text, metrics(text));
     return;
   }
+  if (!strncmp(c->in, "GET /v1/models", 14)) { /* some routers ask which model it serves */
+    static const char MODELS[] = "{\"object\":\"list\",\"data\":[{\"id\":\"bench-model\","
+                                 "\"object\":\"model\",\"created\":1,\"owned_by\":\"vllm\"}]}";
+    put(fd, text, sprintf(text, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+                                "content-length: %zu\r\n\r\n%s", sizeof MODELS - 1, MODELS));
+    return;
+  }
   c->prompt_tokens = len / 4.5;
   prompt_tokens_total += c->prompt_tokens;
   int stream = memmem(body, len, "\"stream\":true", 13) || memmem(body, len, "\"stream\": true", 14);

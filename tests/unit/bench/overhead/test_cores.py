@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from bench.overhead.cores import own_core
+from bench.overhead.field import own_core
 
 
 def test_the_measured_process_has_a_core_that_no_other_uses() -> None:

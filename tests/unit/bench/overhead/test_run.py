@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bench.common.report import at_most
 from bench.common.tools import MARK, Figures, bodies
-from bench.overhead.contenders import EMBEDDED, ROUNDS, ROUTER
-from bench.overhead.rate import LADDER, MAX_ADDED_US, highest, rate_rows, step_holds
-from bench.overhead.rounds import CONNECTIONS, Round, counting, enough
-from bench.overhead.rows import ratio
-from bench.overhead.streams import streams_rows
-from bench.overhead.variants import MANY, VARIANTS, Variant, variant_rows
-from bench.overhead.variants import counting as variant_counting
+from bench.overhead.field import EMBEDDED, ROUTER
+from bench.overhead.rate import LADDER, MAX_ADDED_US, highest, rows_of, step_holds
+from bench.overhead.rounds import ROUNDS, Case, Round, counting, enough, ratios_of
+from bench.overhead.rounds import rows_of as case_rows
 
+WHOLE = Case("whole", Path("whole.json"), "whole", 64)
 STEP: Figures = {
     "streams": 100,
     "chunks_per_s": 4000,
@@ -25,68 +23,45 @@ STEP: Figures = {
 }
 
 
-def round_of(cpu_us: float, utilisation: float = 0.95) -> Round:
-    """The gateway at `cpu_us`, the router at 100 us and far from saturated."""
-    found: Round = {}
-    for name, cost, busy in ((EMBEDDED, cpu_us, utilisation), (ROUTER, 100.0, 0.4)):
-        found[name] = {}
-        for kind in ("whole", "stream"):
-            found[name] |= {f"{kind}_cpu_us": cost, f"{kind}_utilisation": busy}
-    return found
+def round_of(us: float, utilisation: float = 0.95, errors: float = 0.0) -> Round:
+    """The gateway at `us`, the router at 100 us and far from saturated."""
+    common = {"rps": 1.0, "gap_p50_us": 1.0, "gap_p99_us": 1.0}
+    ours = {"us": us, "utilisation": utilisation, "errors": errors, **common}
+    return {EMBEDDED: ours, ROUTER: {"us": 100.0, "utilisation": 0.4, "errors": 0.0, **common}}
 
 
 def test_rounds_in_which_the_gateway_was_idle_do_not_count_for_it() -> None:
     rounds = [round_of(150.0), round_of(90.0, utilisation=0.89)]
-    assert counting(rounds, EMBEDDED, "whole_cpu_us") == rounds[:1]
-    assert counting(rounds, EMBEDDED, "added_whole_p50_us") == rounds
-    assert counting(rounds, ROUTER, "whole_cpu_us") == rounds
+    assert counting(WHOLE, rounds, EMBEDDED) == rounds[:1]
+    assert counting(WHOLE, rounds, ROUTER) == rounds
+    for free in ({"rate": 500.0}, {"saturates": False}):
+        assert counting(msgspec.structs.replace(WHOLE, **free), rounds, EMBEDDED) == rounds
 
 
 def test_rounds_go_on_until_enough_count() -> None:
     rounds = [round_of(150.0)] * ROUNDS
-    assert enough(rounds)
-    assert not enough([*rounds[:-1], round_of(150.0, utilisation=0.5)])
+    assert enough(WHOLE, rounds)
+    assert not enough(WHOLE, [*rounds[:-1], round_of(150.0, utilisation=0.5)])
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds_that_count() -> None:
-    rounds = [round_of(us) for us in (110.0, 190.0, 170.0, 150.0, 120.0)] * ROUNDS
-    row = ratio(
-        [*rounds, round_of(1.0, utilisation=0.1)],
-        (EMBEDDED, ROUTER),
-        "whole_cpu_us",
-        EMBEDDED,
-        1.5,
-        at_most,
-    )
-    assert row.measured == pytest.approx(1.5)
-    assert row.holds
+    rounds = [round_of(us) for us in (110.0, 190.0, 150.0)] + [round_of(1.0, utilisation=0.1)]
+    assert ratios_of(WHOLE, rounds, EMBEDDED) == [1.1, 1.9, 1.5]
+    row = case_rows({"whole": (WHOLE, rounds)})[0]
+    assert (row.measured, row.ratio) == (150.0, 1.5)
 
 
-def test_too_few_rounds_do_not_hold() -> None:
-    few = [round_of(110.0)] * (ROUNDS - 1)
-    pair = (EMBEDDED, ROUTER)
-    assert ratio(few, pair, "whole_cpu_us", EMBEDDED, 1.5, at_most).holds is False
-    none = ratio([round_of(110.0, 0.1)], pair, "whole_cpu_us", EMBEDDED, 1.5, at_most)
-    assert (none.measured, none.holds, none.target) == (None, False, "<= 1.5")
+def test_the_gateways_errors_are_not_allowed_and_a_peers_are() -> None:
+    rounds = [round_of(150.0, errors=1.0)]
+    assert case_rows({"whole": (WHOLE, rounds)})[-1].holds is False
+    rounds[0][ROUTER]["errors"], rounds[0][EMBEDDED]["errors"] = 1.0, 0.0
+    assert case_rows({"whole": (WHOLE, rounds)})[-1].holds
 
 
-def test_variants_do_not_repeat_the_main_rounds() -> None:
-    assert len(set(VARIANTS)) == len(VARIANTS) == 13
-    assert Variant(0, 2, CONNECTIONS["whole"]) not in VARIANTS
-    assert Variant(64, 2, CONNECTIONS["stream"]) not in VARIANTS
-    assert {v.in_flight for v in VARIANTS if v.connections == MANY} == set(CONNECTIONS.values())
-
-
-def test_one_connection_counts_unsaturated_and_more_do_not() -> None:
-    rounds: list[Round] = [{EMBEDDED: {"utilisation": 0.4}}]
-    assert variant_counting(Variant(0, 2, 1), rounds, EMBEDDED) == rounds
-    assert variant_counting(Variant(0, 2, MANY), rounds, EMBEDDED) == []
-
-
-def test_the_gateways_errors_in_variants_are_not_allowed() -> None:
-    figures = {"cpu_us": 1.0, "utilisation": 1.0, "rps": 1.0, "errors": 1.0}
-    rows = variant_rows({VARIANTS[0]: [{EMBEDDED: figures, "nginx": figures}]})
-    assert (rows[-1].measured, rows[-1].holds) == (1.0, False)
+def test_one_that_was_never_saturated_has_no_figure() -> None:
+    row = case_rows({"whole": (WHOLE, [round_of(150.0, utilisation=0.1)])})[0]
+    assert row.measured is None
+    assert "never saturated" in row.note
 
 
 @pytest.mark.parametrize("most", [0, LADDER[0], 777, LADDER[-1]])
@@ -110,9 +85,9 @@ def test_a_step_holds_without_errors_loss_and_delay() -> None:
 
 
 def test_chunks_per_core_and_cores_for_the_fleet() -> None:
-    rows = rate_rows("x", STEP, STEP)
+    rows = rows_of("x", STEP, STEP)
     assert [row.measured for row in rows] == [20_000, pytest.approx(7.68), 20_000]
-    assert [row.measured for row in rate_rows("x", None, STEP)] == [None, 20_000]
+    assert [row.measured for row in rows_of("x", None, STEP)] == [None, 20_000]
 
 
 def test_bodies_share_half_their_text(tmp_path: Path) -> None:
@@ -122,18 +97,3 @@ def test_bodies_share_half_their_text(tmp_path: Path) -> None:
         assert len(text) == pytest.approx(200_000, rel=0.01)
         assert text.index(MARK) == pytest.approx(100_000, rel=0.01)
         assert '"max_tokens": 7' in text
-
-
-def test_streams_are_compared_within_their_rounds() -> None:
-    rounds = [
-        {"errors": 0.0, "sluice 32": 12.0, "sglang-router 32": 10.0, "sluice 120": 30.0}
-        | {"sglang-router 120": 10.0},
-        {"errors": 0.0, "sluice 32": 22.0, "sglang-router 32": 20.0, "sluice 120": 15.0}
-        | {"sglang-router 120": 10.0},
-    ]
-    rows = {r.metric: r for r in streams_rows(rounds, ["sluice", "sglang-router"])}
-    near = rows["sluice: CPU-us of a chunk, 32 streams, over sglang-router"]
-    far = rows["sluice: CPU-us of a chunk, 120 streams, over sglang-router"]
-    assert near.measured == pytest.approx(1.15)
-    assert (near.holds, far.holds) == (True, False)
-    assert rows["sluice: CPU-us of a chunk, 120 streams"].measured == 22.5

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.quartz.lab import POLICIES, LabFigures, figures, make, paired, run
+from bench.quartz.lab import PEERS, POLICIES, LabFigures, figures, make, paired, run
 from bench.quartz.peers import CacheAware, TokenFair
 from bench.quartz.workloads import MIXED, REQUESTS, mixed, mooncake, workloads
 from gateway.fleet.fleet import PoolState
@@ -57,7 +57,7 @@ def test_a_trace_is_read_where_there_is_one(tmp_path: Path) -> None:
     assert len({d.blocks for d in demands}) == 1
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", [*POLICIES, *PEERS])
 def test_every_policy_serves_a_short_stream(policy: str) -> None:
     demands = mixed(3, MIXED, 120)
     found = figures(demands, run(demands, [make(policy)], seed=3))

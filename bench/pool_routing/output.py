@@ -1,4 +1,4 @@
-"""`python -m bench gateway-output --data DIR`: every client asks for 32,768 tokens.
+"""`python -m bench pool-routing output --data DIR`: every client asks for 32,768 tokens.
 
 Prompt and answer lengths of the Azure 2023 (conversation, code) and Mooncake conversation
 traces; short window 65,536, b_short 8,192. A request is truly short when prompt + answer is
@@ -11,7 +11,6 @@ at most 8,192. Two ways:
 """
 
 import csv
-import os
 import random
 import tempfile
 from collections.abc import Sequence
@@ -26,7 +25,8 @@ from rich.console import Console
 from bench.common import texts
 from bench.common.fleet import Fleet
 from bench.common.report import Report, Row, equals
-from bench.gateway.accuracy import AccuracyRequest, ClientAnswer, chat, drive, read_log
+from bench.common.steps import scaled
+from bench.pool_routing.accuracy import AccuracyRequest, ClientAnswer, chat, drive, read_log
 from gateway.estimate.estimator import LengthEstimator
 from gateway.estimate.profile import OutputMode
 from gateway.records.decision import DecisionRecord
@@ -37,7 +37,7 @@ from gateway.routing.routing import plan_pool
 from gateway.routing.routing_table import PoolShape, Routing
 from simulator.mock_server import tokenizer
 
-LIVE_PER_TRACE = int(os.environ.get("SLUICE_BENCH_REQUESTS", "4000"))
+LIVE_PER_TRACE = scaled(4000, 100)
 LIVE_CAP = 200
 """Live requests of each trace under `output_estimate: cap`."""
 CAP = 32_768
@@ -100,9 +100,9 @@ def run(data: Path | None = None) -> Report:
     """Both ways and both estimates; without the traces nothing is measured."""
     if data is None:
         row = Row(
-            metric="short share on real lengths",
-            measured="not measured",
-            note="give --data: a folder with the Azure 2023 and Mooncake conversation traces",
+            "short share on real lengths",
+            "not measured",
+            "give --data: a folder with the Azure 2023 and Mooncake conversation traces",
         )
         return Report(name="gateway-output", rows=[row])
     traces = read_traces(data)
@@ -116,8 +116,8 @@ def run(data: Path | None = None) -> Report:
 
 def _within(metric: str, routed: float, true: float, note: str) -> Row:
     return Row(
-        metric=metric,
-        measured=routed,
+        metric,
+        routed,
         target=f"true {true:.4f} +- {WITHIN:g}",
         holds=abs(routed - true) <= WITHIN,
         note=f"{100 * (routed - true):+.2f} points; {note}" if note else "",
@@ -160,8 +160,8 @@ def _in_process_rows(trace: LengthTrace) -> list[Row]:
 
 def _cap_row(metric: str, share: float) -> Row:
     return Row(
-        metric=metric,
-        measured=share,
+        metric,
+        share,
         published=0.0,
         target="= 0",
         holds=share == 0,

@@ -1,12 +1,12 @@
-"""Figures of bench quartz-shadow."""
+"""Figures of bench quartz shadow."""
 
 from typing import Any
 
 import pytest
 
 from bench.common.report import Row
-from bench.quartz_live.load import TimedAnswer, TimedRequest
-from bench.quartz_shadow.run import SETTLED, ShadowRun, rows_of
+from bench.common.timed_load import TimedAnswer, TimedRequest
+from bench.quartz.shadow import SETTLED, ShadowRun, rows_of
 
 
 def answers(first_s: float) -> list[TimedAnswer]:

@@ -1,4 +1,4 @@
-"""`python -m bench gateway-accuracy`: estimates, misroutes and rescues on mixed real text.
+"""`python -m bench pool-routing accuracy`: estimates, misroutes and rescues on mixed real text.
 
 A real gateway before real mock engines. Three phases:
 1. mixed: requests of five kinds, a third of them near the boundary. Counted are short-routed
@@ -9,7 +9,6 @@ The gateway gets no hints: the bench knows the lengths, and the engines' usage i
 """
 
 import asyncio
-import os
 import random
 import statistics
 import tempfile
@@ -27,10 +26,11 @@ from rich.progress import Progress
 from bench.common import texts
 from bench.common.fleet import MODEL, Fleet
 from bench.common.report import Report, Row, at_least, at_most, equals
+from bench.common.steps import scaled
 from gateway.records.decision import DecisionRecord
 from simulator.mock_server import tokenizer
 
-REQUESTS = int(os.environ.get("SLUICE_BENCH_REQUESTS", "10000"))
+REQUESTS = scaled(10_000, 200)
 BOUNDARY = 8192
 LONG_WINDOW = 65_536
 SEED = 8192
@@ -261,7 +261,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(requests: int | None = None) -> Report:
-    """All three phases; `requests` of the first one, else SLUICE_BENCH_REQUESTS or 10,000."""
+    """All three phases; `requests` of the first one, else 10,000."""
     count = requests or REQUESTS
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -299,9 +299,9 @@ def _mixed_phase(count: int, log: Path, console: Console) -> tuple[list[Row], di
     ]
     failures = sum(answer.problem is not None for answer in answers.values())
     rows = [
-        Row(metric="requests", measured=len(cases)),
+        Row("requests", len(cases)),
         at_least("share within 15 % of the boundary", _share(_is_near(c) for c in cases), 0.3),
-        Row(metric="share of streams", measured=_share(c.ask.stream for c in cases)),
+        Row("share of streams", _share(c.ask.stream for c in cases)),
         *_category_rows(cases),
         *_misroute_rows(cases),
         equals("client-visible failures", failures, 0),
@@ -326,8 +326,8 @@ def _category_rows(cases: Sequence[_Case]) -> list[Row]:
     }
     spread = ", ".join(f"{kind} {value:.1%}" for kind, value in found.items())
     return [
-        Row(metric="share recognised as the kind they are", measured=right),
-        Row(metric="std of true bytes/token over its mean, prompts >= 128", measured=spread),
+        Row("share recognised as the kind they are", right),
+        Row("std of true bytes/token over its mean, prompts >= 128", spread),
     ]
 
 
@@ -384,9 +384,9 @@ def _error_rows(cases: Sequence[_Case]) -> list[Row]:
     )
     return [
         Row(
-            metric=f"estimate error p{percent} (|estimated/true - 1| of prompt tokens)",
-            measured=errors[min(len(errors) - 1, len(errors) * percent // 100)],
-            note="conservative estimates: mean bytes/token less one standard deviation",
+            f"estimate error p{percent} (|estimated/true - 1| of prompt tokens)",
+            errors[min(len(errors) - 1, len(errors) * percent // 100)],
+            "conservative estimates: mean bytes/token less one standard deviation",
         )
         for percent in (50, 99)
     ]

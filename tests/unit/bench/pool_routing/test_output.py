@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from bench.common import texts
-from bench.gateway import accuracy, output
-from bench.gateway.output import CAP, Length, LengthTrace, simulate
+from bench.pool_routing import accuracy, output
+from bench.pool_routing.output import CAP, Length, LengthTrace, simulate
 
 
 def test_the_mixed_load_is_what_it_says() -> None:

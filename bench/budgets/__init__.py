@@ -1,1 +1,0 @@
-"""What budgets hold under load, and what they cost."""

@@ -1,1 +1,0 @@
-"""A gateway before mock engines: estimates, real lengths, faults."""

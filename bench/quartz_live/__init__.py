@@ -1,1 +1,0 @@
-"""QUARTZ beside the peers' routers, in real time."""

@@ -1,1 +1,0 @@
-"""The default scheduler over a grid of workloads, loads and fleets."""

@@ -1,1 +1,0 @@
-"""What OpenTelemetry costs, and whether all spans arrive."""

@@ -1,1 +1,0 @@
-"""What prices and the ledger cost a request."""
