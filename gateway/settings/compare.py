@@ -86,9 +86,13 @@ def merged(before: Config, after: Config) -> Config:
     keys = {name: getattr(after.server, name) for name in KEYS}
     fixed["server"] = fixed["server"].model_copy(update=keys)
     found = after.model_copy(update={**fixed, "models": tuple(models)})
-    found.note_references(
-        {path: written for path, written in after.references.items() if not _is_fixed(path)}
-        | {path: written for path, written in before.references.items() if _is_fixed(path)}
+    found.note(
+        references={
+            path: written
+            for config in (before, after)
+            for path, written in config.origin.references.items()
+            if _is_fixed(path) is (config is before)
+        }
     )
     return found
 
@@ -147,8 +151,11 @@ def _shown(value: object) -> str:
     return _HASH.sub(r"\1…", str(value))
 
 
-_LIMITS: Final = {"ge": 0, "gt": 1, "le": 0, "lt": -1}
-"""Bound of a number -> what is to be added for a number within it."""
+_TRIED: Final = (
+    *("0", "60", "false", "memory://", "dns://reference:1", "day", "UTC"),
+    "2100-01-01T00:00:00Z",
+)
+"""Values that take the place of a reference where a text does not do."""
 _TURNS: Final = 24
 """Values that are tried for one reference, at most."""
 _SECRET: Final = "a secret"  # noqa: S105 - shown instead of one
@@ -202,39 +209,36 @@ def only_secrets(references: Mapping[KeyPath, str], config: Config) -> bool:
 
 def _value(written: str, detail: ErrorDetails, turn: int) -> EnvValue:
     """The value to try next for a reference."""
-    context = detail.get("ctx", {})
-    for name, more in _LIMITS.items():
-        if name in context:
-            return EnvValue(f"{context[name] + more:g}")
-    if choices := re.findall("'([^']+)'", str(context.get("expected", ""))):
+    if choices := re.findall("'([^']+)'", str(detail.get("ctx", {}).get("expected", ""))):
         return EnvValue(choices[0])
     digest = hashlib.sha256(written.encode()).hexdigest()
-    tried = (
-        stand_in(written, "1"),
-        *("0", "false", f"sha256:{digest}", f"http://{digest[:16]}.invalid", "memory://"),
-        *("dns://reference:1", "day", "UTC", "2100-01-01T00:00:00Z"),
-    )
+    hash_and_url = f"sha256:{digest}", f"http://{digest[:16]}.invalid"
+    tried = (stand_in(written, "1"), *_TRIED, *hash_and_url)
     return EnvValue(tried[turn % len(tried)])
 
 
 def _as_written(config: Config) -> Any:
     """The settings as plain data: references as they are shown, and no secret."""
-    found: Any = _plain(config.model_dump())
-    for path, shown in _references(config).items():
-        holder, key, inner = found, path[0], found[path[0]]
-        for step in path[1:]:
-            here = inner if isinstance(inner, dict) else range(len(inner or ()))
-            if step not in here:
-                break  # the setting has another shape: then all of it is a reference
-            holder, key, inner = inner, step, inner[step]
-        holder[key] = shown
-    return found
+    shown = _references(config)
+
+    def plain(value: object, path: KeyPath) -> object:
+        if path in shown:
+            return shown[path]
+        if isinstance(value, SecretStr):
+            return _SECRET
+        if isinstance(value, Mapping):
+            return {key: plain(inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(inner, (*path, at)) for at, inner in enumerate(value)]
+        return str(value) if isinstance(value, Secret) else value
+
+    return plain(config.model_dump(), ())
 
 
 def _references(config: Config) -> dict[KeyPath, str]:
     """References as written, but in secrets without what stands beside them."""
     secrets = dict(_secrets((), config.model_dump()))
-    found = dict(config.references)
+    found = dict(config.origin.references)
     for path in found.keys() & secrets.keys():
         names = [f"${{{name}}}" for name in re.findall(r"\$\{(\w+)", found[path])]
         if not isinstance(secrets[path], SecretStr):
@@ -244,23 +248,10 @@ def _references(config: Config) -> dict[KeyPath, str]:
     return found
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, SecretStr):
-        return _SECRET
-    if isinstance(value, Secret):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
-
-
 def _secrets(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, SecretStr | Secret[str]]]:
     """Settings that are or may hold a secret."""
     if isinstance(value, SecretStr | Secret):
         yield path, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
+    elif isinstance(value, Mapping | tuple | list):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _secrets((*path, key), inner)
-    elif isinstance(value, tuple | list):
-        for at, inner in enumerate(value):
-            yield from _secrets((*path, at), inner)

@@ -4,8 +4,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from gateway.records.record import Record
 from gateway.settings.model import ModelConfig, SplitAliasConfig, TimeoutsConfig
 from gateway.settings.problems import KeyPath
 from gateway.settings.server import (
@@ -22,6 +24,26 @@ from gateway.settings.server import (
 )
 from gateway.settings.tenants import EntitlementConfig, TenantConfig
 from gateway.settings.types import Label, Natural, Section, typed
+
+
+class Origin(Record, frozen=True, kw_only=True):
+    """Where a configuration came from."""
+
+    file: str = ""
+    """The file that it was read from; "" for none."""
+    digest: str = ""
+    """By which changes of the file's content are noticed."""
+    modified_unix_s: float = 0.0
+    """When the file was last modified; 0 where that is not known."""
+    given: Mapping[str, Any] = {}
+    """Settings of `server` that command-line options gave."""
+    references: Mapping[KeyPath, str] = {}
+    """Settings that were given as `${NAME}`, as written; not those that options gave."""
+
+
+def digest_of(content: bytes) -> str:
+    """The digest of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class Config(Section):
@@ -65,11 +87,7 @@ class Config(Section):
     """Tenants whose keys open several models. A tenant with one key for one model needs no entry:
     its entitlement's `api_keys` suffice."""
 
-    _modified_unix_s: float = PrivateAttr(0.0)
-    _file: str = PrivateAttr("")
-    _digest: str = PrivateAttr("")
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @property
     def administered(self) -> bool:
@@ -79,61 +97,28 @@ class Config(Section):
         return self.server.admin_key is not None or "owner" in roles or by_token
 
     @property
-    def file(self) -> str:
-        """The file that it was read from; "" for none."""
-        return self._file
+    def origin(self) -> Origin:
+        """Where it came from."""
+        return self._origin
 
-    @property
-    def references(self) -> Mapping[KeyPath, str]:
-        """Settings that were given as `${NAME}`, as written; not those that options gave."""
-        return {
-            path: written
-            for path, written in self._references.items()
-            if path[0] != "server" or path[1] not in self._given
-        }
-
-    def note_references(self, references: Mapping[KeyPath, str]) -> None:
-        """Remember which settings were given as `${NAME}`."""
-        self._references = references
-
-    @property
-    def digest(self) -> str:
-        """The digest of that file's content."""
-        return self._digest
-
-    @staticmethod
-    def digest_of(content: bytes) -> str:
-        """The digest by which changes of a file are noticed."""
-        return hashlib.sha256(content).hexdigest()
-
-    def note_file(self, file: str, content: bytes, modified_unix_s: float) -> None:
-        """Remember where it was read from, and when that was modified; `load` calls this."""
-        self._file, self._digest = file, self.digest_of(content)
-        self._modified_unix_s = modified_unix_s
-
-    def note_digest(self, digest: str) -> None:
-        """Remember that a later content of the file is in force."""
-        self._digest = digest
+    def note(self, **changes: Any) -> None:
+        """Remember more of where it came from."""
+        self._origin = replace(self._origin, **changes)
 
     def listening(self, **given: Any) -> "Config":
         """The configuration with these settings of `server`, as command-line options give them."""
-        server = self.server.model_copy(update=given)
-        found = self.model_copy(update={"server": server})
-        found.note_given({**self._given, **given})
+        found = self.model_copy(update={"server": self.server.model_copy(update=given)})
+        references = {
+            path: written
+            for path, written in self._origin.references.items()
+            if path[0] != "server" or path[1] not in given
+        }
+        found.note(given={**self._origin.given, **given}, references=references)
         return found
-
-    def note_given(self, given: Mapping[str, Any]) -> None:
-        """Remember the settings of `server` that options gave."""
-        self._given = dict(given)
 
     def as_started(self, later: "Config") -> "Config":
         """A later file's configuration with the options that this process was started with."""
-        return later.listening(**self._given)
-
-    @property
-    def modified_unix_s(self) -> float:
-        """When the file was last modified; 0 where that is not known."""
-        return self._modified_unix_s
+        return later.listening(**self._origin.given)
 
     def timeouts_for(self, model: ModelConfig) -> TimeoutsConfig:
         """The model's own time-outs, completed by those of the top level."""

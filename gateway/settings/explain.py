@@ -35,15 +35,9 @@ _PRICE: Final = "write `price: {input, output}`, per million tokens"
 _REQUESTS: Final = "write `requests_per_minute` at a tenant's key"
 _PARALLEL: Final = "give an entitlement's `max_concurrency`"
 _ANY: Final = {
-    "max_budget": _BUDGET,
-    "soft_budget": _BUDGET,
-    "budget": _BUDGET,
-    "budget_duration": _BUDGET,
-    "tpm_limit": _TOKENS,
-    "tpm": _TOKENS,
-    "rpm_limit": _REQUESTS,
-    "rpm": _REQUESTS,
-    "requests_per_minute": _REQUESTS,
+    **dict.fromkeys(("max_budget", "soft_budget", "budget", "budget_duration"), _BUDGET),
+    **dict.fromkeys(("tpm_limit", "tpm"), _TOKENS),
+    **dict.fromkeys(("rpm_limit", "rpm", "requests_per_minute"), _REQUESTS),
     "max_parallel_requests": _PARALLEL,
     "blocked": "write `suspended: true` at a tenant's key",
     "expires": "write `expires_at`",
@@ -53,6 +47,7 @@ _KEY: Final = (
     "a key that opens several models stands under `tenants`: {name, keys: [{name, sha256, "
     "models}]}; write one entitlement for each model"
 )
+# By class of section, what users of other gateways look for -> where the file says it.
 _WISHES: Final[dict[str, dict[str, str]]] = {
     "EntitlementConfig": {**_ANY, "models": _KEY, "keys": _KEY},
     "TenantConfig": {
@@ -65,16 +60,12 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "key": "write `sha256`, from `sluice hash-key`: keys are never in the file",
         "token": "write `sha256`",
         "max_parallel_requests": "write `max_concurrency`",
-        "rpm": "write `requests_per_minute`",
-        "rpm_limit": "write `requests_per_minute`",
+        **dict.fromkeys(("rpm", "rpm_limit"), "write `requests_per_minute`"),
     },
     "Config": {
-        "model_list": _LITELLM,
-        "litellm_settings": _LITELLM,
-        "router_settings": _LITELLM,
-        "general_settings": _LITELLM,
-        "servingEngineSpec": _STACK,
-        "routerSpec": _STACK,
+        **dict.fromkeys(("model_list", "litellm_settings"), _LITELLM),
+        **dict.fromkeys(("router_settings", "general_settings"), _LITELLM),
+        **dict.fromkeys(("servingEngineSpec", "routerSpec"), _STACK),
         "fallbacks": "write `fallbacks: [other]` at the model",
         "default_fallbacks": "write `fallbacks: [other]` at each model",
         "model_group_alias": "write `aliases` at the model",
@@ -84,35 +75,21 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "model_name": "write `name`",
         "litellm_params": _LITELLM,
         "context_window_fallbacks": "give the model a second pool with a larger `max_model_len`",
-        "input_cost_per_token": _PRICE,
-        "output_cost_per_token": _PRICE,
+        **dict.fromkeys(("input_cost_per_token", "output_cost_per_token"), _PRICE),
         "num_retries": "write `retry: {max_attempts}` at the top level",
     },
 }
 
 
-def wish(section: str, name: str) -> str | None:
-    """Where the file says what an unknown setting of a section (by class name) is for."""
-    return _WISHES.get(section, {}).get(name)
-
-
 _WANTED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "path_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "mapping_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type", "path_type"), "text"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "mapping_type"), "a mapping"),
+    **dict.fromkeys(("model_type", "model_attributes_type"), "a mapping"),
 }
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
@@ -129,6 +106,10 @@ _HOW = {
     "a list": "write [a, b], or one `- item` a line",
     "a mapping": "write {key: value}, or one `key: value` a line",
 }
+_KINDS: Final[tuple[tuple[type, str], ...]] = (
+    *((bool, "true or false"), (int, "a number"), (float, "a fraction")),
+    *((str, "text"), (list, "a list"), (dict, "a mapping")),
+)
 _UNITS = {"gib": "GiB", "bytes": "bytes", "s": "seconds", "ms": "milliseconds", "tokens": "tokens"}
 """By the last word of a key."""
 
@@ -167,28 +148,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _told(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str]:
     """(problem, fix) of a finding about a key of a section."""
     name = str(detail["loc"][-1]) if detail["loc"] else ""
+    known = {} if section is None else section.model_fields
     if detail["type"] == "missing":
-        return _missing(section, name)
+        about = (known[name].description if name in known else None) or ""
+        about = about.split(".")[0].split(";")[0].strip()
+        return f"required key `{name}` is missing", f"add `{name}:`" + (about and f" ({about})")
     if detail["type"] == "extra_forbidden":
-        return _unknown(section, name)
+        wishes = {} if section is None else _WISHES.get(section.__name__, {})
+        if name in wishes:
+            return f"`{name}` is no setting here", wishes[name]
+        return f"unknown key `{shown(name)}`", nearest(name, known)
     if name == KEY:
         return "not a usable name", "use letters, digits, `.`, `_` and `-`, at most 64"
     return _wording(detail)
-
-
-def _missing(section: type[Section] | None, name: str) -> tuple[str, str]:
-    description = ""
-    if section is not None and name in section.model_fields:
-        text = section.model_fields[name].description or ""
-        description = f" ({text.split('.')[0].split(';')[0].strip()})" if text else ""
-    return f"required key `{name}` is missing", f"add `{name}:`{description}"
-
-
-def _unknown(section: type[Section] | None, name: str) -> tuple[str, str]:
-    if section is not None and (elsewhere := wish(section.__name__, name)) is not None:
-        return f"`{name}` is no setting here", elsewhere
-    known = section.model_fields if section is not None else {}
-    return f"unknown key `{shown(name)}`", nearest(name, known)
 
 
 def _wording(detail: ErrorDetails) -> tuple[str, str]:
@@ -242,17 +214,8 @@ def _kind(value: object) -> str:
         return "nothing"
     if isinstance(value, EnvValue):
         return "text from the environment"
-    for types, name in (
-        (bool, "true or false"),
-        (int, "a number"),
-        (float, "a fraction"),
-        (str, "text"),
-        (list, "a list"),
-        (dict, "a mapping"),
-    ):
-        if isinstance(value, types):
-            return name
-    return "something else"
+    found = (name for kind, name in _KINDS if isinstance(value, kind))
+    return next(found, "something else")
 
 
 def _section(path: KeyPath, root: type[Section] = Config) -> type[Section] | None:

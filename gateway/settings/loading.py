@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gateway.records.tenancy import RowKind
 from gateway.settings.checks import check_relations, unfit_limits
 from gateway.settings.compare import only_secrets, stand_in_for_references
-from gateway.settings.config import Config
+from gateway.settings.config import Config, digest_of
 from gateway.settings.explain import explain, first_problem
 from gateway.settings.problems import ConfigError, Problem, dotted
 from gateway.settings.source import MAX_BYTES, read
@@ -54,7 +54,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         place = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         raise _refused(name, "", "not UTF-8", "save the file as UTF-8", *place) from error
     config = parse(text, name, os.environ if environ is None else environ)
-    config.note_file(name, raw, modified_unix_s)
+    config.note(file=name, digest=digest_of(raw), modified_unix_s=modified_unix_s)
     return config
 
 
@@ -75,7 +75,7 @@ def parse(text: str, filename: str, environ: Mapping[str, str] | None) -> Config
         check_relations(document, config)
     if document.problems or config is None:
         raise ConfigError(document.problems)
-    config.note_references(document.references)
+    config.note(references=document.references)
     return config
 
 

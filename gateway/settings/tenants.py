@@ -19,9 +19,11 @@ from gateway.settings.types import (
     Label,
     Milliseconds,
     ModelName,
+    Money,
     Natural,
     Section,
     Text,
+    WarnAt,
     reject,
     typed,
 )
@@ -74,7 +76,6 @@ TokenPrices = Annotated[PriceConfig, AfterValidator(_ordered)]
 
 
 MAX_DAYS: Final = 90
-MAX_MONEY: Final = 9_000_000
 _DAYS: Final = re.compile(r"[1-9][0-9]?d")
 _WINDOWS: Final = f"write {', '.join(CALENDAR)}, or the last days as in 30d, {MAX_DAYS} at most"
 
@@ -93,17 +94,6 @@ def _zone(value: str) -> str:
         if value != "UTC":
             reject("not a time zone that this host knows", "write a name such as Europe/Berlin")
     return value
-
-
-Money = Annotated[
-    float,
-    Field(strict=True, gt=0, le=MAX_MONEY, allow_inf_nan=False),
-    BeforeValidator(typed),
-]
-"""In units of the currency."""
-WarnAt = Annotated[
-    float, Field(strict=True, gt=0, le=1, allow_inf_nan=False), BeforeValidator(typed)
-]
 
 
 class BudgetConfig(Section):

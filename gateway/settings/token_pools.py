@@ -156,7 +156,7 @@ def tenancy_file(config: Config) -> TenancyFile:
         },
         order=entitlements_by_tenant(config),
         currency=config.currency,
-        unix_s=config.modified_unix_s,
+        unix_s=config.origin.modified_unix_s,
     )
 
 

@@ -7,7 +7,7 @@ environment, which is text and becomes a number or a flag where the setting expe
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_core import PydanticCustomError
@@ -171,36 +171,29 @@ def _header_key(value: SecretStr) -> SecretStr:
     return value
 
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), BeforeValidator(typed)]
-Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), BeforeValidator(typed)]
-Weight = Annotated[int, Field(strict=True, ge=1, le=1_000_000), BeforeValidator(typed)]
-Days = Annotated[int, Field(strict=True, ge=1, le=36_500), BeforeValidator(typed)]
-Port = Annotated[int, Field(strict=True, ge=0, le=65535), BeforeValidator(typed)]
-Ranks = Annotated[int, Field(strict=True, ge=1, le=256), BeforeValidator(typed)]
-Processes = Annotated[int, Field(strict=True, ge=1, le=128), BeforeValidator(typed)]
-Attempts = Annotated[int, Field(strict=True, ge=1, le=10), BeforeValidator(typed)]
-Seconds = Annotated[
-    float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)
-]
-Drain = Annotated[
-    float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), BeforeValidator(typed)
-]
-Amount = Annotated[
-    float, Field(strict=True, gt=0, le=1 << 53, allow_inf_nan=False), BeforeValidator(typed)
-]
+MAX_MONEY: Final = 9_000_000
+_TYPED = BeforeValidator(typed)
+Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53), _TYPED]
+Natural = Annotated[int, Field(strict=True, ge=0, le=1 << 53), _TYPED]
+Weight = Annotated[int, Field(strict=True, ge=1, le=1_000_000), _TYPED]
+Days = Annotated[int, Field(strict=True, ge=1, le=36_500), _TYPED]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535), _TYPED]
+Ranks = Annotated[int, Field(strict=True, ge=1, le=256), _TYPED]
+Processes = Annotated[int, Field(strict=True, ge=1, le=128), _TYPED]
+Attempts = Annotated[int, Field(strict=True, ge=1, le=10), _TYPED]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False), _TYPED]
+Drain = Annotated[float, Field(strict=True, ge=0, le=86400, allow_inf_nan=False), _TYPED]
+Amount = Annotated[float, Field(strict=True, gt=0, le=1 << 53, allow_inf_nan=False), _TYPED]
 Milliseconds = Annotated[
-    float, Field(strict=True, ge=1, le=86_400_000, allow_inf_nan=False), BeforeValidator(typed)
+    float, Field(strict=True, ge=1, le=86_400_000, allow_inf_nan=False), _TYPED
 ]
-Gib = Annotated[
-    float, Field(strict=True, gt=0, le=1 << 23, allow_inf_nan=False), BeforeValidator(typed)
-]
-Factor = Annotated[
-    float, Field(strict=True, ge=1, le=100, allow_inf_nan=False), BeforeValidator(typed)
-]
-Share = Annotated[
-    float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), BeforeValidator(typed)
-]
-Flag = Annotated[bool, Field(strict=True), BeforeValidator(typed)]
+Gib = Annotated[float, Field(strict=True, gt=0, le=1 << 23, allow_inf_nan=False), _TYPED]
+Factor = Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False), _TYPED]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), _TYPED]
+Money = Annotated[float, Field(strict=True, gt=0, le=MAX_MONEY, allow_inf_nan=False), _TYPED]
+"""In units of the currency."""
+WarnAt = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False), _TYPED]
+Flag = Annotated[bool, Field(strict=True), _TYPED]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 """A model's name as clients send it; no blanks."""

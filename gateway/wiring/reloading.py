@@ -33,6 +33,7 @@ from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
 from gateway.settings import Config, ConfigError, ModelConfig, load, parse
 from gateway.settings.compare import Change, Comparison, changes, compare, merged
+from gateway.settings.config import digest_of
 from gateway.settings.worker import WorkerConfig
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
@@ -89,7 +90,7 @@ class Reloading:
         """Watch the file by its content from now on."""
         self._started = True
         self._background.start(self._retire())
-        if self._gateway.config.file:
+        if self._gateway.config.origin.file:
             self._background.start(self._watch())
 
     async def close(self) -> None:
@@ -107,7 +108,7 @@ class Reloading:
         """Read the file and apply it. Raises BadRequest; then nothing changed."""
         async with self._lock:
             running = self._gateway.config
-            if not running.file:
+            if not running.origin.file:
                 raise BadRequest("This gateway has no file.", reason="bad_configuration")
             successful = False
             self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
@@ -116,7 +117,7 @@ class Reloading:
                 self._refuse_adapted_aliases(after)
                 target = merged(running, after)
                 following = self.models.build(target)  # may raise, before anything changed
-                target.note_digest(after.digest)
+                target.note(digest=after.origin.digest)
                 await self.models.replace(target, following)
                 self._gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
                 successful, self._retry_at_s = True, inf
@@ -171,7 +172,7 @@ class Reloading:
         then()
 
     async def _watch(self) -> None:
-        file, seen = Path(self._gateway.config.file), self._gateway.config.digest
+        file, seen = Path(self._gateway.config.origin.file), self._gateway.config.origin.digest
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             digest = await asyncio.to_thread(_digest_of, file)
@@ -179,7 +180,7 @@ class Reloading:
             if digest not in ("", seen):
                 seen = digest
                 # Else SIGHUP or an admin was faster.
-                due = due or digest != self._gateway.config.digest
+                due = due or digest != self._gateway.config.origin.digest
             if due:
                 await self._tried()
 
@@ -401,7 +402,7 @@ class LastGood:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._seen = config.digest
+        self._seen = config.origin.digest
         self._lock = asyncio.Lock()
 
     async def watch(self) -> None:
@@ -413,7 +414,7 @@ class LastGood:
     async def look(self) -> None:
         """Read the file if its content changed. A bad one changes nothing."""
         async with self._lock:
-            digest = await asyncio.to_thread(_digest_of, Path(self.config.file))
+            digest = await asyncio.to_thread(_digest_of, Path(self.config.origin.file))
             if digest in ("", self._seen):
                 return
             self._seen = digest
@@ -426,7 +427,7 @@ class LastGood:
 
 def _read(running: Config) -> tuple[Config, list[Change]]:
     """The file's configuration now, and what it changes. Raises ConfigError."""
-    after = running.as_started(load(running.file))
+    after = running.as_started(load(running.origin.file))
     return after, changes(running, after)
 
 
@@ -441,6 +442,6 @@ def _refused(error: Exception) -> BadRequest:
 def _digest_of(file: Path) -> str:
     """The digest of a file's content; "" while it cannot be read."""
     try:
-        return Config.digest_of(file.read_bytes())
+        return digest_of(file.read_bytes())
     except OSError:
         return ""

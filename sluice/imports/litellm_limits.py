@@ -9,7 +9,8 @@ import re
 from typing import Any, Final
 
 from gateway.settings.problems import KeyPath
-from gateway.settings.tenants import MAX_DAYS, MAX_MONEY
+from gateway.settings.tenants import MAX_DAYS
+from gateway.settings.types import MAX_MONEY
 from sluice.imports.litellm_rows import number, whole
 from sluice.imports.report import Report
 from sluice.imports.sections import Row
