@@ -1,18 +1,160 @@
-"""Figures of the recent requests: times, lengths against the boundary, compression."""
+"""Figures of recent requests and of counters: times, lengths, compression, rates.
+
+The ring keeps records as JSON. Each look decodes the records that are new since the last one, at
+most MAX_NEW of a replica, so a busy gateway shows a sample of its requests.
+"""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
 from typing import Any, Final
 
-from gateway.dashboard.recent import Brief
-from gateway.dashboard.totals import Totals
-from gateway.fleet.model_runtime import ModelRuntime
+import msgspec
 
+from gateway.control.peers import understood
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.metrics import Metrics
+from gateway.records.decision import (
+    NO_ADMISSION,
+    NO_COMPRESSION,
+    NO_ESTIMATE,
+    NO_PLAN,
+    NO_TIMING,
+    NO_USAGE,
+    AdmissionSection,
+    CompressionSection,
+    EstimateSection,
+    PlanSection,
+    TimingSection,
+    UsageSection,
+)
+from gateway.replicas.calls import ReplicaCalls
+
+KEPT: Final = 2000
+FIRST: Final = 500
+"""Records read when somebody begins to look; reading takes some 5 us each."""
+MAX_NEW: Final = 200
+MAX_PER_PEER: Final = 50
 WINDOW_S: Final = 60.0
 """Percentiles are of requests that arrived within this time."""
+TOPIC: Final = "totals"
+OVER_S: Final = 10.0
+"""Rates are means over this time, or since figures were last read."""
+SERIES: Final = ("requests", "admission", "tokens", "compressions", "slo_requests")
+"""Counters of `Metrics` that are added up."""
+Totals = Mapping[str, Mapping[tuple[str, ...], float]]
+"""Counts since the start, by counter, and by the labels of it."""
 _FIRST_EDGE: Final = 64
 _MAX_BUCKETS: Final = 48
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(dict[str, dict[tuple[str, ...], float]]).decode
+
+
+class Brief(msgspec.Struct):
+    """The part of a decision record that the dashboard lists or counts."""
+
+    time_unix_s: float
+    request_id: str
+    outcome: str
+    status: int
+    model: str | None = None
+    tenant: str | None = None
+    entitlement: str | None = None
+    stream: bool = False
+    reason: str | None = None
+    pool: str | None = None
+    worker: str | None = None
+    estimate: EstimateSection = NO_ESTIMATE
+    plan: PlanSection = NO_PLAN
+    admission: AdmissionSection = NO_ADMISSION
+    compression: CompressionSection = NO_COMPRESSION
+    usage: UsageSection = NO_USAGE
+    timing: TimingSection = NO_TIMING
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Prompt plus answer as served; a compressed prompt counts with its original length."""
+        if self.usage.prompt_tokens is None or self.outcome != "ok":
+            return None
+        sent = self.compression.sent_tokens(self.usage.prompt_tokens)
+        return sent + (self.usage.completion_tokens or 0)
+
+    def matches(self, text: str) -> bool:
+        """Whether a name or code of the request contains `text`, which is in lower case."""
+        names = [
+            *(self.request_id, self.model, self.tenant, self.entitlement, self.pool),
+            *(self.worker, self.outcome, self.reason, str(self.status)),
+        ]
+        if self.compression.kept_share is not None:
+            names.append("compressed")
+        if self.admission.spilled:
+            names.append("spilled")
+        return any(text in name.casefold() for name in names if name)
+
+
+_one: Final = msgspec.json.Decoder(Brief).decode
+_several: Final = msgspec.json.Decoder(list[Brief]).decode
+
+
+class RecentDecisions:
+    """The newest decisions of all replicas in brief, newest first."""
+
+    def __init__(self, latest: Callable[[int], list[msgspec.Raw]], peers: ReplicaCalls) -> None:
+        """`latest` returns the newest records of this replica."""
+        self._latest = latest
+        self._peers = peers
+        self._known: deque[Brief] = deque(maxlen=KEPT)
+        self._ids: set[tuple[str, float]] = set()
+
+    @property
+    def briefs(self) -> Sequence[Brief]:
+        """What is known, newest first."""
+        return self._known
+
+    async def look(self) -> None:
+        """Read what is new."""
+        count = MAX_NEW if self._known else FIRST
+        answers = await self._peers.ask("decisions", b"%d" % MAX_PER_PEER)
+        new = self._unknown(map(_one, self._latest(count)))
+        for briefs in understood(_several, answers):
+            new += self._unknown(briefs)
+        new.sort(key=lambda brief: brief.time_unix_s)
+        self._known.extendleft(new)
+        if len(self._ids) > 2 * KEPT:
+            self._ids = {(brief.request_id, brief.time_unix_s) for brief in self._known}
+
+    def _unknown(self, newest_first: Iterable[Brief]) -> list[Brief]:
+        found = []
+        for brief in newest_first:
+            key = (brief.request_id, brief.time_unix_s)
+            if key in self._ids:
+                break  # everything older was read before
+            self._ids.add(key)
+            found.append(brief)
+        return found
+
+
+def row(brief: Brief) -> dict[str, Any]:
+    """A decision as a row of the list."""
+    return {
+        "id": brief.request_id,
+        "time": brief.time_unix_s,
+        "outcome": brief.outcome,
+        "status": brief.status,
+        "reason": brief.reason,
+        "entitlement": brief.entitlement,
+        "model": brief.model,
+        "pool": brief.pool,
+        "worker": brief.worker,
+        "tokens": brief.estimate.total_tokens,
+        "ttft": brief.timing.ttft_s,
+        "queue_ms": brief.timing.queue_ms,
+        "seconds": brief.timing.duration_s,
+        "compressed": brief.compression.compressed,
+        "spilled": brief.admission.spilled,
+    }
 
 
 def recent(briefs: Iterable[Brief], now_unix_s: float) -> list[Brief]:
@@ -98,7 +240,7 @@ def compression(served: ModelRuntime, totals: Totals, briefs: Iterable[Brief]) -
     """How many prompts in the window were compressed, what was kept, and tokens saved."""
     results = {
         result: int(count)
-        for (model, result), count in totals.compressions.items()
+        for (model, result), count in totals["compressions"].items()
         if model == served.name
     }
     done = results.pop("compressed", 0)
@@ -118,3 +260,69 @@ def compression(served: ModelRuntime, totals: Totals, briefs: Iterable[Brief]) -
         "recent": int(recent),
         "not_compressed": dict(sorted(results.items(), key=lambda item: -item[1])[:8]),
     }
+
+
+# -- counters of all replicas
+
+
+def own_totals(metrics: Metrics) -> Totals:
+    """The counts of this replica."""
+    return {name: getattr(metrics, name).values for name in SERIES}
+
+
+def answer_totals(peers: ReplicaCalls, metrics: Metrics) -> None:
+    """Tell other replicas the counts of this one."""
+    peers.on(TOPIC, lambda _: _pack(own_totals(metrics)))
+
+
+async def all_totals(peers: ReplicaCalls, metrics: Metrics) -> Totals:
+    """The counts of all replicas that answer."""
+    answers = await peers.ask(TOPIC)
+    total = {name: Counter(series) for name, series in own_totals(metrics).items()}
+    for other in understood(_unpack, answers):
+        for name in total.keys() & other.keys():
+            total[name].update(other[name])
+    return total
+
+
+def by_entitlement(totals: Totals) -> Mapping[str, Mapping[str, int]]:
+    """Refusals of each entitlement, by reason."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for (entitlement, decision, reason), count in totals["admission"].items():
+        if decision == "denied":
+            found[entitlement][reason] = int(count)
+    return found
+
+
+def attainment(totals: Totals) -> Mapping[str, float]:
+    """Share of each entitlement's served requests within its target; refused ones do not count."""
+    met: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
+    for (name, result), count in totals["slo_requests"].items():
+        if result != "refused":
+            judged[name] += int(count)
+            met[name] += int(count) if result == "true" else 0
+    return {name: met[name] / count for name, count in judged.items()}
+
+
+class Rates:
+    """Requests, refusals and tokens per second, from totals of some seconds ago."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, float, float]] = deque()
+
+    def at(self, now_s: float, totals: Totals) -> dict[str, float | None]:
+        """The rates now; None until there is something to compare with."""
+        requests = sum(totals["requests"].values())
+        refused = sum(n for (_, _, how), n in totals["requests"].items() if how == "refused")
+        tokens = sum(n for (_, _, kind), n in totals["tokens"].items() if kind == "output")
+        while len(self._seen) > 1 and now_s - self._seen[1][0] >= OVER_S:
+            self._seen.popleft()
+        names = ("requests_per_s", "refused_per_s", "output_tokens_per_s")
+        rates: dict[str, float | None] = dict.fromkeys(names)
+        if self._seen and now_s > self._seen[0][0]:
+            then_s, *before = self._seen[0]
+            for name, now, then in zip(names, (requests, refused, tokens), before, strict=True):
+                rates[name] = max(0.0, now - then) / (now_s - then_s)
+        self._seen.append((now_s, requests, refused, tokens))
+        return {**rates, "requests_total": requests}

@@ -18,16 +18,19 @@ import orjson
 from gateway.control.admin import described
 from gateway.control.surface import Control
 from gateway.dashboard import figures
-from gateway.dashboard.fleet_rows import Row, pool_rows, worker_rows, workers_page
-from gateway.dashboard.recent import Brief, RecentDecisions, row
-from gateway.dashboard.tenant_rows import (
+from gateway.dashboard.figures import Brief, Rates, RecentDecisions, row
+from gateway.dashboard.tables import (
     MAX_ROWS,
+    PAGE_ROWS,
     CountedEntitlement,
+    Row,
+    View,
     entitlements_page,
+    pool_rows,
     tenants_page,
+    worker_rows,
+    workers_page,
 )
-from gateway.dashboard.totals import Rates, all_totals, attainment, by_entitlement
-from gateway.dashboard.view import PAGE_ROWS, View
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 
@@ -40,7 +43,7 @@ MAX_HISTORY: Final = 90
 MAX_HISTORY_POOLS: Final = 32
 MAX_TARGETS: Final = 12
 """Entitlements whose time to first token is shown against its target."""
-_HISTORY: Final = ("model", "pool", "inflight", "slots", "ttft_p50_s")
+_HISTORY: Final = ("model", "pool", "inflight", "ready_slots", "ttft_p50_s")
 _FRESH_S: Final = 0.9 * PERIOD_S
 _STORE_S: Final = 2.0
 """How long a snapshot waits for the lease store; then it shows terms without counters."""
@@ -137,12 +140,12 @@ class Snapshots:
     async def _build(self, now_s: float) -> _Snapshot:
         control = self._from
         await self._recent.look()
-        totals = await all_totals(control.peers, self._from.metrics)
+        totals = await figures.all_totals(control.peers, self._from.metrics)
         present = tuple(control.models)  # a reload may change them meanwhile
         fleets = await described(control, present)
         briefs = self._recent.briefs
         last = figures.recent(briefs, time.time())
-        entitlements = await self._entitlements(by_entitlement(totals), attainment(totals))
+        entitlements = await self._entitlements(totals)
         models = list(zip(present, fleets, strict=True))
         pools = list(chain.from_iterable(pool_rows(*each) for each in models))
         by_pool, streams = defaultdict(list), defaultdict(list)
@@ -179,8 +182,9 @@ class Snapshots:
         tenants = partial(tenants_page, control.tenants, known)
         return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)
 
-    async def _entitlements(self, refused: Any, met: Any) -> list[CountedEntitlement]:
+    async def _entitlements(self, totals: figures.Totals) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
+        refused, met = figures.by_entitlement(totals), figures.attainment(totals)
         found: list[CountedEntitlement] = []
         for served in tuple(self._from.models):
             terms = list(islice(self._from.registry.terms(served.name), MAX_ROWS + 1 - len(found)))
@@ -229,14 +233,14 @@ def wrong_now(
     for pool in pools:
         place = (pool["model"], pool["pool"])
         if not pool["ready"]:
-            mine = [row["why"] for row in out if (row["model"], row["pool"]) == place]
+            mine = [row["not_ready"] for row in out if (row["model"], row["pool"]) == place]
             why = next(filter(None, mine), "its workers are ejected or draining, or it has none")
             text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
             found.append(_item("bad", text))
     for each in out[:_WORKERS]:
         at = f"{each['model']}/{each['pool']}"
-        why = each["why"] or "it failed or asked for a pause; it is tried again by itself"
-        text = f"Worker {each['worker']} of {at} is {each['state']}: {why}."
+        why = each["not_ready"] or "it failed or asked for a pause; it is tried again by itself"
+        text = f"Worker {each['id']} of {at} is {each['state']}: {why}."
         found.append(_item("warn", text))
     if len(out) > _WORKERS:
         found.append(_item("warn", f"{len(out) - _WORKERS} more workers are out."))

@@ -24,8 +24,8 @@ from gateway.control.surface import Control
 from gateway.control.tenant_api import own_decision, tenant_router
 from gateway.control.usage_api import usage_router
 from gateway.dashboard.api import dashboard_router
+from gateway.dashboard.figures import answer_totals
 from gateway.dashboard.snapshot import Snapshots
-from gateway.dashboard.totals import answer_totals
 from gateway.fleet.engine_pages import EnginePages
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober

@@ -115,14 +115,15 @@ def _pools(pools: Sequence[Row], width: int) -> Table:
             "pool": pool["pool"],
             "model": pool["model"],
             "ready": f"{pool['ready']}/{pool['workers']}",
-            "slots": f"{pool['inflight']}/{pool['slots']}",
-            "KV": _share(pool["kv_bytes"], pool["kv_capacity_bytes"]),
-            "queue": _number(pool["queue"]),
-            "boundary": _number(pool["boundary"]),
-            "want": _number(pool["desired"]),
+            "slots": f"{pool['inflight']}/{pool['ready_slots']}",
+            "KV": _share(admission.get("kv_bytes"), admission.get("kv_capacity_bytes")),
+            "queue": _number(sum(pool["queue"] or ())),
+            "boundary": _number(pool["b_short"]),
+            "want": _number(admission.get("desired_replicas") or None),
             "coverage": _percent(pool["coverage"]),
         }
         for pool in pools
+        for admission in [pool["admission"] or {}]
     ]
     return _fit(rows, _POOLS, width, ("coverage", "want", "model", "KV", "boundary"))
 
@@ -130,15 +131,15 @@ def _pools(pools: Sequence[Row], width: int) -> Table:
 def _workers(workers: Sequence[Row], width: int) -> Table:
     rows = [
         {
-            "worker": worker["worker"],
+            "worker": worker["id"],
             "pool": worker["pool"],
             "state": worker["state"],
-            "in flight": f"{worker['active']}/{worker['slots']}",
-            "tokens": _number(worker["tokens"]),
+            "in flight": f"{worker['active_sequences']}/{worker['slots']}",
+            "tokens": _number(worker["reserved_tokens"]),
             "KV": _percent(worker["kv"]),
             "hits": _percent(worker["hit_rate"]),
             "speed": "-" if not worker["slowness"] else f"{1 / worker['slowness']:.2f}x",
-            "cause": shorten(worker.get("why") or "-", _CAUSE, placeholder=" …"),
+            "cause": shorten(worker["not_ready"] or "-", _CAUSE, placeholder=" …"),
         }
         for worker in workers
     ]
@@ -149,18 +150,19 @@ def _entitlements(found: Sequence[Row], width: int) -> Table:
     rows = [
         {
             "entitlement": row["name"],
-            "class": row["class"],
-            "state": row["state"] or "-",
+            "class": row["service_class"],
+            "state": account.get("state", "-"),
             "in flight": _number(row["inflight"]),
-            "limit": _number(row["limit"]),
-            "tokens/s": _number(row["tokens_per_s"]),
-            "debt": _number(row["debt"], 2),
-            "priority": _number(row["priority"], 1),
+            "limit": _number(row["limit"] or None),
+            "tokens/s": _number(row["tokens_per_s"] or None),
+            "debt": _number(account.get("debt"), 2),
+            "priority": _number(account.get("weight"), 1),
             "SLO met": _percent(row["attainment"]),
-            "refused": _number(row["refused"]),
+            "refused": _number(sum(row["refused_by"].values())),
             "most for": max(row["refused_by"], key=row["refused_by"].get, default="-"),
         }
         for row in found
+        for account in [row["account"] or {}]
     ]
     drop = ("tokens/s", "limit", "SLO met", "state", "debt", "most for", "priority", "class")
     return _fit(rows, _ENTITLEMENTS, width, drop)

@@ -94,22 +94,23 @@ const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt",
 function poolCard(pool) {
   const ready = pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad";
   const own = (then) => then.pools.find((one) => one.pool === pool.pool && one.model === pool.model);
-  const slots = pool.slots ? pool.inflight / pool.slots : null;
-  const kv = pool.kv_capacity_bytes ? pool.kv_bytes / pool.kv_capacity_bytes : null;
+  const slots = pool.ready_slots ? pool.inflight / pool.ready_slots : null;
+  const admission = pool.admission ?? {};
+  const kv = admission.kv_capacity_bytes ? admission.kv_bytes / admission.kv_capacity_bytes : null;
   const rows = [
-    ["Queue", pool.queue_by_class ? `${count(pool.queue)} (${pool.queue_by_class.join(" / ")})` : count(pool.queue)],
-    ["Boundary", pool.boundary == null ? "none, takes the rest" : `${count(pool.boundary)} tokens`],
-    ["Window", `${count(pool.window)} tokens`],
-    ["Desired replicas", count(pool.desired)],
+    ["Queue", pool.queue ? `${count(sum(pool.queue))} (${pool.queue.join(" / ")})` : "0"],
+    ["Boundary", pool.b_short == null ? "none, takes the rest" : `${count(pool.b_short)} tokens`],
+    ["Window", `${count(pool.max_model_len)} tokens`],
+    ["Desired replicas", count(admission.desired_replicas || null)],
     ["Predictor coverage", percent(pool.coverage)],
   ];
   return el("article", { class: "card" },
     el("div", { class: "line" }, el("h3", {}, `${pool.pool} `, el("span", { class: "muted" }, pool.model)),
       el("span", { class: ready }, `${pool.ready} of ${pool.workers} ready`)),
-    el("div", { class: "line" }, el("span", {}, term("Slots")), el("span", {}, `${count(pool.inflight)} of ${count(pool.slots)}`)),
+    el("div", { class: "line" }, el("span", {}, term("Slots")), el("span", {}, `${count(pool.inflight)} of ${count(pool.ready_slots)}`)),
     meter(slots, "Slots in use"),
-    chart((then) => own(then)?.inflight, { least: pool.slots }),
-    el("div", { class: "line" }, el("span", {}, term("KV cache reserved")), el("span", {}, kv == null ? NONE : `${bytes(pool.kv_bytes)} of ${bytes(pool.kv_capacity_bytes)}`)),
+    chart((then) => own(then)?.inflight, { least: pool.ready_slots }),
+    el("div", { class: "line" }, el("span", {}, term("KV cache reserved")), el("span", {}, kv == null ? NONE : `${bytes(admission.kv_bytes)} of ${bytes(admission.kv_capacity_bytes)}`)),
     kv == null ? null : meter(kv, "KV cache reserved"),
     el("div", { class: "line" }, el("span", {}, term("TTFT")), el("span", {}, pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE)),
     chart((then) => own(then)?.ttft_p50_s),
@@ -137,8 +138,8 @@ function histogram(lengths) {
   const columns = lengths.edges.length + 1;
   const [width, height, base] = [window.innerWidth < 720 ? 330 : 640, 170, 138];
   const step = width / columns;
-  const sums = Array.from({ length: columns }, (_, i) => lengths.pools.reduce((sum, pool) => sum + pool.counts[i], 0));
-  const total = sums.reduce((a, b) => a + b, 0);
+  const sums = Array.from({ length: columns }, (_, i) => sum(lengths.pools.map((pool) => pool.counts[i])));
+  const total = sum(sums);
   const planned = (lengths.planned || []).map((part) => part * total);
   const most = Math.max(...sums, ...planned, 1);
   const up = (n) => ((base - 12) * n) / most;
@@ -163,7 +164,7 @@ function histogram(lengths) {
     nodes.push(svg("text", { class: "edge", x, y: base + 28, "text-anchor": "middle" }, `boundary ${short(tokens)}`));
   });
   nodes.push(svg("line", { class: "axis", x1: 0, x2: width, y1: base, y2: base }));
-  const names = lengths.pools.map((pool) => `${pool.name} ${count(pool.counts.reduce((a, b) => a + b, 0))}`);
+  const names = lengths.pools.map((pool) => `${pool.name} ${count(sum(pool.counts))}`);
   const label = `Lengths of ${count(total)} recent requests by pool: ${names.join(", ")}`;
   const legend = lengths.pools.map((pool, at) => el("li", {}, svg("svg", { viewBox: "0 0 8 8", "aria-hidden": "true" }, svg("rect", { class: `c${at % 4}`, width: 8, height: 8 })), names[at]));
   if (lengths.planned) legend.push(el("li", {}, `- - planned${lengths.drift == null ? "" : `, distance ${decimal(lengths.drift)}`}`));

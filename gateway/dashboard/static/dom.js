@@ -25,6 +25,8 @@ function setText(node, text) {
   if (node.textContent !== shown) node.textContent = shown;
 }
 
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+
 const NONE = "–";
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const count = (value) => (value == null ? NONE : whole.format(value));

@@ -61,7 +61,7 @@ const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${c
 const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
 const rights = (r) => named(r.entitlements.map((e) => (e.limit ? `${e.name} ${count(e.inflight)}/${count(e.limit)}` : `${e.name} ${count(e.inflight)}`)), r.entitlement_count) || NONE;
 const TENANTS = [
-  ["Tenant", "name", (r) => ({ text: r.tenant, title: r.display_name || r.tenant })],
+  ["Tenant", "name", (r) => ({ text: r.name, title: r.display_name || r.name })],
   ["State", "", (r) => (r.suspended ? state("suspended") : NONE)],
   ["Keys", "name reasons", (r) => ({ text: keyNames(r), title: keyNames(r) })],
   ["Entitlements, in flight", "name reasons", (r) => ({ text: rights(r), title: rights(r) })],
@@ -70,29 +70,31 @@ const TENANTS = [
   ["Refused", "number", (r) => (r.refused ? { text: count(r.refused), kind: "warn" } : "0")],
 ];
 
+const refused = (r) => sum(Object.values(r.refused_by));
+const bucket = (r) => share(r.account.depth_tokens ? 1 - r.account.level_tokens / r.account.depth_tokens : 1, "Bucket used");
 const ENTITLEMENTS = [
   ["Entitlement", "name", (r) => ({ text: r.name, title: r.name })],
   ["Tenant", "name wide", (r) => ({ text: r.tenant, title: r.tenant })],
-  ["Class", "", (r) => r.class],
-  ["State", "", (r) => state(r.state || NONE)],
+  ["Class", "", (r) => r.service_class],
+  ["State", "", (r) => state(r.account?.state || NONE)],
   ["In flight", "number", (r) => count(r.inflight)],
-  ["Refused", "name reasons", (r) => (r.refused ? { text: `${count(r.refused)}: ${reasons(r)}`, kind: "warn", title: reasons(r) } : "0")],
-  ["Baseline / limit", "number", (r) => `${count(r.baseline)} / ${count(r.limit)}`],
-  ["Tokens/s", "number", (r) => count(r.tokens_per_s)],
-  ["Bucket used", "wide", (r) => (r.bucket == null ? NONE : share(r.bucket_depth ? 1 - r.bucket / r.bucket_depth : 1, "Bucket used"))],
-  ["KV reserved", "number wide", (r) => (r.kv_limit ? `${bytes(r.kv_bytes)} / ${bytes(r.kv_limit)}` : bytes(r.kv_bytes))],
-  ["Used tokens", "number wide", (r) => count(r.used_tokens)],
-  ["Debt", "number", (r) => decimal(r.debt)],
-  ["Priority", "number", (r) => decimal(r.priority)],
+  ["Refused", "name reasons", (r) => (refused(r) ? { text: `${count(refused(r))}: ${reasons(r)}`, kind: "warn", title: reasons(r) } : "0")],
+  ["Baseline / limit", "number", (r) => `${count(sum(r.baseline) || null)} / ${count(r.limit || null)}`],
+  ["Tokens/s", "number", (r) => count(r.tokens_per_s || null)],
+  ["Bucket used", "wide", (r) => (r.account && r.tokens_per_s ? bucket(r) : NONE)],
+  ["KV reserved", "number wide", (r) => (r.kv_limit ? `${bytes(r.account?.kv_bytes)} / ${bytes(r.kv_limit)}` : bytes(r.account?.kv_bytes))],
+  ["Used tokens", "number wide", (r) => count(r.account?.used)],
+  ["Debt", "number", (r) => decimal(r.account?.debt)],
+  ["Priority", "number", (r) => decimal(r.account?.weight)],
   ["SLO met", "number", met],
 ];
 const WORKERS = [
-  ["Worker", "name", (r) => ({ text: r.worker, title: r.worker })],
+  ["Worker", "name", (r) => ({ text: r.id, title: r.id })],
   ["Pool", "", (r) => r.pool],
   ["Model", "name wide", (r) => ({ text: r.model, title: r.model })],
-  ["State", "name", (r) => state(r.state, r.why)],
-  ["In flight", "", (r) => ({ text: `${r.active}/${r.slots}`, node: () => el("span", {}, meter(r.slots ? r.active / r.slots : null, "In flight"), `${count(r.active)} of ${count(r.slots)}`) })],
-  ["Reserved tokens", "number", (r) => count(r.tokens)],
+  ["State", "name", (r) => state(r.state, r.not_ready)],
+  ["In flight", "", (r) => ({ text: `${r.active_sequences}/${r.slots}`, node: () => el("span", {}, meter(r.slots ? r.active_sequences / r.slots : null, "In flight"), `${count(r.active_sequences)} of ${count(r.slots)}`) })],
+  ["Reserved tokens", "number", (r) => count(r.reserved_tokens)],
   ["KV used", "", (r) => share(r.kv, "KV used")],
   ["Prefix hits", "number", (r) => percent(r.hit_rate)],
   ["Speed", "number", (r) => (r.slowness == null ? NONE : `${decimal(1 / r.slowness)}×`)],

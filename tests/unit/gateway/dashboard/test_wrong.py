@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from gateway.dashboard.recent import Brief
+from gateway.dashboard.figures import Brief
 from gateway.dashboard.snapshot import wrong_now
 
 POOL = {"model": "m", "pool": "short", "ready": 2, "workers": 2}
-WORKER = {"model": "m", "pool": "short", "worker": "a:1", "state": "up", "why": None}
+WORKER = {"model": "m", "pool": "short", "id": "a:1", "state": "up", "not_ready": None}
 
 
 def told(*workers: dict[str, Any], store_up: bool = True, ready: int = 2, **brief: Any) -> str:
@@ -20,7 +20,7 @@ def test_a_healthy_fleet_has_no_complaint() -> None:
 
 
 def test_each_cause_is_named() -> None:
-    down = {**WORKER, "state": "down", "why": "it refuses connections"}
+    down = {**WORKER, "state": "down", "not_ready": "it refuses connections"}
     assert told(down, ready=1) == "warn Worker a:1 of m/short is down: it refuses connections."
     assert told(down, ready=0).startswith(
         "bad Model m: no worker of pool short serves (it refuses connections). | warn Worker"

@@ -9,19 +9,19 @@ from rich.console import Console
 from sluice.top.screen import screen
 
 POOL: dict[str, Any] = {
-    "model": "llama-3-70b", "pool": "short", "boundary": 8192, "window": 8192, "inflight": 30,
-    "slots": 128, "kv_bytes": 1 << 30, "kv_capacity_bytes": 4 << 30, "queue": 3,
-    "coverage": 0.951, "desired": 2, "workers": 2, "ready": 1,
+    "model": "llama-3-70b", "pool": "short", "b_short": 8192, "inflight": 30, "ready_slots": 128,
+    "queue": [1, 2, 0], "coverage": 0.951, "workers": 2, "ready": 1,
+    "admission": {"kv_bytes": 1 << 30, "kv_capacity_bytes": 4 << 30, "desired_replicas": 2},
 }  # fmt: skip
 WORKER: dict[str, Any] = {
-    "worker": "10.0.0.1:8000", "model": "llama-3-70b", "pool": "short", "state": "down",
-    "why": "name not found: 10.0.0.1",
-    "active": 3, "slots": 64, "tokens": 9_000, "kv": 0.5, "hit_rate": None, "slowness": 2.0,
+    "id": "10.0.0.1:8000", "model": "llama-3-70b", "pool": "short", "state": "down",
+    "not_ready": "name not found: 10.0.0.1", "active_sequences": 3, "slots": 64,
+    "reserved_tokens": 9_000, "kv": 0.5, "hit_rate": None, "slowness": 2.0,
 }  # fmt: skip
 TENANT: dict[str, Any] = {
-    "name": "acme-production", "class": "guaranteed", "state": "bound", "inflight": 7,
-    "limit": 32, "tokens_per_s": 5000.0, "debt": 0.25, "priority": 501.0, "attainment": 0.97,
-    "refused": 12, "refused_by": {"kv": 2, "concurrency": 10},
+    "name": "acme-production", "service_class": "guaranteed", "inflight": 7, "limit": 32,
+    "tokens_per_s": 5000.0, "account": {"state": "bound", "debt": 0.25, "weight": 501.0},
+    "attainment": 0.97, "refused_by": {"kv": 2, "concurrency": 10},
 }  # fmt: skip
 DECISION: dict[str, Any] = {
     "time": 0.0, "id": "req-5bd94c58ba54-1f", "outcome": "ok", "reason": None,
