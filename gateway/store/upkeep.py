@@ -1,34 +1,286 @@
-"""The background task that synchronizes a lease store with the fleet.
+"""The background task that keeps a lease store in step with the fleet.
 
 Every STEP_S it compares each managed model's capacity (what the available workers hold) with the
-last published terms, and publishes new terms if they differ. It surveys the bound baselines again
-when capacity or entitlements changed, or when an entitlement expired. It also runs the store's
-tick, renews this process's leases and computes desired replicas.
+last published terms, and publishes new terms if they differ. It also runs the store's tick, renews
+this process's leases and computes desired replicas. Nothing here raises; a failing step is logged
+once until it works again. Work is done in slices with pauses for requests, however many
+entitlements there are.
 
-Nothing here raises; a failing step is logged once until it works again. Work is done in slices
-with pauses for requests, however many entitlements there are.
+Rules of a model's capacity:
+- New terms are published only when the available workers, their engines' KV capacity or the
+  entitlements changed, or when an entitlement expired.
+- Reserving entitlements are bound oldest first, pool by pool. When a pool's capacity falls, the
+  newest are degraded there, and recover when it returns. One that never fitted is pending.
+- The idle baseline of an expired dedicated entitlement is released.
+
+Desired replicas (`sluice_pool_desired_replicas`) are those that demand requires. Demand is what is
+in use, what is reserved and idle, and what was refused for want of capacity; in sequences, KV cache
+and tokens/s, of which the one counts that needs the most workers.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.admission.capacity import (
+    Capacity,
+    Demand,
+    EntitlementState,
+    ReplicaGoal,
+    WorkerShare,
+    assess_capacity,
+    capacity_of,
+    max_capacity,
+)
+from gateway.admission.terms import Terms
 from gateway.admission.token_pool import RENEW_EVERY_S
 from gateway.background_task import BackgroundTasks
-from gateway.ports import PoolView
-from gateway.store.desired_replicas import DesiredReplicas
-from gateway.store.model_upkeep import ModelSpec, PublishedModel, Store
-
-__all__ = ["ModelSpec", "Store", "StoreUpkeep"]
+from gateway.fleet import fleet
+from gateway.fleet.fleet import PoolState
+from gateway.ports import AccountView, PoolView, TokenPools, Upkeep
+from gateway.records.entitlement import Entitlement
+from gateway.records.record import Record
 
 STEP_S: Final = 0.25
 DEMAND_EVERY_S: Final = 5.0
 """Interval between computations of desired replicas; the same as a tick's."""
+SLICE: Final = 250
+"""Entitlements read between two pauses for requests."""
 
 _log = logging.getLogger("sluice.pools")
+
+
+class Store(Upkeep, TokenPools, Protocol):
+    """The parts of a lease store that upkeep uses."""
+
+
+class ModelSpec(Record, frozen=True, kw_only=True):
+    """A managed model's configuration for upkeep. Tuples are by pool, smallest window first."""
+
+    base: Terms
+    """The model's rules; their capacity is ignored. `mean_slo_ms` 0: compute the mean."""
+    pools: tuple[PoolState, ...]
+    shares: tuple[WorkerShare, ...]
+    """Capacity of one worker, and the bounds on workers, by pool."""
+    entitlements: Callable[[], Iterable[Entitlement]]
+    """The model's entitlements, oldest first; read in slices while they may change."""
+    kv_bytes: Callable[[int, int], int] = lambda _pool, _worker: 0
+    """(pool, worker) -> bytes of KV cache that its engine reported; 0 if unknown."""
+
+
+class DesiredReplicas:
+    """Desired replicas of one managed model."""
+
+    def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
+        """`shares`, by pool: the capacity of one worker and the bounds on workers."""
+        self._store = store
+        self._model = model
+        self._shares = shares
+        self._goals = [ReplicaGoal() for _ in shares]
+        self._reserving: Mapping[str, Entitlement] = {}
+        self._used: dict[str, int] = {}
+        """Tokens that a reserving entitlement had used at the last update."""
+        self._last: tuple[float, list[PoolView]] | None = None
+        """When the last update was, and what it saw."""
+        self.desired = [0] * len(shares)
+        """By pool; 0 before the first update."""
+
+    def respecify(self, shares: Sequence[WorkerShare]) -> None:
+        """Use other capacities and bounds of the same pools."""
+        self._shares = shares
+
+    def entitled(self, reserving: Mapping[str, Entitlement]) -> None:
+        """Set whose baselines to hold, by name, each as far as the most replicas can."""
+        self._reserving = reserving
+
+    async def update(self, now_s: float) -> None:
+        """Compute demand since the last update; `now_s` is monotonic. Raises as the store does."""
+        views = await self._store.pools(self._model)
+        then_s, before = self._last or (now_s, views)
+        elapsed_s = max(1e-3, now_s - then_s)
+        idle = await self._idle_reserves(elapsed_s)
+        self._last = now_s, views
+        # The store may still count pools that the model had before.
+        for pool, (view, share) in enumerate(zip(views, self._shares, strict=False)):
+            last = before[pool] if pool < len(before) else view
+            # Little's law: what comes per second stays for the mean service time. A store that
+            # was emptied counts from 0 again.
+            waiting = view.service_s / elapsed_s
+            sequences = max(0, view.refused_sequences - last.refused_sequences)
+            kv_bytes = max(0, view.refused_kv_bytes - last.refused_kv_bytes)
+            tokens = max(0, view.refused_tokens - last.refused_tokens)
+            tokens += max(0, view.served_tokens - last.served_tokens)
+            demand = Demand(
+                sequences=view.inflight + idle[pool][0] + sequences * waiting,
+                kv_bytes=view.kv_bytes + idle[pool][1] + kv_bytes * waiting,
+                tokens_per_s=idle[pool][2] + tokens / elapsed_s,
+            )
+            worker_kv = float(share.kv_bytes)
+            if view.slots:
+                worker_kv = view.kv_capacity_bytes * share.slots / view.slots
+            needed = demand.binding_sequences(share, worker_kv)
+            self.desired[pool] = self._goals[pool].desired(needed, share, now_s)
+
+    async def _idle_reserves(self, elapsed_s: float) -> list[list[float]]:
+        """Sequences, KV bytes and tokens/s that are reserved and not in use, by pool."""
+        idle = [[0.0, 0.0, 0.0] for _ in self._shares]
+        names, used = list(self._reserving), {}
+        for start in range(0, len(names), SLICE):
+            for view in await self._store.view(self._model, names[start : start + SLICE]):
+                used[view.name] = view.used
+                tokens = max(0, view.used - self._used.get(view.name, view.used))
+                _add_idle(idle, self._reserving[view.name], view, tokens / elapsed_s)
+            await asyncio.sleep(0)
+        self._used = used
+        return idle
+
+
+def _add_idle(
+    idle: Sequence[list[float]], terms: Entitlement, view: AccountView, rate_per_s: float
+) -> None:
+    """KV and tokens/s are divided over the pools: baselines by theirs, use by what is in flight."""
+    total, inflight = max(1, sum(terms.baseline)), max(1, sum(view.inflight))
+    for pool, (unused, held) in enumerate(zip(idle, view.inflight, strict=False)):
+        baseline = terms.baseline_of(pool)
+        part = baseline / total
+        unused[0] += max(0, baseline - held)
+        unused[1] += max(0.0, terms.kv_bytes * part - view.kv_bytes * held / inflight)
+        unused[2] += max(0.0, terms.tokens_per_s - rate_per_s) * part
+
+
+class PublishedModel:
+    """A model's last published terms."""
+
+    def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: DesiredReplicas) -> None:
+        """Nothing is published before the first `keep`."""
+        self.changed = True
+        """Whether its entitlements changed since the last survey."""
+        self._store = store
+        self._name = name
+        self._spec = spec
+        self._replicas = replicas
+        self._capacity: Capacity | None = None
+        self._unbound = 0
+        self._ever_bound_until = 0
+        self._next_expiry_unix_s = inf
+
+    def respecify(self, spec: ModelSpec) -> None:
+        """Use another configuration; the next `publish` publishes it."""
+        self._spec = spec
+        self.changed = True
+
+    async def publish(self, now_s: float, now_unix_s: float) -> None:
+        """Publish changes. Raises as the store does; the next call tries again."""
+        found = self._available(now_s)
+        due = self.changed or self._next_expiry_unix_s <= now_unix_s
+        if found == self._capacity and not due:
+            return
+        self.changed = False
+        try:
+            # Read anew each time, because copying 100,000 would hold up requests. A change
+            # meanwhile sets `changed`, so the next step surveys again.
+            state = await _assessed(self._spec.entitlements(), found, now_unix_s)
+            if due:
+                await self._entitled(now_unix_s)
+            await self._publish(found, state)
+        except BaseException:
+            self.changed = True
+            raise
+
+    def _available(self, now_s: float) -> Capacity:
+        # A pool whose workers all missed their probes keeps its slots: requests are still tried
+        # there, and refusing all of them would turn a doubt into an outage.
+        reported = [
+            [
+                self._spec.kv_bytes(index, worker)
+                for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
+            ]
+            for index, pool in enumerate(self._spec.pools)
+        ]
+        return capacity_of(self._spec.shares, reported)
+
+    async def _entitled(self, now_unix_s: float) -> None:
+        largest = max_capacity(self._spec.shares)
+        most = await _assessed(self._spec.entitlements(), largest, now_unix_s)
+        reserving = {}
+        for number, e in enumerate(self._spec.entitlements(), start=1):
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+            if not e.reserves or e.suspended:
+                continue
+            if not 0 < e.expires_unix_s <= now_unix_s:
+                held = tuple(
+                    sequences if e.created <= until else 0
+                    for sequences, until in zip(e.baseline, most.bound_until, strict=False)
+                )
+                if part := sum(held) / max(1, sum(e.baseline)):
+                    reserving[e.name] = msgspec.structs.replace(
+                        e,
+                        baseline=held,
+                        kv_bytes=int(e.kv_bytes * part),
+                        tokens_per_s=e.tokens_per_s * part,
+                    )
+            elif e.service_class == "dedicated":
+                await self._store.define(msgspec.structs.replace(e, baseline=()))
+        self._replicas.entitled(reserving)
+
+    async def _publish(self, found: Capacity, state: EntitlementState) -> None:
+        ever = max(self._ever_bound_until, state.newest_bound)
+        base = self._spec.base
+        terms = msgspec.structs.replace(
+            base,
+            slots=found.slots,
+            kv_bytes=found.kv_bytes,
+            tokens_per_s=found.tokens_per_s,
+            mean_slo_ms=base.mean_slo_ms or state.mean_slo_ms,
+            bound_until=state.bound_until,
+            ever_bound_until=ever,
+        )
+        await self._store.change(self._name, terms)
+        self._capacity, self._ever_bound_until = found, ever
+        self._next_expiry_unix_s = state.next_expiry_unix_s
+        self._log_unbound(found, state)
+
+    def _log_unbound(self, found: Capacity, state: EntitlementState) -> None:
+        if state.unbound == self._unbound:
+            return
+        slots = ", ".join(
+            f"{pool.name} {slots}"
+            for pool, slots in zip(self._spec.pools, found.slots, strict=True)
+        )
+        if state.unbound > self._unbound:
+            _log.warning(
+                "model %s: capacity (slots: %s) does not hold the baselines of %d entitlements; "
+                "the newest wait",
+                self._name,
+                slots,
+                state.unbound,
+            )
+        elif state.unbound:
+            _log.warning(
+                "model %s: capacity (slots: %s) holds more baselines again; those of %d "
+                "entitlements still wait",
+                self._name,
+                slots,
+                state.unbound,
+            )
+        else:
+            _log.warning("model %s: capacity holds all baselines again", self._name)
+        self._unbound = state.unbound
+
+
+async def _assessed(
+    entitlements: Iterable[Entitlement], found: Capacity, now_unix_s: float
+) -> EntitlementState:
+    for state in assess_capacity(entitlements, found, now_unix_s):
+        if state is not None:
+            return state
+        await asyncio.sleep(0)
+    raise AssertionError("a survey ends with a standing")
 
 
 class StoreUpkeep:

@@ -28,7 +28,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.errors import StateFailure
 from gateway.replicas.bus import LASTING, SILENT_S, Received
-from gateway.store.redis.route import TIMEOUT_S, close, route_of
+from gateway.store.redis.route import TIMEOUT_S, close, reason, route_of
 
 _SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -93,9 +93,9 @@ class RedisExchange:
                 continue
             reported |= {n: self._received(n, reply) for n, reply in zip(part, answer, strict=True)}
         if failed and not reported:
-            raise StateFailure(_reason(failed[0])) from failed[0]
+            raise StateFailure(reason(failed[0])) from failed[0]
         if failed and not self._failing:
-            _log.warning("%d of %d keys: %s", len(failed), len(parts), _reason(failed[0]))
+            _log.warning("%d of %d keys: %s", len(failed), len(parts), reason(failed[0]))
         self._failing = bool(failed)
         return reported
 
@@ -164,10 +164,3 @@ class RedisExchange:
             await connection.send_command("SCRIPT", "LOAD", _SCRIPT, check_health=False)
             await connection.read_response()
         raise RedisError("the server forgets its scripts")
-
-
-def _reason(error: Exception) -> str:
-    """The error's text for the log; time-outs often have none."""
-    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
-        return f"no answer from Redis within {TIMEOUT_S:g} s"
-    return f"Redis: {error}"

@@ -15,8 +15,8 @@ from gateway.fleet.fleet import PoolState
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Holding, Limit, LimitUse
+from gateway.store.redis.link import Op
 from gateway.store.redis.scripts import encode, grouped
-from gateway.store.redis.wire import Op
 
 _decode = msgspec.msgpack.decode
 LOCAL_SUFFIX = "+"

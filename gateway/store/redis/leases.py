@@ -23,15 +23,13 @@ from gateway.ports import AccountView, PoolView, Settlement
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
-from gateway.store.memory_leases import MemoryLeases
-from gateway.store.memory_token_pools import SteadyClock
+from gateway.store.memory_leases import MemoryLeases, SteadyClock
 from gateway.store.redis.known_limits import KnownLimits
-from gateway.store.redis.link import RedisLink
+from gateway.store.redis.link import RedisLink, RedisWire
 from gateway.store.redis.model import RedisModel
 from gateway.store.redis.route import route_of
 from gateway.store.redis.scripts import Calls, Scripts
 from gateway.store.redis.token_pools import FailMode, Process
-from gateway.store.redis.wire import RedisWire
 
 LIMITS_AT_ONCE: Final = 100
 """Most limits whose counters one script reads."""

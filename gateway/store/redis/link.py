@@ -12,6 +12,9 @@ breaker decides when to try again.
   idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script, unless
   somebody waits to hear of it; until then Redis counts its lease as held, so no limit is exceeded.
 
+One round trip carries many calls (`RedisWire`). Calls for which the server was not ready (it lacks
+the scripts, or the model has more pools there) are sent once more.
+
 The link is up once it is connected, `prepare` has run and the queued posts were sent. A call
 therefore waits for two round trips at most.
 """
@@ -19,17 +22,18 @@ therefore waits for two round trips at most.
 import asyncio
 import contextlib
 import logging
+import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
-from redis.exceptions import RedisError
+from redis.asyncio.connection import Connection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.errors import StateFailure
 from gateway.fleet.breaker import Breaker
-from gateway.store.redis.route import TIMEOUT_S
-from gateway.store.redis.scripts import MAX_GROUPED, argument
-from gateway.store.redis.wire import ModelLost, Op, RedisWire
+from gateway.store.redis.route import TIMEOUT_S, Route, close, reason
+from gateway.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, argument
 
 BATCH: Final = 256
 MAX_CALLS: Final = 4_096
@@ -41,6 +45,7 @@ POST_WAIT_S: Final = 0.005
 CLOSE_LIMIT_S: Final = 1.0
 
 _log = logging.getLogger("sluice.state")
+_CLIENT: Final = re.compile(rb"id=(\d+) addr=(\S+)")
 
 
 class RedisAway(StateFailure):
@@ -49,6 +54,129 @@ class RedisAway(StateFailure):
     def __init__(self, message: str, *, sent: bool = False) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class ModelLost(StateFailure):
+    """The server does not know the model, because it is new or was emptied."""
+
+
+class Op:
+    """One script call."""
+
+    __slots__ = ("argument", "done", "lasting", "name", "sent", "tag")
+
+    def __init__(
+        self,
+        name: str,
+        argument: bytes,
+        done: "asyncio.Future[Any] | None" = None,
+        *,
+        lasting: bool = True,
+    ) -> None:
+        self.name = name
+        self.tag = name.encode()
+        self.argument = argument
+        self.done = done
+        """Future of a call's answer; of a post, that it arrived, where somebody waits for that."""
+        self.lasting = lasting
+        """A post: sent again until it arrives."""
+        self.sent = False
+
+
+class RedisWire:
+    """Calls to the scripts of one model. Methods raise RedisError, OSError, TimeoutError."""
+
+    def __init__(self, route: Route, calls: Calls) -> None:
+        self._route = route
+        self._calls = calls
+        self._connection: Connection | None = None
+        self._known_as: tuple[str, str] | None = None
+        """The last connection's id and address at its server, which may still read from it."""
+
+    async def open(self) -> None:
+        """Connect, unless it is connected.
+
+        The server is told to read nothing more from the connection before: a call that timed out
+        in it must not be executed after what undoes it.
+        """
+        if self._connection is None:
+            self._connection = connection = await self._route.open(self._calls.key)
+            if self._known_as is not None:
+                client_id, address = self._known_as
+                await _told(connection, "CLIENT", "KILL", "ID", client_id, "ADDR", address)
+            said = await _told(connection, "CLIENT", "INFO")
+            found = _CLIENT.match(said) if isinstance(said, bytes) else None
+            self._known_as = None if found is None else (found[1].decode(), found[2].decode())
+
+    async def close(self) -> None:
+        """Close the connection. Never raises."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    async def answers(self, ops: Sequence[Op]) -> list[Any]:
+        """Answers in order; a script's own error, or ModelLost, takes the answer's place."""
+        answers = await self._pipeline(ops)
+        again = [i for i, answer in enumerate(answers) if self._repeatable(answer)]
+        if not again:
+            return answers
+        await self.load()
+        for i, answer in zip(again, await self._pipeline([ops[i] for i in again]), strict=True):
+            answers[i] = answer
+        return answers
+
+    async def _pipeline(self, ops: Sequence[Op]) -> list[Any]:
+        connection = self._connection
+        if connection is None or not ops:
+            return []
+        for op in ops:
+            op.sent = True
+        groups = list(_groups(ops))
+        await connection.send_packed_command(
+            b"".join([self._packed(group) for group in groups]), check_health=False
+        )
+        answers: list[Any] = []
+        read = connection.read_response
+        for group in groups:
+            try:
+                answer = await read(disable_decoding=True)
+            except ResponseError as error:
+                answers += [_meant(error)] * len(group)
+                continue
+            answers += answer if group[0].name in GROUPED else [answer]
+        return answers
+
+    def _packed(self, group: Sequence[Op]) -> bytes:
+        first = group[0]
+        if first.name not in GROUPED:
+            return self._calls.packed(first.name, first.argument)
+        return self._calls.packed("calls", *(a for op in group for a in (op.tag, op.argument)))
+
+    def _repeatable(self, answer: object) -> bool:
+        if not isinstance(answer, ResponseError):
+            return False
+        if str(answer).startswith("POOLS "):
+            self._calls.widen(int(str(answer).split()[1]))
+            return True
+        return isinstance(answer, NoScriptError)
+
+    async def load(self) -> None:
+        """Load every script into the server."""
+        connection = self._connection
+        if connection is None:
+            return
+        scripts = self._calls.scripts.all.values()
+        await connection.send_packed_command(
+            connection.pack_command("SCRIPT", "EXISTS", *(s.sha for s in scripts)),
+            check_health=False,
+        )
+        known = await connection.read_response()
+        missing = [s for s, held in zip(scripts, known, strict=True) if not held]
+        for script in missing:
+            await connection.send_packed_command(
+                connection.pack_command("SCRIPT", "LOAD", script.text), check_health=False
+            )
+            await connection.read_response()
 
 
 class RedisLink:
@@ -225,7 +353,7 @@ class RedisLink:
                     raise answer
         except BaseException as error:
             self._queue.extendleft(op for op in reversed(ops) if op.lasting)
-            message = _reason(error)
+            message = reason(error)
             for op in ops:
                 _fail(op, RedisAway(message, sent=True))
             raise
@@ -246,10 +374,10 @@ class RedisLink:
             self.failures_total += 1
             self._breaker.failed(self._clock(), self._chance())
             await self._wire.close()
-        self._fail_calls(RedisAway(_reason(error)))
+        self._fail_calls(RedisAway(reason(error)))
         if not self._away and (isinstance(error, ModelLost) or not self._breaker.closed):
             self._away = True
-            _log.info("Redis is away: %s", _reason(error))
+            _log.info("Redis is away: %s", reason(error))
 
     def _fail_calls(self, error: RedisAway) -> None:
         for op in self._queue:
@@ -275,8 +403,34 @@ def _fail(op: Op, error: RedisAway) -> None:
         op.done.set_exception(error)
 
 
-def _reason(error: BaseException) -> str:
-    """The error's text for the log; time-outs often have none."""
-    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
-        return f"no answer from Redis within {TIMEOUT_S:g} s"
-    return str(error) or type(error).__name__
+async def _told(connection: Connection, *command: str) -> object:
+    """The server's answer; None where it does not know the command, or forbids it."""
+    await connection.send_command(*command)
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError:
+        return None
+
+
+def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """Split calls into scripts, in order: consecutive calls of GROUPED share one."""
+    group: list[Op] = []
+    for op in ops:
+        joins = group and op.name in GROUPED and group[0].name in GROUPED
+        if group and (not joins or len(group) >= MAX_GROUPED):
+            yield group
+            group = []
+        group.append(op)
+    if group:
+        yield group
+
+
+def _meant(error: ResponseError) -> Exception:
+    """Translate an error answer; errors that concern the server are raised."""
+    text = str(error)
+    if text.startswith("NOSTATE"):
+        return ModelLost("Redis does not know the model")
+    if isinstance(error, NoScriptError) or text.startswith(("POOLS ", "ERR ", "WRONGTYPE")):
+        return error
+    # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: find the server again.
+    raise error

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.admission.admission import Denial, Grant
 from gateway.admission.denials import refusal_of
-from gateway.admission.leases import charge_tokens, spent_by
+from gateway.admission.leases import spent_by
 from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import AdmissionRequest
 from gateway.admission.token_pool import TokenPool
@@ -23,7 +23,7 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import Settlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView, Spent
-from gateway.store.memory_leases import lease_of, warn
+from gateway.store.memory_leases import charge_of, lease_of, warn
 from gateway.store.redis import bucket_levels
 from gateway.store.redis.lease_codec import (
     LOCAL_SUFFIX,
@@ -32,10 +32,9 @@ from gateway.store.redis.lease_codec import (
     decision,
     moved,
 )
-from gateway.store.redis.link import RedisAway
+from gateway.store.redis.link import Op, RedisAway
 from gateway.store.redis.scripts import argument, grouped
 from gateway.store.redis.token_pools import Process, RedisPools
-from gateway.store.redis.wire import Op
 
 
 class RedisModel(RedisPools):
@@ -149,7 +148,7 @@ class RedisModel(RedisPools):
 
     def settle(self, lease: Lease, settlement: Settlement, *, heard: bool) -> Op | None:
         """See LeaseStore; None where the lease was not in force here."""
-        charge = self._charge(settlement)
+        charge = charge_of(self.token_pool.terms.profile, settlement)
         spent = spent_by(settlement.usage, settlement.money, dispatched=settlement.dispatched)
         redis_lease = self.leases.pop(lease.id, None)
         if redis_lease is None:
@@ -257,15 +256,6 @@ class RedisModel(RedisPools):
         if denied is None:
             return None
         return refusal_of(denied, redis_lease.lease.entitlement, self._process.jitter())
-
-    def _charge(self, settlement: Settlement) -> int | None:
-        usage = settlement.usage
-        if usage is None:
-            return None
-        profile = self.token_pool.terms.profile
-        return charge_tokens(
-            profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        )
 
     def _encoded(self, limits: Sequence[Limit], wanted: Wanted) -> list[Any]:
         encoder = self._process.limits.encoder

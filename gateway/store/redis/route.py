@@ -150,6 +150,13 @@ async def close(connection: Connection) -> None:
         await connection.disconnect(nowait=True)
 
 
+def reason(error: BaseException) -> str:
+    """The error's text for the log; time-outs often have none."""
+    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
+        return f"no answer from Redis within {TIMEOUT_S:g} s"
+    return str(error) or type(error).__name__
+
+
 def _options() -> dict[str, Any]:
     # Callers time out a whole batch, not each answer.
     return {

@@ -16,14 +16,13 @@ from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, PoolView
 from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record
-from gateway.store.memory_token_pools import SteadyClock, account_view, pool_views
+from gateway.store.memory_leases import SteadyClock, account_view, pool_views
 from gateway.store.redis import bucket_levels
 from gateway.store.redis.fallback import LocalFallback
 from gateway.store.redis.known_limits import KnownLimits
 from gateway.store.redis.lease_codec import LOCAL_SUFFIX, RedisLease, token_pool_of
-from gateway.store.redis.link import RedisAway, RedisLink
+from gateway.store.redis.link import ModelLost, RedisAway, RedisLink
 from gateway.store.redis.scripts import argument
-from gateway.store.redis.wire import ModelLost
 
 FailMode = Literal["local_share", "closed"]
 SLICE = 100

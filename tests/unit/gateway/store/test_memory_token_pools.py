@@ -17,8 +17,7 @@ from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
-from gateway.store.memory_leases import MemoryLeases
-from gateway.store.memory_token_pools import SLICE
+from gateway.store.memory_leases import SLICE, MemoryLeases
 from gateway.store.sqlite_leases import collect
 from tests.builders import changed, served_model
 from tests.fakes import FakeClock

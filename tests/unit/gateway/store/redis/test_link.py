@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.store.redis import link as redis_link
-from gateway.store.redis.link import COMPANIONS, RedisLink
+from gateway.store.redis.link import COMPANIONS, Op, RedisLink, RedisWire
 from gateway.store.redis.route import route_of
 from gateway.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts
-from gateway.store.redis.wire import Op, RedisWire
 from tests.fakes import FakeClock
 
 TURNS = 20

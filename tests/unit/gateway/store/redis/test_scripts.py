@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
+from gateway.store.redis import link, scripts
 from gateway.store.redis import route as redis_route
-from gateway.store.redis import scripts, wire
+from gateway.store.redis.link import Op
 from gateway.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts, argument
 from gateway.store.redis.token_pools import (
     MAX_TICKED,
@@ -16,7 +17,6 @@ from gateway.store.redis.token_pools import (
     TICK_CALL_US,
     next_slice,
 )
-from gateway.store.redis.wire import Op
 from tests.fakes import FakeClock
 
 LUA = Path(scripts.__file__).with_name("lua")
@@ -63,7 +63,7 @@ def test_a_call_is_one_command_with_its_keys_and_its_argument() -> None:
 def test_calls_that_may_share_a_script_do_in_their_order() -> None:
     def named(names: str) -> list[list[str]]:
         ops = [Op(known[name], b"") for name in names]
-        return [[op.name[0] for op in group] for group in wire._groups(ops)]
+        return [[op.name[0] for op in group] for group in link._groups(ops)]
 
     known = {"a": "admit", "s": "settle", "t": "transfer", "r": "renew"}
     assert named("") == []
