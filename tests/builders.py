@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +12,28 @@ from msgspec.structs import fields
 from gateway.admission.terms import AdmissionRequest
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
+from gateway.fleet.model_runtime import (
+    ModelAdmission,
+    ModelFleet,
+    ModelRuntime,
+    ModelScheduling,
+)
+from gateway.payload.body import read_body
 from gateway.payload.head import read_head
+from gateway.pipeline.request_progress import Attempts, RequestLease, Sending
+from gateway.ports import LeaseStore
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
-from gateway.records.estimate import LengthEstimate
+from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.lease import Lease
 from gateway.records.record import Record
-from gateway.records.request import Incoming
+from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing_table import PoolShape, Routing
+from gateway.scheduling.baselines import LeastLoaded
+from gateway.scheduling.scheduler import NO_PREFIX
+from gateway.store.memory_leases import MemoryLeases
 
 SHORT, LONG = 0, 1
 OUT_OF_RANGE = (
@@ -110,15 +123,17 @@ def served_model(
         [f"{shape.name}-{n}" for n in range(count)]
         for shape, count in zip(table.pools, workers, strict=True)
     ]
+    pools = tuple(
+        PoolState(shape.name, tuple(known), slots)
+        for shape, known in zip(table.pools, ids, strict=True)
+    )
     return ModelRuntime(
         name=name,
         routing=table,
         estimator=LengthEstimator(),
+        scheduling=ModelScheduling(schedulers=tuple(map(LeastLoaded, pools))),
         fleet=ModelFleet(
-            pools=tuple(
-                PoolState(shape.name, tuple(known), slots)
-                for shape, known in zip(table.pools, ids, strict=True)
-            ),
+            pools=pools,
             workers=tuple([address(w, host=f"{name}-{w}") for w in known] for known in ids),
             health=HealthRules(eject_after=eject_after),
             response_affinity=ResponseAffinity(),
@@ -164,6 +179,36 @@ def ask(
         estimate_tokens=cost_tokens,
         sequences=sequences,
     )
+
+
+def attempts_of(
+    served: ModelRuntime,
+    asked: Incoming,
+    *,
+    facts: BodyFacts | None = None,
+    principal: Principal = OPEN,
+    estimate: LengthEstimate | None = None,
+    plan: Plan | None = None,
+    lease: Lease | None = None,
+    prompt: Prompt | None = None,
+    store: LeaseStore | None = None,
+) -> Attempts:
+    """A request that holds a lease, on its way to an engine."""
+    facts = facts or read_body(asked.endpoint, asked.body)
+    estimate = estimate or served.estimator.estimate(asked.endpoint, facts, principal.tenant)
+    plan = plan or Plan(pool=SHORT, alternates=(), reason="only_pool")
+    lease = lease or Lease(
+        id=asked.lease_id,
+        model=served.name,
+        entitlement=principal.entitlement,
+        pool=plan.pool,
+        spilled=False,
+        cost_tokens=estimate.cost_tokens,
+        sequences=1,
+    )
+    sending = Sending(prompt or Prompt(body=asked.body), estimate, plan, NO_PREFIX)
+    held = RequestLease(store or MemoryLeases({}, time.monotonic), time.time, plan, lease)
+    return Attempts(asked, principal, facts, served, held, estimate, sending)
 
 
 _SECTIONS = {

@@ -9,9 +9,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import count
 from random import Random
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from bench.scale.measure import Cpu, clock_ns, finished, spent_us
 from bench.scale.traffic import (
@@ -28,25 +26,21 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
-from gateway.pipeline import (
-    admit,
-    authenticate,
-    bind,
-    decision_record,
-    dispatch,
-    estimate,
-    plan,
-    settle,
+from gateway.pipeline import admit, authenticate, bind, dispatch, plan, settlement
+from gateway.pipeline.request_progress import (
+    Attempts,
+    RequestLease,
+    RequestProgress,
+    Sending,
+    answer_lines,
+    require,
 )
-from gateway.pipeline.dispatcher import require
-from gateway.pipeline.request_progress import response_lines
-from gateway.records.attempt import Binding, Outcome, Usage
-from gateway.records.decision import DecisionRecord
+from gateway.ports import LeaseStore, Settlement
+from gateway.records.attempt import Outcome, Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt, RequestHead
-from gateway.scheduling.prefix_cache_estimate import ExpectedHit
 from gateway.scheduling.scheduler import Job, Prefix
 from gateway.store.memory_leases import MemoryLeases
 
@@ -74,21 +68,34 @@ _LIVE_EACH: Final = 8
 _COMPLETION_TOKENS: Final = 120
 
 
-class ScaleRequest(msgspec.Struct, kw_only=True, eq=False):
-    """One on its way: what the stages found of it."""
+class ScaleRequest(NamedTuple):
+    """One on its way."""
 
-    incoming: Incoming
-    principal: Principal
-    facts: BodyFacts
-    lengths: LengthEstimate
-    prefix: Prefix
-    plan: Plan
-    lease: Lease
-    prompt: Prompt
-    job: Job | None = None
-    binding: Binding | None = None
-    expected: ExpectedHit | None = None
-    started_s: float = 0.0
+    progress: RequestProgress
+    attempts: Attempts
+
+
+def admitted(
+    served: ModelRuntime,
+    store: LeaseStore,
+    incoming: Incoming,
+    principal: Principal,
+    facts: BodyFacts,
+    lengths: LengthEstimate,
+    planned: Plan,
+    lease: Lease,
+    prefix: Prefix,
+) -> tuple[RequestProgress, Attempts]:
+    """A request that was admitted, as the pipeline notes it."""
+    progress = RequestProgress(incoming)
+    progress.principal, progress.facts, progress.served = principal, facts, served
+    progress.estimate, progress.planned, progress.plan = lengths, planned, planned
+    progress.lease = held = RequestLease(store, lambda: incoming.received_unix_s, planned, lease)
+    progress.sending = sending = Sending(Prompt(body=incoming.body), lengths, planned, prefix)
+    progress.attempts = attempts = Attempts(
+        incoming, principal, facts, served, held, lengths, sending
+    )
+    return progress, attempts
 
 
 class Loaded:
@@ -128,9 +135,7 @@ class Loaded:
     def _serve(self, size: Size) -> None:
         self.served = fleet_of(size.policy, size.workers)
         self.pool = self.served.fleet.pools[0]
-        self.scheduler = (
-            self.served.scheduling.schedulers[0] if self.served.scheduling.schedulers else None
-        )
+        self.scheduler = self.served.scheduling.schedulers[0]
 
     def clock(self) -> float:
         """The time it is there."""
@@ -146,7 +151,7 @@ class Loaded:
                     self._first(request)
                 else:
                     self._end(request)
-            if self.scheduler is not None and self.now_s >= self._tick_at_s:
+            if self.now_s >= self._tick_at_s:
                 self._tick_at_s = self.now_s + _TICK_S
                 begin_ns = clock_ns()
                 ready = self.scheduler.tick(self.now_s)
@@ -166,11 +171,11 @@ class Loaded:
         times = [clock_ns()]
         principal = authenticate.authenticate(self.keyring, head.key_digest, self.now_s)
         times.append(clock_ns())
-        facts = estimate.read(CHAT, body, RequestHead())
-        lengths = estimate.estimate(served, CHAT, facts, principal)
+        facts = plan.read(CHAT, body, RequestHead())
+        lengths = plan.estimate(served, CHAT, facts, principal)
         times.append(clock_ns())
         prefix = plan.look_up(
-            served.scheduling, CHAT, principal, facts, facts.members, lengths.input_tokens_total
+            served, CHAT, principal, facts, facts.members, lengths.input_tokens_total
         )
         times.append(clock_ns())
         planned = plan.plan(served, CHAT, lengths, prefix)
@@ -183,70 +188,46 @@ class Loaded:
             self.cpu.add(part, begin_ns, end_ns)
         self._bind(
             ScaleRequest(
-                incoming=incoming,
-                principal=principal,
-                facts=facts,
-                lengths=lengths,
-                prefix=prefix,
-                plan=planned,
-                lease=lease,
-                prompt=Prompt(body=body),
+                *admitted(
+                    served, self.store, incoming, principal, facts, lengths, planned, lease, prefix
+                )
             )
         )
 
-    def _bind(self, request: ScaleRequest) -> None:
-        served = self.served
+    def _bind(self, request: "ScaleRequest") -> None:
+        attempts, prefix = request.attempts, request.attempts.sending.prefix
         begin_ns = clock_ns()
-        if self.scheduler is None:
-            request.binding = bind.bind(served, (0,), (), self.now_s)
-            self.cpu.add("bind", begin_ns, clock_ns())
-            self._start(request)
-            return
-        job = request.job = bind.job_of(
-            served, request.principal, request.facts, request.lengths, request.lease, self.now_s
-        )
+        attempts.job = job = bind.job_of(attempts, self.now_s)
         job.owner = request
-        placed = bind.place(served, (0,), (), self.now_s, None, job, request.prefix)
+        if prefix.points:
+            job.match = prefix.match(0)
+        ready = self.scheduler.submit(job, self.now_s)
         self.cpu.add("bind", begin_ns, clock_ns())
-        assert isinstance(placed, tuple)
-        self._send(placed[1])
+        self._send(ready)
 
     def _send(self, ready: Sequence[Job]) -> None:
         for job in ready:
             request: ScaleRequest = job.owner
             begin_ns = clock_ns()
-            request.binding = bind.binding_of(self.served.fleet, 0, job)
+            request.attempts.binding = bind.binding_of(self.served.fleet, 0, job)
             self.cpu.add("name", begin_ns, clock_ns())
-            self._start(request)
+            self._start(request, job)
 
-    def _start(self, request: ScaleRequest) -> None:
-        served, lease, job = self.served, request.lease, request.job
-        binding = require(request.binding)
+    def _start(self, request: "ScaleRequest", job: Job) -> None:
+        attempts, lease = request.attempts, request.attempts.lease.current
+        binding = require(attempts.binding)
         begin_ns = clock_ns()
-        dispatch.upstream_call(
-            served=served,
-            incoming=request.incoming,
-            facts=request.facts,
-            principal=request.principal,
-            estimate=request.lengths,
-            lease=lease,
-            prompt=request.prompt,
-            binding=binding,
-        )
-        response_lines("r", served, request.lengths, lease, binding, request.prompt, 0.0)
+        usage, running = dispatch.asks_usage(attempts, binding)
+        dispatch.upstream_call(attempts, binding, usage=usage, running=running)
+        answer_lines(attempts)
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
-        points = request.prefix.points
-        if points and job is not None:
-            tokens_per_byte = job.prompt_tokens / points[-1][0]
-            request.expected = require(served.scheduling.prefixes[0]).insert(
-                points, binding.worker, tokens_per_byte
-            )
-            gossip = require(served.scheduling.prefix_gossip[0])
-            gossip.sent(points, binding.worker, tokens_per_byte)
+        if attempts.entry is not None:
+            attempts.entry.enter(0, job)
         self.cpu.add("call", begin_ns, clock_ns())
-        request.started_s = self.now_s
-        hit = 0 if request.expected is None else request.expected.hit_tokens
-        uncached = max(1, request.lengths.input_tokens_total - hit)
+        attempts.sent_s = self.now_s
+        expected = None if attempts.entry is None else attempts.entry.expected
+        hit = 0 if expected is None else expected.hit_tokens
+        uncached = max(1, attempts.whole.input_tokens_total - hit)
         takes_s = (0.01 + uncached / PREFILL_TOKENS_PER_S) * self._random.lognormvariate(0, 0.25)
         free_s = self._free_s[binding.worker] = max(self.now_s, self._free_s[binding.worker])
         self._free_s[binding.worker] += takes_s
@@ -256,93 +237,36 @@ class Loaded:
         heapq.heappush(self._due, (self.now_s + in_s, next(self._order), answers, request))
 
     def _first(self, request: ScaleRequest) -> None:
-        left_s = SERVICE_S - (self.now_s - request.started_s)
+        left_s = SERVICE_S - (self.now_s - require(request.attempts.sent_s))
         self._plan(max(0.0, left_s), request, answers=False)
-        if self.scheduler is not None and request.job is not None:
-            begin_ns = clock_ns()
-            ready = self.scheduler.first_token(request.job, self.now_s)
-            self.cpu.add("first", begin_ns, clock_ns())
-            self._send(ready)
+        begin_ns = clock_ns()
+        ready = self.scheduler.first_token(require(request.attempts.job), self.now_s)
+        self.cpu.add("first", begin_ns, clock_ns())
+        self._send(ready)
 
     def _end(self, request: ScaleRequest) -> None:
-        served, lease = self.served, request.lease
-        binding = require(request.binding)
-        expected = request.expected
+        progress, attempts = request.progress, request.attempts
+        binding, lease = require(attempts.binding), attempts.lease.current
+        expected = None if attempts.entry is None else attempts.entry.expected
         usage = Usage(
-            prompt_tokens=request.lengths.input_tokens_total,
+            prompt_tokens=attempts.whole.input_tokens_total,
             completion_tokens=_COMPLETION_TOKENS,
             cached_tokens=0 if expected is None else expected.hit_tokens,
             cached_reported=True,
         )
-        outcome = Outcome(
+        progress.outcome = Outcome(
             label="ok", status=200, usage=usage, finish_reason="stop", completed=True, ttft_s=0.1
         )
+        progress.charged, progress.settled_unix_s = usage, self.now_s
         begin_ns = clock_ns()
         fleet.finish(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
-        if self.scheduler is not None and request.job is not None:
-            self.scheduler.finished(request.job, self.now_s)
+        self.scheduler.finished(require(attempts.job), self.now_s)
         fleet.succeeded(self.pool, binding.worker)
-        settle.settle(
-            self.store, lease, outcome, request.lengths, served, dispatched=True, unix_s=self.now_s
-        )
-        settle.learn(
-            served.estimator,
-            CHAT,
-            request.principal,
-            request.facts,
-            request.lengths,
-            request.prompt,
-            outcome,
-        )
-        if expected is not None:
-            settle.note_cached(served.scheduling, binding, expected, outcome)
+        ended = Settlement(usage=usage, dispatched=True, unix_s=self.now_s)
+        self.store.settle(lease, ended)
+        settlement.learn(progress, set())
         settled_ns = clock_ns()
-        record = record_of(self.served, request, outcome, usage, self.now_s)
-        settle.count(self.metrics, record, request.lengths, served, lease)
+        record = settlement.record_of(progress, prompts=False)
+        settlement.count(self.metrics, record, attempts.whole, self.served, lease)
         self.cpu.add("settle", begin_ns, settled_ns)
         self.cpu.add("record", settled_ns, clock_ns())
-
-
-def record_of(
-    served: ModelRuntime, request: ScaleRequest, outcome: Outcome, usage: Usage, now_s: float
-) -> DecisionRecord:
-    """Stage 10's record."""
-    return decision_record.decision_record(
-        incoming=request.incoming,
-        principal=request.principal,
-        facts=request.facts,
-        served=served,
-        outcome=outcome,
-        told=None,
-        binding=require(request.binding),
-        rescued=False,
-        estimate=decision_record.estimate_section(request.lengths),
-        plan=decision_record.plan_section(served=served, planned=request.plan, plan=request.plan),
-        admission=decision_record.admission_section(
-            lease_id=request.incoming.lease_id,
-            lease=request.lease,
-            asked=request.plan,
-            taken=request.lease,
-            principal=request.principal,
-            served=served,
-            charged=usage,
-            lease_changes=(),
-            evicted=False,
-            settled_unix_s=now_s,
-        ),
-        compression=decision_record.compression_section(served, request.prompt),
-        scheduling=decision_record.scheduling_section(
-            served=served, binding=require(request.binding), job=request.job, first_s=None
-        ),
-        attempts=(),
-        usage=decision_record.usage_section(usage),
-        timing=decision_record.timing_section(
-            outcome=outcome,
-            received_s=request.incoming.received_s,
-            sent_s=request.started_s,
-            ended_s=now_s,
-            queue_s=0.0,
-            compress_s=None,
-        ),
-        prompts=False,
-    )

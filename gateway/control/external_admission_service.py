@@ -56,9 +56,8 @@ from gateway.payload.head import pairs_of, read_head
 from gateway.payload.refusals import undecodable
 from gateway.pipeline import admit as stage_admit
 from gateway.pipeline import authenticate as stage_authenticate
-from gateway.pipeline import estimate as stage_estimate
 from gateway.pipeline import plan as stage_plan
-from gateway.pipeline.settle import cost_of, count, money_of
+from gateway.pipeline.settlement import cost_of, count, money_of
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT
@@ -202,7 +201,7 @@ class AdmissionService:
             raise shutting_down()
         self._places.take(principal.tenant)
         try:
-            served = stage_estimate.find_model(self._models, request.model)
+            served = stage_plan.find_model(self._models, request.model)
             principal = stage_authenticate.entitled(
                 principal,
                 served.name,
@@ -210,7 +209,7 @@ class AdmissionService:
                 entitlement,
                 adapter=served.adapter(request.model),
             )
-            estimate = stage_estimate.estimate(served, CHAT, facts_of(request), principal)
+            estimate = stage_plan.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
             asked = await stage_admit.admit(
                 self._store, served, principal, lease_id, estimate, plan

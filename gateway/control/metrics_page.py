@@ -21,7 +21,7 @@ from gateway.http.certificates import TlsStatus
 from gateway.metrics import Counter, Histogram, Metrics
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
-from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, Scheduler
+from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES
 
 ACCOUNTS_SHOWN = 500
 """Most entitlements per model with gauges of their own: the first ones, not the busiest."""
@@ -219,13 +219,9 @@ _BY_POOL: Final[Sequence[tuple[str, str, Callable[[ModelRuntime, int], float | N
     (
         "predictor_coverage",
         "Share of recent prefills within their predicted quantile.",
-        lambda m, i: None if (queue := _queue(m, i)) is None else queue.coverage,
+        lambda m, i: m.scheduling.schedulers[i].coverage,
     ),
 )
-
-
-def _queue(served: ModelRuntime, pool: int) -> Scheduler | None:
-    return served.scheduling.schedulers[pool] if served.scheduling.schedulers else None
 
 
 def _of_models(models: Sequence[ModelRuntime]) -> Iterator[Family]:
@@ -242,8 +238,9 @@ def _of_models(models: Sequence[ModelRuntime]) -> Iterator[Family]:
         [
             ((*names, band), waiting)
             for m, i, names in pools
-            if (queue := _queue(m, i)) is not None
-            for band, waiting in zip(PRIORITY_CLASS_NAMES, queue.waiting, strict=True)
+            for band, waiting in zip(
+                PRIORITY_CLASS_NAMES, m.scheduling.schedulers[i].waiting, strict=True
+            )
         ],
     )
     yield Family(

@@ -61,7 +61,6 @@ def _page_of(found: Sequence[Any], total: int, page: int) -> Row:
 
 def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
     """One row a pool, with its queue, the predictor's coverage and how many workers serve."""
-    schedulers = served.scheduling.schedulers or (None,) * len(described["pools"])
     return [
         {
             **pool,
@@ -69,10 +68,10 @@ def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
             "pool": pool["name"],
             "workers": len(pool["workers"]),
             "ready": sum(worker["in_rotation"] for worker in pool["workers"]),
-            "queue": None if scheduler is None else list(scheduler.waiting),
-            "coverage": None if scheduler is None else scheduler.coverage,
+            "queue": list(scheduler.waiting),
+            "coverage": scheduler.coverage,
         }
-        for pool, scheduler in zip(described["pools"], schedulers, strict=True)
+        for pool, scheduler in zip(described["pools"], served.scheduling.schedulers, strict=True)
     ]
 
 

@@ -79,8 +79,8 @@ class ModelAdmission:
 class ModelScheduling:
     """Which worker takes a request of a model, and when."""
 
-    schedulers: tuple[Scheduler | None, ...] = ()
-    """By pool; None, or nothing at all: the least loaded worker, at once."""
+    schedulers: tuple[Scheduler, ...] = ()
+    """By pool."""
     queue: QueueRules = field(default_factory=QueueRules)
     queued: dict[Job, Scheduler] = field(default_factory=dict)
     """Jobs whose requests wait here, in order of arrival, and where."""

@@ -35,9 +35,7 @@ def join(
             predictor.join(rank)
         if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
             prefixes.joined(rank)
-        scheduler = scheduling.schedulers[pool] if scheduling.schedulers else None
-        if scheduler is not None:
-            scheduler.joined(rank)
+        scheduling.schedulers[pool].joined(rank)
     return ranks
 
 
@@ -46,7 +44,7 @@ def finished(served: ModelRuntime, pool: int, workers: Collection[int]) -> Itera
     if not workers:
         return
     state, scheduling = served.fleet.pools[pool], served.scheduling
-    scheduler = scheduling.schedulers[pool] if scheduling.schedulers else None
+    scheduler = scheduling.schedulers[pool]
     awaited = {job.worker for job, where in scheduling.queued.items() if where is scheduler}
     for worker in workers:
         if members.finished(state, worker) and awaited.isdisjoint(state.siblings[worker]):

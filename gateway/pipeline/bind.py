@@ -1,46 +1,274 @@
-"""Stage 7, bind: pool and load -> worker; at once, or by the pool's scheduler."""
+"""Stages 7 and 8: a worker for a request, at once or when the scheduler of its pool says so.
 
-from collections.abc import Collection, Sequence
+Every pool has a scheduler (`gateway.scheduling.scheduler`): it may keep a job waiting, and
+whatever call frees room names the jobs to send. Those are woken here. The wait is bounded three
+ways: by the queue's length, by its time limit, and by the time after which the client itself will
+have given up (its read time-out). Each ends in a 429 with a full refund.
+"""
 
-from gateway.errors import Unavailable
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from gateway.errors import RateLimited, Unavailable
 from gateway.fleet import fleet
-from gateway.fleet.binding import bind_least_loaded
 from gateway.fleet.model_runtime import ModelFleet, ModelRuntime
+from gateway.pipeline.forward import Relay
+from gateway.pipeline.request_progress import Attempts, require
 from gateway.records.attempt import Binding
-from gateway.records.estimate import LengthEstimate
-from gateway.records.lease import Lease
-from gateway.records.request import BodyFacts, Principal
-from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Prefix
+from gateway.scheduling.fairness import newest_of_largest
+from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
+
+_RETRY_S: Final = 2.0
+_MIN_WAIT_S: Final = 0.01
+_TURN_S: Final = 0.004
+"""First tokens that are assumed within so long of one another are told together."""
 
 
-def bind(
+class Binder:
+    """Binds requests that hold a lease. One instance serves every request of a process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is the schedulers'."""
+        self._clock = clock
+        self._assumed = AssumedTokens(clock)
+
+    def bind(
+        self,
+        attempts: Attempts,
+        tried: Collection[tuple[int, int]],
+        preferred: tuple[int, int] | None = None,
+    ) -> Binding | int:
+        """The worker, or the pool whose scheduler keeps the request waiting.
+
+        The job goes to the scheduler of the first pool that takes it. `tried`: (pool, worker)
+        pairs that failed this request; they come again only when nothing else is left;
+        `preferred`: the worker that holds the conversation's stored response.
+        Raises Unavailable when there is no worker to try.
+        """
+        served, prefix, now_s = attempts.served, attempts.sending.prefix, self._clock()
+        pools, states = pools_of(attempts), served.fleet.pools
+        adapter, adapters = attempts.facts.adapter, served.adapters
+        if adapter and preferred is None and not tried:  # one that runs the adapter already
+            worker = adapters.warm(adapter, pools[0], states[pools[0]], now_s)
+            preferred = None if worker < 0 else (pools[0], worker)
+        attempts.scheduler = None
+        attempts.job = job = job_of(attempts, now_s)
+        if preferred is not None and preferred not in tried:
+            pool, worker = preferred
+            if worker in fleet.available(states[pool], now_s):
+                pools, job.preferred = (pool,), worker
+        for again in (False, True) if tried else (False,):
+            for pool in pools:
+                if (tried or adapter) and not _leave_out(
+                    served, job, pool, tried, adapter, now_s, again=again
+                ):
+                    continue
+                if prefix.points:
+                    job.match = prefix.match(pool)
+                scheduler = served.scheduling.schedulers[pool]
+                ready = scheduler.submit(job, now_s)
+                if job.state == "nowhere":
+                    continue
+                attempts.scheduler = scheduler
+                if attempts.entry is not None:
+                    attempts.entry.enter(pool, job)
+                if job.state == "waiting":
+                    wake(ready)
+                    return pool
+                if len(ready) > 1:
+                    wake(ready)
+                return binding_of(served.fleet, pool, job)
+        attempts.job = None
+        return _last_resort(served, pools, tried, adapter)
+
+    async def wait(self, attempts: Attempts, pool: int) -> Binding | None:
+        """Wait until the job is sent; None when it has no worker left in the pool.
+
+        Raises RateLimited when it waits too long, or was displaced. The job stays the scheduler's:
+        whoever called gives it back, however this ends.
+        """
+        served, job, scheduler = attempts.served, require(attempts.job), require(attempts.scheduler)
+        make_room(served, job, scheduler)
+        job.owner = waiter = asyncio.get_running_loop().create_future()
+        served.scheduling.queued[job] = scheduler
+        try:
+            late = await self._until_woken(attempts, waiter, job.arrived_s)
+        finally:
+            job.owner = None
+            del served.scheduling.queued[job]
+        if late is not None and job.state == "waiting":
+            raise late
+        entry = attempts.entry
+        if job.state == "nowhere":
+            attempts.job = attempts.scheduler = None
+            if entry is not None:
+                entry.withdraw()
+            return None
+        if entry is not None:  # its worker may be another than before
+            entry.enter(pool, job)
+        return binding_of(served.fleet, pool, job)
+
+    async def wait_for_workers(self, attempts: Attempts) -> bool:
+        """Wait while no pool of the request has a worker, within the queue's bounds.
+
+        False where none may come: only of pools whose workers come and go at run time, and not
+        where there are workers, of which none has the LoRA adapter that the request needs.
+        Raises RateLimited when too many wait, or for too long.
+        """
+        served, began_s = attempts.served, self._clock()
+        pools = [served.fleet.pools[pool] for pool in pools_of(attempts)]
+        if not any(pool.may_be_empty for pool in pools):
+            return False
+        if attempts.facts.adapter and any(fleet.available(pool, began_s) for pool in pools):
+            return False
+        waiting = served.scheduling.waiting_for_workers
+        if len(waiting) >= served.scheduling.queue.limit:
+            raise _full(served)
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting[waiter] = pools
+        try:
+            late = await self._until_woken(attempts, waiter, began_s)
+        finally:
+            del waiting[waiter]
+        if late is not None:
+            raise late
+        return True
+
+    async def _until_woken(
+        self, attempts: Attempts, waiter: "asyncio.Future[bool]", began_s: float
+    ) -> RateLimited | None:
+        """Wait for what is left of the queue's time limit, or of the client's own if less.
+
+        The refusal of a request that waited too long; None where it was woken.
+        """
+        served, client_s = attempts.served, attempts.incoming.head.read_timeout_s
+        limit_s = served.scheduling.queue.timeout_s - attempts.queue_s
+        if client_s is not None:
+            limit_s = min(limit_s, attempts.incoming.received_s + client_s - self._clock())
+        whole_s = attempts.queue_s + limit_s
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(limit_s, _MIN_WAIT_S), _expire, waiter)
+        try:
+            if await waiter:
+                return None
+        finally:
+            timer.cancel()
+            attempts.queue_s += self._clock() - began_s
+        return RateLimited(
+            f"No worker of '{served.name}' had room within {whole_s:.0f} s. "
+            "Please try again later.",
+            reason="queue_timeout",
+            code="rate_limit_exceeded",
+            retry_after_s=_RETRY_S,
+            should_retry=True,
+        )
+
+    def expect_first(self, attempts: Attempts, relay: Relay) -> None:
+        """Have the scheduler told of the first token of a job that is sent now.
+
+        Of an answer that is not streamed it is not seen: it is assumed in time.
+        """
+        job, scheduler = attempts.job, attempts.scheduler
+        if job is None or scheduler is None:
+            return
+        if not scheduler.gates:
+            if job.stream:
+                job.emitted = relay.emitted
+        elif job.stream:
+            relay.on_first = partial(_first_token, scheduler, job)
+        else:
+            attempts.assumed_turn = self._assumed.expect(scheduler, job)
+
+    def release(self, attempts: Attempts, *, answered: bool = False) -> None:
+        """Give the scheduler its job back, waiting or sent; idempotent."""
+        job, scheduler = attempts.job, attempts.scheduler
+        attempts.scheduler = None
+        if job is None or scheduler is None:
+            return
+        if attempts.assumed_turn:
+            self._assumed.forget(attempts.assumed_turn, job)
+            attempts.assumed_turn = 0
+        now_s = self._clock()
+        if job.state == "waiting":
+            wake(scheduler.cancel(job, now_s))
+            if attempts.entry is not None:
+                attempts.entry.withdraw()
+        else:
+            wake(scheduler.finished(job, now_s, answered=answered))
+
+    def tick(self, models: Iterable[ModelRuntime]) -> None:
+        """Have the schedulers look after dead and stalled workers; a few times a second."""
+        now_s = self._clock()
+        for served in models:
+            for scheduler in served.scheduling.schedulers:
+                wake(scheduler.tick(now_s))
+            # Requests go on one of whose pools has a worker now. A reload shares them among the
+            # model's objects, whose pools may have other indices.
+            for waiter, pools in list(served.scheduling.waiting_for_workers.items()):
+                if not waiter.done() and any(fleet.available(pool, now_s) for pool in pools):
+                    waiter.set_result(True)
+
+
+def pools_of(attempts: Attempts) -> tuple[int, ...]:
+    """The pools that may serve a request: first the one that its lease is in."""
+    plan, held_in = attempts.sending.plan, attempts.lease.current.pool
+    pools = (plan.pool, *plan.alternates)
+    if held_in == plan.pool:
+        return pools
+    return (held_in, *(pool for pool in pools if pool != held_in))
+
+
+def _leave_out(
     served: ModelRuntime,
-    pools: Collection[int],
+    job: Job,
+    pool: int,
     tried: Collection[tuple[int, int]],
+    adapter: str,
     now_s: float,
-    preferred: tuple[int, int] | None = None,
-    adapter: str = "",
-) -> Binding:
-    """The least loaded worker of the first pool that has one left to try.
+    *,
+    again: bool,
+) -> bool:
+    """Name the workers that failed the job or lack its adapter; whether any other is left."""
+    known = fleet.available(served.fleet.pools[pool], now_s)
+    if adapter:
+        job.barred = served.adapters.barred(adapter, pool)
+        known = [w for w in known if w not in job.barred]
+    job.excluded = excluded = [w for p, w in tried if p == pool]
+    return bool(known) and (again or any(w not in excluded for w in known))
 
-    `tried`: (pool, worker) pairs that failed this request; they come again only when
-    nothing else is left; `preferred`: the worker that holds the conversation's stored response;
-    `adapter`: the LoRA adapter that the worker must have.
-    Raises Unavailable when there is no worker to try.
-    """
-    if preferred is not None and preferred not in tried:
-        pool, worker = preferred
-        if worker in fleet.available(served.fleet.pools[pool], now_s):
-            return Binding(pool=pool, worker=worker, score=0.0)
-    for again in (False, True):
-        for pool in pools:
-            exclude: Collection[int] = () if again else [w for p, w in tried if p == pool]
-            if adapter:
-                exclude = served.adapters.barred(adapter, pool).union(exclude)
-            binding = bind_least_loaded(pool, served.fleet.pools[pool], now_s, exclude)
-            if binding is not None:
-                return binding
-    return _last_resort(served, pools, tried, adapter)
+
+def job_of(attempts: Attempts, now_s: float) -> Job:
+    """The request as a scheduler sees it. Spilled work ranks as backfill."""
+    principal, estimate = attempts.principal, attempts.sending.estimate
+    lease = attempts.lease.current
+    return Job(
+        None,
+        estimate.input_tokens_total,
+        estimate.output_tokens,
+        now_s,
+        principal.entitlement,
+        2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
+        attempts.served.admission.rates.share(principal.tokens_per_s),
+        estimate.cap_tokens,
+        lease.cost_tokens,
+        lease.sequences,
+        stream=attempts.facts.stream,
+        tenant=principal.tenant,
+        slo_s=principal.slo_ms / 1000,
+    )
+
+
+def binding_of(model_fleet: ModelFleet, pool: int, job: Job) -> Binding:
+    """What the scheduler decided."""
+    names = model_fleet.pools[pool].workers
+    return Binding(
+        pool=pool,
+        worker=job.worker,
+        score=job.score,
+        candidates=tuple([(names[worker], score) for worker, score in job.candidates]),
+    )
 
 
 def _last_resort(
@@ -57,8 +285,8 @@ def _last_resort(
     for refused in (False, True) if not tried else (False,):
         for pool in pools:
             state = served.fleet.pools[pool]
-            known = fleet.last_resort(state, refused=refused)
             barred = served.adapters.barred(adapter, pool) if adapter else NOBODY
+            known = fleet.last_resort(state, refused=refused)
             left = [w for w in known if (pool, w) not in tried and w not in barred]
             if left:
                 return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
@@ -71,114 +299,121 @@ def _last_resort(
     )
 
 
-def job_of(
-    served: ModelRuntime,
-    principal: Principal,
-    facts: BodyFacts,
-    estimate: LengthEstimate,
-    lease: Lease,
-    now_s: float,
-) -> Job:
-    """The request as a scheduler sees it. Spilled work ranks as backfill."""
-    return Job(
-        None,
-        estimate.input_tokens_total,
-        estimate.output_tokens,
-        now_s,
-        principal.entitlement,
-        2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
-        served.admission.rates.share(principal.tokens_per_s),
-        estimate.cap_tokens,
-        lease.cost_tokens,
-        lease.sequences,
-        stream=facts.stream,
-        tenant=principal.tenant,
-        slo_s=principal.slo_ms / 1000,
-    )
+def make_room(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
+    """Keep the queue within its limit (the job that asks is counted).
 
-
-def place(
-    served: ModelRuntime,
-    pools: Collection[int],
-    tried: Collection[tuple[int, int]],
-    now_s: float,
-    preferred: tuple[int, int] | None,
-    job: Job,
-    prefix: Prefix,
-    adapter: str = "",
-) -> Binding | tuple[int, Sequence[Job]]:
-    """Hand the job to the scheduler of the first pool that takes it, as `bind` chooses pools.
-
-    The pool and the jobs to send now, or the binding where the pool has no scheduler or no
-    worker in the rotation. Raises Unavailable when there is no worker to try.
+    A full queue displaces: of the lowest class and there of the tenant that holds most for its
+    share, the newest request of its entitlement that does.
+    Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
     """
-    if preferred is not None and preferred not in tried:
-        if preferred[1] in fleet.available(served.fleet.pools[preferred[0]], now_s):
-            pools = (preferred[0],)
-        else:
-            preferred = None
-    # Nearly every request: nobody to look for or to leave out.
-    if (
-        preferred is None
-        and not tried
-        and not adapter
-        and (placed := _submitted(served, pools, now_s, job, prefix))
-    ):
-        return placed
-    for again in (False, True):
-        for pool in pools:
-            known = fleet.available(served.fleet.pools[pool], now_s)
-            exclude = [w for p, w in tried if p == pool]
-            if adapter:
-                job.barred = served.adapters.barred(adapter, pool)
-                known = [w for w in known if w not in job.barred]
-            if not known or (not again and all(w in exclude for w in known)):
-                continue
-            scheduler = served.scheduling.schedulers[pool]
-            if scheduler is None:
-                return bind(served, (pool,), tried, now_s, preferred, adapter)
-            job.excluded = exclude
-            job.preferred = preferred[1] if preferred is not None and preferred[0] == pool else -1
-            if prefix.points:
-                job.match = prefix.match(pool)
-            ready = scheduler.submit(job, now_s)
-            if job.state != "nowhere":
-                return pool, ready
-    return _last_resort(served, pools, tried, adapter)
+    limit = served.scheduling.queue.limit
+    if sum(scheduler.waiting) <= limit:
+        return
+    others = [
+        other
+        for other, where in served.scheduling.queued.items()
+        if where is scheduler and other.owner is not None and not other.owner.done()
+    ]
+    if len(others) < limit:
+        return  # those that were displaced are about to leave
+    displaced = newest_of_largest([*others, job])
+    if displaced is job:
+        raise _full(served)
+    displaced.owner.set_exception(_full(served))
 
 
-def warm_worker(
-    served: ModelRuntime, adapter: str, pools: Collection[int], tried: object, now_s: float
-) -> tuple[int, int] | None:
-    """The worker of the first pool that runs a LoRA adapter already, for a first attempt."""
-    for pool in () if tried else pools:
-        worker = served.adapters.warm(adapter, pool, served.fleet.pools[pool], now_s)
-        return None if worker < 0 else (pool, worker)
-    return None
-
-
-def _submitted(
-    served: ModelRuntime, pools: Collection[int], now_s: float, job: Job, prefix: Prefix
-) -> tuple[int, Sequence[Job]] | None:
-    """The first pool whose scheduler takes the job; None at one that has no scheduler."""
-    for pool in pools:
-        scheduler = served.scheduling.schedulers[pool]
-        if scheduler is None:
-            return None
-        if prefix.points:
-            job.match = prefix.match(pool)
-        ready = scheduler.submit(job, now_s)
-        if job.state != "nowhere":
-            return pool, ready
-    return None
-
-
-def binding_of(model_fleet: ModelFleet, pool: int, job: Job) -> Binding:
-    """What the scheduler decided."""
-    names = model_fleet.pools[pool].workers
-    return Binding(
-        pool=pool,
-        worker=job.worker,
-        score=job.score,
-        candidates=tuple([(names[worker], score) for worker, score in job.candidates]),
+def _full(served: ModelRuntime) -> RateLimited:
+    return RateLimited(
+        f"{served.scheduling.queue.limit} requests wait for a worker of '{served.name}' already. "
+        "Please try again later.",
+        reason="queue_full",
+        code="rate_limit_exceeded",
+        retry_after_s=_RETRY_S,
+        should_retry=True,
     )
+
+
+def _expire(waiter: "asyncio.Future[bool]") -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+def wake(ready: Sequence[Job]) -> None:
+    """Send jobs: whoever waits for one goes on."""
+    for job in ready:
+        waiter = job.owner
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+
+
+def _first_token(scheduler: Scheduler, job: Job, now_s: float) -> None:
+    wake(scheduler.first_token(job, now_s))
+
+
+class AssumedTokens:
+    """First tokens that the gateway cannot see, for the answer is not streamed: assumed in time.
+
+    All of them by one timer, set for the next turn in which one is due. Most requests end before
+    theirs is due, and leave at once: a timer each, made and cancelled, would cost more than all
+    else, and what they hold, kept until its time, would have every new request built in memory
+    that the processor has not at hand.
+    """
+
+    __slots__ = ("_clock", "_loop", "_timer", "_turns", "_wakes")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns: dict[int, dict[Job, Scheduler]] = {}
+        """Turn of the event loop's clock -> who is due in it; none is empty."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes = 0
+        """The turn for which the timer is set."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._turns.values()))
+
+    def expect(self, scheduler: Scheduler, job: Job) -> int:
+        """A job was sent: its first token is due after its predicted mean. Its turn, > 0.
+
+        The mean, not a quantile: what is asked is how much prefill is on its way in the sum.
+        """
+        loop = self._loop
+        if loop is None:  # asked for once: it costs a call of the system
+            loop = self._loop = asyncio.get_running_loop()
+        turn = int((loop.time() + job.expected_s) / _TURN_S) + 1
+        jobs = self._turns.get(turn)
+        if jobs is None:
+            self._turns[turn] = {job: scheduler}
+            if self._timer is None or turn < self._wakes:
+                self._set(loop, turn)
+        else:
+            jobs[job] = scheduler
+        return turn
+
+    def forget(self, turn: int, job: Job) -> None:
+        """A job has ended. Idempotent. The timer is left: most often another job needs it."""
+        jobs = self._turns.get(turn)
+        if jobs is not None and job in jobs:
+            del jobs[job]
+            if not jobs:
+                del self._turns[turn]
+
+    def _set(self, loop: asyncio.AbstractEventLoop, turn: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes = turn
+        self._timer = loop.call_at(turn * _TURN_S, self._due, loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell of all that are due."""
+        self._timer = None
+        turns = self._turns
+        now = max(int(loop.time() / _TURN_S), self._wakes)
+        for turn in sorted(turn for turn in turns if turn <= now):
+            # Telling of one may end another.
+            for job, scheduler in tuple(turns.pop(turn, {}).items()):
+                if job.state == "sent":
+                    wake(scheduler.first_token(job, self._clock(), assumed=True))
+        if turns:  # in place of a timer that was set meanwhile, for a later one
+            self._set(loop, min(turns))

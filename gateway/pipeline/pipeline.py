@@ -9,41 +9,38 @@ disconnect or cancellation.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from math import inf
 from types import coroutine
+from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.errors import KeysAwaited, RateLimited, Refusal, Told, told
+from gateway.errors import KeysAwaited, RateLimited, Refusal, told
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.payload.body import LOOP_US, TakesLong
 from gateway.payload.members import by_name
-from gateway.pipeline import adjust as stage_adjust
 from gateway.pipeline import admit as stage_admit
 from gateway.pipeline import authenticate as stage_authenticate
-from gateway.pipeline import compress as stage_compress
-from gateway.pipeline import estimate as stage_estimate
 from gateway.pipeline import plan as stage_plan
-from gateway.pipeline.dispatcher import Dispatcher, require
-from gateway.pipeline.fallbacks import Instead, model_of
-from gateway.pipeline.fallbacks import following as following_of
+from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.request_progress import (
-    Admitted,
     Attempts,
-    RequestEnding,
     RequestLease,
     RequestProgress,
     Sending,
     known_lines,
+    require,
 )
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.ports import (
     BodyReads,
     ClientReply,
     CompressRunner,
+    CompressTask,
     LeaseStore,
     RecordSink,
     Upstream,
@@ -51,9 +48,18 @@ from gateway.ports import (
 from gateway.records.attempt import Outcome
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
-from gateway.routing.routing import window_plan
-from gateway.routing.routing_table import CompressionWindow
+from gateway.routing.routing import fixed_tokens, lowered, window_plan
+from gateway.routing.routing_table import CompressionRules, CompressionWindow
 from gateway.routing.split_alias import SplitAlias
+
+
+class Instead(NamedTuple):
+    """A request that other models may answer, the first of `models` next."""
+
+    facts: BodyFacts
+    models: tuple[str, ...]
+    turn: int
+    """Which fallback this is, from 1."""
 
 
 class Pipeline:
@@ -111,30 +117,33 @@ class Pipeline:
     ) -> None:
         """Answer one request. Raises only CancelledError, after settling.
 
-        `instead`: the asked model could not, and others may (`gateway.pipeline.fallbacks`). Each
-        model's try has a lease and a decision record of its own.
+        `instead`: the asked model could not, and others may. Each model's try has a lease and a
+        decision record of its own.
         """
-        progress = RequestProgress(self._timer())
-        outcome = Outcome(label="internal_error", status=500)
-        heard: Told | None = None
+        progress = RequestProgress(incoming, self._timer())
         following: Instead | None = None
         try:
-            outcome = await self._run(incoming, reply, progress, instead)
-            heard = progress.attempts.told if progress.attempts else None
+            progress.outcome = await self._run(progress, reply, instead)
+            progress.told = progress.attempts.told if progress.attempts else None
         except Refusal as refusal:
-            heard = told(refusal)
+            progress.told = told(refusal)
             if not reply.started:
-                following = following_of(progress, refusal, instead, self._wall_clock())
-            outcome = _refused(progress, refusal, following)
-            await self._over(incoming, progress, outcome)
+                following = _following(progress, refusal, instead)
+            attempts, label = progress.attempts, "refused" if following is None else "fell_back"
+            if following is None and attempts is not None and attempts.told == progress.told:
+                label = "upstream_error"
+            progress.outcome = Outcome(label=label, status=refusal.status)
+            await self._over(progress, progress.outcome)
             if following is None:
-                await reply.refuse(refusal, known_lines(incoming, progress))
+                await reply.refuse(refusal, known_lines(progress))
         except asyncio.CancelledError:
             relay = None if progress.attempts is None else progress.attempts.relay
-            outcome = Outcome(label="disconnected", status=499)
-            outcome = outcome if relay is None else relay.cut_short()
+            if relay is None:
+                progress.outcome = Outcome(label="disconnected", status=499)
+            else:
+                progress.outcome = relay.cut_short()
             held = self._held.get(incoming.lease_id)
-            if held is None or not held.evicted or held.task.uncancel():
+            if held is None or not held.progress.evicted or held.task.uncancel():
                 raise
             # 429, in-band once bytes were sent.
             gave_way = RateLimited(
@@ -143,16 +152,16 @@ class Pipeline:
                 retry_after_s=_EVICTED_WAIT_S,
                 should_retry=True,
             )
-            heard = told(gave_way)
-            outcome = msgspec.structs.replace(outcome, label="evicted", status=gave_way.status)
-            await self._over(incoming, progress, outcome)
-            await reply.refuse(gave_way, known_lines(incoming, progress))
+            progress.told = told(gave_way)
+            progress.outcome = msgspec.structs.replace(
+                progress.outcome, label="evicted", status=gave_way.status
+            )
+            await self._over(progress, progress.outcome)
+            await reply.refuse(gave_way, known_lines(progress))
         finally:
             # 10 settle: without an await, so no cancellation can come between.
-            held = self._held.pop(incoming.lease_id, None)
-            evicted = held is not None and held.evicted
-            ending = RequestEnding(outcome, heard, evicted)
-            self._settler.settle(incoming, progress, ending)
+            self._held.pop(incoming.lease_id, None)
+            self._settler.settle(progress)
         if following is not None:
             lease_id = f"{incoming.lease_id}.{following.turn}"
             again = msgspec.structs.replace(incoming, lease_id=lease_id)
@@ -168,9 +177,10 @@ class Pipeline:
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
         held = self._held.get(lease_id)
-        if held is not None and not held.evicted and held.progress.released is None:
-            held.evicted = True
-            held.task.cancel()
+        if held is None or held.progress.evicted or held.progress.settled_unix_s is not None:
+            return
+        held.progress.evicted = True
+        held.task.cancel()
 
     def extend(self) -> None:
         """Have the leases of streams that run past their reserve reserve more.
@@ -179,14 +189,18 @@ class Pipeline:
         """
         for held in self._held.values():
             attempts = held.progress.attempts
-            if attempts is None or attempts.relay is None or held.progress.released is not None:
+            if (
+                attempts is None
+                or attempts.relay is None
+                or held.progress.settled_unix_s is not None
+            ):
                 continue
-            admitted, lease = attempts.admitted, attempts.admitted.lease
+            lease, served = attempts.lease, attempts.served
             expected = attempts.sending.estimate.input_tokens_total
             used = min(expected, lease.current.cost_tokens) + attempts.relay.emitted()
             if used > lease.reserved_tokens:
                 tokens = used + _EXTENSION_TOKENS
-                lease.extend(tokens, tokens * admitted.served.admission.kv_bytes_per_token)
+                lease.extend(tokens, tokens * served.admission.kv_bytes_per_token)
 
     def tick(self, retiring: Iterable[ModelRuntime] = ()) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second.
@@ -208,11 +222,11 @@ class Pipeline:
         )
 
     async def _read(
-        self, incoming: Incoming, progress: RequestProgress, instead: Instead | None
+        self, progress: RequestProgress, instead: Instead | None
     ) -> tuple[Principal, BodyFacts, ModelRuntime, LengthEstimate]:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
-        endpoint = incoming.endpoint
-        head, now_unix_s = incoming.head, incoming.received_unix_s
+        incoming = progress.incoming
+        endpoint, head, now_unix_s = incoming.endpoint, incoming.head, incoming.received_unix_s
         try:
             principal = stage_authenticate.authenticate(
                 self._keyring, head.key_digest, now_unix_s, head.token
@@ -221,38 +235,31 @@ class Pipeline:
             principal = await stage_authenticate.authenticate_head(self._keyring, head, now_unix_s)
         progress.key = progress.principal = principal
         progress.timer.end("authenticate")
-        if instead is not None:
-            facts = instead.facts
+        if instead is None:
+            progress.facts = facts = await self._read_body(incoming, principal)
+            served = stage_plan.model_of(self._models, self._splits, facts, principal)
+            progress.served = served
+            if (served.adapters.any or facts.lora) and (
+                adapter := stage_plan.adapter_of(served, facts)
+            ):
+                progress.facts = facts = msgspec.structs.replace(facts, adapter=adapter)
         else:
-            facts = await self._read_body(incoming, principal)
-        progress.facts = facts
-        if instead is not None:
-            served = self._models[instead.models[0]]
-        elif self._splits:
-            served = model_of(self._models, self._splits, facts, principal)
-        else:
-            served = stage_estimate.find_model(self._models, facts.model)
-        progress.served = served
-        if (
-            instead is None
-            and (served.adapters.any or facts.lora)
-            and (adapter := stage_estimate.adapter_of(served, facts))
-        ):
-            progress.facts = facts = msgspec.structs.replace(facts, adapter=adapter)
+            progress.facts = facts = instead.facts
+            progress.served = served = self._models[instead.models[0]]
         progress.principal = principal = stage_authenticate.entitled(
             principal,
             served.name,
-            incoming.received_unix_s,
-            incoming.head.entitlement if instead is None else None,
+            now_unix_s,
+            head.entitlement if instead is None else None,
             facts.members,
             facts.adapter,
         )
         if facts.previous_response_id is not None:
             if principal is not OPEN:
-                await stage_estimate.await_response_location(served, facts)
-            progress.facts = facts = stage_estimate.continued(served, facts, principal)
-        progress.estimate = estimate = stage_estimate.estimate(
-            served, endpoint, facts, principal, incoming.head.category
+                await stage_plan.await_response_location(served, facts)
+            progress.facts = facts = stage_plan.continued(served, facts, principal)
+        progress.estimate = estimate = stage_plan.estimate(
+            served, endpoint, facts, principal, head.category
         )
         progress.timer.end("estimate")
         return principal, facts, served, estimate
@@ -261,46 +268,32 @@ class Pipeline:
         """The body's facts, read here if that takes a moment only."""
         endpoint, head, body = incoming.endpoint, incoming.head, incoming.body
         if self._reader is None:
-            return stage_estimate.read(endpoint, body, head)
+            return stage_plan.read(endpoint, body, head)
         try:
-            return stage_estimate.read(endpoint, body, head, LOOP_US)
+            return stage_plan.read(endpoint, body, head, LOOP_US)
         except TakesLong:
-            types = stage_estimate.content_types(endpoint, head)
+            types = stage_plan.content_types(endpoint, head)
             return await self._reader.read(endpoint, body, principal.tenant, types)
 
     async def _run(
-        self,
-        incoming: Incoming,
-        reply: ClientReply,
-        progress: RequestProgress,
-        instead: Instead | None,
+        self, progress: RequestProgress, reply: ClientReply, instead: Instead | None
     ) -> Outcome:
+        incoming = progress.incoming
         crowded = incoming.received_s - self._newest_s < TOGETHER_S
         self._newest_s = incoming.received_s
         # 1 authenticate, 2 classify and estimate
-        principal, facts, served, estimate = await self._read(incoming, progress, instead)
+        principal, facts, served, estimate = await self._read(progress, instead)
         if instead is None:
             self._dispatcher.refuse_suspect(principal.tenant, incoming.body)
         # 3 plan
-        prefix = stage_plan.look_up(
-            served.scheduling,
-            incoming.endpoint,
-            principal,
-            facts,
-            facts.members,
-            estimate.input_tokens_total,
-            facts.adapter,
-        )
-        progress.planned = planned = stage_plan.plan(served, incoming.endpoint, estimate, prefix)
+        endpoint, tokens = incoming.endpoint, estimate.input_tokens_total
+        prefix = stage_plan.look_up(served, endpoint, principal, facts, facts.members, tokens)
+        progress.planned = planned = stage_plan.plan(served, endpoint, estimate, prefix)
         window = stage_plan.compression_window(
-            served, incoming.endpoint, principal, incoming, facts, estimate, planned, prefix
+            served, incoming, principal, facts, estimate, planned, prefix
         )
-        compresses = isinstance(window, CompressionWindow) and self._compressor is not None
-        if isinstance(window, CompressionWindow) and compresses and not served.routing.observe:
-            plan = window_plan(planned, window)
-        else:
-            plan = stage_plan.applied(served, estimate, planned)
-        progress.plan = plan
+        decided = planned if isinstance(window, str) else window_plan(planned, window)
+        progress.plan = plan = stage_plan.applied(served, estimate, decided)
         progress.timer.end("plan")
         # 4 admit
         taken = await stage_admit.admit(
@@ -308,7 +301,12 @@ class Pipeline:
         )
         progress.lease = lease = RequestLease(self._store, self._wall_clock, plan, taken)
         if taken.limits is not None:
-            self._hold(progress, taken.id)
+            # Who may have to give way, or to reserve more. The loop is asked for once: it costs a
+            # call of the system.
+            self._loop = self._loop or asyncio.get_running_loop()
+            task = asyncio.current_task(self._loop)
+            if task is not None:
+                self._held[taken.id] = _Held(progress, task)
         progress.timer.end("admit")
         # Requests that come together go on together: each half of the way, walked by one after
         # the other, stays in the processor's caches; the whole way is too long for them. Where
@@ -317,59 +315,84 @@ class Pipeline:
             await _next_turn()
             progress.timer.begin()
         # 5 compress, 6 adjust the lease
-        if isinstance(window, CompressionWindow) and plan.compress and taken.pool == window.pool:
-            whole = Sending(Prompt(body=incoming.body), estimate, planned, prefix)
+        whole = Prompt(body=incoming.body)
+        if isinstance(window, str):
+            whole = Prompt(body=incoming.body, not_compressed=window)
+            sending = progress.sending = Sending(whole, estimate, plan, prefix)
+        elif plan.compress and taken.pool == window.pool:
             sending = await self._compress(
-                incoming, progress, principal, facts, served, window, whole
+                progress,
+                principal,
+                facts,
+                served,
+                window,
+                Sending(whole, estimate, planned, prefix),
             )
         else:
-            why = "spilled" if compresses else str(window)
-            if isinstance(window, CompressionWindow) and compresses and served.routing.observe:
-                cut, _ = await self._cut(incoming, progress, facts, served, window, estimate)
+            why = "spilled"
+            if served.routing.observe:
+                cut, _ = await self._cut(progress, facts, served, window, estimate)
                 why = cut.not_compressed if cut.only_pool is None else "observed"
-            prompt = Prompt(body=incoming.body, not_compressed=why)
-            sending = progress.sending = Sending(prompt, estimate, plan, prefix)
+            whole = Prompt(body=incoming.body, not_compressed=why)
+            sending = progress.sending = Sending(whole, estimate, plan, prefix)
         # 7 bind, 8 queue, 9 dispatch and forward
         progress.attempts = attempts = Attempts(
-            Admitted(principal, facts, served, lease, estimate, sending), progress.timer
+            incoming, principal, facts, served, lease, estimate, sending, progress.timer
         )
-        attempts.over = partial(self._over, incoming, progress)
-        return await self._dispatcher.run(incoming, reply, attempts)
+        attempts.over = partial(self._over, progress)
+        return await self._dispatcher.run(reply, attempts)
 
-    async def _over(self, incoming: Incoming, progress: RequestProgress, outcome: Outcome) -> None:
+    async def _over(self, progress: RequestProgress, outcome: Outcome) -> None:
         """Settle a request whose client is about to see its end, or that another model takes."""
-        arrival = self._settler.release(incoming, progress, outcome, heard=True)
+        arrival = self._settler.release(progress, outcome, heard=True)
         if arrival is not None:
             await arrival
 
-    def _hold(self, progress: RequestProgress, lease_id: str) -> None:
-        """Note who may have to give way, or to reserve more."""
-        # The loop is asked for once: it costs a call of the system.
-        self._loop = self._loop or asyncio.get_running_loop()
-        task = asyncio.current_task(self._loop)
-        if task is not None:
-            self._held[lease_id] = _Held(progress, task)
-
     async def _cut(
         self,
-        incoming: Incoming,
         progress: RequestProgress,
         facts: BodyFacts,
         served: ModelRuntime,
         window: CompressionWindow,
-        whole: LengthEstimate,
+        estimate: LengthEstimate,
     ) -> tuple[Prompt, LengthEstimate]:
-        """Run the compressor, and note how long it took."""
+        """Stage 5: a prompt that fits the smaller pool, T_c = B - L_out, and its estimate.
+
+        Only after admission, so that rejected traffic costs no work; off the event loop, within a
+        time limit. Whatever goes wrong, it is the client's own, with the reason.
+        """
         started_s = self._clock()
-        prompt, estimate = await stage_compress.compress(
-            require(self._compressor), served, incoming, facts, whole, window
+        incoming = progress.incoming
+        rules = CompressionRules() if served.compression is None else served.compression.rules
+        result = await require(self._compressor).compress(
+            CompressTask(
+                endpoint=incoming.endpoint.name,
+                body=incoming.body,
+                budget_tokens=window.budget_tokens,
+                bytes_per_token=estimate.ratio,
+                fixed_tokens=fixed_tokens(facts, estimate),
+                category=estimate.category,
+                max_cut=rules.max_cut,
+                tokenizer=rules.tokenizer,
+                when="asked" if rules.when == "asked" else "any",
+                mark=rules.mark,
+            )
         )
         progress.compress_s = self._clock() - started_s
-        return prompt, estimate
+        before, after = result.text_bytes_before, result.text_bytes_after
+        if result.body is None:
+            return Prompt(body=incoming.body, not_compressed=result.reason), estimate
+        shorter = lowered(estimate, facts, after, result.tokens_after, window.budget_tokens)
+        prompt = Prompt(
+            body=result.body,
+            compressed=f"{estimate.input_tokens}->{shorter.input_tokens}",
+            only_pool=window.pool,
+            kept_share=after / max(1, before),
+        )
+        return prompt, shorter
 
     async def _compress(
         self,
-        incoming: Incoming,
         progress: RequestProgress,
         principal: Principal,
         facts: BodyFacts,
@@ -377,31 +400,24 @@ class Pipeline:
         window: CompressionWindow,
         whole: Sending,
     ) -> Sending:
-        """Stages 5 and 6: what is sent, and its lease; the boundary's plan if it went wrong."""
+        """Stages 5 and 6: what is sent, and its lease lowered to what that costs.
+
+        A prompt that could not be compressed takes its lease along to the pool that holds it, if
+        it may enter there; else it is refused, and what it had reserved is refunded.
+        """
         lease = require(progress.lease)
-        prompt, estimate = await self._cut(
-            incoming, progress, facts, served, window, whole.estimate
-        )
+        prompt, estimate = await self._cut(progress, facts, served, window, whole.estimate)
         progress.timer.begin()
         if prompt.only_pool is None:
-            sending = whole._replace(prompt=prompt, estimate=estimate)
+            progress.sending = sending = whole._replace(prompt=prompt)
+            await lease.transfer(whole.plan.pool, force=False)
         else:
-            prefix = stage_plan.look_up(
-                served.scheduling,
-                incoming.endpoint,
-                principal,
-                facts,
-                by_name(prompt.body),
-                estimate.input_tokens_total,
-                facts.adapter,
-            )
-            sending = Sending(prompt, estimate, lease.asked, prefix)
-        progress.sending = sending
-        lease.adjusted(
-            await stage_adjust.adjust(
-                self._store, served.admission, lease.current, whole.plan, prompt, estimate
-            )
-        )
+            members, tokens = by_name(prompt.body), estimate.input_tokens_total
+            endpoint = progress.incoming.endpoint
+            prefix = stage_plan.look_up(served, endpoint, principal, facts, members, tokens)
+            progress.sending = sending = Sending(prompt, estimate, lease.asked, prefix)
+            cost_tokens = estimate.cost_tokens
+            lease.resize(cost_tokens, cost_tokens * served.admission.kv_bytes_per_token)
         progress.timer.end("adjust")
         return sending
 
@@ -409,22 +425,31 @@ class Pipeline:
 class _Held:
     """A request with a managed lease: it may have to give way, or to reserve more."""
 
-    __slots__ = ("evicted", "progress", "task")
+    __slots__ = ("progress", "task")
 
     def __init__(self, progress: RequestProgress, task: asyncio.Task[object]) -> None:
         self.progress = progress
         self.task = task
         """The task that serves it."""
-        self.evicted = False
 
 
-def _refused(progress: RequestProgress, refusal: Refusal, following: Instead | None) -> Outcome:
-    """How a refused try ended: here, at its engines, or with another model's turn."""
-    label = "refused" if following is None else "fell_back"
-    attempts = progress.attempts
-    if following is None and attempts is not None and attempts.told == told(refusal):
-        label = "upstream_error"
-    return Outcome(label=label, status=refusal.status)
+def _following(progress: RequestProgress, refusal: Refusal, now: Instead | None) -> Instead | None:
+    """The models to ask after a refusal; None to tell the client. Those closed to its key are left.
+
+    Never for a limit of the tenant's own: who is over it shall wait, not move. A stored response
+    is continued by its own model only, and no other model stands in for a LoRA adapter.
+    """
+    served, facts, key = progress.served, progress.facts, progress.key
+    if served is None or facts is None or key is None or refusal.reason not in FALLING:
+        return None
+    if facts.previous_response_id is not None or facts.adapter:
+        return None
+    usable = []
+    for name in served.fallbacks if now is None else now.models[1:]:
+        with contextlib.suppress(Refusal):
+            stage_authenticate.entitled(key, name, progress.incoming.received_unix_s)
+            usable.append(name)
+    return Instead(facts, tuple(usable), 1 if now is None else now.turn + 1) if usable else None
 
 
 @coroutine
@@ -433,6 +458,13 @@ def _next_turn() -> Generator[None, None, None]:
     yield
 
 
+FALLING: Final = frozenset(
+    {
+        *("no_worker_ready", "queue_timeout", "priority", "engine_busy"),
+        *("engine_error", "engine_connection_broken", "engine_timeout"),
+    }
+)
+"""Reasons of refusals after which another model is asked."""
 _EXTENSION_TOKENS = 256
 """How far ahead a stream reserves that has run past its reserve."""
 _EVICTED_WAIT_S = 5.0

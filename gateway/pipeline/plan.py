@@ -1,52 +1,209 @@
-"""Stage 3, plan: estimate -> primary pool, alternates; no work yet.
+"""Stages 2 and 3: body -> facts, model, the three output figures -> primary pool, alternates.
 
-In observe mode the boundary is computed and reported, and the request goes to the least
-loaded pool that can hold it, as it would behind a bare relay.
+No work yet. In observe mode the boundary is computed and reported, and the request goes to the
+least loaded pool that can hold it, as it would behind a bare relay.
 """
 
-from gateway.errors import ContextLengthExceeded
-from gateway.fleet.model_runtime import ModelRuntime, ModelScheduling
-from gateway.payload.members import Members
-from gateway.records.endpoint import Endpoint
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.errors import ContextLengthExceeded, NotFound
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.payload.body import TakesLong, is_heavy, read_body
+from gateway.payload.category import category_from_header
+from gateway.payload.head import pairs_of
+from gateway.payload.members import ADAPTER_FIELD, Members
+from gateway.records.endpoint import Endpoint, matches
 from gateway.records.estimate import LengthEstimate, Plan
-from gateway.records.request import BodyFacts, Incoming, Principal
+from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, RequestHead
 from gateway.routing.compression_gate import has_room, promised, requested
 from gateway.routing.pool_affinity import mostly_new, stay
 from gateway.routing.routing import can_serve, compression_window_of, plan_pool
 from gateway.routing.routing_table import CompressionWindow
-from gateway.scheduling.prefix_digests import points_of
+from gateway.routing.split_alias import SplitAlias, conversation_key
+from gateway.scheduling.prefix_digests import Points, points_of
 from gateway.scheduling.scheduler import NO_PREFIX, Prefix
 
-_PARAMS = {"completions": "prompt", "embeddings": "input", "responses": "input"}
+_LOOKS: Final = 4
+_LOOK_EVERY_S: Final = 0.5
+"""Another replica's response is known here after two exchanges, half a second each."""
+_PARAMS: Final = {"completions": "prompt", "embeddings": "input", "responses": "input"}
+
+# -- 2 classify and estimate
+
+
+def read(
+    endpoint: Endpoint, body: bytes, head: RequestHead, limit_us: float | None = None
+) -> BodyFacts:
+    """What the gateway reads of the body. Raises BadRequest with what to change.
+
+    Raises TakesLong if that may take longer than `limit_us`.
+    """
+    if limit_us is not None and is_heavy(body, form=endpoint.multipart):
+        raise TakesLong
+    types = content_types(endpoint, head)
+    return read_body(endpoint, body, content_types=types, limit_us=limit_us)
+
+
+def content_types(endpoint: Endpoint, head: RequestHead) -> list[bytes]:
+    """The headers that a form is read by; none for JSON."""
+    if not endpoint.multipart:
+        return []
+    return [value for name, value in pairs_of(head.forwarded) if name == b"content-type"]
+
+
+def find_model(models: Mapping[str, ModelRuntime], name: str) -> ModelRuntime:
+    """The model by name, alias or LoRA adapter, else by the longest pattern. Raises NotFound."""
+    served = models.get(name)
+    if served is None:  # an adapter that its engines list
+        served = next((each for each in models.values() if each.adapter(name)), None)
+    if served is None:
+        patterns = [known for known in models if "*" in known and matches(known, name)]
+        served = models[max(patterns, key=len)] if patterns else None
+    if served is None:
+        raise _no_model(f"The model '{name}'", "model")
+    return served
+
+
+def model_of(
+    models: Mapping[str, ModelRuntime],
+    splits: Mapping[str, SplitAlias],
+    facts: BodyFacts,
+    principal: Principal,
+) -> ModelRuntime:
+    """The model that a request names; of a split alias, its conversation's. Raises NotFound."""
+    split = splits.get(facts.model) if splits else None
+    if split is None:
+        return find_model(models, facts.model)
+    if (response_id := facts.previous_response_id) is not None:
+        for name in split.models:
+            if models[name].fleet.response_affinity.find(response_id) is not None:
+                return models[name]
+    open_to = [name for name in split.models if principal.opens(name)] or split.models
+    return models[split.choose(open_to, principal.tenant, conversation_key(facts.members))]
+
+
+def adapter_of(served: ModelRuntime, facts: BodyFacts) -> str:
+    """The LoRA adapter that a request is for; "" for the model itself. Raises NotFound.
+
+    As in SGLang, an adapter's name as the model goes before the field that names one.
+    """
+    adapter = served.adapter(facts.model) or served.adapter(facts.lora)
+    if facts.lora and not adapter:
+        raise _no_model(f"The LoRA adapter '{facts.lora[:256]}'", ADAPTER_FIELD)
+    return adapter
+
+
+def _no_model(what: str, param: str) -> NotFound:
+    return NotFound(
+        f"{what} does not exist. GET /v1/models lists those that do.",
+        reason="model_not_found",
+        code="model_not_found",
+        param=param,
+    )
+
+
+async def await_response_location(served: ModelRuntime, facts: BodyFacts) -> None:
+    """Wait until the response that is continued is known here, if another replica may have it."""
+    if served.fleet.response_affinity.on_remember is None:
+        return
+    for _ in range(_LOOKS):
+        if served.fleet.response_affinity.find(facts.previous_response_id) is not None:
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> BodyFacts:
+    """The facts with what a stored response brings into the prompt. Raises NotFound.
+
+    Another tenant's response is answered as an engine answers an id that it does not know, and so
+    is one of which nobody knows whose it is, unless the gateway is open.
+    """
+    location = served.fleet.response_affinity.find(facts.previous_response_id)
+    if location is None and principal is OPEN:
+        return facts
+    if location is None or location.tenant != principal.tenant:
+        raise NotFound(
+            f"Response with id '{facts.previous_response_id}' not found.",
+            reason="response_not_found",
+            code=None,
+            param="response_id",
+        )
+    measure = facts.measure
+    measure = msgspec.structs.replace(
+        measure,
+        exact_tokens=measure.exact_tokens + location.tokens,
+        longest_exact_tokens=measure.longest_exact_tokens + location.tokens,
+    )
+    return msgspec.structs.replace(facts, measure=measure)
+
+
+def estimate(
+    served: ModelRuntime,
+    endpoint: Endpoint,
+    facts: BodyFacts,
+    principal: Principal,
+    category_name: str | None = None,
+) -> LengthEstimate:
+    """L_in, cap, q_out and what follows from them.
+
+    A header may name the category to estimate by; it is learned by what the text looks like.
+    What is only counted costs nothing, and is never too long.
+    """
+    category = None if category_name is None else category_from_header(category_name)
+    default = served.routing.default_max_tokens
+    found = served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
+    if endpoint.computes:
+        return found
+    return msgspec.structs.replace(
+        found, input_tokens_lowest=0, cost_tokens=0, most_input_tokens=0, limit_tokens=0
+    )
+
+
+# -- 3 plan
+
+
+def points(
+    served: ModelRuntime,
+    endpoint: Endpoint,
+    principal: Principal,
+    facts: BodyFacts,
+    members: Members,
+) -> Points:
+    """The beginnings of a body, by its members, as engines' caches tell them apart."""
+    return points_of(
+        endpoint.name,
+        members,
+        facts.measure.text_bytes,
+        principal.tenant,
+        facts.adapter,
+        salted=served.scheduling.salted,
+    )
 
 
 def look_up(
-    scheduling: ModelScheduling,
+    served: ModelRuntime,
     endpoint: Endpoint,
     principal: Principal,
     facts: BodyFacts,
     members: Members,
     tokens: int,
-    adapter: str = "",
 ) -> Prefix:
     """The beginnings of a body of so many tokens, by its members, and where to ask for them.
 
     Nothing where no index of prefixes is kept.
     """
+    scheduling = served.scheduling
     if not scheduling.prefixes or not endpoint.generates:
         return NO_PREFIX
-    points = points_of(
-        endpoint.name,
-        members,
-        facts.measure.text_bytes,
-        principal.tenant,
-        adapter,
-        salted=scheduling.salted,
-    )
-    if not points:
+    found = points(served, endpoint, principal, facts, members)
+    if not found:
         return NO_PREFIX
-    tokens_per_byte = tokens / points[-1][0]
-    return Prefix(points, scheduling.prefixes, tokens_per_byte, scheduling.follows_prefixes)
+    tokens_per_byte = tokens / found[-1][0]
+    return Prefix(found, scheduling.prefixes, tokens_per_byte, scheduling.follows_prefixes)
 
 
 def plan(
@@ -72,24 +229,21 @@ def plan(
 
 def compression_window(
     served: ModelRuntime,
-    endpoint: Endpoint,
-    principal: Principal,
     incoming: Incoming,
+    principal: Principal,
     facts: BodyFacts,
     estimate: LengthEstimate,
     planned: Plan,
     prefix: Prefix = NO_PREFIX,
 ) -> CompressionWindow | str:
     """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
-    compression = served.compression
+    compression, endpoint = served.compression, incoming.endpoint
     if compression is None:
         return ""
-    found = compression_window_of(
-        served.routing, compression.rules, endpoint, facts, estimate, planned
-    )
+    rules, header = compression.rules, incoming.head.compress
+    found = compression_window_of(served.routing, rules, endpoint, facts, estimate, planned)
     if isinstance(found, str):
         return found
-    rules, header = compression.rules, incoming.head.compress
     if not requested(rules, header=header):
         return "not_requested" if header is None else "refused_by_client"
     if not principal.compress:
@@ -98,27 +252,17 @@ def compression_window(
         return promise
     if facts.previous_response_id is not None:
         return "cached_conversation"
-    if rules.only_when_busy and _has_room(served, planned.pool, incoming.received_s):
+    views, pool = served.fleet.telemetry, planned.pool
+    if rules.only_when_busy and has_room(
+        served.fleet.pools[pool], views[pool] if views else None, incoming.received_s
+    ):
         return "not_busy"
-    tenant = principal.tenant
-    points = prefix.points or points_of(
-        endpoint.name,
-        facts.members,
-        facts.measure.text_bytes,
-        tenant,
-        facts.adapter,
-        salted=served.scheduling.salted,
-    )
-    if compression.conversations.continues(tenant, points):
+    begins = prefix.points or points(served, endpoint, principal, facts, facts.members)
+    if compression.conversations.continues(principal.tenant, begins):
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"
     return found
-
-
-def _has_room(served: ModelRuntime, pool: int, now_s: float) -> bool:
-    views = served.fleet.telemetry
-    return has_room(served.fleet.pools[pool], views[pool] if views else None, now_s)
 
 
 def overflow_param(endpoint: Endpoint) -> str:
@@ -126,17 +270,17 @@ def overflow_param(endpoint: Endpoint) -> str:
     return _PARAMS.get(endpoint.name, "messages")
 
 
-def applied(served: ModelRuntime, estimate: LengthEstimate, planned: Plan) -> Plan:
-    """The plan that is carried out: the boundary's, or in observe mode a bare relay's."""
+def applied(served: ModelRuntime, estimate: LengthEstimate, decided: Plan) -> Plan:
+    """The plan that is carried out: the one that was decided, or in observe mode a relay's."""
     if not served.routing.observe:
-        return planned
-    shapes = served.routing.pools
+        return decided
+    shapes, pools = served.routing.pools, served.fleet.pools
     able = [i for i, s in enumerate(shapes) if can_serve(estimate, s.window_tokens)]
     able = able or [len(shapes) - 1]
-    pool = min(able, key=lambda i: (served.fleet.pools[i].inflight / _slots(served, i), -i))
+
+    def load(i: int) -> tuple[float, int]:
+        slots = max(1, sum(pools[i].present) * pools[i].slots_per_worker)
+        return pools[i].inflight / slots, -i
+
+    pool = min(able, key=load)
     return Plan(pool=pool, alternates=tuple(i for i in able if i != pool), reason="observed")
-
-
-def _slots(served: ModelRuntime, pool: int) -> int:
-    state = served.fleet.pools[pool]
-    return max(1, sum(state.present) * state.slots_per_worker)

@@ -1,13 +1,12 @@
 """What the pipeline knows of one request: how far it got, its lease, its attempts, how it ended.
 
-The pipeline writes a request's `RequestProgress` and nobody else does. Once the request is
-admitted, the dispatcher gets what it needs as a record, `Admitted`, and keeps `Attempts` of its
-own.
+The pipeline and settlement write a request's `RequestProgress`; once the request is admitted, the
+dispatcher keeps its `Attempts`, and nobody else writes those.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +25,15 @@ from gateway.routing.suspects import Harm
 from gateway.scheduling.prefix_cache_estimate import ExpectedHit
 from gateway.scheduling.prefix_digests import Points
 from gateway.scheduling.scheduler import Job, Prefix, Scheduler
+
+_T = TypeVar("_T")
+
+
+def require(value: _T | None) -> _T:
+    """What must be there by now."""
+    if value is None:
+        raise RuntimeError("a stage ran before the one it stands on")
+    return value
 
 
 class RequestLease:
@@ -50,19 +58,10 @@ class RequestLease:
         self.reserved_tokens = taken.cost_tokens
         """Extensions included."""
 
-    async def transfer(self, pool: int) -> None:
-        """Take it along to another pool."""
+    async def transfer(self, pool: int, *, force: bool = True) -> None:
+        """Take it along to another pool; without `force` only if it may enter. Raises Refusal."""
+        self.current = await self._store.transfer(self.current, pool, force=force)
         self._note("transfer", pool)
-        self.current = await self._store.transfer(self.current, pool)
-
-    def adjusted(self, lease: Lease) -> None:
-        """Take over what stage 6 made of it."""
-        if lease.pool != self.current.pool:
-            self._note("transfer", lease.pool)
-        else:
-            self._note("resize", lease.cost_tokens)
-            self.reserved_tokens = lease.cost_tokens
-        self.current = lease
 
     def resize(self, cost_tokens: int, kv_bytes: int) -> None:
         """Have it reserve what another prompt takes."""
@@ -89,18 +88,6 @@ class Sending(NamedTuple):
     plan: Plan
     prefix: Prefix
     """Who holds which beginning of the prompt."""
-
-
-class Admitted(NamedTuple):
-    """A request that holds a lease, as the dispatcher gets it."""
-
-    principal: Principal
-    facts: BodyFacts
-    served: ModelRuntime
-    lease: RequestLease
-    whole: LengthEstimate
-    """Of the client's own prompt, where a compressed one is sent."""
-    sending: Sending
 
 
 class PrefixEntry:
@@ -151,19 +138,22 @@ class PrefixEntry:
 
 
 class Attempts:
-    """The dispatcher's account of one request, which settlement reads; nobody else writes it."""
+    """A request that holds a lease, and the dispatcher's account of it, which settlement reads."""
 
     __slots__ = (
-        "admitted",
         "assumed_turn",
         "binding",
         "blamed",
         "done",
         "entry",
+        "facts",
         "guilty",
+        "incoming",
         "job",
+        "lease",
         "moved",
         "over",
+        "principal",
         "queue_s",
         "relay",
         "rescued",
@@ -171,20 +161,38 @@ class Attempts:
         "sender",
         "sending",
         "sent_s",
+        "served",
         "slot_nano",
         "timer",
         "told",
+        "whole",
     )
 
-    def __init__(self, admitted: Admitted, timer: StageTimer = UNTIMED) -> None:
+    def __init__(
+        self,
+        incoming: Incoming,
+        principal: Principal,
+        facts: BodyFacts,
+        served: ModelRuntime,
+        lease: RequestLease,
+        whole: LengthEstimate,
+        sending: Sending,
+        timer: StageTimer = UNTIMED,
+    ) -> None:
+        """`whole`: of the client's own prompt, where a compressed one is sent."""
+        self.incoming = incoming
+        self.principal = principal
+        self.facts = facts
+        self.served = served
+        self.lease = lease
+        self.whole = whole
+        self.sending = sending
+        """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
         self.timer = timer
         self.over: Callable[[Outcome], Awaitable[None]] | None = None
         """Settles the request; awaited before its client sees the end."""
-        self.admitted = admitted
-        self.sending = admitted.sending
-        """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
-        points = admitted.sending.prefix.points
-        self.entry = PrefixEntry(admitted.served.scheduling, points) if points else None
+        points = sending.prefix.points
+        self.entry = PrefixEntry(served.scheduling, points) if points else None
         self.binding: Binding | None = None
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""
@@ -219,18 +227,6 @@ class Attempts:
         return any(attempt.result not in ("local", "connect") for attempt in self.done)
 
 
-class Released(NamedTuple):
-    """How a request was settled."""
-
-    usage: Usage | None
-    """Of its outcome, if it can be true."""
-    charged: Usage | None
-    """What its lease was charged; None for a full refund."""
-    cost_nano: int | None
-    """Of that; None where its model has no prices, too."""
-    ended_unix_s: float
-
-
 class RequestProgress:
     """How far a request got: a field is None until its stage is done, and then set once.
 
@@ -238,22 +234,13 @@ class RequestProgress:
     """
 
     __slots__ = (
-        "attempts",
-        "compress_s",
-        "estimate",
-        "facts",
-        "key",
-        "lease",
-        "plan",
-        "planned",
-        "principal",
-        "released",
-        "sending",
-        "served",
-        "timer",
+        *("attempts", "charged", "compress_s", "cost_nano", "ended_s", "estimate", "evicted"),
+        *("facts", "incoming", "key", "lease", "outcome", "plan", "planned", "principal"),
+        *("sending", "served", "settled_unix_s", "timer", "told", "usage"),
     )
 
-    def __init__(self, timer: StageTimer = UNTIMED) -> None:
+    def __init__(self, incoming: Incoming, timer: StageTimer = UNTIMED) -> None:
+        self.incoming = incoming
         self.timer = timer
         self.key: Principal | None = None
         """The key's principal, before an entitlement was chosen."""
@@ -271,45 +258,61 @@ class RequestProgress:
         self.sending: Sending | None = None
         """What is to be sent, compressed or not."""
         self.attempts: Attempts | None = None
-        self.released: Released | None = None
-        """Once it is settled, a moment before its client sees the end."""
+        # How it ended.
+        self.outcome = _UNKNOWN
+        self.told: Told | None = None
+        """By a refusal."""
+        self.evicted = False
+        self.ended_s = 0.0
+        """When its client had all, by the clock of durations."""
+        # How it was settled, a moment before its client sees the end.
+        self.settled_unix_s: float | None = None
+        self.usage: Usage | None = None
+        """Of its outcome, if it can be true."""
+        self.charged: Usage | None = None
+        """What its lease was charged; None for a full refund."""
+        self.cost_nano: int | None = None
+        """Of that; None where its model has no prices, too."""
+
+    @property
+    def sent(self) -> Sending | None:
+        """What was sent last, or was to be."""
+        return self.sending if self.attempts is None else self.attempts.sending
+
+    @property
+    def sent_estimate(self) -> LengthEstimate | None:
+        """Of that, or of the client's own prompt where it did not get so far."""
+        sending = self.sent
+        return self.estimate if sending is None else sending.estimate
 
 
-class RequestEnding(NamedTuple):
-    """How a request ended."""
-
-    outcome: Outcome
-    told: Told | None = None
-    """By a refusal."""
-    evicted: bool = False
+_UNKNOWN: Final = Outcome(label="internal_error", status=500)
 
 
-def known_lines(incoming: Incoming, progress: RequestProgress) -> Lines:
+def known_lines(progress: RequestProgress) -> Lines:
     """The headers of an answer that tell how far its request got."""
     if progress.attempts is not None:
-        return answer_lines(incoming, progress.attempts)
-    sending, lease = progress.sending, progress.lease
+        return answer_lines(progress.attempts)
     return response_lines(
-        incoming.request_id,
+        progress.incoming.request_id,
         progress.served,
-        progress.estimate if sending is None else sending.estimate,
-        None if lease is None else lease.current,
+        progress.sent_estimate,
+        None if progress.lease is None else progress.lease.current,
         asked_model=None if progress.facts is None else progress.facts.model,
     )
 
 
-def answer_lines(incoming: Incoming, attempts: Attempts) -> Lines:
+def answer_lines(attempts: Attempts) -> Lines:
     """The same for an admitted request."""
-    sending, admitted = attempts.sending, attempts.admitted
     return response_lines(
-        incoming.request_id,
-        admitted.served,
-        sending.estimate,
-        admitted.lease.current,
+        attempts.incoming.request_id,
+        attempts.served,
+        attempts.sending.estimate,
+        attempts.lease.current,
         attempts.binding,
-        sending.prompt,
+        attempts.sending.prompt,
         attempts.queue_s,
-        admitted.facts.model,
+        attempts.facts.model,
     )
 
 

@@ -6,32 +6,64 @@ have ended that do so in this turn of the event loop: nobody waits for it, and d
 the other it finds its code and data in the processor's caches. Where requests end one at a time
 nothing waits. Of those of one kind that end in one turn, one teaches the estimator: so many a
 second tell it nothing more.
+
+Only what the engine itself reported teaches the ratio; what the gateway counted is charged, and
+teaches at most the length of an answer. An answer that was cut (client left, stream broke, limit
+reached) is a lower bound of its length, never an observation of it.
+
+The decision record holds no prompt text, keys or header values, but for the prompt itself where
+the configuration asks for it. A stage that the request did not reach has its section's empty
+instance. The counters take a finished request's figures from its record.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, get_args
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
-from gateway.admission.leases import believed, beyond_window
+from gateway.admission.leases import believed, beyond_window, charge_tokens
+from gateway.admission.terms import DenialReason
 from gateway.fleet.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.metrics import Metrics
-from gateway.pipeline import decision_record
-from gateway.pipeline import settle as stage_settle
-from gateway.pipeline.dispatcher import require
-from gateway.pipeline.request_progress import Released, RequestEnding, RequestProgress, Sending
-from gateway.ports import LeaseStore, RecordSink
+from gateway.pipeline.plan import points
+from gateway.pipeline.request_progress import RequestProgress, Sending
+from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Outcome, Usage
-from gateway.records.decision import AdmissionSection, DecisionRecord
-from gateway.records.estimate import LengthEstimate
+from gateway.records.decision import (
+    DECISION_SCHEMA,
+    NO_COMPRESSION,
+    NO_ESTIMATE,
+    NO_PLAN,
+    NO_SCHEDULING,
+    NO_USAGE,
+    AdmissionSection,
+    CompressionSection,
+    DecisionRecord,
+    EstimateSection,
+    PlanSection,
+    RequestSection,
+    SchedulingSection,
+    TimingSection,
+    UsageSection,
+)
+from gateway.records.entitlement import key_name, slo_result
+from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
-from gateway.records.request import Incoming
+from gateway.records.usage import cost_nano
+from gateway.routing.routing import can_serve
+from gateway.scheduling.prefix_digests import seed
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""
+DIGESTED_BYTES: Final = 65_536
+"""End of a body that its digest covers; a conversation's turns differ there."""
+_CUT: Final = frozenset({"length", "max_tokens", "incomplete"})
+_UNTAUGHT: Final = frozenset({"refused", "fell_back", "error", "evicted"})
+_DENIALS: Final = frozenset(get_args(DenialReason))
 
 _log = logging.getLogger("sluice.settling")
 
@@ -58,7 +90,7 @@ class Settler:
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
-        self._ended: list[_Settled] = []
+        self._ended: list[RequestProgress] = []
         """Settled, and not noted yet; in order."""
         self._newest_s = -inf
         """When the last one was settled."""
@@ -66,61 +98,51 @@ class Settler:
         """Models of which it was told that an engine refuses priorities."""
 
     def release(
-        self,
-        incoming: Incoming,
-        progress: RequestProgress,
-        outcome: Outcome,
-        *,
-        heard: bool = False,
+        self, progress: RequestProgress, outcome: Outcome, *, heard: bool = False
     ) -> Awaitable[None] | None:
         """Settle the lease, if there is one, once; see LeaseStore for `heard` and the result."""
-        if progress.released is not None:
+        if progress.settled_unix_s is not None:
             return None
         progress.timer.begin()
-        served, attempts = progress.served, progress.attempts
-        lease = None if progress.lease is None else progress.lease.current
-        sending = progress.sending if attempts is None else attempts.sending
-        estimate = progress.estimate if sending is None else sending.estimate
-        if outcome.usage is not None and lease is not None and estimate and served is not None:
-            outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
-        relay = None if attempts is None else attempts.relay
-        if served is not None and relay is not None and relay.priority_refused:
-            self._note_priority(served)
-        now_unix_s = self._wall_clock()
-        charged, cost_nano, arrival = None, None, None
-        if lease is not None and estimate is not None:
-            charged, cost_nano, arrival = stage_settle.settle(
-                self._store,
-                lease,
-                outcome,
-                estimate,
-                served,
-                dispatched=attempts is not None and attempts.sent,
-                computes=incoming.endpoint.computes,
-                unix_s=now_unix_s,
-                slot_nano=0.0 if attempts is None else attempts.slot_nano,
-                heard=heard,
+        served, attempts, estimate = progress.served, progress.attempts, progress.sent_estimate
+        if attempts is not None and attempts.relay is not None and attempts.relay.priority_refused:
+            self._note_priority(attempts.served)
+        progress.settled_unix_s = unix_s = self._wall_clock()
+        progress.usage = outcome.usage
+        arrival = None
+        if progress.lease is not None and estimate is not None and served is not None:
+            lease = progress.lease.current
+            if outcome.usage is not None:
+                outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
+                progress.usage = outcome.usage
+            dispatched = attempts is not None and attempts.sent
+            if dispatched and progress.incoming.endpoint.computes:
+                progress.charged = charged = charged_of(outcome, estimate)
+                if charged is not None:
+                    slot_nano = 0.0 if attempts is None else attempts.slot_nano
+                    progress.cost_nano = cost_of(served, charged, slot_nano)
+            settlement = Settlement(
+                usage=progress.charged,
+                dispatched=dispatched and outcome.label != "fell_back",
+                unix_s=unix_s,
+                money=money_of(lease, progress.cost_nano),
             )
-        progress.released = Released(outcome.usage, charged, cost_nano, now_unix_s)
+            arrival = self._store.settle(lease, settlement, heard=heard)
         progress.timer.end("settle")
         return arrival
 
-    def settle(self, incoming: Incoming, progress: RequestProgress, ending: RequestEnding) -> None:
+    def settle(self, progress: RequestProgress) -> None:
         """Settle what is not settled yet, and note it. Raises nothing that a client could cause."""
-        self.release(incoming, progress, ending.outcome)
-        released, attempts = require(progress.released), progress.attempts
-        sending = progress.sending if attempts is None else attempts.sending
-        estimate = progress.estimate if sending is None else sending.estimate
-        outcome = msgspec.structs.replace(ending.outcome, usage=released.usage)
-        now_s = self._clock()
-        settled = _Settled(incoming, progress, ending, sending, estimate, outcome, released, now_s)
+        self.release(progress, progress.outcome)
+        progress.outcome = msgspec.structs.replace(progress.outcome, usage=progress.usage)
+        progress.ended_s = now_s = self._clock()
         if self._ended:
-            self._ended.append(settled)
+            self._ended.append(progress)
         elif now_s - self._newest_s < TOGETHER_S:
-            self._ended.append(settled)
+            self._ended.append(progress)
             asyncio.get_running_loop().call_soon(self._note_all)
         else:
-            self._note(settled, set())
+            self._note(progress, set())
         self._newest_s = now_s
 
     def _believed(
@@ -132,29 +154,24 @@ class Settler:
         lease: Lease,
     ) -> Outcome:
         """The outcome with usage that can be true; a window that is configured wrong is told."""
-        pool = served.routing.pools[lease.pool]
+        pool, state = served.routing.pools[lease.pool], served.fleet.pools[lease.pool]
         usage = believed(reported, estimate, pool.window_tokens)
         if usage is not reported:
             self._metrics.usage_rejected.add(pool.name)
             return msgspec.structs.replace(outcome, usage=usage)
         if beyond_window(usage, estimate.sequences, pool.window_tokens):
-            self._note_window(served, lease.pool, usage)
+            used = usage.prompt_tokens + usage.completion_tokens
+            if not state.beyond_window_tokens:
+                _log.warning(
+                    "model %s, pool %s: an engine served %d tokens, more than max_model_len (%d) "
+                    "in the configuration; set max_model_len to the engine's own",
+                    served.name,
+                    pool.name,
+                    used,
+                    pool.window_tokens,
+                )
+            state.beyond_window_tokens = max(state.beyond_window_tokens, used)
         return outcome
-
-    def _note_window(self, served: ModelRuntime, index: int, usage: Usage) -> None:
-        """Keep the largest window seen beyond the configured one; the first is logged."""
-        pool, state = served.routing.pools[index], served.fleet.pools[index]
-        used = usage.prompt_tokens + usage.completion_tokens
-        if not state.beyond_window_tokens:
-            _log.warning(
-                "model %s, pool %s: an engine served %d tokens, more than max_model_len (%d) in "
-                "the configuration; set max_model_len to the engine's own",
-                served.name,
-                pool.name,
-                used,
-                pool.window_tokens,
-            )
-        state.beyond_window_tokens = max(state.beyond_window_tokens, used)
 
     def _note_priority(self, served: ModelRuntime) -> None:
         """Tell once that a model's engines refuse the priorities they are sent."""
@@ -171,125 +188,408 @@ class Settler:
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []
         taught: set[Lesson] = set()
-        for settled in ended:
+        for progress in ended:
             try:
-                self._note(settled, taught)
+                self._note(progress, taught)
             except Exception:  # noqa: BLE001 - a bug must not take the others' records along
-                request_id = settled.incoming.request_id
+                request_id = progress.incoming.request_id
                 _log.exception("request %s was settled, not recorded", request_id)
 
-    def _note(self, settled: "_Settled", taught: set[Lesson]) -> None:
+    def _note(self, progress: RequestProgress, taught: set[Lesson]) -> None:
         """Learn from a settled request, count and record it."""
-        progress = settled.progress
         progress.timer.begin()
         if progress.lease is not None:
-            _learn(settled, taught)
-        record = _record(settled, prompts=self._log_prompts)
+            learn(progress, taught)
+        record = record_of(progress, prompts=self._log_prompts)
         lease = None if progress.lease is None else progress.lease.current
-        stage_settle.count(self._metrics, record, settled.estimate, progress.served, lease)
+        count(self._metrics, record, progress.sent_estimate, progress.served, lease)
         principal = progress.principal
         if principal is not None and principal.slo_ms:
-            stage_settle.count_slo(self._metrics, record, principal, admitted=lease is not None)
+            met = slo_result(record, principal.slo_ms, admitted=lease is not None)
+            if met is not None:
+                self._metrics.slo_requests.add(principal.entitlement, met)
         self._records.append(record)
         progress.timer.end("record")
 
 
-class _Settled(NamedTuple):
-    """A request whose lease is settled, until it is recorded."""
-
-    incoming: Incoming
-    progress: RequestProgress
-    ending: RequestEnding
-    sending: Sending | None
-    """What was sent last, or was to be."""
-    estimate: LengthEstimate | None
-    """Of that, or of the client's own prompt where it did not get so far."""
-    outcome: Outcome
-    """With usage that can be true."""
-    released: Released
-    ended_s: float
-    """When its client had all, by the clock of durations."""
+# -- what is charged
 
 
-def _record(settled: _Settled, *, prompts: bool) -> DecisionRecord:
-    """The request's line in the log."""
-    incoming, progress, outcome = settled.incoming, settled.progress, settled.outcome
-    sending, attempts = settled.sending, progress.attempts
-    binding = None if attempts is None else attempts.binding
-    relay = None if attempts is None else attempts.relay
-    return decision_record.decision_record(
-        incoming=incoming,
-        principal=progress.principal,
-        facts=progress.facts,
-        served=progress.served,
-        outcome=outcome,
-        told=settled.ending.told,
-        binding=binding,
-        rescued=attempts is not None and attempts.rescued,
-        estimate=decision_record.estimate_section(settled.estimate),
-        plan=decision_record.plan_section(
-            served=progress.served,
-            planned=progress.planned,
-            plan=progress.plan if sending is None else sending.plan,
-        ),
-        admission=_admission(settled),
-        compression=decision_record.compression_section(
-            progress.served, None if sending is None else sending.prompt
-        ),
-        scheduling=decision_record.scheduling_section(
-            served=progress.served,
-            binding=binding,
-            job=None if attempts is None else attempts.job,
-            first_s=None if relay is None else relay.first_s,
-        ),
-        attempts=() if attempts is None else tuple(attempts.done),
-        usage=decision_record.usage_section(settled.released.charged, settled.released.cost_nano),
-        timing=decision_record.timing_section(
-            outcome=outcome,
-            received_s=incoming.received_s,
-            sent_s=None if attempts is None else attempts.sent_s,
-            ended_s=settled.ended_s,
-            queue_s=0.0 if attempts is None else attempts.queue_s,
-            compress_s=progress.compress_s,
-        ),
-        prompts=prompts,
+def charged_of(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
+    """What the request used: the engine's report, else prompt as estimated + tokens emitted.
+
+    `outcome.usage` is what is believed (`gateway.admission.leases`). None, a full refund,
+    when the client got an error instead of an answer.
+    """
+    usage = outcome.usage
+    if usage is not None and usage.source == "engine":
+        return usage
+    if usage is None and outcome.label != "disconnected" and not outcome.completed:
+        return None
+    completion = 0 if usage is None else usage.completion_tokens
+    if estimate.cap_tokens is not None:
+        completion = min(completion, estimate.cap_tokens * estimate.sequences)
+    return Usage(
+        prompt_tokens=estimate.input_tokens_total, completion_tokens=completion, source="counted"
     )
 
 
-def _admission(settled: _Settled) -> AdmissionSection:
-    progress, lease_id = settled.progress, settled.incoming.lease_id
-    lease, served = progress.lease, progress.served
-    if lease is None or served is None:
-        return AdmissionSection(lease_id=lease_id)
-    return decision_record.admission_section(
-        lease_id=lease_id,
-        lease=lease.current,
-        asked=lease.asked,
-        taken=lease.taken,
-        principal=progress.principal,
-        served=served,
-        charged=settled.released.charged,
-        lease_changes=tuple(lease.changes),
-        evicted=settled.ending.evicted,
-        settled_unix_s=settled.released.ended_unix_s,
-    )
+def cost_of(served: ModelRuntime, usage: Usage, slot_nano: float = 0.0) -> int | None:
+    """The cost of a charged request, in nano-units; None where its model has no prices.
+
+    `slot_nano` is what its time at workers costs, where they have a price by the hour.
+    """
+    if served.price is not None:
+        return cost_nano(
+            served.price, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        )
+    return int(slot_nano + 0.5) if served.by_hour else None
 
 
-def _learn(settled: _Settled, taught: set[Lesson]) -> None:
+def money_of(lease: Lease, cost: int | None) -> int:
+    """What budgets in money count of a request, in nano-units; 0 where it has none."""
+    if not cost or not any(limit.unit == "money" for limit in lease.asked):
+        return 0
+    return cost
+
+
+# -- what is learned
+
+
+def learn(progress: RequestProgress, taught: set[Lesson]) -> None:
     """Teach what was sent; nothing where no prompt was ready to be."""
-    progress, outcome, endpoint = settled.progress, settled.outcome, settled.incoming.endpoint
     facts, principal, served = progress.facts, progress.principal, progress.served
-    sending, attempts = settled.sending, progress.attempts
+    sending, attempts, outcome = progress.sent, progress.attempts, progress.outcome
     if facts is None or principal is None or served is None or sending is None:
         return
+    endpoint, usage = progress.incoming.endpoint, outcome.usage
+    reported = usage if usage is not None and usage.source == "engine" else None
     lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
-    prompt = sending.prompt
-    if lesson not in taught:
+    told = outcome.completed or usage is not None
+    if told and outcome.label not in _UNTAUGHT and lesson not in taught:
         taught.add(lesson)
-        stage_settle.learn(
-            served.estimator, endpoint, principal, facts, sending.estimate, prompt, outcome
+        served.estimator.learn(
+            Observation(
+                endpoint=endpoint.name,
+                tenant=principal.tenant,
+                measure=facts.measure,
+                prompt_tokens=None if reported is None else reported.prompt_tokens,
+                completion_tokens=None if usage is None else usage.completion_tokens,
+                sequences=sending.estimate.sequences,
+                output_censored=not outcome.completed or outcome.finish_reason in _CUT,
+                learn_ratio=sending.prompt.compressed == "none",
+            )
         )
-    entry = None if attempts is None else attempts.entry
-    if attempts is not None and entry is not None and entry.expected and attempts.binding:
-        stage_settle.note_cached(served.scheduling, attempts.binding, entry.expected, outcome)
-    stage_settle.remember(served, endpoint, principal, facts, sending.prefix, prompt, outcome)
+    if not outcome.completed:
+        return
+    # What the worker was expected to hold of the prompt, against what it says it held.
+    entry, binding = (None, None) if attempts is None else (attempts.entry, attempts.binding)
+    if entry is not None and entry.expected and binding is not None and reported is not None:
+        scheduling, place = served.scheduling, (binding.pool, binding.worker)
+        if reported.cached_reported:
+            scheduling.reports_cached.add(place)
+        index = scheduling.prefixes[binding.pool]
+        if index is not None and place in scheduling.reports_cached:
+            index.correct(binding.worker, entry.expected, reported.cached_tokens)
+    # A conversation that an engine holds as it came: its next turn is not compressed.
+    if served.compression is not None and sending.prompt.only_pool is None:
+        begins = sending.prefix.points or points(served, endpoint, principal, facts, facts.members)
+        served.compression.conversations.remember(principal.tenant, begins)
+
+
+# -- the decision record
+
+
+def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
+    """The request's line in the log; `prompts` where it shall hold the request's body."""
+    incoming, facts, served = progress.incoming, progress.facts, progress.served
+    principal, outcome, told = progress.principal, progress.outcome, progress.told
+    attempts, sending, charged = progress.attempts, progress.sent, progress.charged
+    binding = None if attempts is None else attempts.binding
+    pool = None if served is None or binding is None else served.fleet.pools[binding.pool]
+    return DecisionRecord(
+        schema=DECISION_SCHEMA,
+        time_unix_s=incoming.received_unix_s,
+        request_id=incoming.request_id,
+        endpoint=incoming.endpoint.name,
+        outcome=outcome.label,
+        status=outcome.status,
+        model=None if served is None else served.name,
+        asked_model=None if facts is None else facts.model,
+        tenant=None if principal is None else principal.tenant,
+        entitlement=None if principal is None else principal.entitlement or None,
+        key=None if principal is None else key_name(principal, incoming.head.key_digest),
+        stream=facts is not None and facts.stream,
+        reason=None if told is None else told.reason,
+        retry_after_s=None if told is None else told.retry_after_s,
+        figures="" if told is None else told.figures,
+        mode="observe" if served is not None and served.routing.observe else "enforce",
+        pool=None if pool is None else pool.name,
+        worker=None if pool is None or binding is None else pool.workers[binding.worker],
+        rescued=attempts is not None and attempts.rescued,
+        finish_reason=outcome.finish_reason,
+        request=_request(progress),
+        estimate=_estimate(progress.sent_estimate),
+        plan=NO_PLAN if served is None else _plan(progress, served),
+        admission=_admission(progress),
+        compression=NO_COMPRESSION if sending is None else _compression(sending, served),
+        scheduling=_scheduling(progress),
+        attempts=() if attempts is None else tuple(attempts.done),
+        usage=NO_USAGE if charged is None else usage_section(charged, progress.cost_nano),
+        timing=_timing(progress),
+        trace=incoming.trace,
+        prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
+    )
+
+
+def _request(progress: RequestProgress) -> RequestSection:
+    body, facts = progress.incoming.body, progress.facts
+    tail = body if len(body) <= DIGESTED_BYTES else body[-DIGESTED_BYTES:]
+    digest = xxh3_64_intdigest(tail, seed()) & 0xFFFF_FFFF
+    if facts is None:
+        return RequestSection(body_bytes=len(body), body_digest=digest)
+    return RequestSection(
+        body_bytes=len(body),
+        body_digest=digest,
+        text_bytes=facts.measure.text_bytes,
+        messages=facts.measure.messages,
+        media_parts=facts.measure.media_parts,
+        rag=facts.measure.rag,
+    )
+
+
+def _estimate(estimate: LengthEstimate | None) -> EstimateSection:
+    if estimate is None:
+        return NO_ESTIMATE
+    return EstimateSection(
+        category=estimate.category,
+        bytes_per_token=estimate.ratio,
+        bytes_per_token_conservative=estimate.ratio_conservative,
+        input_tokens=estimate.input_tokens_total,
+        output_tokens=estimate.output_tokens,
+        total_tokens=estimate.fit_tokens,
+        cap_tokens=estimate.cap_tokens,
+        sequences=estimate.sequences,
+    )
+
+
+def _plan(progress: RequestProgress, served: ModelRuntime) -> PlanSection:
+    planned, sending = progress.planned, progress.sent
+    if planned is None:
+        return NO_PLAN
+    plan = progress.plan if sending is None else sending.plan
+    name = served.fleet.pools[planned.pool].name
+    moved = served.routing.observe and plan is not None and plan.pool != planned.pool
+    return PlanSection(
+        pool=name,
+        reason=plan.reason if plan is not None and plan.compress else planned.reason,
+        would_route=name if moved else None,
+    )
+
+
+def _admission(progress: RequestProgress) -> AdmissionSection:
+    lease_id, held, served = progress.incoming.lease_id, progress.lease, progress.served
+    if held is None or served is None:
+        return AdmissionSection(lease_id=lease_id)
+    lease, taken, asked, charged = held.current, held.taken, held.asked, progress.charged
+    charge = None
+    if charged is not None:
+        charge = charge_tokens(
+            served.admission.profile,
+            charged.prompt_tokens,
+            charged.completion_tokens,
+            charged.cached_tokens,
+        )
+    if lease.limits is None:
+        return AdmissionSection(
+            lease_id=lease_id,
+            spilled=lease.spilled,
+            contended=lease.contended,
+            would_deny=lease.would_deny or None,
+            evicted=progress.evicted,
+            charge_tokens=charge,
+        )
+    return AdmissionSection(
+        lease_id=lease_id,
+        service_class=None if progress.principal is None else progress.principal.service_class,
+        asked_pool=served.fleet.pools[asked.pool].name,
+        alternates=tuple([served.fleet.pools[pool].name for pool in asked.alternates]),
+        spilled=lease.spilled,
+        admitted_unix_s=lease.issued_unix_s,
+        settled_unix_s=progress.settled_unix_s,
+        reserved_tokens=taken.cost_tokens,
+        reserved_kv_bytes=taken.kv_bytes,
+        priority=lease.weight,
+        contended=lease.contended,
+        would_deny=lease.would_deny or None,
+        evicted=progress.evicted,
+        lease_changes=tuple(held.changes),
+        charge_tokens=charge,
+    )
+
+
+def _compression(sending: Sending, served: ModelRuntime | None) -> CompressionSection:
+    prompt = sending.prompt
+    if prompt.only_pool is None and not prompt.not_compressed:
+        return NO_COMPRESSION
+    compression = None if served is None else served.compression
+    return CompressionSection(
+        compressed=prompt.compressed,
+        not_compressed=prompt.not_compressed or None,
+        kept_share=None if prompt.only_pool is None else prompt.kept_share,
+        when=None if compression is None else compression.rules.when,
+    )
+
+
+def _scheduling(progress: RequestProgress) -> SchedulingSection:
+    attempts = progress.attempts
+    binding = None if attempts is None else attempts.binding
+    if attempts is None or binding is None:
+        return NO_SCHEDULING
+    job, relay = attempts.job, attempts.relay
+    if job is None:  # a last resort, out of the rotation
+        return SchedulingSection(score=binding.score, candidates=binding.candidates)
+    first_s = None if relay is None or not job.stream else relay.first_s
+    workers = attempts.served.fleet.pools[binding.pool].workers
+    return SchedulingSection(
+        score=binding.score,
+        candidates=binding.candidates,
+        expected_hit_tokens=job.hit_tokens,
+        backlog_tokens=job.backlog_tokens,
+        worker_active=job.active,
+        worker_kv_usage=job.kv_usage,
+        predicted_prefill_s=job.expected_s or job.mean_s or None,
+        predicted_prefill_q_s=job.quantile_s or None,
+        prefill_s=None if first_s is None else first_s - job.sent_s,
+        would_bind=None if job.would_bind < 0 else workers[job.would_bind],
+        would_prefill_s=job.would_s or None,
+    )
+
+
+def usage_section(charged: Usage, cost: int | None = None) -> UsageSection:
+    """What is metered and its cost in nano-units."""
+    return UsageSection(
+        prompt_tokens=charged.prompt_tokens,
+        completion_tokens=charged.completion_tokens,
+        cached_tokens=charged.cached_tokens,
+        source=charged.source,
+        cost_nano=cost,
+    )
+
+
+def _timing(progress: RequestProgress) -> TimingSection:
+    received_s, outcome, attempts = (
+        progress.incoming.received_s,
+        progress.outcome,
+        progress.attempts,
+    )
+    sent_s = None if attempts is None else attempts.sent_s
+    queue_s = 0.0 if attempts is None else attempts.queue_s
+    compress_s = progress.compress_s
+    return TimingSection(
+        queue_ms=queue_s * 1000,
+        overhead_ms=None if sent_s is None else (sent_s - received_s - queue_s) * 1000,
+        compress_ms=None if compress_s is None else compress_s * 1000,
+        ttft_s=outcome.ttft_s,
+        tpot_s=outcome.tpot_s,
+        duration_s=progress.ended_s - received_s,
+    )
+
+
+# -- what is counted
+
+
+def count(
+    metrics: Metrics,
+    record: DecisionRecord,
+    estimate: LengthEstimate | None,
+    served: ModelRuntime | None,
+    lease: Lease | None,
+) -> None:
+    """Count one finished request."""
+    model, pool = record.model or "", record.pool or ""
+    metrics.requests.add(model, pool, record.outcome)
+    if served is not None and served.watch is not None:
+        served.watch.settled(record, served.routing)
+    _count_admission(metrics, record, lease)
+    _count_times(metrics, record)
+    compression = record.compression
+    result = compression.not_compressed
+    if compression.kept_share is not None:
+        result = "compressed"
+        metrics.kept_share.observe(compression.kept_share)
+    if result is not None:
+        metrics.compressions.add(model, result)
+        if served is not None and served.compression is not None:
+            served.compression.settled(compression)
+    if record.usage.cost_nano is not None:
+        metrics.cost.add(model, record.tenant or "", by=record.usage.cost_nano)
+    if record.usage.prompt_tokens is not None and estimate is not None and served is not None:
+        _count_tokens(metrics, record, estimate, served)
+
+
+def _count_admission(metrics: Metrics, record: DecisionRecord, lease: Lease | None) -> None:
+    if lease is not None:
+        metrics.admission.add(lease.entitlement, "admitted", "")
+        if lease.would_deny:
+            metrics.admission.add(lease.entitlement, "would_deny", lease.would_deny)
+            metrics.would.add("deny")
+    elif record.reason is not None and record.reason in _DENIALS:
+        metrics.admission.add(record.entitlement or "", "denied", record.reason)
+    if record.admission.evicted:
+        metrics.evictions.add(record.model or "", record.pool or "")
+    if record.admission.spilled:
+        metrics.spillovers.add(record.model or "", record.pool or "")
+    if record.plan.would_route is not None:
+        metrics.would.add("route")
+    if record.plan.reason == "would_refuse":
+        metrics.would.add("deny")
+    if record.compression.not_compressed == "observed":
+        metrics.would.add("compress")
+
+
+def _count_times(metrics: Metrics, record: DecisionRecord) -> None:
+    timing, model, pool = record.timing, record.model or "", record.pool or ""
+    if timing.overhead_ms is not None:
+        metrics.overhead.observe(timing.overhead_ms / 1000, "to_dispatch")
+    if timing.queue_ms:
+        metrics.queue.observe(timing.queue_ms / 1000, model, pool)
+    if timing.ttft_s is not None:
+        metrics.ttft.observe(timing.ttft_s, model, pool)
+        if record.stream and record.entitlement is not None:
+            metrics.tenant_ttft.observe(timing.ttft_s, model, record.entitlement)
+    if timing.tpot_s is not None:
+        metrics.tpot.observe(timing.tpot_s, model, pool)
+    if timing.compress_ms is not None:
+        metrics.overhead.observe(timing.compress_ms / 1000, "compress")
+
+
+def _count_tokens(
+    metrics: Metrics, record: DecisionRecord, estimate: LengthEstimate, served: ModelRuntime
+) -> None:
+    usage, model, entitlement = record.usage, record.model or "", record.entitlement or ""
+    prompt_tokens = usage.prompt_tokens or 0
+    metrics.tokens.add(model, entitlement, "input", by=prompt_tokens)
+    metrics.tokens.add(model, entitlement, "output", by=usage.completion_tokens or 0)
+    metrics.tokens.add(model, entitlement, "cached_input", by=usage.cached_tokens or 0)
+    # A compressed prompt says nothing of how well prompts are estimated.
+    if usage.source == "engine" and prompt_tokens and record.compression.kept_share is None:
+        metrics.estimate_error.observe(
+            estimate.input_tokens_total / prompt_tokens, estimate.category
+        )
+        if _fitted_first(record, estimate, served):
+            metrics.misroutes.add("long_fitted_short")
+
+
+def _fitted_first(record: DecisionRecord, estimate: LengthEstimate, served: ModelRuntime) -> bool:
+    """Whether it was sent past the first pool though the true lengths would have fitted that."""
+    shape, usage = served.routing.pools[0], record.usage
+    if record.plan.pool in (None, shape.name) or shape.boundary_tokens is None:
+        return False
+    true_total = (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
+    exact = msgspec.structs.replace(estimate, input_tokens=usage.prompt_tokens or 0)
+    return (
+        estimate.sequences == 1
+        and true_total <= shape.boundary_tokens
+        and can_serve(exact, shape.window_tokens)
+    )

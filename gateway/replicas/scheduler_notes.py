@@ -91,7 +91,7 @@ class SchedulerNotes:
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in tuple(self._models):
-            for scheduler in filter(None, served.scheduling.schedulers):
+            for scheduler in served.scheduling.schedulers:
                 scheduler.replicas = self._count(served)
         for share in self._shares():
             received = self._count(share.served) > 1

@@ -128,7 +128,7 @@ class Immediate:
             worker = job.preferred
         else:
             worker = choice[0] if len(choice) == 1 else self._pick(job, choice)
-        job.worker = worker
+        job.worker, job.active = worker, self._pool.active[worker]
         for tokens, mask in job.match:
             if mask >> worker & 1:
                 job.hit_tokens = tokens

@@ -263,20 +263,16 @@ def _scheduling(
         else (None, None)
         for policy, predictor, pool in zip(policies, predictors, pools, strict=True)
     ]
-    schedulers: list[Scheduler | None] = []
+    schedulers: list[Scheduler] = []
     for i, (policy, pool) in enumerate(zip(policies, pools, strict=True)):
         predictor, view = predictors[i], views[i] if views else None
-        if policy == "least-loaded" and predictor is None:
-            schedulers.append(None)  # requests bind to the least loaded worker at once
-            continue
         make = partial(_scheduler, policy, pool, predictor, view)
         # The one before stays, with its queue, where it would be made alike.
         key = ("scheduler", pool.name, policy, id(predictor), id(view))
         schedulers.append(parts.of(make, *key))
-    # Where no pool has any, requests bind without asking pool by pool.
     indexed = any(index is not None for index, _ in prefixes)
     return ModelScheduling(
-        schedulers=tuple(schedulers) if any(s is not None for s in schedulers) else (),
+        schedulers=tuple(schedulers),
         queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
         queued=parts.of(dict, "queued"),
         waiting_for_workers=parts.of(dict, "waiting"),

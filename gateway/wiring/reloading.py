@@ -388,7 +388,7 @@ def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:
 
 def _place_anew(schedulers: Sequence[object], served: ModelRuntime) -> None:
     """Have the requests that wait with schedulers that are replaced bind again."""
-    replaced = [s for s in schedulers if s is not None and s not in served.scheduling.schedulers]
+    replaced = [s for s in schedulers if s not in served.scheduling.schedulers]
     now_s = time.monotonic()
     for job, where in list(served.scheduling.queued.items()):
         if where in replaced and job.owner is not None and not job.owner.done():

@@ -119,9 +119,7 @@ class _Run:
 
     def outcome(self) -> PipelineOutcome:
         """The results of all requests."""
-        covered = [
-            s.coverage for s in self.served.scheduling.schedulers if s and s.coverage is not None
-        ]
+        covered = [s.coverage for s in self.served.scheduling.schedulers if s.coverage is not None]
         return PipelineOutcome(
             fleet=self.serving.columns.outcome(self.serving.engines.preemptions),
             entitlement=self.requests.entitlement,

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from gateway.fleet import fleet
-from gateway.fleet.binding import bind_least_loaded
 from gateway.routing.routing import larger_pools
 from gateway.scheduling.fairness import newest_of_largest
 from gateway.scheduling.scheduler import Job
@@ -107,20 +106,12 @@ class Serving:
         for pool in pools:
             if not fleet.available(self.pools[pool], now_s):
                 continue
-            schedulers = self.served.scheduling.schedulers
-            scheduler = schedulers[pool] if schedulers else None
+            scheduler = self.served.scheduling.schedulers[pool]
             if pool != flight.held.pool:
                 moved = self.leases.move(flight.index, pool, now_s, force=True)
                 if not isinstance(moved, str):
                     flight.held = moved
                 self.intake.uncompress(flight, now_s)
-            if scheduler is None:
-                binding = bind_least_loaded(pool, self.pools[pool], now_s, excluded)
-                if binding is not None:
-                    flight.job = flight.scheduler = None
-                    self.send(flight, binding.worker, now_s)
-                    return
-                continue
             job = self.intake.job_of(flight, now_s)
             job.excluded = excluded
             ready = scheduler.submit(job, now_s)
@@ -268,5 +259,4 @@ class Serving:
     def tick(self, now_s: float) -> None:
         """Let the schedulers look after their queues."""
         for scheduler in self.served.scheduling.schedulers:
-            if scheduler is not None:
-                self.send_all(scheduler.tick(now_s), now_s)
+            self.send_all(scheduler.tick(now_s), now_s)

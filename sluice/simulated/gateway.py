@@ -65,10 +65,9 @@ def gateway_of(
 def policies_of(gateway: Gateway) -> tuple[str, ...]:
     """In words, what decides in each pool and at the door."""
     served = gateway.served
-    schedulers = served.scheduling.schedulers or (None,) * len(gateway.profiles)
     pools = ", ".join(
-        f"{pool.name} {'least-loaded' if each is None else _NAMES[type(each).__name__]}"
-        for pool, each in zip(served.fleet.pools, schedulers, strict=True)
+        f"{pool.name} {_NAMES[type(each).__name__]}"
+        for pool, each in zip(served.fleet.pools, served.scheduling.schedulers, strict=True)
     )
     admission = "by token pool" if gateway.terms is not None else "open"
     compression = "off"

@@ -20,7 +20,7 @@ from bench.scale.traffic import fleet_of
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited, Unavailable
-from gateway.pipeline import estimate as estimating
+from gateway.pipeline import plan as estimating
 from gateway.pipeline.admit import admit
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage

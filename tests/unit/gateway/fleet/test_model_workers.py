@@ -11,7 +11,7 @@ from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.pipeline.dispatcher import require
+from gateway.pipeline.request_progress import require
 from gateway.routing.conversations import ResponseLocation
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -32,7 +32,10 @@ def quartz_model(workers: int) -> ModelRuntime:
     predictor = PrefillPredictor(workers=workers)
     return changed(
         plain,
-        schedulers=(Quartz(plain.fleet.pools[0], predictor, DEFAULT),),
+        schedulers=(
+            Quartz(plain.fleet.pools[0], predictor, DEFAULT),
+            *plain.scheduling.schedulers[1:],
+        ),
         predictors=(predictor,),
         prefixes=(PrefixIndex(workers),),
         telemetry=(TelemetryView(workers),),
@@ -107,7 +110,7 @@ def test_a_pool_without_predictor_and_prefixes_changes_beside_one_that_has_them(
     quartz = Quartz(plain.fleet.pools[1], PrefillPredictor(workers=2), DEFAULT)
     served = changed(
         plain,
-        schedulers=(None, quartz),
+        schedulers=(plain.scheduling.schedulers[0], quartz),
         predictors=(None, PrefillPredictor(workers=2)),
         prefixes=(None, PrefixIndex(2)),
         prefix_gossip=(None, PrefixGossip()),

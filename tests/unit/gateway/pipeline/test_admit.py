@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.terms import AdmissionRequest
-from gateway.pipeline import estimate as estimating
+from gateway.pipeline import plan as estimating
 from gateway.pipeline.admit import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
 from gateway.records.estimate import Observation, Plan

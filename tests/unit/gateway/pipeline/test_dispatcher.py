@@ -13,7 +13,7 @@ from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
 from gateway.pipeline.authenticate import Keyring
-from gateway.pipeline.dispatcher import wake
+from gateway.pipeline.bind import wake
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
@@ -144,7 +144,7 @@ class Bench:
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
         self.served = changed(
             plain,
-            schedulers=(self.scheduler, None),
+            schedulers=(self.scheduler, plain.scheduling.schedulers[LONG]),
             prefixes=self.prefixes,
             queue=QueueRules(limit=limit, timeout_s=timeout_s),
         )
@@ -361,7 +361,8 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
             raise RateLimited("no", reason="concurrency")
 
     bench = Bench(STREAM)
-    bench.served = changed(bench.served, schedulers=(None, OneAtATime(bench.served, 1)))
+    first = bench.served.scheduling.schedulers[0]
+    bench.served = changed(bench.served, schedulers=(first, OneAtATime(bench.served, 1)))
     bench.store = cast("MemoryLeases", Stubborn(MemoryLeases({"m": bench.served}, bench.clock)))
     scheduler = bench.served.scheduling.schedulers[1]
     assert isinstance(scheduler, OneAtATime)

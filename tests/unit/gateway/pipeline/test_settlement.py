@@ -1,43 +1,57 @@
-"""Stage 10: the lease at once, the rest for all that end in one turn of the loop together."""
+"""Stage 10: the lease at once; what is learned, counted and recorded for all that end together."""
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.errors import Unavailable
+from gateway.fleet.model_runtime import ModelCompression, ModelRuntime
 from gateway.metrics import Metrics
-from gateway.payload.body import read_body
-from gateway.pipeline.request_progress import RequestEnding, RequestLease, RequestProgress, Sending
-from gateway.pipeline.settlement import TOGETHER_S, Settler
-from gateway.records.attempt import Outcome, Usage
-from gateway.records.decision import DecisionRecord
-from gateway.records.endpoint import CHAT
+from gateway.pipeline.request_progress import RequestLease, RequestProgress, Sending
+from gateway.pipeline.settlement import TOGETHER_S, Settler, record_of
+from gateway.records.attempt import Binding, Outcome, Usage
+from gateway.records.decision import (
+    AdmissionSection,
+    CompressionSection,
+    DecisionRecord,
+    TimingSection,
+)
 from gateway.records.estimate import Plan
 from gateway.records.lease import Lease, Limits
+from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Prompt
-from gateway.scheduling.scheduler import NO_PREFIX
-from tests.builders import chat_body, incoming, served_model
+from gateway.records.usage import token_price
+from gateway.routing.routing_table import CompressionRules
+from gateway.scheduling.scheduler import NO_PREFIX, Job
+from tests.builders import ask, attempts_of, changed, chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink
 
-LEASE = Lease(id="l", model="m", entitlement="e", pool=0, spilled=False, cost_tokens=9, sequences=1)
-PLAN = Plan(pool=0, alternates=(), reason="fits")
-
-
-class Broken(ListSink):
-    """A sink that fails on one record."""
-
-    def append(self, record: msgspec.Struct) -> None:
-        if isinstance(record, DecisionRecord) and record.request_id == "bad":
-            raise ValueError("cannot be kept")
-        super().append(record)
+LIMITS = Limits(
+    sequences=4,
+    sequences_free=3,
+    sequences_reset_s=0.0,
+    tokens=0,
+    tokens_free=0,
+    tokens_reset_s=0.0,
+)
+PLAN = Plan(pool=0, alternates=(1,), reason="fits")
+USED = Usage(prompt_tokens=100, completion_tokens=20, cached_tokens=40)
+MONEY = Limit(id="b", scope="tenant", name="t", unit="money", amount=10**9, window="month")
+TOKENS = msgspec.structs.replace(MONEY, unit="tokens")
 
 
 def settling(
-    clock: FakeClock, sink: ListSink, wall_clock: Callable[[], float] = lambda: 7.0
+    clock: FakeClock,
+    sink: ListSink,
+    wall_clock: Callable[[], float] = lambda: 7.0,
+    store: FakeStore | None = None,
 ) -> Settler:
     return Settler(
-        store=FakeStore(),
+        store=store or FakeStore(),
         metrics=Metrics(),
         records=sink,
         clock=clock,
@@ -46,39 +60,57 @@ def settling(
     )
 
 
-def held() -> RequestProgress:
-    """A request with a managed lease."""
-    progress = RequestProgress()
-    progress.served = served = served_model()
-    progress.facts = facts = read_body(CHAT, chat_body())
-    progress.estimate = served.estimator.estimate(CHAT, facts, "t")
-    limits = Limits(
-        sequences=1,
-        sequences_free=0,
-        sequences_reset_s=0.0,
-        tokens=0,
-        tokens_free=0,
-        tokens_reset_s=0.0,
+def lease(**more: Any) -> Lease:
+    known = {"cost_tokens": 300, "sequences": 1, "spilled": False, **more}
+    return Lease(id="l", model="m", entitlement="e", pool=0, **known)
+
+
+def admitted(
+    served: ModelRuntime | None = None,
+    held: Lease | None = None,
+    *,
+    prompt: Prompt | None = None,
+    body: bytes = b"",
+    tenant: str = "open",
+) -> RequestProgress:
+    """A request that holds a lease, is bound, and was answered."""
+    served = served or served_model()
+    asked = incoming(body or chat_body())
+    principal = msgspec.structs.replace(OPEN, tenant=tenant)
+    attempts = attempts_of(
+        served, asked, plan=PLAN, lease=held or lease(), prompt=prompt, principal=principal
     )
-    lease = msgspec.structs.replace(LEASE, limits=limits)
-    progress.lease = RequestLease(FakeStore(), lambda: 7.0, PLAN, lease)
+    progress = RequestProgress(asked)
+    progress.principal, progress.facts, progress.served = principal, attempts.facts, served
+    progress.estimate, progress.planned, progress.plan = attempts.whole, PLAN, PLAN
+    progress.lease, progress.sending = attempts.lease, attempts.sending
+    progress.attempts = attempts
+    attempts.binding = Binding(pool=0, worker=0, score=0.5, candidates=(("w", 0.5),))
+    attempts.sent_s = asked.received_s + 0.75
+    progress.outcome = Outcome(
+        label="ok", status=200, usage=USED, completed=True, finish_reason="stop", ttft_s=0.25
+    )
     return progress
 
 
-def ended(stage: Settler, request_id: str, progress: RequestProgress | None = None) -> None:
-    refused = RequestEnding(Outcome(label="refused", status=401))
-    stage.settle(incoming(request_id=request_id), progress or RequestProgress(), refused)
+def refused(stage: Settler, request_id: str) -> None:
+    progress = RequestProgress(incoming(request_id=request_id))
+    progress.outcome = Outcome(label="refused", status=401)
+    stage.settle(progress)
 
 
 def ids(sink: ListSink) -> list[str]:
     return [record.request_id for record in sink.records]
 
 
+# -- when
+
+
 async def test_who_ends_alone_is_recorded_at_once() -> None:
     clock, sink = FakeClock(), ListSink()
     stage = settling(clock, sink)
     for name in "abc":
-        ended(stage, name)
+        refused(stage, name)
         clock.now_s += 2 * TOGETHER_S
     assert ids(sink) == ["a", "b", "c"]
 
@@ -87,14 +119,14 @@ async def test_those_that_end_together_are_recorded_in_order_once_all_have_ended
     clock, sink = FakeClock(), ListSink()
     stage = settling(clock, sink)
     for name in "abcd":
-        ended(stage, name)
+        refused(stage, name)
         # The last one ends later, while the others still wait: it does not overtake them.
         clock.now_s += 5 * TOGETHER_S if name == "c" else TOGETHER_S / 4
     assert ids(sink) == ["a"]
     await asyncio.sleep(0)
     assert ids(sink) == ["a", "b", "c", "d"]
     clock.now_s += 1.0
-    ended(stage, "e")
+    refused(stage, "e")
     assert ids(sink)[-1] == "e"
 
 
@@ -102,8 +134,8 @@ async def test_times_are_those_of_the_end_not_of_the_record() -> None:
     clock, sink = FakeClock(), ListSink()
     wall_s = [1_000.0]
     stage = settling(clock, sink, lambda: wall_s[0])
-    ended(stage, "a", held())
-    ended(stage, "b", held())
+    for _ in range(2):
+        stage.settle(admitted(held=lease(limits=LIMITS)))
     wall_s[0], clock.now_s = 2_000.0, clock.now_s + 50.0
     await asyncio.sleep(0)
     first, second = sink.records
@@ -112,10 +144,16 @@ async def test_times_are_those_of_the_end_not_of_the_record() -> None:
 
 
 async def test_a_record_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
-    clock, sink = FakeClock(), Broken()
-    stage = settling(clock, sink)
+    class Broken(ListSink):
+        def append(self, record: msgspec.Struct) -> None:
+            if isinstance(record, DecisionRecord) and record.request_id == "bad":
+                raise ValueError("cannot be kept")
+            super().append(record)
+
+    sink = Broken()
+    stage = settling(FakeClock(), sink)
     for name in ("a", "bad", "c"):
-        ended(stage, name)
+        refused(stage, name)
     await asyncio.sleep(0)
     assert ids(sink) == ["a", "c"]
     assert "request bad was settled, not recorded" in caplog.text
@@ -125,26 +163,225 @@ async def test_of_one_kind_that_end_together_one_teaches() -> None:
     clock, sink = FakeClock(), ListSink()
     stage = settling(clock, sink)
     served = served_model()
-    tenants = ("a", "a", "a", "b", "a")  # the first ends alone
-
-    def answered(tenant: str) -> None:
-        progress = RequestProgress()
-        progress.principal = msgspec.structs.replace(OPEN, tenant=tenant)
-        progress.facts = facts = read_body(CHAT, chat_body("a word " * 100))
-        progress.served = served
-        estimate = served.estimator.estimate(CHAT, facts, tenant)
-        progress.lease = RequestLease(FakeStore(), lambda: 7.0, PLAN, LEASE)
-        progress.sending = Sending(Prompt(body=b"{}"), estimate, PLAN, NO_PREFIX)
-        usage = Usage(prompt_tokens=200, completion_tokens=9, source="engine")
-        outcome = Outcome(label="ok", status=200, usage=usage, completed=True)
-        stage.settle(incoming(), progress, RequestEnding(outcome))
-
-    for tenant in tenants:
-        answered(tenant)
+    body = chat_body("a word " * 100)
+    for tenant in ("a", "a", "a", "b", "a"):  # the first ends alone
+        stage.settle(admitted(served, body=body, tenant=tenant))
     assert served.estimator.observations == 1
     await asyncio.sleep(0)
     assert served.estimator.observations == 3
-    assert len(sink.records) == len(tenants)
+    assert len(sink.records) == 5
     clock.now_s += 1.0
-    answered("a")
+    stage.settle(admitted(served, body=body, tenant="a"))
     assert served.estimator.observations == 4
+
+
+# -- the lease
+
+
+@pytest.mark.parametrize(
+    ("served", "cost_nano"),
+    [
+        (changed(served_model(), price=token_price(0.60, 1.80, None)), 100 * 600 + 20 * 1800),
+        (changed(served_model(), by_hour=True), 77_000),
+        (served_model(), None),
+    ],
+)
+@pytest.mark.parametrize("limit", [MONEY, TOKENS, None])
+def test_a_budget_in_money_counts_the_cost_that_the_record_has(
+    served: ModelRuntime, cost_nano: int | None, limit: Limit | None
+) -> None:
+    store, sink = FakeStore(), ListSink()
+    held = lease(asked=() if limit is None else (limit,))
+    store.leases["l"] = held
+    progress = admitted(served, held)
+    assert progress.attempts is not None
+    progress.attempts.slot_nano = 77_000.4
+    progress.attempts.relay = sent_relay()
+    settling(FakeClock(), sink, store=store).settle(progress)
+    ((_, settlement),) = store.settlements
+    assert settlement.usage == USED
+    assert settlement.money == (cost_nano or 0 if limit is MONEY else 0)
+    assert sink.records[0].usage.cost_nano == cost_nano
+
+
+def sent_relay() -> Any:
+    """An attempt that reached its engine."""
+
+    class Sent:
+        sent, first_s, priority_refused = True, None, False
+
+    return Sent()
+
+
+async def test_a_lease_notes_what_the_store_was_asked_for() -> None:
+    store = FakeStore()
+    taken = await store.admit(ask("l", cost_tokens=100))
+    held = RequestLease(store, lambda: 7.0, PLAN, taken)
+    await held.transfer(1)
+    held.resize(40, 9)
+    held.extend(356, 3)
+    assert (held.current.pool, held.current.cost_tokens, held.current.kv_bytes) == (1, 40, 9)
+    assert (held.taken, held.reserved_tokens) == (taken, 356)
+    assert store.sizes == [("l", 40, 9), ("l", 356, 3)]
+    assert held.changes == [(7.0, "transfer", 1), (7.0, "resize", 40), (7.0, "resize", 356)]
+
+
+async def test_a_transfer_that_is_refused_leaves_it_where_it_was() -> None:
+    class Full(FakeStore):
+        async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
+            raise Unavailable("full", reason="full", code="full")
+
+    first = await Full().admit(ask("l"))
+    held = RequestLease(Full(), lambda: 7.0, PLAN, first)
+    with pytest.raises(Unavailable):
+        await held.transfer(1, force=False)
+    assert (held.current, held.changes) == (first, [])
+
+
+# -- the record
+
+
+def test_a_served_request_says_whose_it_was_and_where_it_went() -> None:
+    progress = admitted(body=chat_body("hello", stream=True))
+    found = record_of(progress, prompts=False)
+    assert (found.request_id, found.endpoint, found.time_unix_s) == ("r1", "chat", 1_000.0)
+    assert (found.model, found.asked_model, found.tenant) == ("m", "m", "open")
+    assert (found.outcome, found.status, found.finish_reason) == ("ok", 200, "stop")
+    assert (found.pool, found.worker) == ("short", "short-0")
+    assert (found.stream, found.mode, found.reason, found.prompt) == (True, "enforce", None, None)
+    assert found.request.body_bytes == len(progress.incoming.body)
+    assert (found.request.text_bytes, found.request.messages) == (5, 1)
+    assert record_of(progress, prompts=True).prompt == progress.incoming.body.decode()
+
+
+def test_a_retry_has_the_fingerprint_of_its_first_attempt_and_another_body_has_not() -> None:
+    def digest(text: str) -> int | None:
+        progress = RequestProgress(incoming(chat_body(text)))
+        return record_of(progress, prompts=False).request.body_digest
+
+    assert digest("hello") == digest("hello") != digest("jello")
+    # Turns of a long conversation begin alike and have different ends.
+    assert digest("x" * 200_000 + "a") != digest("x" * 200_000 + "b")
+
+
+def test_sections_that_a_request_did_not_reach_are_left_out_of_its_line() -> None:
+    progress = RequestProgress(incoming())
+    progress.outcome = Outcome(label="refused", status=401)
+    progress.ended_s = progress.incoming.received_s + 0.5
+    line = msgspec.json.decode(msgspec.json.encode(record_of(progress, prompts=False)))
+    assert {name for name, value in line.items() if isinstance(value, dict)} == {
+        *("request", "admission", "timing"),
+    }
+    assert line["admission"] == {"lease_id": progress.incoming.lease_id}
+    assert line["timing"] == {"queue_ms": 0.0, "duration_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("observe", "plan", "reason", "would_route"),
+    [
+        (False, PLAN, "fits", None),
+        (False, Plan(pool=0, alternates=(), reason="within_gamma", compress=True),
+         "within_gamma", None),
+        (True, Plan(pool=1, alternates=(), reason="observed"), "fits", "short"),
+        (True, Plan(pool=0, alternates=(), reason="observed"), "fits", None),
+    ],
+)  # fmt: skip
+def test_a_plan_is_the_boundary_s_and_observe_mode_says_where_it_would_have_gone(
+    observe: bool, plan: Plan, reason: str, would_route: str | None
+) -> None:
+    served = served_model()
+    progress = admitted(replace(served, routing=replace(served.routing, observe=observe)))
+    assert progress.attempts is not None
+    progress.attempts.sending = progress.attempts.sending._replace(plan=plan)
+    found = record_of(progress, prompts=False).plan
+    assert (found.pool, found.reason, found.would_route) == ("short", reason, would_route)
+
+
+def test_a_managed_lease_is_told_from_its_admission_to_its_end() -> None:
+    progress = admitted(held=lease(limits=LIMITS, kv_bytes=7, issued_unix_s=4.0))
+    assert progress.lease is not None
+    progress.lease.current = msgspec.structs.replace(
+        progress.lease.current, cost_tokens=120, spilled=True, weight=2.0
+    )
+    progress.lease.changes.append((5.0, "transfer", 1))
+    progress.settled_unix_s, progress.charged = 9.0, USED
+    found = record_of(progress, prompts=False).admission
+    assert (found.asked_pool, found.alternates) == ("short", ("long",))
+    assert (found.reserved_tokens, found.reserved_kv_bytes) == (300, 7), "as it was taken"
+    assert (found.admitted_unix_s, found.settled_unix_s) == (4.0, 9.0)
+    assert (found.service_class, found.priority, found.spilled) == ("elastic", 2.0, True)
+    assert found.lease_changes == ((5.0, "transfer", 1),)
+    assert found.charge_tokens is not None
+
+
+def test_a_lease_without_limits_has_no_figures_of_a_pool() -> None:
+    progress = admitted(held=lease(would_deny="rate", contended=True))
+    assert record_of(progress, prompts=False).admission == AdmissionSection(
+        lease_id=progress.incoming.lease_id, would_deny="rate", contended=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (Prompt(body=b""), CompressionSection()),
+        (
+            Prompt(body=b"", not_compressed="tools"),
+            CompressionSection(not_compressed="tools", when="any"),
+        ),
+        (
+            Prompt(body=b"", compressed="9->4", only_pool=0, kept_share=0.5),
+            CompressionSection(compressed="9->4", kept_share=0.5, when="any"),
+        ),
+    ],
+)
+def test_compression_is_told_where_it_was_asked_for(
+    prompt: Prompt, expected: CompressionSection
+) -> None:
+    compression = ModelCompression(rules=CompressionRules(when="any"))
+    progress = admitted(replace(served_model(), compression=compression), prompt=prompt)
+    assert record_of(progress, prompts=False).compression == expected
+
+
+@pytest.mark.parametrize(("stream", "prefill_s"), [(True, 1.5), (False, None)])
+def test_a_scheduler_s_predictions_stand_beside_what_came(
+    stream: bool, prefill_s: float | None
+) -> None:
+    progress = admitted()
+    attempts = progress.attempts
+    assert attempts is not None
+    found = record_of(progress, prompts=False).scheduling
+    assert (found.score, found.candidates, found.expected_hit_tokens) == (0.5, (("w", 0.5),), None)
+    attempts.job = job = Job(None, 100, 10, 0.0, stream=stream)
+    job.sent_s, job.hit_tokens, job.backlog_tokens = 2.0, 30, 8
+    job.active, job.mean_s, job.quantile_s = 3, 0.4, 0.0
+    attempts.relay = sent_relay()
+    attempts.relay.first_s = 3.5
+    found = record_of(progress, prompts=False).scheduling
+    assert (found.expected_hit_tokens, found.backlog_tokens, found.worker_active) == (30, 8, 3)
+    assert (found.predicted_prefill_s, found.predicted_prefill_q_s) == (0.4, None)
+    assert (found.prefill_s, found.would_bind, found.would_prefill_s) == (prefill_s, None, None)
+    job.expected_s, job.quantile_s, job.would_bind, job.would_s = 0.5, 0.9, 0, 0.2
+    found = record_of(progress, prompts=False).scheduling
+    assert (found.would_bind, found.would_prefill_s) == ("short-0", 0.2)
+    assert (found.predicted_prefill_s, found.predicted_prefill_q_s) == (0.5, 0.9)
+
+
+def test_time_in_the_queue_is_not_the_gateway_s_own() -> None:
+    progress = admitted()
+    assert progress.attempts is not None
+    progress.attempts.queue_s, progress.compress_s = 0.5, 0.125
+    progress.ended_s = progress.incoming.received_s + 2.0
+    assert record_of(progress, prompts=False).timing == TimingSection(
+        queue_ms=500.0, overhead_ms=250.0, compress_ms=125.0, ttft_s=0.25, duration_s=2.0
+    )
+
+
+def test_what_was_not_sent_counts_its_own_estimate() -> None:
+    progress = admitted()
+    progress.attempts = None
+    assert progress.sending is not None
+    progress.sending = Sending(Prompt(body=b""), progress.sending.estimate, PLAN, NO_PREFIX)
+    found = record_of(progress, prompts=False)
+    assert found.estimate.input_tokens == progress.sending.estimate.input_tokens_total
+    assert (found.pool, found.attempts, found.rescued) == (None, (), False)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import NotFound
-from gateway.pipeline.estimate import find_model
+from gateway.pipeline.plan import find_model
 from gateway.records.endpoint import matches
 from tests.builders import served_model
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.pipeline.dispatcher import require
+from gateway.pipeline.request_progress import require
 from gateway.replicas.scheduler_notes import SchedulerNotes
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -64,7 +64,7 @@ def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:
     scheduler = Quartz(plain.fleet.pools[0], predictor, DEFAULT)
     served = changed(
         plain,
-        schedulers=(scheduler, None),
+        schedulers=(scheduler, plain.scheduling.schedulers[1]),
         predictors=(predictor, predictor),
         prefixes=(PrefixIndex(2), PrefixIndex(1)),
         prefix_gossip=(PrefixGossip(), PrefixGossip()),

@@ -14,13 +14,18 @@ from gateway.pipeline.dispatch import upstream_call
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding
 from gateway.records.endpoint import CHAT, TRANSCRIPTIONS
-from gateway.records.lease import Lease
-from gateway.records.request import OPEN, BodyFacts, Prompt
 from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.rank_group import RankGroup
 from gateway.settings import Config, ConfigError, parse
 from gateway.wiring.models import served_model as model_of
-from tests.builders import address, changed, incoming, length_estimate, routing, served_model
+from tests.builders import (
+    address,
+    attempts_of,
+    changed,
+    incoming,
+    routing,
+    served_model,
+)
 from tests.fakes import FakeEngines
 
 FILE = """\
@@ -92,7 +97,8 @@ def test_an_engines_ranks_stand_together() -> None:
 def test_ranks_under_another_policy_are_workers_like_others() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}", "least-loaded")
     served = model_of(loaded, loaded.models[0])
-    assert (len(served.fleet.workers[0]), served.scheduling.schedulers) == (2, ())
+    assert len(served.fleet.workers[0]) == 2
+    assert kinds(loaded) == ["LeastLoaded"]
 
 
 def mixed(model: str = "", ranked: str = "", single: str = "", more: str = "") -> Config:
@@ -136,8 +142,8 @@ def test_each_pool_has_the_policy_that_suits_its_engines() -> None:
         ("", "policy: sticky", "", ["Quartz", "Sticky"]),
         ("policy: sticky", "", "", ["Sticky", "Sticky"]),
         ("policy: round-robin", "policy: bfio", "", ["RoundRobin", "RankGroup"]),
-        ("", "", "policy: least-loaded", ["NoneType", "RankGroup"]),
-        ("policy: least-loaded", "", "", []),
+        ("", "", "policy: least-loaded", ["LeastLoaded", "RankGroup"]),
+        ("policy: least-loaded", "", "", ["LeastLoaded", "LeastLoaded"]),
     ],
 )
 def test_a_pools_own_policy_goes_before_the_models(
@@ -154,7 +160,7 @@ def test_a_pool_with_and_without_ranks_is_bound_by_load() -> None:
 
 def test_several_replicas_balance_no_ranks_unless_told_to_and_that_is_refused() -> None:
     fine = mixed(more=TWO)
-    assert kinds(fine) == ["Quartz", "NoneType"]
+    assert kinds(fine) == ["Quartz", "LeastLoaded"]
     with pytest.raises(ConfigError, match="the ranks of m are balanced by one replica"):
         mixed(ranked="policy: bfio", more=TWO)
 
@@ -202,19 +208,9 @@ def call_of(
     served = changed(served, workers=([worker],))
     endpoint = TRANSCRIPTIONS if form else CHAT
     asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
-    facts: BodyFacts = read_body(CHAT, BODY if form else body)
-    return upstream_call(
-        served=served,
-        incoming=asked,
-        facts=facts,
-        principal=OPEN,
-        estimate=length_estimate(),
-        lease=Lease(
-            id="l", model="m", entitlement="open", pool=0, spilled=False, cost_tokens=1, sequences=1
-        ),
-        prompt=Prompt(body=body),
-        binding=Binding(pool=0, worker=0, score=0.0),
-    )
+    attempts = attempts_of(served, asked, facts=read_body(CHAT, BODY if form else body))
+    binding = Binding(pool=0, worker=0, score=0.0)
+    return upstream_call(attempts, binding, usage=False, running=False)
 
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.fleet import members, model_workers
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.schedulers import Shadow
 from gateway.settings import parse
@@ -82,7 +83,7 @@ def test_ranks_have_no_shadow_and_pools_of_one_model_differ() -> None:
     config = parse(text, "sluice.yaml", {})
     scheduling = served_model(config, config.models[0]).scheduling
     ranked, plain = scheduling.schedulers
-    assert ranked is None
+    assert isinstance(ranked, LeastLoaded)
     assert isinstance(plain, Shadow)
     assert [index is None for index in scheduling.prefixes] == [True, False]
 

@@ -23,7 +23,7 @@ from gateway.payload.body import (
     read_body,
 )
 from gateway.payload.members import locate, splice
-from gateway.pipeline.estimate import read as read_at_once
+from gateway.pipeline.plan import read as read_at_once
 from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts, RequestHead
 from gateway.workers.bodies import BodyReader
