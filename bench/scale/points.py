@@ -62,7 +62,7 @@ def _away(loaded: Loaded, size: Size, found: Figures) -> None:
     pool, rules, worker = loaded.pool, loaded.served.fleet.health, 1
     for _ in range(rules.eject_after):
         fleet.failed(pool, worker, rules, loaded.now_s)
-    pool.ejected_until_s[worker] = pool.last_ejection_end_s = loaded.now_s + 1e6
+    pool.engine_of[worker].ejected_until_s = pool.last_ejection_end_s = loaded.now_s + 1e6
     loaded.run(100)
     loaded.cpu.clear()
     loaded.run(size.requests // 4)

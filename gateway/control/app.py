@@ -98,7 +98,7 @@ def _public_routes(app: FastAPI, control: Control) -> None:
             body["models_not_ready"] = missing
         if out := _by_worker(control.models, _why_out):
             body["workers"] = out
-        if remarks := _by_worker(control.models, lambda pool: pool.remarks.items()):
+        if remarks := _by_worker(control.models, _remarks):
             body["remarks"] = remarks
         body |= adapters_ready(control.models, now_s)
         return json_response(body, 503 if problem else 200)
@@ -183,7 +183,13 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
 
 
 def _why_out(pool: PoolState) -> Iterable[tuple[int, str]]:
-    return ((i, pool.why_down[i]) for i, _ in members.present(pool) if not pool.up[i])
+    engines = ((i, pool.engine_of[i]) for i, _ in members.present(pool))
+    return ((i, engine.why_down) for i, engine in engines if not engine.up)
+
+
+def _remarks(pool: PoolState) -> Iterable[tuple[int, str]]:
+    engines = ((i, pool.engine_of[i]) for i, _ in members.present(pool))
+    return ((i, engine.remark) for i, engine in engines if engine.remark)
 
 
 def _by_worker(

@@ -29,11 +29,11 @@ def describe_fleet(
             {
                 "id": worker,
                 "in_rotation": i in sound,
-                "up": pool.up[i],
-                "not_ready": pool.why_down[i] or None,
-                "remark": pool.remarks.get(i),
-                "draining": pool.draining[i] or pool.leaving[i],
-                "ejected_for_s": max(0.0, pool.ejected_until_s[i] - now_s),
+                "up": pool.engine_of[i].up,
+                "not_ready": pool.engine_of[i].why_down or None,
+                "remark": pool.engine_of[i].remark or None,
+                "draining": pool.draining[i] or pool.engine_of[i].leaving,
+                "ejected_for_s": max(0.0, pool.engine_of[i].ejected_until_s - now_s),
                 "active_sequences": pool.active[i],
                 "reserved_tokens": pool.tokens[i],
             }

@@ -1,10 +1,12 @@
-"""Load and health of a pool's workers: a struct of arrays that only these functions mutate.
+"""Load and health of a pool's workers, which only these functions change.
+
+A worker is its place: an index into the pool's lists. Load is in arrays by place, since decisions
+over thousands of workers read it; health is the engine's. Workers that are ranks of one engine are
+up, ejected and tried again together.
 
 Invariants: counters never fall below zero; exactly one `finish` takes away what a `start` added;
 health checks never change load (a probe must not zero a worker's in-flight count).
-Workers that are ranks of one engine are up, ejected and tried again together.
 `gateway.fleet.members` adds and removes workers at run time.
-`gateway.fleet.progress` tracks running attempts and detects frozen engines.
 Times are arguments, in seconds of any monotonic clock.
 """
 
@@ -13,7 +15,6 @@ from math import inf
 from typing import Final
 
 from gateway.fleet.progress import Progress
-from gateway.fleet.slot_clock import SlotClock
 from gateway.records.attempt import HealthRules
 
 MISSES: Final = 3
@@ -24,36 +25,118 @@ errors leave the rotation, whatever they are sent."""
 NOT_PROBED: Final = "not probed yet"
 DOUBTED_S: Final = 2.5
 """How long a `doubt` lasts unless repeated: two exchanges of replicas."""
+SECONDS_AN_HOUR: Final = 3600.0
+_NANO: Final = 1e9
+
+
+class SlotClock:
+    """What a worker's time costs, shared among the sequences that run on it.
+
+    A worker's KV cache is its slots. A sequence that holds one of `slots` for a second owes that
+    share of what the worker costs in a second; where more sequences than slots run, they share the
+    worker evenly. So no more is ever shared out than the worker costs, and what is not is idle.
+
+    For each worker a total grows at the rate that one sequence owes. The difference of two readings
+    is what a sequence that ran between them owes, whatever else began and ended meanwhile.
+    """
+
+    __slots__ = ("_at_s", "_owed_nano", "nano_per_s")
+
+    def __init__(self, worker_hour: float) -> None:
+        """`worker_hour`: what an hour of one worker costs, in units of the currency."""
+        self.nano_per_s = worker_hour * _NANO / SECONDS_AN_HOUR
+        """What a second of one worker costs, in nano-units."""
+        self._owed_nano: list[float] = []
+        """By worker: what one sequence would owe that ran since the start."""
+        self._at_s: list[float] = []
+        """By worker: when that was computed."""
+
+    def read(self, worker: int, active: int, slots: int, now_s: float) -> float:
+        """The worker's total; `active` sequences ran on it since the last reading.
+
+        Call it before `active` changes, each time that it changes.
+        """
+        while worker >= len(self._at_s):
+            self._owed_nano.append(0.0)
+            self._at_s.append(now_s)
+        elapsed_s = now_s - self._at_s[worker]
+        if elapsed_s > 0.0:
+            self._at_s[worker] = now_s
+            self._owed_nano[worker] += self.nano_per_s * elapsed_s / max(active, slots, 1)
+        return self._owed_nano[worker]
+
+
+class EngineState:
+    """An engine of a pool, with a worker for each of its ranks: health and progress."""
+
+    __slots__ = (
+        "doubted_until_s",
+        "ejected_until_s",
+        "ejections",
+        "failures",
+        "leaving",
+        "misses",
+        "progress",
+        "ranks",
+        "refused",
+        "remark",
+        "sources",
+        "unfit",
+        "up",
+        "why_down",
+        "why_ejected",
+    )
+
+    def __init__(self, ranks: tuple[int, ...], *, up: bool = True) -> None:
+        self.ranks = ranks
+        """Its workers' places."""
+        self.sources: set[str] = set()
+        """Who names it; see `gateway.fleet.rotation`."""
+        self.leaving = False
+        """Gets no new requests: it was removed."""
+        self.remark = ""
+        """What is odd about it while it serves all the same, for operators."""
+        self.up = up
+        """The probes' verdict; a refused connection also sets it to False."""
+        self.why_down = "" if up else NOT_PROBED
+        """The error of the last probe or connection; "" if it succeeded."""
+        self.refused = False
+        """Down because the connection was refused, not because probes were missed."""
+        self.unfit = False
+        """Down because it does not serve the model now, not even as a last resort."""
+        self.misses = MISSES - 1
+        """Probes missed in a row. Initially a single miss decides."""
+        self.progress = Progress()
+        """Its running attempts, and its silence."""
+        self.failures = 0.0
+        """Consecutive failures, by their weight."""
+        self.doubted_until_s = 0.0
+        """Until then one failure ejects; see `doubt`."""
+        self.ejections = 0
+        self.ejected_until_s = 0.0
+        self.why_ejected = ""
+        """The failure that ejected it, and for how long."""
 
 
 class PoolState:
-    """Workers of one pool by index: load as this gateway sees it, and health."""
+    """Workers of one pool by place: load as this gateway sees it, and their engines."""
 
     __slots__ = (
         "active",
         "alive",
         "beyond_window_tokens",
         "cursor",
-        "doubted_until_s",
         "draining",
-        "ejected_until_s",
-        "ejections",
         "elsewhere",
+        "engine_of",
         "engines",
-        "failures",
         "inflight",
         "kv_tokens",
         "last_ejection_end_s",
-        "leaving",
         "may_be_empty",
-        "misses",
         "name",
         "present",
-        "progress",
-        "refused",
-        "remarks",
         "revision",
-        "siblings",
         "slot_clock",
         "slots_per_worker",
         "sound",
@@ -63,17 +146,13 @@ class PoolState:
         "total_active",
         "total_elsewhere",
         "total_tokens",
-        "unfit",
-        "up",
         "vacated_s",
         "warm_credit",
         "warming",
-        "why_down",
-        "why_ejected",
         "workers",
     )
 
-    def __init__(  # noqa: PLR0915 - one statement a field
+    def __init__(
         self,
         name: str,
         workers: Sequence[str],
@@ -87,20 +166,16 @@ class PoolState:
         `may_be_empty`: workers come and go, so requests wait while there is none.
         """
         n = len(workers)
-        self.engines = list(map(tuple, engines)) or [(i,) for i in range(n)]
-        engine_of = {worker: engine for engine in reversed(self.engines) for worker in engine}
-        self.siblings = [engine_of[worker] for worker in range(n)]
-        """By worker: the workers of its engine, itself included."""
+        self.engines = [EngineState(tuple(ranks)) for ranks in engines or [(i,) for i in range(n)]]
+        engine_of = {rank: engine for engine in reversed(self.engines) for rank in engine.ranks}
+        self.engine_of = [engine_of[worker] for worker in range(n)]
+        """By worker; a vacated place keeps its last engine, as its id."""
         self.name = name
         self.workers = list(workers)
         """Ids. A vacated place keeps its last id until a new worker takes it."""
         self.may_be_empty = may_be_empty
         self.present = [True] * n
         """False: the worker is gone and its place is vacant."""
-        self.leaving = [False] * n
-        """Gets no new requests: it was removed. A vacant place stays True."""
-        self.remarks: dict[int, str] = {}
-        """What is odd about a worker that serves all the same, for operators."""
         self.vacated_s = [0.0] * n
         """When the place became vacant."""
         self.warming: dict[int, float] = {}
@@ -118,32 +193,11 @@ class PoolState:
         """Sum of `elsewhere`."""
         self.tokens = [0] * n
         """Reserved KV tokens (L_cost) of those sequences."""
-        self.total_active = 0
-        self.total_tokens = 0
+        self.total_active = self.total_tokens = 0
         """Sum of `tokens`. Only `start` and `finish` change `active`, `tokens` and their sums."""
         self.kv_tokens: dict[int, int] = {}
         """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
-        self.up = [True] * n
-        """The probes' verdict; a refused connection also sets it to False."""
-        self.why_down = [""] * n
-        """The error of the last probe or connection; "" if it succeeded."""
-        self.refused = [False] * n
-        """Down because the connection was refused, not because probes were missed."""
-        self.unfit: set[int] = set()
-        """Down because the engine does not serve the model now, not even as a last resort."""
-        self.misses = [MISSES - 1] * n
-        """Probes missed in a row, at the engine's first worker. Initially a single miss decides."""
-        self.progress = Progress(self.siblings)
-        """Running attempts at each worker, and the engines' silence."""
         self.draining = [False] * n
-        self.failures = [0.0] * n
-        """Consecutive failures, by their weight."""
-        self.doubted_until_s = [0.0] * n
-        """Until then one failure ejects, at the engine's first worker; see `doubt`."""
-        self.ejections = [0] * n
-        self.ejected_until_s = [0.0] * n
-        self.why_ejected: dict[int, str] = {}
-        """By the engine's first worker: the failure that ejected it, and for how long."""
         self.revision = 0
         """Rises with every change of health."""
         self.alive = list(range(n))
@@ -172,7 +226,7 @@ def available(pool: PoolState, now_s: float) -> list[int]:
         return pool.alive
     if not pool.sound_from_s <= now_s < pool.sound_until_s:
         # Once per beginning or end of an ejection, not per request.
-        ends_s = [pool.ejected_until_s[i] for i in pool.alive]
+        ends_s = [pool.engine_of[i].ejected_until_s for i in pool.alive]
         sound = [i for i, end_s in zip(pool.alive, ends_s, strict=True) if end_s <= now_s]
         pool.sound = sound or pool.alive
         pool.sound_from_s = max([end_s for end_s in ends_s if end_s <= now_s], default=-inf)
@@ -186,18 +240,21 @@ def last_resort(pool: PoolState, *, refused: bool) -> list[int]:
     If there are none and `refused` is set: those that refused the last connection.
     """
     present = [
-        i
-        for i, draining in enumerate(pool.draining)
-        if not draining and not pool.leaving[i] and i not in pool.unfit
+        (i, engine)
+        for i, engine in enumerate(pool.engine_of)
+        if not pool.draining[i] and not engine.leaving and not engine.unfit
     ]
-    return [i for i in present if not pool.refused[i]] or (present if refused else [])
+    reachable = [i for i, engine in present if not engine.refused]
+    return reachable or ([i for i, _ in present] if refused else [])
 
 
 def refresh(pool: PoolState) -> None:
     """Recompute the derived lists after a change of health; requests only read them."""
-    draining, leaving = pool.draining, pool.leaving
-    pool.alive = [i for i, up in enumerate(pool.up) if up and not draining[i] and not leaving[i]]
-    pool.last_ejection_end_s = max(pool.ejected_until_s, default=0.0)
+    draining = pool.draining
+    pool.alive = [
+        i for i, e in enumerate(pool.engine_of) if e.up and not e.leaving and not draining[i]
+    ]
+    pool.last_ejection_end_s = max([e.ejected_until_s for e in pool.engines], default=0.0)
     pool.sound_from_s, pool.sound_until_s = inf, -inf
     pool.revision += 1
 
@@ -205,14 +262,14 @@ def refresh(pool: PoolState) -> None:
 def out_of_rotation(pool: PoolState, now_s: float) -> dict[str, str]:
     """Engines that get no requests, by their first worker's id, with cause and undo."""
     found: dict[str, str] = {}
-    for head, *_ in pool.engines:
-        why = pool.why_down[head]
-        if pool.leaving[head] or (not pool.up[head] and why == NOT_PROBED):
+    for engine in pool.engines:
+        if engine.leaving or (not engine.up and engine.why_down == NOT_PROBED):
             continue
-        if not pool.up[head]:
-            found[pool.workers[head]] = f"{why}; it returns when a probe succeeds"
-        elif pool.ejected_until_s[head] > now_s and head in pool.why_ejected:
-            found[pool.workers[head]] = f"{pool.why_ejected[head]}; then it is tried again"
+        name = pool.workers[engine.ranks[0]]
+        if not engine.up:
+            found[name] = f"{engine.why_down}; it returns when a probe succeeds"
+        elif engine.ejected_until_s > now_s and engine.why_ejected:
+            found[name] = f"{engine.why_ejected}; then it is tried again"
     return found
 
 
@@ -258,14 +315,10 @@ def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
 
 def succeeded(pool: PoolState, worker: int) -> None:
     """A served exchange clears its engine's failure count and ejection history."""
-    head = pool.siblings[worker][0]
-    pool.failures[head] = 0.0
-    pool.doubted_until_s[head] = 0.0
-    if pool.ejections[head]:  # otherwise it is in the rotation, and no list changes
-        pool.ejections[head] = 0
-        pool.why_ejected.pop(head, None)
-        for rank in pool.siblings[worker]:
-            pool.ejected_until_s[rank] = 0.0
+    engine = pool.engine_of[worker]
+    engine.failures = engine.doubted_until_s = 0.0
+    if engine.ejections:  # otherwise it is in the rotation, and no list changes
+        engine.ejections, engine.ejected_until_s, engine.why_ejected = 0, 0.0, ""
         refresh(pool)
 
 
@@ -282,10 +335,10 @@ def failed(
 
     `blameless`: the request is to blame rather than the engine.
     """
-    head = pool.siblings[worker][0]  # failures count per engine
-    pool.failures[head] += BLAMELESS if blameless else 1.0
-    doubted = pool.doubted_until_s[head] > now_s and not blameless
-    if pool.failures[head] < rules.eject_after and not doubted:
+    engine = pool.engine_of[worker]
+    engine.failures += BLAMELESS if blameless else 1.0
+    doubted = engine.doubted_until_s > now_s and not blameless
+    if engine.failures < rules.eject_after and not doubted:
         return False
     eject(pool, worker, rules, now_s, why)
     return True
@@ -293,29 +346,27 @@ def failed(
 
 def acquit(pool: PoolState, worker: int) -> None:
     """A failure that was counted in full turns out to be the request's own doing."""
-    head = pool.siblings[worker][0]
-    pool.failures[head] = max(0.0, pool.failures[head] - 1.0 + BLAMELESS)
+    engine = pool.engine_of[worker]
+    engine.failures = max(0.0, engine.failures - 1.0 + BLAMELESS)
 
 
 def eject(
     pool: PoolState, worker: int, rules: HealthRules, now_s: float, why: str = "it failed"
 ) -> None:
     """Eject a worker's engine for a while, twice as long as the time before."""
-    head = pool.siblings[worker][0]
-    pool.failures[head] = 0.0
-    pool.doubted_until_s[head] = 0.0
-    wait_s = min(rules.eject_s * 2.0 ** pool.ejections[head], rules.max_eject_s)
-    pool.ejections[head] = min(pool.ejections[head] + 1, 16)
-    pool.why_ejected[head] = f"{why}; ejected for {wait_s:g} s"
-    for rank in pool.siblings[worker]:
-        pool.ejected_until_s[rank] = now_s + wait_s
+    engine = pool.engine_of[worker]
+    engine.failures = engine.doubted_until_s = 0.0
+    wait_s = min(rules.eject_s * 2.0**engine.ejections, rules.max_eject_s)
+    engine.ejections = min(engine.ejections + 1, 16)
+    engine.why_ejected = f"{why}; ejected for {wait_s:g} s"
+    engine.ejected_until_s = now_s + wait_s
     refresh(pool)
 
 
 def rest(pool: PoolState, worker: int, until_s: float) -> None:
     """Prefer other workers until a busy engine wants to be asked again; it is not ill."""
-    for rank in pool.siblings[worker]:
-        pool.ejected_until_s[rank] = max(pool.ejected_until_s[rank], until_s)
+    engine = pool.engine_of[worker]
+    engine.ejected_until_s = max(engine.ejected_until_s, until_s)
     refresh(pool)
 
 
@@ -324,17 +375,15 @@ def doubt(pool: PoolState, worker: int, now_s: float) -> None:
 
     The other replica repeats this once a second while its ejection lasts.
     """
-    head = pool.siblings[worker][0]
-    if pool.ejected_until_s[head] <= now_s:
-        pool.doubted_until_s[head] = now_s + DOUBTED_S
+    engine = pool.engine_of[worker]
+    if engine.ejected_until_s <= now_s:
+        engine.doubted_until_s = now_s + DOUBTED_S
 
 
 def unreachable(pool: PoolState, worker: int, why: str = "it refuses connections") -> None:
     """Note a refused connection: the engine leaves the rotation until a probe succeeds."""
-    for rank in pool.siblings[worker]:
-        pool.up[rank] = False
-        pool.refused[rank] = True
-        pool.why_down[rank] = why
+    engine = pool.engine_of[worker]
+    engine.up, engine.refused, engine.why_down = False, True, why
     refresh(pool)
 
 
@@ -343,9 +392,8 @@ def unfit(pool: PoolState, worker: int, why: str) -> bool:
 
     It says so itself, so one word is enough. It returns when a probe succeeds.
     """
-    for rank in pool.siblings[worker]:
-        pool.why_down[rank] = why
-        pool.unfit.add(rank)
+    engine = pool.engine_of[worker]
+    engine.unfit, engine.why_down = True, why
     return probed(pool, worker, ok=False)
 
 
@@ -355,30 +403,21 @@ def missed(pool: PoolState, worker: int, why: str, *, answers: bool) -> bool:
     It takes MISSES in a row, because a busy engine misses one now and then. An engine that
     `answers` requests stays in.
     """
-    head = pool.siblings[worker][0]
-    for rank in pool.siblings[worker]:
-        pool.why_down[rank] = why
-    pool.misses[head] = 0 if answers else pool.misses[head] + 1
-    return pool.misses[head] >= MISSES and probed(pool, worker, ok=False)
+    engine = pool.engine_of[worker]
+    engine.why_down = why
+    engine.misses = 0 if answers else engine.misses + 1
+    return engine.misses >= MISSES and probed(pool, worker, ok=False)
 
 
 def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
     """Set an engine's health by a probe; True if it changed. Load counters stay."""
-    ranks = pool.siblings[worker]
+    engine = pool.engine_of[worker]
     if ok:
-        pool.misses[ranks[0]] = 0
-        for rank in ranks:
-            pool.refused[rank] = False
-            pool.unfit.discard(rank)
-            pool.why_down[rank] = ""
-    changed = any(pool.up[rank] != ok for rank in ranks)
-    if not changed:
+        engine.misses, engine.refused, engine.unfit, engine.why_down = 0, False, False, ""
+    if engine.up == ok:
         return False
-    for rank in ranks:
-        pool.up[rank] = ok
-        if ok:
-            pool.failures[rank] = 0.0
-            pool.doubted_until_s[rank] = 0.0
-            pool.ejected_until_s[rank] = 0.0
+    engine.up = ok
+    if ok:
+        engine.failures = engine.doubted_until_s = engine.ejected_until_s = 0.0
     refresh(pool)
     return True

@@ -150,10 +150,10 @@ class Adapters:
         for at, worker in self._listing.get(name, ()):
             if at != pool or name not in self._running.get((at, worker), ()):
                 continue
-            if not state.up[worker] or state.draining[worker] or state.leaving[worker]:
+            engine, load = state.engine_of[worker], state.active[worker]
+            if not engine.up or state.draining[worker] or engine.leaving:
                 continue
-            load = state.active[worker]
-            if state.ejected_until_s[worker] > now_s or load > most:
+            if engine.ejected_until_s > now_s or load > most:
                 continue
             if best < 0 or load < state.active[best]:
                 best = worker

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.fleet import fleet
-from gateway.fleet.fleet import MISSES, NOT_PROBED, PoolState
+from gateway.fleet.fleet import EngineState, PoolState
+from gateway.fleet.progress import Progress
 
 REUSE_AFTER_S: Final = 60.0
 WARM_UP_S: Final = 30.0
@@ -49,26 +50,25 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
     ]
     new = len(pool.workers)
     ranks = tuple((vacant + list(range(new, new + len(ids))))[: len(ids)])
-    for rank in ranks:
-        if rank == len(pool.workers):
-            _append(pool)
+    engine = EngineState(ranks, up=up)
+    engine.progress = Progress(now_s)
     warming = bool(pool.alive)
     for rank, name in zip(ranks, ids, strict=True):
-        pool.workers[rank] = name
-        pool.siblings[rank] = ranks
-        pool.present[rank] = True
-        pool.leaving[rank] = pool.draining[rank] = pool.refused[rank] = False
-        pool.up[rank] = up
-        pool.why_down[rank] = "" if up else NOT_PROBED
-        pool.misses[rank] = MISSES - 1
-        pool.ejections[rank] = 0
-        pool.failures[rank] = pool.doubted_until_s[rank] = pool.ejected_until_s[rank] = 0.0
+        if rank == len(pool.workers):
+            pool.workers.append(name)
+            pool.engine_of.append(engine)
+            pool.present.append(True)
+            pool.draining.append(False)
+            pool.vacated_s.append(0.0)
+            for load in (pool.active, pool.tokens, pool.elsewhere):
+                load.append(0)
+        pool.workers[rank], pool.engine_of[rank] = name, engine
+        pool.present[rank], pool.draining[rank] = True, False
         if warming:
             pool.warming[rank] = -1.0
             # Apart from the others', else workers that join together have their turns together.
             pool.warm_credit[rank] = rank * _APART % 1.0
-    pool.engines.append(ranks)
-    pool.progress.join(ranks, now_s)
+    pool.engines.append(engine)
     if up:
         fleet.refresh(pool)
     return ranks
@@ -76,8 +76,9 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
 
 def leave(pool: PoolState, worker: int) -> None:
     """Send a worker's engine no more requests; those that run finish."""
-    for rank in pool.siblings[worker]:
-        pool.leaving[rank] = True
+    engine = pool.engine_of[worker]
+    engine.leaving = True
+    for rank in engine.ranks:
         pool.warming.pop(rank, None)
         pool.warm_credit.pop(rank, None)
     fleet.refresh(pool)
@@ -85,32 +86,28 @@ def leave(pool: PoolState, worker: int) -> None:
 
 def stay(pool: PoolState, worker: int) -> None:
     """Undo `leave` before the engine was gone: it was found again."""
-    for rank in pool.siblings[worker]:
-        pool.leaving[rank] = False
+    pool.engine_of[worker].leaving = False
     fleet.refresh(pool)
 
 
 def finished(pool: PoolState, worker: int) -> bool:
     """Whether a leaving worker's engine serves nothing any more."""
-    return all(
-        pool.leaving[rank] and not pool.active[rank] and not pool.progress.pending[rank]
-        for rank in pool.siblings[worker]
-    )
+    engine = pool.engine_of[worker]
+    if not engine.leaving or engine.progress.pending:
+        return False
+    return not any(pool.active[rank] for rank in engine.ranks)
 
 
 def vacate(pool: PoolState, worker: int, now_s: float) -> None:
     """Remove a worker's engine that has `finished`. `leave` took it out of the derived lists."""
-    ranks = pool.siblings[worker]
-    for rank in ranks:
-        pool.present[rank] = pool.up[rank] = False
-        pool.leaving[rank] = True
+    engine = pool.engine_of[worker]
+    engine.up, engine.leaving, engine.ejected_until_s = False, True, 0.0
+    for rank in engine.ranks:
+        pool.present[rank] = False
         pool.vacated_s[rank] = now_s
-        pool.ejected_until_s[rank] = 0.0
         fleet.heard(pool, rank, 0)
-        pool.remarks.pop(rank, None)
         pool.kv_tokens.pop(rank, None)
-        pool.unfit.discard(rank)
-    pool.engines.remove(ranks)
+    pool.engines.remove(engine)
 
 
 def without_cold(pool: PoolState, choice: list[int], now_s: float) -> list[int]:
@@ -130,7 +127,7 @@ def without_cold(pool: PoolState, choice: list[int], now_s: float) -> list[int]:
     turns = set()
     for worker, began_s in warming:
         if began_s < 0.0:
-            if pool.up[worker]:
+            if pool.engine_of[worker].up:
                 pool.warming[worker] = now_s
             continue
         warmth = (now_s - began_s) / WARM_UP_S
@@ -159,15 +156,3 @@ def warmth(pool: PoolState, worker: int, now_s: float) -> float:
     if share >= 1.0:
         del pool.warming[worker], pool.warm_credit[worker]
     return min(share, 1.0)
-
-
-def _append(pool: PoolState) -> None:
-    pool.workers.append("")
-    pool.siblings.append(())
-    for flags in (pool.up, pool.refused, pool.draining, pool.present, pool.leaving):
-        flags.append(False)
-    for numbers in (pool.active, pool.tokens, pool.elsewhere, pool.misses, pool.ejections):
-        numbers.append(0)
-    for figures in (pool.failures, pool.doubted_until_s, pool.ejected_until_s, pool.vacated_s):
-        figures.append(0.0)
-    pool.why_down.append("")

@@ -130,9 +130,9 @@ class Prober:
         """Probe every engine once, then continue in the background."""
         self._watch.start()
         engines = [
-            (served, pool, ranks[0])
+            (served, pool, engine.ranks[0])
             for state, (served, pool) in self._served.items()
-            for ranks in state.engines
+            for engine in state.engines
         ]
         await self.look(engines)
         for number, which in enumerate(engines):
@@ -170,8 +170,8 @@ class Prober:
 
     def drop(self, pool: PoolState) -> None:
         """Forget a pool that is gone, with its engines."""
-        for ranks in pool.engines:
-            self.forget(pool, ranks[0])
+        for engine in pool.engines:
+            self.forget(pool, engine.ranks[0])
         self._served.pop(pool, None)
 
     async def close(self) -> None:
@@ -201,11 +201,11 @@ class Prober:
                 probe_at_s += self._interval_s * (1 + floor(overrun_s / self._interval_s))
                 continue
             # Who missed the last probe is not asked: its page would delay the next one.
-            asked = not state.why_down[worker]
+            asked = not state.engine_of[worker].why_down
             if asked and await self._safely(self.read, served, pool, worker):
                 pause_s = self.page_interval_s
             else:
-                for rank in state.siblings[worker]:
+                for rank in state.engine_of[worker].ranks:
                     fleet.heard(state, rank, 0)
                 pause_s = max(min(2 * pause_s, _MAX_PAUSE_S) if asked else 0, self.page_interval_s)
             read_at_s = loop.time() + pause_s * random.uniform(1 - JITTER, 1 + JITTER)
@@ -236,8 +236,8 @@ class Prober:
             refused = isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
             why = self._reason_of(error, address, late_s)
             if not why:
-                return state.up[worker]
-        answers = state.progress.look(worker, self._clock(), self._watch.late_s)
+                return state.engine_of[worker].up
+        answers = state.engine_of[worker].progress.look(self._clock(), self._watch.late_s)
         if why:
             known.models_read_s = -inf
         # `RotationLog` tells what a verdict changes.
@@ -249,11 +249,11 @@ class Prober:
             fleet.unreachable(state, worker, why)
         else:
             fleet.missed(state, worker, why, answers=answers)
-            if state.up[worker]:
+            if state.engine_of[worker].up:
                 place = f"{served.name}/{state.name}"
                 _log.info("worker %s of %s missed a probe: %s", address.id, place, why)
         await self._look_for_frost(served, pool, worker, known)
-        if not state.up[worker]:
+        if not state.engine_of[worker].up:
             known.kv_read = False  # it may come back with another capacity
         elif not why and not known.kv_read:
             await self._read_kv(served, pool, worker, known)
@@ -291,7 +291,7 @@ class Prober:
         if page is None or page.status >= 500:
             return f"{path} answered {'too much' if page is None else page.status}", False
         # An engine without the page is asked again when it comes back.
-        if not known.sleepless or not state.up[worker]:
+        if not known.sleepless or not state.engine_of[worker].up:
             page = await self._pages.get(address, "/is_sleeping")
             if page is not None and page.status == 200:
                 known.sleepless = False
@@ -310,7 +310,7 @@ class Prober:
         loaded.
         """
         state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        doubt = not state.up[worker] or (pool, worker) in served.adapters.doubted
+        doubt = not state.engine_of[worker].up or (pool, worker) in served.adapters.doubted
         if not doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
             return "", False
         try:
@@ -335,25 +335,25 @@ class Prober:
     ) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
         state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        if not state.progress.silent_s(worker):
+        progress = state.engine_of[worker].progress
+        if not progress.silent_s:
             known.counted = None
             return
         counted = await self._pages.counted(address)
         if counted is not None:
             before, known.counted = known.counted, counted
             if before is not None and counted != before:
-                state.progress.got_on(worker)
+                progress.got_on()
                 return
-        stall_s = served.fleet.health.stall_s
-        if self._on_frozen is not None and state.progress.frozen(worker, stall_s):
+        if self._on_frozen is not None and progress.frozen(served.fleet.health.stall_s):
             _log.warning(
                 "worker %s of %s/%s is frozen: %d requests wait, and for %.0f s nobody was given "
                 "a token",
                 address.id,
                 served.name,
                 state.name,
-                len(state.progress.waiting(worker)),
-                state.progress.silent_s(worker),
+                len(progress.waiting()),
+                progress.silent_s,
             )
             self._on_frozen(served, pool, worker)
 
@@ -367,7 +367,7 @@ class Prober:
             return
         known.kv_read = True
         body = await self._pages.metrics(served.fleet.workers[pool][worker])
-        for rank in state.siblings[worker]:
+        for rank in state.engine_of[worker].ranks:
             address = served.fleet.workers[pool][rank]
             tokens = 0 if body is None else read_kv_tokens(body, address.rank)
             if bytes_a_token and tokens and tokens != state.kv_tokens.get(rank):
@@ -389,7 +389,7 @@ class Prober:
         if body is None:
             return False
         known, running = False, read_adapters(body)
-        for rank in state.siblings[worker]:
+        for rank in state.engine_of[worker].ranks:
             address = served.fleet.workers[pool][rank]
             sample = read_page(body, address.rank)
             if sample == EngineSample():
@@ -431,7 +431,7 @@ class Prober:
         named = (*known.named, *aliases)
         taken = [n for n in listed if known.discovers or any(matches(a, n) for a in named)]
         met, new = set(known.names), list[str]()
-        for rank in served.fleet.pools[pool].siblings[worker]:
+        for rank in served.fleet.pools[pool].engine_of[worker].ranks:
             new = known.listed(pool, rank, taken)
         address = served.fleet.workers[pool][worker].id
         if new:
@@ -469,12 +469,9 @@ class Prober:
                 f"reports max_model_len {said}, but pool {state.name} says {expected}: set it to "
                 "the engine's"
             )
-            if state.remarks.get(worker) != remark:
+            if state.engine_of[worker].remark != remark:
                 _log.warning("worker %s %s", served.fleet.workers[pool][worker].id, remark)
-        for rank in state.siblings[worker]:
-            state.remarks.pop(rank, None)
-            if remark:
-                state.remarks[rank] = remark
+        state.engine_of[worker].remark = remark
 
 
 class LoopWatch:

@@ -8,7 +8,7 @@ until the engine makes progress. A client that leaves within its allowed time ad
 Times are arguments, in seconds of any monotonic clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 PREFILL_TOKENS_PER_S: Final = 1000.0
@@ -38,108 +38,72 @@ class Pending:
 
 
 class Progress:
-    """Progress of one pool's engines. Arrays are by worker; silence is at the engine's first."""
+    """Progress of one engine, over all its ranks."""
 
-    __slots__ = (
-        "_answers",
-        "_looked_s",
-        "_overdue",
-        "_patience_s",
-        "_siblings",
-        "_silent_s",
-        "pending",
-    )
+    __slots__ = ("_answered", "_looked_s", "_overdue", "_patience_s", "pending", "silent_s")
 
-    def __init__(self, siblings: Sequence[Sequence[int]]) -> None:
-        """`siblings`: by worker, the workers of its engine, itself included."""
-        n = len(siblings)
-        self._siblings = siblings
-        self.pending: list[dict[Pending, None]] = [{} for _ in range(n)]
-        self._silent_s = [0.0] * n
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.pending: dict[Pending, None] = {}
+        """Running attempts."""
+        self.silent_s = 0.0
         """Silence: overdue time since the engine last made progress."""
-        self._overdue = [False] * n
+        self._overdue = False
         """Whether a request was overdue at the last look."""
-        self._patience_s = [0.0] * n
+        self._patience_s = 0.0
         """The longest allowed time of any request that waited during the silence."""
-        self._answers = [0] * n
-        """Attempts that ended with progress since the last look."""
-        self._looked_s = [0.0] * n
+        self._answered = False
+        """Whether an attempt ended with progress since the last look."""
+        self._looked_s = now_s
 
-    def join(self, ranks: Sequence[int], now_s: float) -> None:
-        """A new engine's ranks take these places; `siblings` lists them already."""
-        for rank in ranks:
-            while rank >= len(self.pending):
-                self.pending.append({})
-                for values in (self._silent_s, self._patience_s, self._looked_s):
-                    values.append(0.0)
-                self._overdue.append(False)
-                self._answers.append(0)
-            self._silent_s[rank] = self._patience_s[rank] = 0.0
-            self._looked_s[rank] = now_s
-            self._overdue[rank] = False
-            self._answers[rank] = 0
-
-    def begin(self, worker: int, pending: Pending) -> None:
+    def begin(self, pending: Pending) -> None:
         """Note that an attempt was sent."""
-        self.pending[worker][pending] = None
+        self.pending[pending] = None
 
-    def end(self, worker: int, pending: Pending, *, answered: bool) -> None:
+    def end(self, pending: Pending, *, answered: bool) -> None:
         """Note that an attempt ended; `answered`: with the tokens that it asked for."""
-        self.pending[worker].pop(pending, None)
+        self.pending.pop(pending, None)
         if answered or pending.emitted() != pending.seen:
-            self._answers[worker] += 1
+            self._answered = True
 
-    def look(self, worker: int, now_s: float, late_s: float = 0.0) -> bool:
-        """Check an engine periodically; True if it made progress since the last look.
+    def look(self, now_s: float, late_s: float = 0.0) -> bool:
+        """Check the engine periodically; True if it made progress since the last look.
 
         `late_s`: total time that this process has stood still so far; it adds no silence.
         """
         lived_s = now_s - late_s
-        ranks = self._siblings[worker]
-        head = ranks[0]
-        moved, overdue_s, allowed_s = False, 0.0, 0.0
-        for rank in ranks:
-            if self._answers[rank]:
-                self._answers[rank] = 0
+        moved, self._answered = self._answered, False
+        overdue_s, allowed_s = 0.0, 0.0
+        for pending in self.pending:
+            count = pending.emitted()
+            if count != pending.seen:
+                pending.seen = count
                 moved = True
-            for pending in self.pending[rank]:
-                count = pending.emitted()
-                if count != pending.seen:
-                    pending.seen = count
-                    moved = True
-                elif not count:
-                    overdue_s = max(overdue_s, now_s - pending.sent_s - pending.allowed_s)
-                    allowed_s = max(allowed_s, pending.allowed_s)
-        self._overdue[head] = overdue_s > 0
+            elif not count:
+                overdue_s = max(overdue_s, now_s - pending.sent_s - pending.allowed_s)
+                allowed_s = max(allowed_s, pending.allowed_s)
+        self._overdue = overdue_s > 0
         if moved:
-            self.got_on(worker)
+            self.got_on()
         elif overdue_s > 0:
-            self._silent_s[head] += min(overdue_s, lived_s - self._looked_s[head])
-            self._patience_s[head] = max(self._patience_s[head], allowed_s)
-        self._looked_s[head] = lived_s
+            self.silent_s += min(overdue_s, lived_s - self._looked_s)
+            self._patience_s = max(self._patience_s, allowed_s)
+        self._looked_s = lived_s
         return moved
 
-    def got_on(self, worker: int) -> None:
-        """Note progress of the worker's engine: its silence ends."""
-        head = self._siblings[worker][0]
-        self._silent_s[head] = self._patience_s[head] = 0.0
+    def got_on(self) -> None:
+        """Note progress: the silence ends."""
+        self.silent_s = self._patience_s = 0.0
 
-    def silent_s(self, worker: int) -> float:
-        """Seconds of silence of a worker's engine."""
-        return self._silent_s[self._siblings[worker][0]]
-
-    def frozen(self, worker: int, stall_s: float) -> bool:
-        """Whether an engine was silent for too long and a request is overdue now.
+    def frozen(self, stall_s: float) -> bool:
+        """Whether the engine was silent for too long and a request is overdue now.
 
         Without an overdue request the engine may be tried again.
         """
-        head = self._siblings[worker][0]
-        return self._overdue[head] and self._silent_s[head] > stall_s + self._patience_s[head]
+        return self._overdue and self.silent_s > stall_s + self._patience_s
 
-    def waiting(self, worker: int) -> list[Pending]:
-        """Attempts that wait for a first byte from a worker's engine."""
-        ranks = self._siblings[worker]
-        return [p for rank in ranks for p in self.pending[rank] if not p.emitted()]
+    def waiting(self) -> list[Pending]:
+        """Attempts that wait for a first byte."""
+        return [pending for pending in self.pending if not pending.emitted()]
 
 
 def allowed_s(prompt_tokens: int, output_tokens: int, predicted_s: float) -> float:

@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import Final
 
 from gateway.background_task import BackgroundTasks
-from gateway.fleet import fleet, members, model_workers
-from gateway.fleet.fleet import PoolState
+from gateway.fleet import fleet, members, model_runtime
+from gateway.fleet.fleet import EngineState, PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.metrics import Metrics
@@ -38,19 +38,6 @@ def engine_id(engine: Engine) -> str:
     return engine[0].id.partition("#")[0]
 
 
-class _Known:
-    """An engine of a pool."""
-
-    __slots__ = ("addresses", "leaving", "sources", "worker")
-
-    def __init__(self, addresses: Engine, worker: int, source: str) -> None:
-        self.addresses = addresses
-        self.worker = worker
-        """Its first place."""
-        self.sources = {source}
-        self.leaving = False
-
-
 class Rotation:
     """The engines of all pools, and who named them."""
 
@@ -68,19 +55,29 @@ class Rotation:
 
         `clock` is the requests' clock.
         """
-        self._models = {served.name: served for served in models}
         self._prober = prober
         self._metrics = metrics
         self._clock = clock
         self._disconnect = disconnect
         self._on_join = on_join
         self._lock = asyncio.Lock()
-        self._known: dict[tuple[str, int], dict[str, _Known]] = {
-            (served.name, pool): _configured(served, pool)
-            for served in self._models.values()
-            for pool in range(len(served.fleet.pools))
-        }
+        self._models: dict[str, ModelRuntime] = {}
+        self._known: dict[PoolState, dict[str, EngineState]] = {}
+        """By pool, the engines by name; without those that leave because another took the name."""
+        for served in models:
+            self._follow(served)
         self._background = BackgroundTasks()
+
+    def _follow(self, served: ModelRuntime) -> list[int]:
+        """Serve a model; returns its pools that are new here."""
+        self._models[served.name] = served
+        new = [i for i, state in enumerate(served.fleet.pools) if state not in self._known]
+        for pool in new:
+            known = self._known[served.fleet.pools[pool]] = {}
+            for engine in served.fleet.pools[pool].engines:
+                engine.sources.add(CONFIGURED)
+                known[engine_id(_addresses(served, pool, engine))] = engine
+        return new
 
     async def start(self) -> None:
         """Remove engines that finished, from now on."""
@@ -91,7 +88,8 @@ class Rotation:
 
     def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:
         """Engine -> who names it; leaving engines have nobody."""
-        return {name: frozenset(known.sources) for name, known in self._known[model, pool].items()}
+        known = self._known[self._models[model].fleet.pools[pool]]
+        return {name: frozenset(engine.sources) for name, engine in known.items()}
 
     async def apply_to(self, model: str, pool: str, source: str, engines: Sequence[Engine]) -> None:
         """Make these the engines that a source names in a pool; requests run in between.
@@ -101,8 +99,20 @@ class Rotation:
         async with self._lock:
             served = self._models.get(model)
             names = [] if served is None else [state.name for state in served.fleet.pools]
-            if pool in names:
-                await self._apply(model, names.index(pool), source, engines)
+            if served is None or pool not in names:
+                return
+            at = names.index(pool)
+            wanted = {engine_id(engine): engine for engine in engines}
+            known = self._known[served.fleet.pools[at]]
+            before = [name for name, engine in known.items() if source in engine.sources]
+            # The new ones first: in between requests run, and must find an engine.
+            for number, (name, engine) in enumerate(wanted.items()):
+                self._name(served, at, source, name, engine, number * _SPREAD)
+                await asyncio.sleep(0)
+            for name in before:
+                if name not in wanted:
+                    self.remove(model, at, source, name)
+                    await asyncio.sleep(0)
 
     def still(self) -> asyncio.Lock:
         """Held while models are replaced: no source's set is applied meanwhile."""
@@ -114,53 +124,39 @@ class Rotation:
         Pools that both have keep their engines. The others' stay as they are: whoever still waits
         for them may bind there.
         """
-        known: dict[int, dict[str, _Known]] = {}
+        gone: list[Engine] = []
         if before is not None:
             del self._models[before.name]
             for pool, state in enumerate(before.fleet.pools):
-                known[id(state)] = self._known.pop((before.name, pool))
                 if served is None or state not in served.fleet.pools:
-                    for ranks in state.engines:
-                        self._prober.leave(state, ranks[0])
+                    gone += [_addresses(before, pool, engine) for engine in state.engines]
+                    del self._known[state]
+                    for engine in state.engines:
+                        self._prober.leave(state, engine.ranks[0])
         if served is not None:
-            self._models[served.name] = served
+            new = self._follow(served)
             self._prober.follow([served])
-            for pool, state in enumerate(served.fleet.pools):
-                kept = known.pop(id(state), None)
-                self._known[served.name, pool] = kept or _configured(served, pool)
-                if kept is None:
-                    for number, ranks in enumerate(state.engines):
-                        self._prober.watch(served, pool, ranks[0], number * _SPREAD)
-        return [each.addresses for engines in known.values() for each in engines.values()]
+            for pool in new:
+                for number, engine in enumerate(served.fleet.pools[pool].engines):
+                    self._prober.watch(served, pool, engine.ranks[0], number * _SPREAD)
+        return gone
 
     def close_connections(self, engines: Iterable[Engine]) -> None:
         """Close the connections to engines of pools that are gone, unless others have them."""
         used = {
             address
-            for known in self._known.values()
-            for each in known.values()
-            for address in each.addresses
+            for served in self._models.values()
+            for pool, state in enumerate(served.fleet.pools)
+            for engine in state.engines
+            for address in _addresses(served, pool, engine)
         }
-        for engine in engines:
-            for address in engine:
-                if address not in used:
-                    self._disconnect(address)
-
-    async def _apply(self, model: str, pool: int, source: str, engines: Sequence[Engine]) -> None:
-        wanted = {engine_id(engine): engine for engine in engines}
-        before = [n for n, known in self._known[model, pool].items() if source in known.sources]
-        # The new ones first: in between requests run, and must find an engine.
-        for number, (name, engine) in enumerate(wanted.items()):
-            self._name(model, pool, source, name, engine, number * _SPREAD)
-            await asyncio.sleep(0)
-        for name in before:
-            if name not in wanted:
-                self.remove(model, pool, source, name)
-                await asyncio.sleep(0)
+        for address in chain.from_iterable(engines):
+            if address not in used:
+                self._disconnect(address)
 
     def add(self, model: str, pool: int, source: str, engine: Engine) -> bool:
         """Name one more engine; False if others name it with another key, model or ranks."""
-        return self._name(model, pool, source, engine_id(engine), engine, 0.0)
+        return self._name(self._models[model], pool, source, engine_id(engine), engine, 0.0)
 
     def sweep(self) -> bool:
         """Remove leaving engines that serve nothing any more, at most VACATE_BATCH.
@@ -168,55 +164,60 @@ class Rotation:
         Returns whether there may be more of them.
         """
         left = VACATE_BATCH
-        for (model, pool), engines in self._known.items():
-            served = self._models[model]
-            leaving = {known.worker: name for name, known in engines.items() if known.leaving}
-            gone = list(islice(model_workers.finished(served, pool, leaving), left))
-            if gone:
-                self._vacate(served, pool, [leaving[worker] for worker in gone])
-            left -= len(gone)
+        for served in self._models.values():
+            for pool, state in enumerate(served.fleet.pools):
+                leaving = [engine.ranks[0] for engine in state.engines if engine.leaving]
+                gone = list(islice(model_runtime.finished(served, pool, leaving), left))
+                if gone:
+                    self._vacate(served, pool, gone)
+                left -= len(gone)
         return not left
 
     def _name(
-        self, model: str, pool: int, source: str, name: str, engine: Engine, delay_s: float
+        self,
+        served: ModelRuntime,
+        pool: int,
+        source: str,
+        name: str,
+        addresses: Engine,
+        delay_s: float,
     ) -> bool:
-        engines, served = self._known[model, pool], self._models[model]
-        known = engines.get(name)
-        if known is not None and known.addresses == engine:
-            known.sources.add(source)
-            if known.leaving:
-                known.leaving = False
-                members.stay(served.fleet.pools[pool], known.worker)
-                _log.info("worker %s of %s stays: %s names it again", name, model, source)
+        state = served.fleet.pools[pool]
+        engine = self._known[state].get(name)
+        if engine is not None and _addresses(served, pool, engine) == addresses:
+            engine.sources.add(source)
+            if engine.leaving:
+                members.stay(state, engine.ranks[0])
+                _log.info("worker %s of %s stays: %s names it again", name, served.name, source)
             return True
-        if known is not None:  # another key, served name or number of ranks: another engine
-            if known.sources - {source, ADMIN}:
+        if engine is not None:  # another key, served name or number of ranks: another engine
+            if engine.sources - {source, ADMIN}:
                 return False  # who named it first decides, but an admin only until another does
-            self._leave(served, pool, name, known)
-            engines[f"{name} until {known.worker}"] = engines.pop(name)
-        ranks = model_workers.join(served, pool, engine, self._clock())
-        engines[name] = _Known(engine, ranks[0], source)
-        for address in engine:
+            self._leave(served, pool, name, engine)
+        ranks = model_runtime.join(served, pool, addresses, self._clock())
+        self._known[state][name] = state.engine_of[ranks[0]]
+        state.engine_of[ranks[0]].sources.add(source)
+        for address in addresses:
             self._on_join(address.id)
         self._prober.watch(served, pool, ranks[0], delay_s)
-        _log.info("worker %s joins %s/%s: %s names it", name, model, _pool(served, pool), source)
+        _log.info("worker %s joins %s/%s: %s names it", name, served.name, state.name, source)
         return True
 
     def remove(self, model: str, pool: int, source: str, name: str) -> None:
         """Name an engine no more."""
-        known = self._known[model, pool].get(name)
-        if known is None or source not in known.sources:
+        served = self._models[model]
+        engine = self._known[served.fleet.pools[pool]].get(name)
+        if engine is None or source not in engine.sources:
             return  # an admin was faster
-        known.sources.remove(source)
-        if not known.sources:
-            self._leave(self._models[model], pool, name, known)
+        engine.sources.remove(source)
+        if not engine.sources:
+            self._leave(served, pool, name, engine)
 
-    def _leave(self, served: ModelRuntime, pool: int, name: str, known: _Known) -> None:
+    def _leave(self, served: ModelRuntime, pool: int, name: str, engine: EngineState) -> None:
         state = served.fleet.pools[pool]
-        known.sources.clear()
-        known.leaving = True
-        members.leave(state, known.worker)
-        running = sum(state.active[rank] for rank in state.siblings[known.worker])
+        engine.sources.clear()
+        members.leave(state, engine.ranks[0])
+        running = sum(state.active[rank] for rank in engine.ranks)
         _log.info(
             "worker %s leaves %s/%s: %d sequences finish there",
             name,
@@ -225,17 +226,20 @@ class Rotation:
             running,
         )
 
-    def _vacate(self, served: ModelRuntime, pool: int, names: Sequence[str]) -> None:
-        engines = self._known[served.name, pool]
-        gone = {name: engines.pop(name) for name in names}
-        workers = [known.worker for known in gone.values()]
-        model_workers.vacate(served, pool, workers, self._clock())
-        for name, known in gone.items():
-            self._prober.forget(served.fleet.pools[pool], known.worker)
-            for address in known.addresses:
+    def _vacate(self, served: ModelRuntime, pool: int, workers: Sequence[int]) -> None:
+        state = served.fleet.pools[pool]
+        model_runtime.vacate(served, pool, workers, self._clock())
+        for worker in workers:
+            engine = state.engine_of[worker]
+            addresses = _addresses(served, pool, engine)
+            name = engine_id(addresses)
+            if self._known[state].get(name) is engine:
+                del self._known[state][name]
+            self._prober.forget(state, worker)
+            for address in addresses:
                 self._disconnect(address)
-                self._metrics.ejections.values.pop((_pool(served, pool), address.id), None)
-            _log.info("worker %s of %s/%s is gone", name, served.name, _pool(served, pool))
+                self._metrics.ejections.values.pop((state.name, address.id), None)
+            _log.info("worker %s of %s/%s is gone", name, served.name, state.name)
 
     async def _run(self) -> None:
         while True:
@@ -281,11 +285,5 @@ def _tell(place: str, before: dict[str, str], now: dict[str, str]) -> None:
             _log.warning("worker %s of %s is out of the rotation: %s", worker, place, now[worker])
 
 
-def _pool(served: ModelRuntime, pool: int) -> str:
-    return served.fleet.pools[pool].name
-
-
-def _configured(served: ModelRuntime, pool: int) -> dict[str, _Known]:
-    state, addresses = served.fleet.pools[pool], served.fleet.workers[pool]
-    engines = [(ranks[0], tuple(addresses[rank] for rank in ranks)) for ranks in state.engines]
-    return {engine_id(engine): _Known(engine, worker, CONFIGURED) for worker, engine in engines}
+def _addresses(served: ModelRuntime, pool: int, engine: EngineState) -> Engine:
+    return tuple([served.fleet.workers[pool][rank] for rank in engine.ranks])

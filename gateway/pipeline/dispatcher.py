@@ -144,10 +144,11 @@ class Dispatcher:
     def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
         state, now_s = served.fleet.pools[pool], self._clock()
-        if state.ejected_until_s[worker] <= now_s:
+        engine = state.engine_of[worker]
+        if engine.ejected_until_s <= now_s:
             fleet.eject(state, worker, served.fleet.health, now_s, "it gives no token to anybody")
             self._metrics.ejections.add(state.name, state.workers[worker])
-        for pending in state.progress.waiting(worker):
+        for pending in engine.progress.waiting():
             attempts: Attempts = pending.owner
             sent = attempts.relay is not None and attempts.relay.opened
             if attempts.sender is None or attempts.moved or sent:
@@ -186,7 +187,7 @@ class Dispatcher:
         if self._loop is None:  # asked for once: it costs a call of the system
             self._loop = asyncio.get_running_loop()
         attempts.sender = asyncio.current_task(self._loop)
-        pool.progress.begin(binding.worker, pending)
+        pool.engine_of[binding.worker].progress.begin(pending)
         result = "cancelled"
         waiting = self._watch_wait(attempts, relay)
         try:
@@ -210,7 +211,7 @@ class Dispatcher:
             slot_time.count(ended_s)
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             computed = result == "ok" and incoming.endpoint.computes
-            pool.progress.end(binding.worker, pending, answered=computed)
+            pool.engine_of[binding.worker].progress.end(pending, answered=computed)
             if attempts.scheduler is not None:
                 self._binder.release(attempts, answered=result == "ok")
             if relay.first_s is None and result != "cancelled" and attempts.entry is not None:
@@ -286,7 +287,8 @@ class Dispatcher:
                 fleet.rest(pool, worker, now_s + answer.retry_after_s)
         if broke:
             self._blame(attempts, pool, worker, why, now_s)
-        elif not pool.progress.silent_s(worker):  # a frozen engine still refuses what is malformed
+        elif not pool.engine_of[worker].progress.silent_s:
+            # A frozen engine still refuses what is malformed.
             fleet.succeeded(pool, worker)
 
     def _blame(
@@ -386,7 +388,7 @@ def _not_served(attempts: Attempts, binding: Binding) -> None:
     """A worker says that it lacks what it was sent: the probes' next look may return it."""
     served, pool = attempts.served, attempts.served.fleet.pools[binding.pool]
     if adapter := attempts.facts.adapter:
-        for rank in pool.siblings[binding.worker]:
+        for rank in pool.engine_of[binding.worker].ranks:
             served.adapters.lost(binding.pool, rank, adapter)
         return
     worker = served.fleet.workers[binding.pool][binding.worker]
@@ -417,6 +419,6 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
         for worker in fleet.available(pool, now_s):
             here = index == binding.pool and worker == binding.worker
             known = (pool.name, attempts.served.fleet.workers[index][worker].id) in tried
-            if not here and not known and pool.ejected_until_s[worker] <= now_s:
+            if not here and not known and pool.engine_of[worker].ejected_until_s <= now_s:
                 return True
     return False

@@ -150,7 +150,7 @@ class FleetNotes:
         return _FleetNote(
             replica=self._replica,
             ejected=[
-                [worker for worker, until_s in enumerate(pool.ejected_until_s) if until_s > now_s]
+                [i for i, engine in enumerate(pool.engine_of) if engine.ejected_until_s > now_s]
                 if pool.last_ejection_end_s > now_s
                 else []
                 for pool in served.fleet.pools

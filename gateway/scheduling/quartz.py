@@ -497,7 +497,7 @@ class Quartz:
         if pool.alive is self._seen_alive and now_s < self._seen_until_s:
             return
         self._seen_alive = pool.alive
-        pending = [at_s for at_s in pool.ejected_until_s if at_s > now_s]
+        pending = [e.ejected_until_s for e in pool.engines if e.ejected_until_s > now_s]
         self._seen_until_s = min(pending, default=inf)
         self._available = fleet.available(pool, now_s)
         self._choice_mask = mask_of(self._available)

@@ -73,7 +73,7 @@ class RankGroup:
         rules: RankRules | None = None,
         observed: ObservedTokens | None = None,
     ) -> None:
-        """The pool's workers are the ranks; `pool.engines` groups those of one engine."""
+        """The pool's workers are the ranks; `pool.engines` group those of one engine."""
         self.replicas = 1
         self.rules = rules or RankRules()
         self.steps = StepClock()
@@ -174,7 +174,7 @@ class RankGroup:
                 for job in self._line.preferring(rank, priority_class, self._room(rank)):
                     if self._room(rank):
                         self._send(job, rank, out, now_s)
-        groups = [[w for w in ranks if w in known] for ranks in self._pool.engines]
+        groups = [[w for w in e.ranks if w in known] for e in self._pool.engines]
         rooms = [sum([self._warm_room(rank, now_s) for rank in ranks]) for ranks in groups]
         for room, ranks in sorted(zip(rooms, groups, strict=True), key=lambda pair: -pair[0]):
             if room:

@@ -60,7 +60,7 @@ async def look(config: Config) -> list[LiveFinding]:
                 prober.probe(served, pool, worker)
                 for served in models
                 for pool, state in enumerate(served.fleet.pools)
-                for worker, *_ in state.engines
+                for worker in [engine.ranks[0] for engine in state.engines]
             )
         )
         found = (one for served in models for one in (*_workers(served), *_aliases(served)))
@@ -108,7 +108,8 @@ def _sources(discovery: Discovery) -> Iterator[LiveFinding]:
 def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
     for pool in served.fleet.pools:
         for place, name in members.present(pool):
-            problem = pool.why_down[place] or pool.remarks.get(place, "")
+            engine = pool.engine_of[place]
+            problem = engine.why_down or engine.remark
             problem, _, fix = problem.partition(": set ")
             if fix:
                 fix = f"set {fix}"
@@ -118,7 +119,7 @@ def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
                 model=served.name,
                 pool=pool.name,
                 worker=name,
-                ready=pool.up[place],
+                ready=engine.up,
                 problem=problem,
                 fix=fix,
             )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gateway.estimate.estimator import LengthEstimator
 from gateway.estimate.profile import PROFILES
 from gateway.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import PoolState, SlotClock
 from gateway.fleet.lora_adapters import Adapters
 from gateway.fleet.model_runtime import (
     ModelAdmission,
@@ -25,7 +25,6 @@ from gateway.fleet.model_runtime import (
     ModelScheduling,
     QueueRules,
 )
-from gateway.fleet.slot_clock import SlotClock
 from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
 from gateway.records.entitlement import PROFILES as PROFILES_OF_ADMISSION
 from gateway.records.entitlement import MeanRate

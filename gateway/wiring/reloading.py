@@ -264,11 +264,11 @@ class ModelSet:
         gateway = self._gateway
         await gateway.prober.look(
             [
-                (each.ready, index, ranks[0])
+                (each.ready, index, engine.ranks[0])
                 for each in following
                 for index, pool in enumerate(each.ready.fleet.pools)
                 if each.before is None or pool not in each.before.fleet.pools
-                for ranks in pool.engines
+                for engine in pool.engines
             ]
         )
         await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})

@@ -143,14 +143,14 @@ class EngineFleet:
         self._units = [
             unit
             for profile, pool in zip(gateway.profiles, self._served.fleet.pools, strict=True)
-            for unit in units_of(profile, pool.engines)
+            for unit in units_of(profile, [engine.ranks for engine in pool.engines])
         ]
         self._place: dict[Worker, tuple[int, int]] = {}
         """Worker -> (unit, rank)."""
         self._workers: list[list[Worker]] = []
         """By unit: its workers."""
         for p, pool in enumerate(self._served.fleet.pools):
-            for workers in pool.engines:
+            for workers in [engine.ranks for engine in pool.engines]:
                 unit = len(self._workers)
                 self._place |= {(p, w): (unit, rank) for rank, w in enumerate(workers)}
                 self._workers.append([(p, w) for w in workers])

@@ -21,7 +21,8 @@ def client_of(models: Sequence[ModelRuntime], *, draining: bool = False) -> http
 def without_workers(name: str) -> ModelRuntime:
     served = served_model(name=name)
     for pool in served.fleet.pools:
-        pool.up[:] = [False] * len(pool.up)
+        for engine in pool.engines:
+            engine.up = False
         fleet.refresh(pool)
     return served
 

@@ -16,8 +16,8 @@ from gateway.control.external_admission import AuthorizeBody, facts_of
 from gateway.control.external_admission_service import AdmissionService, admission_router
 from gateway.control.surface import MAX_BODY_BYTES
 from gateway.errors import Forbidden
+from gateway.fleet.fleet import SlotClock
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.fleet.slot_clock import SlotClock
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
 from gateway.pipeline.authenticate import Keyring, authenticate_head

@@ -11,7 +11,7 @@ from gateway.dashboard.tables import (
     tenants_page,
     worker_rows,
 )
-from gateway.fleet import members, model_workers
+from gateway.fleet import members, model_runtime
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
@@ -38,14 +38,14 @@ def usage_of(served: ModelRuntime, described: dict[str, object]) -> dict[str, fl
 def test_present_workers_are_shown_with_their_own_figures() -> None:
     served = fleet_of(2)
     pool, view = served.fleet.pools[0], served.fleet.telemetry[0]
-    model_workers.join(served, 0, (address("new"),), 0.0, up=True)
+    model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
     for place, usage in enumerate((0.1, 0.2, 0.3)):
         record(view, place, EngineSample(kv_usage=usage), 0.5)
     members.leave(pool, 0)
     described = describe_fleet(served, (), 1.0)
     (leaving, *_) = worker_rows(served, described, 1.0)
     assert (leaving["id"], leaving["state"]) == (pool.workers[0], "draining")
-    model_workers.vacate(served, 0, [0], 1.0)
+    model_runtime.vacate(served, 0, [0], 1.0)
     shown = describe_fleet(served, (), 1.0)
     assert usage_of(served, shown) == {pool.workers[1]: 0.2, "new": 0.3}
     (row,) = pool_rows(served, shown)
@@ -59,7 +59,7 @@ def test_a_worker_that_left_since_it_was_described_has_no_figures_of_another() -
         record(view, place, EngineSample(kv_usage=usage), 0.5)
     described = describe_fleet(served, (), 1.0)
     members.leave(pool, 0)
-    model_workers.vacate(served, 0, [0], 1.0)
+    model_runtime.vacate(served, 0, [0], 1.0)
     assert usage_of(served, described) == {pool.workers[0]: None, pool.workers[1]: 0.2}
 
 

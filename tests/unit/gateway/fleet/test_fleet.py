@@ -86,7 +86,7 @@ def test_each_further_ejection_doubles_up_to_the_longest() -> None:
     waits = []
     for _ in range(6):
         eject(state, 0, 100.0)
-        waits.append(state.ejected_until_s[0] - 100.0)
+        waits.append(state.engine_of[0].ejected_until_s - 100.0)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 
@@ -97,14 +97,14 @@ def test_a_success_clears_the_ejection_history() -> None:
     fleet.succeeded(state, 0)
     assert fleet.available(state, 20.0) == [0, 1]
     eject(state, 0, 100.0)
-    assert state.ejected_until_s[0] == 105.0
+    assert state.engine_of[0].ejected_until_s == 105.0
 
 
 def test_many_ejections_do_not_overflow_the_wait() -> None:
     state = pool()
     for _ in range(5000):
         eject(state, 0, 0.0)
-    assert state.ejected_until_s[0] == 60.0
+    assert state.engine_of[0].ejected_until_s == 60.0
 
 
 def test_when_all_are_ejected_a_doubtful_worker_beats_none() -> None:
@@ -163,9 +163,9 @@ def test_the_third_missed_probe_in_a_row_takes_a_worker_out() -> None:
         False, False, True, False,
     ]  # fmt: skip
     assert fleet.available(state, 0.0) == [1]
-    assert state.why_down == ["why", ""]
+    assert [e.why_down for e in state.engine_of] == ["why", ""]
     assert fleet.probed(state, 0, ok=True)
-    assert (fleet.available(state, 0.0), state.why_down) == ([0, 1], ["", ""])
+    assert (fleet.available(state, 0.0), state.engine_of[0].why_down) == ([0, 1], "")
 
 
 def test_the_very_first_probe_decides() -> None:
@@ -223,7 +223,7 @@ def test_finish_takes_away_exactly_what_start_added(work: list[tuple[int, int, i
     assert (state.active, state.tokens) == ([0, 0, 0], [0, 0, 0])
 
 
-class Looked(list[float]):
+class Looked(list[fleet.EngineState]):
     """Counts how often it is asked for a worker's value; what is compiled does not ask it."""
 
     times = 0
@@ -237,7 +237,7 @@ def test_an_ejected_worker_is_looked_for_once_not_for_every_request() -> None:
     state = fleet.PoolState("p", tuple(map(str, range(100))), 4)
     rules = HealthRules(eject_after=1, eject_s=5.0)
     assert fleet.failed(state, 7, rules, 10.0)
-    looked = state.ejected_until_s = Looked(state.ejected_until_s)
+    looked = state.engine_of = Looked(state.engine_of)
     found = [fleet.available(state, 10.0 + number / 100) for number in range(400)]
     assert found[0] == [i for i in range(100) if i != 7]
     assert all(each is found[0] for each in found), "looked for anew"
@@ -283,4 +283,4 @@ def test_what_all_workers_have_is_kept_as_a_sum() -> None:
 
 def test_a_worker_s_siblings_are_those_of_its_engine() -> None:
     state = fleet.PoolState("p", tuple("abcde"), 4, engines=((0, 1), (2,), (3, 4)))
-    assert state.siblings == [(0, 1), (0, 1), (2,), (3, 4), (3, 4)]
+    assert [e.ranks for e in state.engine_of] == [(0, 1), (0, 1), (2,), (3, 4), (3, 4)]

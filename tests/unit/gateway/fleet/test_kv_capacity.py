@@ -121,7 +121,7 @@ async def test_an_engine_that_tells_no_longer_is_unknown_again(
     await probing.probe(served, 0, 0)
     assert served.fleet.pools[0].kv_tokens[0]
     engines.answer("/health", status=500)
-    while served.fleet.pools[0].up[0]:
+    while served.fleet.pools[0].engine_of[0].up:
         await probing.probe(served, 0, 0)
     engines.answer("/health")
     engines.answer("/metrics", status=404)

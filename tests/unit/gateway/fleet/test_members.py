@@ -40,12 +40,12 @@ def test_a_worker_is_finished_only_without_sequences_and_attempts() -> None:
     pool = pool_of("a", "b")
     pending = Pending(None, 0.0, 1.0, lambda: 0)
     fleet.start(pool, 1, 1, 10)
-    pool.progress.begin(1, pending)
+    pool.engine_of[1].progress.begin(pending)
     members.leave(pool, 1)
     assert not members.finished(pool, 1)
     fleet.finish(pool, 1, 1, 10)
     assert not members.finished(pool, 1)
-    pool.progress.end(1, pending, answered=True)
+    pool.engine_of[1].progress.end(pending, answered=True)
     assert members.finished(pool, 1)
 
 
@@ -80,7 +80,8 @@ def test_a_place_used_again_remembers_nothing_of_its_former_worker() -> None:
     (place,) = members.join(pool, ["c"], REUSE_AFTER_S, up=True)
     assert place == 1
     assert fleet.available(pool, REUSE_AFTER_S) == [0, 1]
-    assert (pool.failures[1], pool.ejections[1], pool.refused[1]) == (0, 0, False)
+    engine = pool.engine_of[1]
+    assert (engine.failures, engine.ejections, engine.refused) == (0, 0, False)
 
 
 RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
@@ -89,12 +90,12 @@ RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
 def test_an_engine_comes_and_goes_with_all_its_ranks() -> None:
     pool = PoolState("p", ("a#0", "a#1"), 4, [(0, 1)])
     ranks = members.join(pool, ["b#0", "b#1", "b#2"], 0.0, up=True)
-    assert pool.engines == [(0, 1), (2, 3, 4)]
-    assert pool.siblings[3] == ranks
+    assert [e.ranks for e in pool.engines] == [(0, 1), (2, 3, 4)]
+    assert pool.engine_of[3].ranks == ranks
     members.leave(pool, 3)
     assert fleet.available(pool, 0.0) == [0, 1]
     members.vacate(pool, 2, 0.0)
-    assert pool.engines == [(0, 1)]
+    assert [e.ranks for e in pool.engines] == [(0, 1)]
 
 
 def test_the_share_of_a_new_worker_rises_to_an_even_share() -> None:
@@ -202,8 +203,8 @@ class Membership(RuleBasedStateMachine):
             return
         pending = Pending(None, self.now_s, 1.0, lambda: 0)
         fleet.start(self.pool, binding.worker, 1, 7)
-        self.pool.progress.begin(binding.worker, pending)
-        assert not self.pool.leaving[binding.worker]
+        self.pool.engine_of[binding.worker].progress.begin(pending)
+        assert not self.pool.engine_of[binding.worker].leaving
         self.running.append((binding.worker, self.pool.workers[binding.worker], pending))
 
     @precondition(lambda self: self.running)
@@ -212,7 +213,7 @@ class Membership(RuleBasedStateMachine):
         worker, name, pending = self.running.pop(0)
         assert self.pool.workers[worker] == name
         fleet.finish(self.pool, worker, 1, 7)
-        self.pool.progress.end(worker, pending, answered=True)
+        self.pool.engine_of[worker].progress.end(pending, answered=True)
 
     @invariant()
     def places_are_true(self) -> None:
@@ -223,11 +224,11 @@ class Membership(RuleBasedStateMachine):
             for place, name in zip(places, ids, strict=True)
         }
         assert dict(members.present(pool)) == expected
-        assert sorted(pool.engines) == sorted(self.engines)
+        assert sorted(e.ranks for e in pool.engines) == sorted(self.engines)
         assert sum(pool.active) == pool.total_active == len(self.running)
         assert sum(pool.tokens) == pool.total_tokens == 7 * len(self.running)
         out = {place for places in self.leaving for place in places}
-        assert pool.alive == [w for w in sorted(expected) if pool.up[w] and w not in out]
+        assert pool.alive == [w for w in sorted(expected) if pool.engine_of[w].up and w not in out]
         assert set(pool.warming) == set(pool.warm_credit) <= set(expected) - out
 
     @invariant()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet import fleet, members, model_workers
+from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
@@ -55,7 +55,7 @@ def quartz_of(served: ModelRuntime) -> Quartz:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_new_worker_is_scheduled_like_any_other(workers: int) -> None:
     served = quartz_model(workers)
-    (place,) = model_workers.join(served, 0, (address("new", port=7),), 0.0, up=True)
+    (place,) = model_runtime.join(served, 0, (address("new", port=7),), 0.0, up=True)
     assert served.fleet.workers[0][place].port == 7
     for other in range(workers):
         fleet.unreachable(served.fleet.pools[0], other)
@@ -82,7 +82,7 @@ def test_a_new_worker_has_the_pools_learned_speed_and_no_prefix() -> None:
             predictor.observe(worker, x, mean_s, high_s, bucket, 2.0)
     for worker in range(2):
         index.insert(prompt(1, 1000), worker)
-    (place,) = model_workers.join(served, 0, (address("new"),), 0.0)
+    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0)
     speed = predictor.prefill_tokens_per_s(place)
     assert speed == pytest.approx(predictor.prefill_tokens_per_s(0), rel=0.2)
     assert index.match(prompt(1, 1000)) == [(1000, 0b011)]
@@ -93,7 +93,7 @@ def test_a_new_worker_has_the_pools_learned_speed_and_no_prefix() -> None:
 def test_a_new_worker_follows_what_the_pool_learns_until_it_was_timed_itself() -> None:
     served = quartz_model(1)
     scheduler, predictor = quartz_of(served), require(served.scheduling.predictors[0])
-    (place,) = model_workers.join(served, 0, (address("new"),), 0.0, up=True)
+    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
     before = scheduler._s_per_token[place]
     for _ in range(300):
         x, mean_s, high_s, bucket = predictor.predict_request(
@@ -115,11 +115,11 @@ def test_a_pool_without_predictor_and_prefixes_changes_beside_one_that_has_them(
         prefixes=(None, PrefixIndex(2)),
         prefix_gossip=(None, PrefixGossip()),
     )
-    (place,) = model_workers.join(served, 0, (address("new"),), 0.0, up=True)
+    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
     assert place in fleet.available(served.fleet.pools[0], 0.0)
     members.leave(served.fleet.pools[0], place)
-    assert list(model_workers.finished(served, 0, [place])) == [place]
-    model_workers.vacate(served, 0, [place], 1.0)
+    assert list(model_runtime.finished(served, 0, [place])) == [place]
+    model_runtime.vacate(served, 0, [place], 1.0)
     assert not served.fleet.pools[0].present[place]
 
 
@@ -129,7 +129,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     pool, predictor, index = plain.fleet.pools[0], PrefillPredictor(workers=1), PrefixIndex(1)
     scheduler = make_scheduler(policy, pool, predictor=predictor, shadow=True)
     served = changed(plain, schedulers=(scheduler,), predictors=(predictor,), prefixes=(index,))
-    (place,) = model_workers.join(served, 0, (address("new"),), 0.0, up=True)
+    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
     index.insert(prompt(1, 1000), place)
     fleet.unreachable(pool, 0)
     one = job()
@@ -142,7 +142,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     assert predictor.observed == 1
     fleet.probed(pool, 0, ok=True)
     members.leave(pool, place)
-    model_workers.vacate(served, 0, [place], 3.0)
+    model_runtime.vacate(served, 0, [place], 3.0)
     assert index.match(prompt(1, 1000)) == []
     two = job()
     scheduler.submit(two, 4.0)
@@ -158,9 +158,9 @@ def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     served.fleet.response_affinity.remember("kept", ResponseLocation(pool=0, worker=0))
     served.fleet.response_affinity.remember("gone", ResponseLocation(pool=0, worker=1))
     members.leave(served.fleet.pools[0], 1)
-    model_workers.vacate(served, 0, [1], 0.0)
+    model_runtime.vacate(served, 0, [1], 0.0)
     assert index.match(prompt(1, 1000)) == []
-    (place,) = model_workers.join(served, 0, (address("new"),), REUSE_AFTER_S)
+    (place,) = model_runtime.join(served, 0, (address("new"),), REUSE_AFTER_S)
     assert place == 1
     assert index.match(prompt(1, 1000)) == []
     assert served.fleet.telemetry[0].samples[1] == EngineSample()
@@ -206,7 +206,7 @@ def test_workers_with_waiting_jobs_are_found_in_one_pass_over_the_queue() -> Non
     for worker in range(3):
         members.leave(served.fleet.pools[0], worker)
     fleet.start(served.fleet.pools[0], 0, 1, 10)
-    assert list(model_workers.finished(served, 0, range(4))) == [2]
+    assert list(model_runtime.finished(served, 0, range(4))) == [2]
     assert reads == 1
 
 
@@ -216,7 +216,7 @@ def test_an_engine_of_several_ranks_joins_a_group_and_leaves_it() -> None:
     group = RankGroup(pool, assign)
     served = changed(plain, pools=(pool,), schedulers=(group,))
     engine = tuple(address(f"b#{rank}", rank=rank) for rank in range(3))
-    places = model_workers.join(served, 0, engine, 0.0, up=True)
+    places = model_runtime.join(served, 0, engine, 0.0, up=True)
     used = set()
     for n in range(20):
         for sent in group.submit(job(100), 40.0 + n / 100):

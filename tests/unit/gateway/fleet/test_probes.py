@@ -56,7 +56,7 @@ async def test_who_answers_health_is_in_the_rotation(
     engines.play("/v1/models", models)
     probing = prober(served, engines)
     assert await probing.probe(served, 0, 0) is ok
-    assert served.fleet.pools[0].up == [ok]
+    assert [e.up for e in served.fleet.pools[0].engine_of] == [ok]
 
 
 @pytest.mark.parametrize("up", [True, False])
@@ -65,7 +65,7 @@ async def test_a_probe_that_could_not_be_sent_says_nothing_of_the_engine(*, up: 
     fleet.probed(served.fleet.pools[0], 0, ok=up)
     engines.play("/health", failure("local"))
     assert await prober(served, engines).probe(served, 0, 0) is up
-    assert served.fleet.pools[0].up == [up]
+    assert [e.up for e in served.fleet.pools[0].engine_of] == [up]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_who_is_not_ready_is_named_with_the_reason(
         for _ in range(3):
             assert not await probing.probe(served, 0, 0)
             told.look([served], 0.0)
-    assert served.fleet.pools[0].why_down[0].startswith(why)
+    assert served.fleet.pools[0].engine_of[0].why_down.startswith(why)
     (reported,) = [record.getMessage() for record in caplog.records]
     assert reported.startswith(f"worker only-0 of m/only is out of the rotation: {why}")
 
@@ -132,7 +132,7 @@ async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
     engines.answer("/health")
     engines.answer("/v1/models", "{}", status=403)
     assert not await prober(keyed, engines).probe(keyed, 0, 0)
-    assert "it refuses the key" in keyed.fleet.pools[0].why_down[0]
+    assert "it refuses the key" in keyed.fleet.pools[0].engine_of[0].why_down
 
 
 async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there() -> None:
@@ -146,7 +146,7 @@ async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there()
     assert await probing.probe(served, 0, 0)
     assert await probing.probe(served, 0, 0)
     assert fleet.available(served.fleet.pools[0], 0.0) == [0]
-    assert served.fleet.pools[0].why_down == [""]
+    assert [e.why_down for e in served.fleet.pools[0].engine_of] == [""]
     assert engines.asked("/v1/models") == 2, "not with every probe"
     named = changed(served, workers=((address("w0", port=1, served_model="base-2"),),))
     engines.answer("/v1/models", OTHER)
@@ -196,7 +196,7 @@ async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss(
     assert await probing.probe(served, 0, 0)
     engines.play("/health", HANG)
     tokens = iter(range(1, 100))
-    served.fleet.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: next(tokens)))
+    served.fleet.pools[0].engine_of[0].progress.begin(Pending(None, 0.0, 1.0, lambda: next(tokens)))
     for _ in range(5):
         assert not await probing.probe(served, 0, 0)
         assert fleet.available(served.fleet.pools[0], 0.0) == [0]
@@ -208,11 +208,11 @@ async def test_a_worker_that_answers_nobody_leaves_with_the_third_miss() -> None
     probing = prober(served, engines)
     assert await probing.probe(served, 0, 0)
     engines.play("/health", HANG)
-    served.fleet.pools[0].progress.begin(0, Pending(None, 0.0, 1.0, lambda: 7))
+    served.fleet.pools[0].engine_of[0].progress.begin(Pending(None, 0.0, 1.0, lambda: 7))
     up = []
     for _ in range(5):
         await probing.probe(served, 0, 0)
-        up += served.fleet.pools[0].up
+        up.append(served.fleet.pools[0].engine_of[0].up)
     # Its stream had grown before the first miss, and never again.
     assert up == [True, True, True, False, False]
 
@@ -226,8 +226,8 @@ async def test_a_refused_connection_needs_no_second_probe() -> None:
     gone.__cause__ = ConnectionRefusedError()
     engines.play("/health", gone)
     await probing.probe(served, 0, 0)
-    assert served.fleet.pools[0].up == [False]
-    assert served.fleet.pools[0].refused == [True]
+    assert [e.up for e in served.fleet.pools[0].engine_of] == [False]
+    assert [e.refused for e in served.fleet.pools[0].engine_of] == [True]
 
 
 async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> None:
@@ -239,10 +239,10 @@ async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> N
     for _ in range(4):
         asyncio.get_running_loop().call_soon(time.sleep, 0.25)
         assert await probing.probe(served, 0, 0), "the verdict before stands"
-    assert served.fleet.pools[0].up == [True]
+    assert [e.up for e in served.fleet.pools[0].engine_of] == [True]
     for _ in range(3):
         await probing.probe(served, 0, 0)
-    assert served.fleet.pools[0].up == [False], "the engine's own silence counts"
+    assert not served.fleet.pools[0].engine_of[0].up, "the engine's own silence counts"
     await probing.close()
 
 
@@ -262,8 +262,8 @@ class Frost:
             on_frozen=lambda *_: self.told.append(self.clock()),
         )
         self.tokens = [0]
-        self.served.fleet.pools[0].progress.begin(
-            0, Pending(None, 0.0, 1.0, lambda: self.tokens[0])
+        self.served.fleet.pools[0].engine_of[0].progress.begin(
+            Pending(None, 0.0, 1.0, lambda: self.tokens[0])
         )
 
     async def live(self, seconds: int) -> None:
@@ -374,7 +374,7 @@ async def test_a_defect_ends_neither_the_start_nor_the_probes(
     probing = Prober([served], interval_s=0.001, timeout_s=1.0, upstream=engines)
     await probing.start()
     async with asyncio.timeout(5):
-        while not served.fleet.pools[0].up[0]:  # noqa: ASYNC110 - probes set no event
+        while not served.fleet.pools[0].engine_of[0].up:  # noqa: ASYNC110 - probes set no event
             await asyncio.sleep(0.001)
     await probing.close()
     assert caplog.text.count("probing worker w0 failed") == 2
@@ -428,7 +428,7 @@ async def test_a_sleeping_engine_is_out_at_once_and_not_even_a_last_resort() -> 
     assert await probing.probe(served, 0, 0)
     engines.answer("/is_sleeping", '{"is_sleeping": true}')
     assert not await probing.probe(served, 0, 0)
-    assert state.why_down == ["it sleeps: wake it with POST /wake_up"]
+    assert [e.why_down for e in state.engine_of] == ["it sleeps: wake it with POST /wake_up"]
     assert fleet.last_resort(state, refused=True) == []
     engines.answer("/is_sleeping", '{"is_sleeping": false}')
     assert await probing.probe(served, 0, 0)
@@ -456,7 +456,7 @@ async def test_a_model_that_is_swapped_takes_the_engine_out_while_it_answers() -
     engines.answer("/v1/models", '{"data":[{"id":"other"}]}')
     clock.advance(31.0)
     assert not await probing.probe(served, 0, 0)
-    assert state.up == [False]
+    assert [e.up for e in state.engine_of] == [False]
     assert fleet.last_resort(state, refused=True) == []
     engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
     assert await probing.probe(served, 0, 0), "a worker that is out is looked at with each probe"

@@ -15,31 +15,31 @@ def attempt(sent_s: float = 0.0, allowed_s: float = 1.0) -> Pending:
 
 
 def one() -> Progress:
-    return Progress([(0,)])
+    return Progress()
 
 
 def looks(progress: Progress, from_s: float, to_s: float, every_s: float = 2.0) -> list[bool]:
     """Whether it was frozen at each look."""
     found, now_s = [], from_s
     while now_s <= to_s:
-        progress.look(0, now_s)
-        found.append(progress.frozen(0, STALL_S))
+        progress.look(now_s)
+        found.append(progress.frozen(STALL_S))
         now_s += every_s
     return found
 
 
 def test_an_engine_that_gives_nobody_a_token_is_frozen_after_the_time_it_may_take() -> None:
     progress = one()
-    progress.begin(0, attempt(sent_s=0.0, allowed_s=5.0))
+    progress.begin(attempt(sent_s=0.0, allowed_s=5.0))
     found = looks(progress, 0.0, 60.0)
     # Five seconds that the request may take, thirty of silence and those five again.
     assert found.index(True) * 2.0 == 42.0
-    assert progress.waiting(0)
+    assert progress.waiting()
 
 
 def test_a_long_prefill_is_waited_for() -> None:
     progress = one()
-    progress.begin(0, attempt(allowed_s=allowed_s(100_000, 0, 0.0)))
+    progress.begin(attempt(allowed_s=allowed_s(100_000, 0, 0.0)))
     assert not any(looks(progress, 0.0, 200.0))
 
 
@@ -52,46 +52,46 @@ def test_a_deep_queue_that_moves_is_not_frozen() -> None:
     """Others' tokens show that the engine computes."""
     progress = one()
     waiting, running = attempt(), attempt()
-    progress.begin(0, waiting)
-    progress.begin(0, running)
+    progress.begin(waiting)
+    progress.begin(running)
     for second in range(0, 600, 2):
         if second % 20 == 0:
             running.owner[0] += 1
-        progress.look(0, float(second))
-        assert not progress.frozen(0, STALL_S)
+        progress.look(float(second))
+        assert not progress.frozen(STALL_S)
 
 
 def test_answers_of_others_are_progress_too() -> None:
     progress = one()
-    progress.begin(0, attempt())
+    progress.begin(attempt())
     for second in range(0, 600, 2):
         if second % 20 == 0:
             whole = attempt(sent_s=float(second))
-            progress.begin(0, whole)
-            progress.end(0, whole, answered=True)
-        progress.look(0, float(second))
-        assert not progress.frozen(0, STALL_S)
+            progress.begin(whole)
+            progress.end(whole, answered=True)
+        progress.look(float(second))
+        assert not progress.frozen(STALL_S)
 
 
 def test_silence_adds_up_over_clients_that_give_up() -> None:
     progress, now_s, frozen = one(), 0.0, []
     for _ in range(12):
         asked = attempt(sent_s=now_s)
-        progress.begin(0, asked)
+        progress.begin(asked)
         for _ in range(4):
             now_s += 2.0
-            progress.look(0, now_s)
-        frozen.append(progress.frozen(0, STALL_S))
-        progress.end(0, asked, answered=False)
-        progress.look(0, now_s)
-        assert not progress.frozen(0, STALL_S), "nobody waits: it may be tried"
+            progress.look(now_s)
+        frozen.append(progress.frozen(STALL_S))
+        progress.end(asked, answered=False)
+        progress.look(now_s)
+        assert not progress.frozen(STALL_S), "nobody waits: it may be tried"
     assert frozen.index(True) == 4, "7 s of 8 count from each"
     assert all(frozen[4:]), "until it shows some progress"
     last = attempt(sent_s=now_s)
-    progress.begin(0, last)
+    progress.begin(last)
     last.owner[0] = 1
-    assert progress.look(0, now_s + 2.0)
-    assert progress.silent_s(0) == 0.0
+    assert progress.look(now_s + 2.0)
+    assert progress.silent_s == 0.0
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=200))
@@ -99,39 +99,25 @@ def test_a_client_that_leaves_early_leaves_no_mark(waits_s: list[float]) -> None
     progress, now_s = one(), 0.0
     for wait_s in waits_s:
         asked = attempt(sent_s=now_s, allowed_s=1.0)
-        progress.begin(0, asked)
+        progress.begin(asked)
         now_s += wait_s
-        progress.look(0, now_s)
-        progress.end(0, asked, answered=False)
-        assert progress.silent_s(0) < 1e-6
+        progress.look(now_s)
+        progress.end(asked, answered=False)
+        assert progress.silent_s < 1e-6
 
 
 def test_what_this_process_stood_still_counts_for_nobody() -> None:
     progress = one()
-    progress.begin(0, attempt())
-    progress.look(0, 0.0)
-    progress.look(0, 100.0, late_s=99.0)
-    assert progress.silent_s(0) <= 1.0
-
-
-def test_ranks_of_one_engine_are_silent_together() -> None:
-    progress = Progress([(0, 1), (0, 1), (2,)])
-    progress.begin(1, attempt())
-    looks(progress, 0.0, 40.0)
-    assert progress.frozen(0, STALL_S)
-    assert progress.frozen(1, STALL_S)
-    assert not progress.frozen(2, STALL_S)
-    other = attempt(sent_s=40.0)
-    progress.begin(0, other)
-    other.owner[0] = 3
-    assert progress.look(0, 42.0)
-    assert progress.silent_s(1) == 0.0
+    progress.begin(attempt())
+    progress.look(0.0)
+    progress.look(100.0, late_s=99.0)
+    assert progress.silent_s <= 1.0
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:
     progress = one()
     asked = attempt()
-    progress.begin(0, asked)
-    progress.end(0, asked, answered=False)
-    progress.end(0, asked, answered=False)
-    assert progress.pending == [{}]
+    progress.begin(asked)
+    progress.end(asked, answered=False)
+    progress.end(asked, answered=False)
+    assert progress.pending == {}

@@ -230,7 +230,7 @@ async def test_engines_that_leave_at_once_let_requests_run_in_between() -> None:
     left = []
     leaving = asyncio.create_task(bench.apply())
     while not leaving.done():
-        left.append(sum(bench.pool.leaving))
+        left.append(sum(e.leaving for e in bench.pool.engine_of))
         await asyncio.sleep(0)
     assert left[-1] == 50
     assert max(after - before for before, after in pairwise(left)) == 1

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet import fleet
-from gateway.fleet.fleet import PoolState
-from gateway.fleet.slot_clock import SlotClock
+from gateway.fleet.fleet import PoolState, SlotClock
 from gateway.usage.report import FleetBill
 
 SLOTS = 4

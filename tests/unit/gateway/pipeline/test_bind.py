@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.fleet import model_workers
+from gateway.fleet import model_runtime
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.pipeline.bind import AssumedTokens, Binder, make_room
 from gateway.scheduling.scheduler import Job, Scheduler
@@ -80,7 +80,7 @@ async def test_after_a_reload_only_a_worker_of_its_own_pool_wakes_a_request() ->
     binder.tick([new])
     (waiter,) = new.scheduling.waiting_for_workers
     assert not waiter.done()
-    model_workers.join(old, SHORT, (address("late"),), 0.0, up=True)
+    model_runtime.join(old, SHORT, (address("late"),), 0.0, up=True)
     binder.tick([new])
     assert await waiting
 

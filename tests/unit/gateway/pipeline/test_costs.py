@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.fleet.fleet import SlotClock
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.fleet.slot_clock import SlotClock
 from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline

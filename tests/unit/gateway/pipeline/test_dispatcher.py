@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.fleet import fleet, members, model_workers
+from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
@@ -450,7 +450,7 @@ def empty_bench(
     bench = Bench(*script, limit=limit, timeout_s=timeout_s)
     for pool in [bench.served.fleet.pools[index] for index in pools]:
         pool.may_be_empty = True
-        for worker, *_ in list(pool.engines):
+        for worker in [engine.ranks[0] for engine in pool.engines]:
             members.leave(pool, worker)
             members.vacate(pool, worker, 0.0)
     return bench
@@ -471,7 +471,7 @@ async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
     waiting = [bench.begin(f"r{n}") for n in range(2)]
     await until_waiting_for_workers(bench, 2)
     assert bench.served.fleet.pools[SHORT].inflight == 2  # which asks for a worker
-    model_workers.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    model_runtime.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
     bench.pipeline.tick()
     for task, reply in waiting:
         await task
@@ -524,7 +524,7 @@ async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> Non
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     short = bench.served.fleet.pools[SHORT]
-    (worker,) = model_workers.join(bench.served, SHORT, (address("new"),), 0.0, up=True)
+    (worker,) = model_runtime.join(bench.served, SHORT, (address("new"),), 0.0, up=True)
     bench.pipeline.tick()
     members.leave(short, worker)
     members.vacate(short, worker, 0.0)  # gone before the request could bind
@@ -542,7 +542,7 @@ async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     bench.scheduler.busy = other = Job(None, 1, 1, 0.0, "other")
-    model_workers.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    model_runtime.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
     bench.pipeline.tick()
     async with asyncio.timeout(5):
         await waiting

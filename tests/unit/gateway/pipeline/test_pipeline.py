@@ -877,7 +877,7 @@ async def test_a_body_on_which_two_engines_failed_reaches_no_third(
     assert len(refused) == (5 if reason else 3), "a stream breaks off once for each engine"
     if reason:
         assert refused[0].reason == reason
-    assert max(bench.served.fleet.pools[SHORT].failures) <= 1.0
+    assert max(e.failures for e in bench.served.fleet.pools[SHORT].engine_of) <= 1.0
     # Others are served, and so is the body after a while.
     for other in (streaming("another"), streaming()):
         bench.reply = FakeReply()
@@ -1044,7 +1044,7 @@ async def test_another_replica_s_fresh_response_is_waited_for() -> None:
 async def test_a_refused_connection_takes_the_worker_out_of_the_rotation() -> None:
     bench = Bench(failure("connect"), OK)
     await bench.serve()
-    assert bench.served.fleet.pools[SHORT].up == [False, True]
+    assert [e.up for e in bench.served.fleet.pools[SHORT].engine_of] == [False, True]
     await bench.serve(incoming(request_id="r2"), FakeReply())
     assert bench.upstream.called == ["short-0", "short-1", "short-1"]
 
@@ -1061,7 +1061,7 @@ async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() ->
     await bench.serve()
     assert (bench.reply.status, bench.record.reason) == (503, "gateway_exhausted")
     assert len(bench.upstream.calls) == 1
-    assert bench.served.fleet.pools[SHORT].up == [True, True]
+    assert [e.up for e in bench.served.fleet.pools[SHORT].engine_of] == [True, True]
     assert bench.metrics.ejections.values == {}
     assert bench.ledger.settlements[0][1].usage is None
 
@@ -1100,7 +1100,7 @@ async def test_failures_in_a_row_eject_a_worker() -> None:
     bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
     await bench.serve()
     assert fleet.available(bench.served.fleet.pools[LONG], bench.clock()) == [0]
-    assert bench.served.fleet.pools[SHORT].ejected_until_s[0] > bench.clock()
+    assert bench.served.fleet.pools[SHORT].engine_of[0].ejected_until_s > bench.clock()
     assert bench.metrics.ejections.values == {("short", "short-0"): 1}
 
 
@@ -1120,7 +1120,7 @@ async def test_a_stream_that_breaks_counts_against_its_worker() -> None:
 async def test_a_client_that_leaves_does_not_count_against_the_worker() -> None:
     bench = Bench(HANG, served=served_model(eject_after=1))
     await bench.cancel_when_hanging()
-    assert bench.served.fleet.pools[SHORT].failures == [0, 0]
+    assert [e.failures for e in bench.served.fleet.pools[SHORT].engine_of] == [0, 0]
     assert bench.metrics.ejections.values == {}
 
 
@@ -1149,7 +1149,7 @@ async def test_an_adapter_that_disappears_while_it_is_asked_for_is_not_the_base_
     assert bench.reply.refusal is not None
     assert bench.reply.refusal.reason == "no_worker_ready"
     assert {json.loads(call.body)["model"] for _, call in bench.upstream.calls} == {"alias"}
-    assert all(pool.up == [True] * len(pool.up) for pool in bench.served.fleet.pools)
+    assert all(e.up for pool in bench.served.fleet.pools for e in pool.engines)
 
 
 async def test_a_busy_engine_s_retry_after_reaches_the_client_and_ejects_nobody() -> None:
@@ -1209,7 +1209,7 @@ async def test_a_frozen_engine_s_requests_are_moved_before_the_first_byte() -> N
     assert fleet.available(bench.served.fleet.pools[SHORT], bench.clock()) == [1 - worker]
     assert bench.metrics.ejections.values == {("short", f"short-{worker}"): 1}
     assert bench.metrics.retries.values == {("frozen",): 1}
-    assert bench.served.fleet.pools[SHORT].progress.pending == [{}, {}]
+    assert not any(e.progress.pending for e in bench.served.fleet.pools[SHORT].engines)
 
 
 async def test_a_request_is_moved_once() -> None:
@@ -1273,14 +1273,14 @@ async def test_refusals_of_a_frozen_engine_do_not_bring_it_back() -> None:
     state = bench.served.fleet.pools[SHORT]
     fleet.drain(state, 1, on=True)
     waiting = Pending(None, 0.0, 1.0, lambda: 0)
-    state.progress.begin(0, waiting)
-    state.progress.look(0, 50.0)
+    state.engine_of[0].progress.begin(waiting)
+    state.engine_of[0].progress.look(50.0)
     fleet.eject(state, 0, bench.served.fleet.health, bench.clock())
     await bench.serve()
-    assert state.ejected_until_s[0] > bench.clock()
+    assert state.engine_of[0].ejected_until_s > bench.clock()
     bench.upstream.script[:] = [OK]
     await bench.serve(incoming(request_id="r2"), FakeReply())
-    assert state.ejected_until_s[0] == 0.0
+    assert state.engine_of[0].ejected_until_s == 0.0
 
 
 # -- rescue
@@ -1396,7 +1396,10 @@ async def test_after_its_end_nothing_makes_a_stream_broken(breaks: Any) -> None:
     bench = Bench(stream(chunk("a"), DONE, breaks))
     await bench.serve(streaming())
     assert (bench.reply.body, bench.reply.finished) == (chunk("a") + DONE, True)
-    assert (bench.record.outcome, bench.served.fleet.pools[SHORT].failures[0]) == ("ok", 0)
+    assert (bench.record.outcome, bench.served.fleet.pools[SHORT].engine_of[0].failures) == (
+        "ok",
+        0,
+    )
 
 
 @pytest.mark.parametrize("code", [502, "internal"])

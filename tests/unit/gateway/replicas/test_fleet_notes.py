@@ -125,7 +125,7 @@ def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
     one, two = (served.fleet.pools[0] for served in replicas.served)
     rules = replicas.served[0].fleet.health
     fleet.eject(one, 1, rules, replicas.clock())
-    while one.ejected_until_s[1] > replicas.clock():
+    while one.engine_of[1].ejected_until_s > replicas.clock():
         replicas.exchange()
     replicas.exchange()
     replicas.exchange()
@@ -173,7 +173,7 @@ def test_replicas_that_list_workers_in_other_orders_mean_the_same_ones() -> None
     replicas.drain(0, worker, on=True)
     replicas.exchange()
     assert other.fleet.response_affinity.find("resp-1") == HOME._replace(worker=0)
-    assert [until_s > 0 for until_s in other.fleet.pools[0].doubted_until_s] == [
+    assert [e.doubted_until_s > 0 for e in other.fleet.pools[0].engine_of] == [
         True,
         False,
         False,
@@ -190,7 +190,7 @@ def test_a_worker_that_only_one_replica_knows_means_nothing_to_the_other() -> No
     replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
     replicas.exchange()
     assert other.fleet.response_affinity.find("resp-1") is None
-    assert other.fleet.pools[0].doubted_until_s == [0.0, 0.0, 0.0]
+    assert [e.doubted_until_s for e in other.fleet.pools[0].engine_of] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.fleet import fleet, model_workers
+from gateway.fleet import fleet, model_runtime
 from gateway.fleet.members import WARM_UP_S
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -97,7 +97,7 @@ class Growing:
 
     def _grow(self, now_s: float) -> None:
         for number in range(START, END):
-            model_workers.join(self._served, 0, (address(f"new{number}"),), now_s, up=True)
+            model_runtime.join(self._served, 0, (address(f"new{number}"),), now_s, up=True)
 
     def _sent(self, jobs: object, now_s: float) -> None:
         assert isinstance(jobs, tuple | list)

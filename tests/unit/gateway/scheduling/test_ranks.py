@@ -86,7 +86,7 @@ def test_one_rank_is_the_engine_itself() -> None:
 def test_an_engines_ranks_stand_together() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}\n          - {url: 'http://h:2', ranks: 3}")
     served = model_of(loaded, loaded.models[0])
-    assert served.fleet.pools[0].engines == [(0, 1), (2, 3, 4)]
+    assert [e.ranks for e in served.fleet.pools[0].engines] == [(0, 1), (2, 3, 4)]
     assert served.fleet.pools[0].workers == ["h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2"]
     assert [a.port for a in served.fleet.workers[0]] == [1, 1, 2, 2, 2]
     (scheduler,) = served.scheduling.schedulers
@@ -295,9 +295,9 @@ async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     await prober.start()
     await prober.close()
     assert engines.asked("/health", 1) == 1
-    assert ranked.fleet.pools[0].up == [False, False, True]
+    assert [e.up for e in ranked.fleet.pools[0].engine_of] == [False, False, True]
     assert ranked.fleet.pools[0].kv_tokens[2] == 70 * 16
     engines.answer("/health")
     assert await prober.probe(ranked, 0, 0)
-    assert ranked.fleet.pools[0].up == [True, True, True]
+    assert [e.up for e in ranked.fleet.pools[0].engine_of] == [True, True, True]
     assert [ranked.fleet.pools[0].kv_tokens[rank] for rank in (0, 1)] == [10 * 16, 20 * 16]

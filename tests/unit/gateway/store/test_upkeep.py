@@ -357,7 +357,7 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
 async def test_a_pool_whose_workers_all_missed_their_probes_keeps_its_places() -> None:
     kept = UpkeepRig(OLD)
     await kept.step()
-    (worker,) = kept.served.fleet.pools[1].siblings[0]
+    (worker,) = kept.served.fleet.pools[1].engine_of[0].ranks
     fleet.missed(kept.served.fleet.pools[1], worker, "no answer", answers=False)
     await kept.step()
     assert kept.store.published[-1].slots == (8, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import members, model_workers
+from gateway.fleet import members, model_runtime
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -95,9 +95,9 @@ def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
     )
     served = served_model(before, before.models[0])
     pool = served.fleet.pools[0]
-    (gone,) = model_workers.join(served, 0, (address("gone"),), 0.0, up=True)
+    (gone,) = model_runtime.join(served, 0, (address("gone"),), 0.0, up=True)
     members.leave(pool, gone)
-    model_workers.vacate(served, 0, [gone], 0.0)
+    model_runtime.vacate(served, 0, [gone], 0.0)
     made, grown = (
         served_model(after, after.models[0], served).scheduling.prefixes[0],
         PrefixIndex(1),
