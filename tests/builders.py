@@ -30,7 +30,7 @@ from gateway.records.lease import Lease
 from gateway.records.record import Record
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.conversations import ResponseAffinity
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing
 from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.scheduler import NO_PREFIX
 from gateway.store.memory_leases import MemoryLeases

@@ -25,8 +25,7 @@ from gateway.estimate.profile import PROFILES
 from gateway.records.endpoint import COMPLETIONS
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Category, Measure
-from gateway.routing.routing import plan_pool
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing, plan_pool
 
 NOISE: Final = 0.05
 AT: Final = 50

@@ -33,8 +33,7 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Measure
-from gateway.routing.routing import plan_pool
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing, plan_pool
 from simulator.mock_server import tokenizer
 
 LIVE_PER_TRACE = scaled(4000, 100)

@@ -14,7 +14,7 @@ from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime
 from gateway.records.attempt import HealthRules
 from gateway.replicas.scheduler_notes import SchedulerNotes
 from gateway.routing.conversations import ResponseAffinity
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.store.redis.exchange import RedisExchange
 from simulator.experiments.scheduling import WORKER, SimulatedGateway

@@ -16,7 +16,7 @@ from gateway.records.entitlement import PROFILES, AdmissionProfile, MeanRate
 from gateway.records.usage import TokenPrice
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.conversations import Conversations, ResponseAffinity
-from gateway.routing.routing_table import CompressionRules, Routing
+from gateway.routing.routing import CompressionRules, Routing
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job, Scheduler

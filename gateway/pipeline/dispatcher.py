@@ -26,11 +26,9 @@ from gateway.ports import ClientReply, LeaseStore, Upstream
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.request import Prompt
 from gateway.routing.conversations import ResponseLocation
-from gateway.routing.engine_refusal import engine_refusal, suspected
-from gateway.routing.overflow import engine_message
-from gateway.routing.retry import Fault, next_step
+from gateway.routing.overflow import engine_message, engine_refusal, suspected
+from gateway.routing.retry import Fault, Suspects, harm_of, next_step
 from gateway.routing.routing import larger_pools
-from gateway.routing.suspects import Suspects, harm_of
 from gateway.scheduling.scheduler import NO_PREFIX
 
 _MAX_TRIED: Final = 64

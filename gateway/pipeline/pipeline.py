@@ -48,8 +48,13 @@ from gateway.ports import (
 from gateway.records.attempt import Outcome
 from gateway.records.estimate import LengthEstimate
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
-from gateway.routing.routing import fixed_tokens, lowered, window_plan
-from gateway.routing.routing_table import CompressionRules, CompressionWindow
+from gateway.routing.routing import (
+    CompressionRules,
+    CompressionWindow,
+    fixed_tokens,
+    lowered,
+    window_plan,
+)
 from gateway.routing.split_alias import SplitAlias
 
 

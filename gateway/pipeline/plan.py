@@ -19,10 +19,17 @@ from gateway.payload.members import ADAPTER_FIELD, Members
 from gateway.records.endpoint import Endpoint, matches
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, RequestHead
-from gateway.routing.compression_gate import has_room, promised, requested
-from gateway.routing.pool_affinity import mostly_new, stay
-from gateway.routing.routing import can_serve, compression_window_of, plan_pool
-from gateway.routing.routing_table import CompressionWindow
+from gateway.routing.routing import (
+    CompressionWindow,
+    can_serve,
+    compression_window_of,
+    has_room,
+    mostly_new,
+    plan_pool,
+    promised,
+    requested,
+    stay,
+)
 from gateway.routing.split_alias import SplitAlias, conversation_key
 from gateway.scheduling.prefix_digests import Points, points_of
 from gateway.scheduling.scheduler import NO_PREFIX, Prefix

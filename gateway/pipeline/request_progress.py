@@ -21,7 +21,7 @@ from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.routing.suspects import Harm
+from gateway.routing.retry import Harm
 from gateway.scheduling.prefix_cache_estimate import ExpectedHit
 from gateway.scheduling.prefix_digests import Points
 from gateway.scheduling.scheduler import Job, Prefix, Scheduler

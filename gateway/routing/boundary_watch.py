@@ -18,7 +18,7 @@ from gateway.fleet.engine_telemetry import TelemetryView
 from gateway.fleet.fleet import PoolState
 from gateway.records.decision import DecisionRecord
 from gateway.routing.boundary_control import BoundaryControl, PoolSample
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt after which the next larger window is tried."""

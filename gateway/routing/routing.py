@@ -11,25 +11,107 @@ Rules (token-budget paper, section 2.2; docs/concepts/pipeline.md, "What is coun
 - The gateway refuses a request itself only if even the lowest plausible prompt count exceeds
   the largest window. Doubtful requests go to that window, and the engine decides.
 
+A conversation that grew past its pool's boundary may stay with its cached prefix:
+
+- Only pools smaller than the planned one are considered: a conversation leaves its pool by
+  growing. A request spilled into a larger pool returns when its own has room; if it stayed, a
+  system prompt cached only in the larger pool would draw every request there.
+- The request must fit: prompt and the client's cap within the pool's window.
+- Moving costs the prefill in the planned pool. Staying costs the prefill in the smaller pool
+  plus the tokens past its boundary, for which its capacity was not sized:
+
+      stay if  L_in - hit(planned)  >  L_in - hit(smaller) + max(0, L_fit - boundary).
+
+- So a request that shares only a system prompt moves, unless that is most of the request.
+
 The compression window above a boundary B (FleetOpt, section 5) says which requests may be
 compressed into the smaller pool, and to what size:
 
 - Only totals in (B, gamma B] of one boundary, of a text category, with one prompt.
 - T_c = min(B - L_out, window - cap) keeps the boundary and the engine's own limit.
-- Not if the client or its entitlement refuses, not if the API's contract or the load forbids it
-  (`gateway.routing.compression_gate`), and not if an earlier turn of the conversation
+- Not if the client or its entitlement refuses, and not if an earlier turn of the conversation
   was served unchanged: the engine has cached that prefix, and compressed bytes would miss it.
+- Not if the API's contract forbids it: the client gets its prompt back (`echo`), relies on each of
+  its tokens (`prompt_logprobs`), or has the model continue it (`suffix`,
+  `continue_final_message`), or a cache holds it (`cache_control`).
+- Not if the model's rules forbid it: only requests that ask for it (`when: header`), and only while
+  the larger pool has no room for another sequence (`only_when_busy`).
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final, Literal
 
 import msgspec
 
 from gateway.errors import ContextLengthExceeded
+from gateway.fleet.engine_telemetry import STALE_S, TelemetryView
+from gateway.fleet.fleet import PoolState, ready_slots
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import BodyFacts
-from gateway.routing.routing_table import CompressionRules, CompressionWindow, Routing
+
+MAX_CACHED_SHARE: Final = 0.3
+"""Prompts with this expected cached share or more are not compressed: new bytes would miss."""
+ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
+CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})
+_PROMISES: Final = {
+    "echo": "echo",
+    "return_token_ids": "echo",
+    "suffix": "suffix",
+    "prompt_logprobs": "prompt_logprobs",
+    "continue_final_message": "prefill",
+    "cache_control": "cache_control",
+}
+"""Member of a body -> reason; in vLLM and SGLang `return_token_ids` gives the prompt's, too."""
+_UNSET: Final = frozenset({b"null", b"false", b'""'})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolShape:
+    """A pool as routing sees it. Pools are ordered by `window_tokens`."""
+
+    name: str
+    window_tokens: int
+    """max_model_len of its engines."""
+    boundary_tokens: int | None
+    """b_short of this pool: requests with expected totals up to it go here; None for the last."""
+    tells_flow: bool = False
+    """Whether requests tell an inference gateway before its engines whose they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """A model's routing table. `observe` computes the boundary and does not apply it."""
+
+    pools: tuple[PoolShape, ...]
+    default_max_tokens: int | None = None
+    observe: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionRules:
+    """A model's settings for compression above a boundary."""
+
+    gamma: float = 1.5
+    max_cut: float = 0.5
+    tokenizer: str | None = None
+    """Path of the model's tokenizer.json, which makes counts exact."""
+    when: Literal["asked", "any", "header"] = "asked"
+    """Which tasks: questions over retrieved passages, all, or all of requests that ask for it."""
+    mark: bool = True
+    """Whether cuts are marked in the text."""
+    only_when_busy: bool = False
+    """Whether to compress only while the larger pool has no room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionWindow:
+    """Target of a request in a compression window: the smaller pool, and T_c in tokens."""
+
+    pool: int
+    budget_tokens: int
 
 
 def can_serve(estimate: LengthEstimate, window_tokens: int) -> bool:
@@ -113,8 +195,58 @@ def defaulted_cap(routing: Routing, estimate: LengthEstimate, pool: int) -> int 
     return max(1, min(routing.default_max_tokens, room))
 
 
-ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
-CATEGORIES = frozenset({"prose", "other-script", "cjk", "mixed"})
+def stay(
+    planned_pool: int, routing: Routing, estimate: LengthEstimate, hits_by_pool: Sequence[int]
+) -> int | None:
+    """The index of a smaller pool in which the request costs less; None for the planned pool.
+
+    `hits_by_pool` are the longest expected prefix hits of each pool's workers, in tokens.
+    """
+    prompt = estimate.input_tokens
+    least = prompt - min(prompt, hits_by_pool[planned_pool])
+    best: int | None = None
+    for pool in range(planned_pool - 1, -1, -1):
+        shape = routing.pools[pool]
+        if not can_serve(estimate, shape.window_tokens):
+            break  # windows ascend: no smaller one fits either
+        past = max(0, estimate.fit_tokens - (shape.boundary_tokens or shape.window_tokens))
+        cost = prompt - min(prompt, hits_by_pool[pool]) + past
+        if cost < least:
+            best, least = pool, cost
+    return best
+
+
+def mostly_new(input_tokens: int, hits_by_pool: Sequence[int]) -> bool:
+    """Whether the prompt's expected cached share is small enough to compress it."""
+    share = max(hits_by_pool, default=0) / input_tokens if input_tokens > 0 else 0.0
+    return share < MAX_CACHED_SHARE
+
+
+def promised(members: Mapping[str, msgspec.Raw]) -> str:
+    """The promise of the API that a shorter prompt would break; "" if there is none."""
+    for name, reason in _PROMISES.items():
+        value = members.get(name)
+        if value is not None and bytes(value) not in _UNSET:
+            return reason
+    return ""
+
+
+def requested(rules: CompressionRules, *, header: bool | None) -> bool:
+    """Whether the request may be compressed; `header`: its x-sluice-compress, None if absent."""
+    return header is not False and (rules.when != "header" or header is True)
+
+
+def has_room(pool: PoolState, view: TelemetryView | None, now_s: float) -> bool:
+    """Whether one more sequence would run at once in the pool.
+
+    Engines' own figures count where they are read, because other gateways' requests are in them.
+    """
+    reported = 0.0
+    if view is not None:
+        for sample, stamped_s in zip(view.samples, view.stamped_s, strict=True):
+            if now_s - stamped_s <= STALE_S:
+                reported += (sample.running or 0.0) + (sample.waiting or 0.0)
+    return max(float(pool.inflight), reported) < ready_slots(pool, now_s)
 
 
 def compression_window_of(

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import ContextLengthExceeded
 from gateway.records.estimate import LengthEstimate, Plan
-from gateway.routing.routing import plan_pool
-from gateway.routing.routing_table import Routing
+from gateway.routing.routing import Routing, plan_pool
 from simulator.fleet.traffic import Ints, Random
 
 REFUSED = -1

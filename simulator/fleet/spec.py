@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.dispatch import DISPATCHERS
 from simulator.fleet.routing import RoutedTraffic, route

@@ -12,15 +12,16 @@ from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate, Observation, Plan
 from gateway.records.request import BodyFacts, Measure
-from gateway.routing.compression_gate import has_room, requested
 from gateway.routing.routing import (
+    CompressionWindow,
     compression_window_of,
     fixed_tokens,
+    has_room,
     lowered,
     plan_pool,
+    requested,
     window_plan,
 )
-from gateway.routing.routing_table import CompressionWindow
 from gateway.scheduling.scheduler import PRIORITY_CLASS, Job, Scheduler
 from simulator.fleet.traffic import Random
 from simulator.pipeline.leases import Held, Leases

@@ -24,7 +24,7 @@ from gateway.metrics import Counter, Histogram, Metrics
 from gateway.ports import AccountView, PoolView
 from gateway.records.decision import CompressionSection
 from gateway.routing.boundary_watch import BoundaryWatch
-from gateway.routing.routing_table import CompressionRules
+from gateway.routing.routing import CompressionRules
 from tests.builders import served_model
 
 HARD = 'a "quoted" \\ name\nof two lines'

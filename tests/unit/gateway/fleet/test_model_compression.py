@@ -4,7 +4,7 @@ import pytest
 
 from gateway.fleet.model_runtime import MEMORY, ModelCompression
 from gateway.records.decision import CompressionSection
-from gateway.routing.routing_table import CompressionRules
+from gateway.routing.routing import CompressionRules
 
 CUT = CompressionSection(compressed="9->4", kept_share=0.5)
 

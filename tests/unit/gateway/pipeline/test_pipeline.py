@@ -43,7 +43,7 @@ from gateway.records.lease import Lease
 from gateway.records.record import Trace
 from gateway.records.request import OPEN, Incoming, Principal
 from gateway.routing.conversations import ResponseLocation
-from gateway.routing.suspects import MEMORY_S, MOST_BODIES, Suspects
+from gateway.routing.retry import MEMORY_S, MOST_BODIES, Suspects
 from gateway.store.memory_leases import MemoryLeases
 from tests.builders import (
     LONG,

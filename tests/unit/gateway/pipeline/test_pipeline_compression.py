@@ -21,7 +21,7 @@ from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
 from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
-from gateway.routing.routing_table import CompressionRules
+from gateway.routing.routing import CompressionRules
 from gateway.store.memory_leases import MemoryLeases
 from tests.builders import SHORT, answer_body, changed, chat_body, error_answer, incoming
 from tests.builders import served_model as model

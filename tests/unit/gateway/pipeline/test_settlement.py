@@ -25,7 +25,7 @@ from gateway.records.lease import Lease, Limits
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Prompt
 from gateway.records.usage import token_price
-from gateway.routing.routing_table import CompressionRules
+from gateway.routing.routing import CompressionRules
 from gateway.scheduling.scheduler import NO_PREFIX, Job
 from tests.builders import ask, attempts_of, changed, chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeStore, ListSink

@@ -6,8 +6,7 @@ from msgspec import Raw
 from gateway.fleet import engine_telemetry
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView
 from gateway.fleet.fleet import PoolState, unreachable
-from gateway.routing.compression_gate import has_room, promised, requested
-from gateway.routing.routing_table import CompressionRules
+from gateway.routing.routing import CompressionRules, has_room, promised, requested
 
 
 @pytest.mark.parametrize(

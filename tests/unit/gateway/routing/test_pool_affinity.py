@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.pool_affinity import mostly_new, stay
-from gateway.routing.routing import can_serve
-from gateway.routing.routing_table import Routing
+from gateway.routing.routing import Routing, can_serve, mostly_new, stay
 from tests.builders import length_estimate, routing
 
 TABLE = routing(("short", 16_384, 8192), ("middle", 32_768, 24_576), ("long", 131_072, None))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gateway.routing.routing_table import PoolShape, Routing
+from gateway.routing.routing import PoolShape, Routing
 from simulator.fleet.routing import REFUSED, RoutedTraffic, route
 
 TWO = Routing(
