@@ -1,31 +1,150 @@
 """Decides for one model while Redis is away, over this process's share of the token pool.
 
-The share is a copy of the model's token pool. Capacity, limits and baselines are divided by the
-last known number of replicas; nonzero values stay at least 1. The share starts with the leases that
-this process holds, which are already paid for, and with its part of the last known bucket levels.
-It tracks everything until Redis is back; then only its bucket levels are kept. `model` posts what
-Redis must learn.
+The share is a copy of the model's token pool. Capacity, limits, baselines and bucket levels are
+divided by the last known number of replicas; nonzero values stay at least 1. The share starts with
+the leases that this process holds, which are already paid for. It tracks everything until Redis is
+back; then only its levels are kept. `model` posts what Redis must learn.
+
+While Redis decides, the model's token pool in this process holds no leases; only its buckets are
+kept current. Each answer to an admission reports the level, and this process applies its own
+corrections before Redis reports them. A bucket that was never reported counts as full. The levels
+that a share leaves are kept for the next time, so that a flapping Redis refills no bucket. Of
+limits over all models, each answer reports the level as well, and all budgets are read once a
+minute (`leases`). All models of the process share the parts of these limits, until Redis decides
+again for all of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from gateway.admission import admission, debt
+from gateway.admission import debt
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.limit_book import LimitBook
-from gateway.admission.terms import AdmissionRequest, LeaseRecord, Terms
-from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.admission.limit_book import Counter, LimitBook, used_of
+from gateway.admission.terms import LeaseRecord, Terms
+from gateway.admission.token_pool import (
+    LEASE_TTL_S,
+    TokenPool,
+    depth_tokens,
+    own_level,
+    pay,
+    surplus_level,
+)
+from gateway.admission.windows import counted_s
 from gateway.records.entitlement import Entitlement
-from gateway.records.lease import Lease
-from gateway.records.limit import Spent
-from gateway.store.redis.bucket_levels import lend, take_back
-from gateway.store.redis.known_limits import KnownLimits
-from gateway.store.redis.lease_codec import RedisLease
+from gateway.records.limit import Holding, Limit, LimitView, Spent
+from gateway.store.redis.lease_codec import LimitEncoder, RedisLease
+
+
+class _Heard(msgspec.Struct):
+    """What was used of a limit, without reservations, as Redis reported it last."""
+
+    limit: Limit
+    slice_s: float
+    spent: int
+    allowed: int
+
+
+class KnownLimits:
+    """Levels as last heard, and the parts of the limits while there are any."""
+
+    def __init__(self) -> None:
+        self.encoder = LimitEncoder()
+        self._heard: dict[str, _Heard] = {}
+        self._known = LimitBook()
+        """Levels that the last parts left."""
+        self._share: LimitBook | None = None
+        self._sharing: set[int] = set()
+        """Models that decide over the parts: ids of their `LocalFallback`."""
+
+    def note(self, limits: Sequence[Limit], found: Grant | Denial, now_s: float) -> None:
+        """Take over the levels that Redis reports with a decision."""
+        if isinstance(found, Denial):
+            if found.limit_index >= 0:
+                limit = limits[found.limit_index]
+                self._update(limit, int(found.used - found.reserved), int(found.limit), now_s)
+            return
+        for limit, held, use in zip(limits, found.held, found.uses, strict=False):
+            # A request counts when it is admitted, tokens and money when they are used.
+            spent = use.level - (held.expected if limit.budget else 0)
+            self._heard[limit.id] = _Heard(limit, held.slice_s, spent, use.amount)
+
+    def note_views(self, limits: Sequence[Limit], views: Sequence[LimitView], now_s: float) -> None:
+        """Take over levels that were read from Redis."""
+        for limit, view in zip(limits, views, strict=True):
+            self._update(limit, view.used - view.reserved, limit.amount + view.added, now_s)
+
+    def _update(self, limit: Limit, spent: int, allowed: int, now_s: float) -> None:
+        if limit.window:
+            start_s = self.encoder.spans.at(limit.window, limit.zone, now_s).start_s
+            self._heard[limit.id] = _Heard(limit, start_s, spent, allowed)
+
+    def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
+        """Correct them by what a request used."""
+        for holding in held:
+            heard = self._heard.get(holding.id)
+            if heard is not None and heard.slice_s == holding.slice_s:
+                used = used_of(holding, spent)
+                heard.spent += used - (holding.amount if holding.unit == "requests" else 0)
+
+    def sweep(self, defined: Callable[[str], bool], now_s: float) -> None:
+        """Forget limits that nobody defines any more, once their window is over."""
+        self.encoder.sweep(defined)
+        self._heard = {
+            limit_id: heard
+            for limit_id, heard in self._heard.items()
+            if defined(limit_id) or now_s < heard.slice_s + counted_s(heard.limit.window)
+        }
+        for book in (self._known, self._share):
+            if book is not None:
+                book.sweep(list(book.counters), defined, now_s)
+
+    def _learn(self, heard: _Heard) -> None:
+        limit = heard.limit
+        if not limit.window:
+            return
+        counter = self._known.counter(limit.id)
+        span = self.encoder.spans.at(limit.window, limit.zone, heard.slice_s)
+        counter.starts, counter.spent = [heard.slice_s], [heard.spent]
+        counter.added = heard.allowed - limit.amount
+        counter.added_until_s = span.next_s + span.kept_s
+        if limit.warn and heard.spent >= limit.warn:
+            counter.warned_s = heard.slice_s
+
+    def begin(self, user: int, kept: Iterable[RedisLease], replicas: int) -> LimitBook:
+        """The parts; a model that decides over them holds these leases."""
+        if self._share is None:
+            for heard in self._heard.values():
+                self._learn(heard)
+            self._heard.clear()
+            self._share = LimitBook(replicas)
+            for limit_id, counter in self._known.counters.items():
+                self._share.counters[limit_id] = _scaled(counter, 1 / max(1, replicas))
+        self._sharing.add(user)
+        for redis_lease in kept:
+            self._share.hold(redis_lease.held)
+        return self._share
+
+    def end(self, user: int) -> None:
+        """Redis decides for a model again."""
+        self._sharing.discard(user)
+        if self._share is not None and not self._sharing:
+            for limit_id, counter in self._share.counters.items():
+                self._known.counters[limit_id] = _scaled(counter, self._share.parts)
+            self._share = None
+
+
+def _scaled(counter: Counter, by: float) -> Counter:
+    """A counter's levels times a number; nothing of it is reserved."""
+    copy = Counter()
+    copy.starts, copy.spent = [*counter.starts], [int(spent * by) for spent in counter.spent]
+    copy.warned_s = counter.warned_s
+    copy.added, copy.added_until_s = counter.added, counter.added_until_s
+    return copy
 
 
 class LocalFallback:
-    """Holds the share while there is one. Without a share, most methods do nothing."""
+    """Holds the share while there is one."""
 
     def __init__(
         self, token_pool: TokenPool, wall_clock: Callable[[], float], limits: KnownLimits
@@ -53,40 +172,6 @@ class LocalFallback:
             self._limits.end(id(self))
             self.share = None
 
-    def admit(
-        self, share: TokenPool, ask: AdmissionRequest, *, observe: bool
-    ) -> tuple[Grant | Denial, bool]:
-        """The share's decision, and whether the lease is evictable."""
-        found = admission.admit(share, ask, self._now_s(), observe=observe)
-        record = share.leases.get(ask.lease_id)
-        return found, record is not None and record.id in share.pools[record.pool].evictable
-
-    def refused(self, share: TokenPool, lease_id: str, pool: int) -> Denial | None:
-        """Move a lease if admissible; returns None, or the reason why it may not move."""
-        return admission.transfer(share, lease_id, pool, self._now_s(), force=False)
-
-    def moved(self, lease_id: str, pool: int) -> None:
-        """Note that a lease moved to another pool."""
-        if self.share is not None:
-            admission.transfer(self.share, lease_id, pool, self._now_s(), force=True)
-
-    def resized(self, lease_id: str, cost_tokens: int, kv_bytes: int) -> None:
-        """Note a lease's new reservation."""
-        if self.share is not None:
-            admission.resize(self.share, lease_id, cost_tokens, kv_bytes, self._now_s())
-
-    def settled(self, lease_id: str, charge: int | None, spent: Spent | None) -> None:
-        """Note that a lease ended."""
-        if self.share is not None:
-            admission.settle(self.share, lease_id, charge, self._now_s(), spent)
-
-    def victims(self, lease: Lease) -> list[str]:
-        """Ids of the leases to evict for this one."""
-        record = None if self.share is None else self.share.leases.get(lease.id)
-        if self.share is None or record is None:
-            return []
-        return [v.id for v in admission.evict(self.share, record.pool, lease.sequences)]
-
     def define(self, terms: Entitlement) -> None:
         """Apply an entitlement's terms."""
         if self.share is not None:
@@ -96,11 +181,6 @@ class LocalFallback:
         """Apply capacity and rules."""
         if self.share is not None:
             self.share.change(_terms_share(terms, self._replicas))
-
-    def renew(self, lease_ids: Iterable[str]) -> None:
-        if self.share is not None:
-            for lease_id in lease_ids:
-                admission.renew(self.share, lease_id, self._now_s())
 
     def tick(self) -> None:
         """Run the tick if it is due."""
@@ -177,3 +257,64 @@ def _entitlement_share(terms: Entitlement, replicas: int) -> Entitlement:
 
 def _part(whole: int, replicas: int) -> int:
     return max(1, whole // max(1, replicas)) if whole > 0 else 0
+
+
+def note_decision(
+    token_pool: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float
+) -> None:
+    """Apply Redis's decision on a request of `tokens` tokens."""
+    account = token_pool.accounts.get(name)
+    if account is None:
+        return
+    if isinstance(found, Denial):
+        if found.reason == "tokens" and account.terms.tokens_per_s > 0:
+            account.level, account.level_s = found.limit - found.used, now_s
+        return
+    if account.terms.tokens_per_s > 0 and found.funded != "none":
+        account.level, account.level_s = found.level_tokens, now_s
+    if found.funded == "surplus":
+        pay(token_pool, account, "surplus", tokens, now_s)
+
+
+def note_charge(token_pool: TokenPool, redis_lease: RedisLease, tokens: int, now_s: float) -> None:
+    """Apply a lease's corrected or final cost."""
+    account = token_pool.accounts.get(redis_lease.lease.entitlement)
+    if account is not None:
+        pay(token_pool, account, redis_lease.funded, tokens - redis_lease.estimate_tokens, now_s)
+
+
+def note_view(token_pool: TokenPool, view: TokenPool, server_s: float, now_s: float) -> None:
+    """Apply counters that were read from Redis, whose time is at least `server_s`."""
+    token_pool.surplus, token_pool.surplus_s = surplus_level(view, server_s), now_s
+    token_pool.surplus_per_s = view.surplus_per_s
+    for name, theirs in view.accounts.items():
+        account = token_pool.accounts.get(name)
+        if account is not None and theirs.level_s > 0:
+            account.level = own_level(theirs, depth_tokens(view, theirs), server_s)
+            account.level_s = now_s
+            account.mean_cost = theirs.mean_cost
+
+
+def lend(token_pool: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None:
+    """Give a new local share its part of every bucket."""
+    parts = max(1, replicas)
+    share.surplus, share.surplus_s = surplus_level(token_pool, now_s) / parts, now_s
+    share.surplus_per_s = token_pool.surplus_per_s / parts
+    for name, account in share.accounts.items():
+        whole = token_pool.accounts[name]
+        account.level = own_level(whole, depth_tokens(token_pool, whole), now_s) / parts
+        account.level_s = now_s
+        account.mean_cost = whole.mean_cost
+        # This process's own borrowing; it does not know the other replicas'.
+        account.borrowed, account.borrowed_s = whole.borrowed, whole.borrowed_s
+
+
+def take_back(token_pool: TokenPool, share: TokenPool, replicas: int) -> None:
+    """Keep the levels that a share leaves; buckets that it never used keep their reported level."""
+    parts = max(1, replicas)
+    token_pool.surplus, token_pool.surplus_s = share.surplus * parts, share.surplus_s
+    for name, account in share.accounts.items():
+        whole = token_pool.accounts.get(name)
+        if whole is not None and account.debited:
+            whole.level, whole.level_s = account.level * parts, account.level_s
+            whole.borrowed, whole.borrowed_s = account.borrowed, account.borrowed_s

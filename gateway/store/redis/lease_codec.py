@@ -29,48 +29,28 @@ UNLIMITED: Final = 16
 UNWINDOWED: Final = Span(0.0, inf, 0, 0)
 
 
-class RedisLease:
+class RedisLease(msgspec.Struct, eq=False):
     """A lease of this process."""
 
-    __slots__ = (
-        "epoch",
-        "estimate_tokens",
-        "funded",
-        "gives_way",
-        "held",
-        "key",
-        "kv_bytes",
-        "lease",
-        "pools",
-        "resizing",
-    )
+    lease: Lease
+    key: str
+    """Its lease id in Redis."""
+    funded: str
+    """The bucket that paid: own, surplus or none."""
+    gives_way: bool
+    held: tuple[Holding, ...] = ()
+    """What it reserved of limits over all models."""
+    pools: Sequence[PoolState] = ()
+    """Those of the model when it was taken."""
+    epoch: str = ""
+    """Of the model in Redis that counted it; empty while none has."""
+    estimate_tokens: int = 0
+    kv_bytes: int = 0
+    resizing: Op | None = None
+    """Its last resize; a later one replaces it until it is sent."""
 
-    def __init__(
-        self,
-        lease: Lease,
-        key: str,
-        *,
-        funded: str,
-        gives_way: bool,
-        held: tuple[Holding, ...] = (),
-        pools: Sequence[PoolState] = (),
-    ) -> None:
-        self.lease = lease
-        self.pools = pools
-        """Those of the model when it was taken."""
-        self.key = key
-        """Its lease id in Redis."""
-        self.funded = funded
-        """The bucket that paid: own, surplus or none."""
-        self.gives_way = gives_way
-        self.held = held
-        """What it reserved of limits over all models."""
-        self.epoch = ""
-        """Of the model in Redis that counted it; empty while none has."""
-        self.estimate_tokens = lease.cost_tokens
-        self.kv_bytes = lease.kv_bytes
-        self.resizing: Op | None = None
-        """Its last resize; a later one replaces it until it is sent."""
+    def __post_init__(self) -> None:
+        self.estimate_tokens, self.kv_bytes = self.lease.cost_tokens, self.lease.kv_bytes
 
     @property
     def nearly_full(self) -> bool:

@@ -24,7 +24,7 @@ from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
 from gateway.store.memory_leases import MemoryLeases, SteadyClock
-from gateway.store.redis.known_limits import KnownLimits
+from gateway.store.redis.fallback import KnownLimits
 from gateway.store.redis.link import RedisLink, RedisWire
 from gateway.store.redis.model import RedisModel
 from gateway.store.redis.route import route_of

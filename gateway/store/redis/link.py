@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 from redis.asyncio.connection import Connection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
@@ -60,27 +61,16 @@ class ModelLost(StateFailure):
     """The server does not know the model, because it is new or was emptied."""
 
 
-class Op:
+class Op(msgspec.Struct, eq=False):
     """One script call."""
 
-    __slots__ = ("argument", "done", "lasting", "name", "sent", "tag")
-
-    def __init__(
-        self,
-        name: str,
-        argument: bytes,
-        done: "asyncio.Future[Any] | None" = None,
-        *,
-        lasting: bool = True,
-    ) -> None:
-        self.name = name
-        self.tag = name.encode()
-        self.argument = argument
-        self.done = done
-        """Future of a call's answer; of a post, that it arrived, where somebody waits for that."""
-        self.lasting = lasting
-        """A post: sent again until it arrives."""
-        self.sent = False
+    name: str
+    argument: bytes
+    done: "asyncio.Future[Any] | None" = None
+    """Future of a call's answer; of a post, that it arrived, where somebody waits for that."""
+    lasting: bool = True
+    """A post: sent again until it arrives."""
+    sent: bool = False
 
 
 class RedisWire:
@@ -150,7 +140,9 @@ class RedisWire:
         first = group[0]
         if first.name not in GROUPED:
             return self._calls.packed(first.name, first.argument)
-        return self._calls.packed("calls", *(a for op in group for a in (op.tag, op.argument)))
+        return self._calls.packed(
+            "calls", *(a for op in group for a in (op.name.encode(), op.argument))
+        )
 
     def _repeatable(self, answer: object) -> bool:
         if not isinstance(answer, ResponseError):

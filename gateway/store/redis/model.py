@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.admission import admission
 from gateway.admission.admission import Denial, Grant
 from gateway.admission.denials import refusal_of
 from gateway.admission.leases import spent_by
@@ -24,7 +25,7 @@ from gateway.ports import Settlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView, Spent
 from gateway.store.memory_leases import charge_of, lease_of, warn
-from gateway.store.redis import bucket_levels
+from gateway.store.redis import fallback
 from gateway.store.redis.lease_codec import (
     LOCAL_SUFFIX,
     RedisLease,
@@ -83,7 +84,7 @@ class RedisModel(RedisPools):
             except RedisAway:
                 continue
             found, gives_way, issued_s = decision(answer)
-            bucket_levels.note_decision(
+            fallback.note_decision(
                 self.token_pool, ask.entitlement, ask.estimate_tokens, found, self._now_s()
             )
             if ask.limits:
@@ -94,7 +95,9 @@ class RedisModel(RedisPools):
         if self._process.fail_mode == "closed":
             raise _unavailable()
         share = self._fallback.begin(self.leases.values(), self.replicas)
-        found, gives_way = self._fallback.admit(share, ask, observe=self._observes)
+        found = admission.admit(share, ask, self._now_s(), observe=self._observes)
+        record = share.leases.get(ask.lease_id)
+        gives_way = record is not None and record.id in share.pools[record.pool].evictable
         key = ask.lease_id + LOCAL_SUFFIX
         lease = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
         self.alone_total += 1
@@ -126,7 +129,8 @@ class RedisModel(RedisPools):
         pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         pools[pool].inflight += redis_lease.lease.sequences
         redis_lease.lease = msgspec.structs.replace(redis_lease.lease, pool=pool)
-        self._fallback.moved(lease.id, pool)
+        if (share := self._fallback.share) is not None:
+            admission.transfer(share, lease.id, pool, self._now_s(), force=True)
         self._giving_way += gives_way - redis_lease.gives_way
         redis_lease.gives_way = gives_way
         return redis_lease.lease
@@ -135,7 +139,7 @@ class RedisModel(RedisPools):
         redis_lease = self.leases.get(lease.id)
         if redis_lease is None:
             return
-        bucket_levels.note_charge(self.token_pool, redis_lease, cost_tokens, self._now_s())
+        fallback.note_charge(self.token_pool, redis_lease, cost_tokens, self._now_s())
         redis_lease.estimate_tokens, redis_lease.kv_bytes = cost_tokens, kv_bytes
         packed = grouped(
             "resize", lease_id=redis_lease.key, estimate_tokens=cost_tokens, kv_bytes=kv_bytes
@@ -144,7 +148,8 @@ class RedisModel(RedisPools):
             redis_lease.resizing.argument = packed
         else:
             redis_lease.resizing = self.link.post("resize", packed)
-        self._fallback.resized(lease.id, cost_tokens, kv_bytes)
+        if (share := self._fallback.share) is not None:
+            admission.resize(share, lease.id, cost_tokens, kv_bytes, self._now_s())
 
     def settle(self, lease: Lease, settlement: Settlement, *, heard: bool) -> Op | None:
         """See LeaseStore; None where the lease was not in force here."""
@@ -158,14 +163,15 @@ class RedisModel(RedisPools):
             return None
         redis_lease.pools[redis_lease.lease.pool].inflight -= redis_lease.lease.sequences
         self._giving_way -= redis_lease.gives_way
-        bucket_levels.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
+        fallback.note_charge(self.token_pool, redis_lease, charge or 0, self._now_s())
         if redis_lease.held:
             self._process.limits.note_settled(redis_lease.held, spent)
         else:
             spent = None
         heard = heard and redis_lease.nearly_full
         posted = self._release(redis_lease.key, charge, spent, heard=heard)
-        self._fallback.settled(lease.id, charge, spent)
+        if (share := self._fallback.share) is not None:
+            admission.settle(share, lease.id, charge, self._now_s(), spent)
         return posted
 
     async def reclaim(self, lease: Lease) -> None:
@@ -178,8 +184,11 @@ class RedisModel(RedisPools):
         try:
             self._send(await self.link.call("evict", packed))
         except RedisAway:
-            for lease_id in self._fallback.victims(lease):
-                self.evict(lease_id)
+            share = self._fallback.share
+            record = None if share is None else share.leases.get(lease.id)
+            if share is not None and record is not None:
+                for victim in admission.evict(share, record.pool, lease.sequences):
+                    self.evict(victim.id)
 
     async def budgets(self, limits: Sequence[Limit], added: int = 0) -> list[LimitView]:
         """Counters of limits; `added` to the first one. Raises RedisAway."""
@@ -252,7 +261,8 @@ class RedisModel(RedisPools):
         if self._process.fail_mode == "closed":
             return _unavailable()
         share = self._fallback.begin(self.leases.values(), self.replicas)
-        denied = self._fallback.refused(share, redis_lease.lease.id, pool)
+        lease_id = redis_lease.lease.id
+        denied = admission.transfer(share, lease_id, pool, self._now_s(), force=False)
         if denied is None:
             return None
         return refusal_of(denied, redis_lease.lease.entitlement, self._process.jitter())

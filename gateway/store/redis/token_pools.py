@@ -11,15 +11,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.admission import admission
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.ports import AccountView, PoolView
 from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record
 from gateway.store.memory_leases import SteadyClock, account_view, pool_views
-from gateway.store.redis import bucket_levels
-from gateway.store.redis.fallback import LocalFallback
-from gateway.store.redis.known_limits import KnownLimits
+from gateway.store.redis.fallback import KnownLimits, LocalFallback, note_view
 from gateway.store.redis.lease_codec import LOCAL_SUFFIX, RedisLease, token_pool_of
 from gateway.store.redis.link import ModelLost, RedisAway, RedisLink
 from gateway.store.redis.scripts import argument
@@ -114,7 +113,9 @@ class RedisPools:
             return
 
     async def renew(self) -> None:
-        self._fallback.renew(self.leases)
+        if (share := self._fallback.share) is not None:
+            for lease_id in self.leases:
+                admission.renew(share, lease_id, self._now_s())
         for part in _slices([redis_lease.key for redis_lease in self.leases.values()]):
             try:
                 gone = await self.link.call("renew", argument(lease_ids=part))
@@ -219,7 +220,7 @@ class RedisPools:
             found = token_pool_of(await self.link.call("view", argument(names=names)))
         except RedisAway:
             return self._fallback.share or self.token_pool
-        bucket_levels.note_view(self.token_pool, found, self._server_time_s(), self._now_s())
+        note_view(self.token_pool, found, self._server_time_s(), self._now_s())
         return found
 
     def _adopt_again(self, keys: set[str]) -> None:

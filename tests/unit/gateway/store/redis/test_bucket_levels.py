@@ -6,13 +6,13 @@ from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.admission.token_pool import TokenPool, depth_tokens, surplus_level
 from gateway.records.lease import Lease
-from gateway.store.redis.bucket_levels import (
+from gateway.store.redis.fallback import (
     note_charge,
     note_decision,
     note_view,
+    share_of,
     take_back,
 )
-from gateway.store.redis.fallback import share_of
 from gateway.store.redis.lease_codec import RedisLease
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 

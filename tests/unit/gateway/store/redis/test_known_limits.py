@@ -5,7 +5,7 @@ import msgspec
 from gateway.admission.admission import Grant
 from gateway.admission.limit_book import Wanted
 from gateway.records.limit import Holding, Limit, LimitUse
-from gateway.store.redis.known_limits import KnownLimits
+from gateway.store.redis.fallback import KnownLimits
 from tests.token_pools import NOW_S, entitled, granted, pool
 
 DAY_S = 86_400
