@@ -78,8 +78,8 @@ class GatewayProtocol(ClientConnection):
     bodies = BodyBytes()
     large_bodies = LargeBodies()
     cors = Cors()
-    data_plane: DataPlane | None = None
-    """Answers data plane requests without ASGI; None sends everything through ASGI."""
+    data_plane: DataPlane
+    """Answers its requests without ASGI."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -267,10 +267,10 @@ class GatewayProtocol(ClientConnection):
         cycle = cast("RequestResponseCycle | None", self.cycle)
         asgi_busy = cycle is not None and not cycle.response_complete
         via_asgi = asgi_busy or self.parser.get_method() in _VIA_ASGI
-        if endpoint is not None and self.data_plane is not None and not via_asgi:
+        if endpoint is not None and not via_asgi:
             self._endpoint = endpoint
             self._body = b""
-            self._open(endpoint, self.data_plane)
+            self._open(endpoint)
         else:
             self._to_asgi()
 
@@ -297,8 +297,8 @@ class GatewayProtocol(ClientConnection):
                 first, self._body = self._body, BytesIO()
                 self._body.write(first)
             self._body.write(body)
-        if self.data_plane is not None and self._size > self.data_plane.max_body_bytes:
-            self._turn_away(too_large(self.data_plane.max_body_bytes), self.data_plane)
+        if self._size > self.data_plane.max_body_bytes:
+            self._turn_away(too_large(self.data_plane.max_body_bytes))
 
     def on_message_complete(self) -> None:
         """The request is complete: stop its clock, answer it, count the next head from zero."""
@@ -318,18 +318,17 @@ class GatewayProtocol(ClientConnection):
             return
         body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
         self._body = b""
-        plane, reply = self.data_plane, self._reply
-        if plane is None or reply is None:
+        if (reply := self._reply) is None:
             return
         try:
-            self._cover(plane, reply, len(body))
+            self._cover(reply, len(body))
         except Refusal as refusal:
-            self._turn_away(refusal, plane)
+            self._turn_away(refusal)
             return
         if len(body) > LARGE_BYTES:
-            self._run(reply, self._answer_large(plane, endpoint, body, reply))
+            self._run(reply, self._answer_large(endpoint, body, reply))
         else:
-            self._run(reply, plane.answer(endpoint, self._head, body, reply))
+            self._run(reply, self.data_plane.answer(endpoint, self._head, body, reply))
 
     # Bounds
 
@@ -368,17 +367,17 @@ class GatewayProtocol(ClientConnection):
         if self._framing_bytes > self.max_head_bytes:
             self._refuse_head()
             return
-        plane = self.data_plane
-        if self._endpoint is not None and plane is not None:
+        if self._endpoint is not None:
+            plane = self.data_plane
             if self._proven is None:  # once: a forged token costs a signature each time
                 self._proven = plane.proves(self._head)
             try:
                 if not self._proven:
                     plane.check_size(self._head, self._size)
                 elif self._reply is not None:
-                    self._cover(plane, self._reply, self._size)
+                    self._cover(self._reply, self._size)
             except Refusal as refusal:
-                self._turn_away(refusal, plane)
+                self._turn_away(refusal)
                 return
             if self._size + cost_bytes > COUNTED_FROM_BYTES:
                 self.large_bodies.took(self.transport, cost_bytes, self.loop)
@@ -419,7 +418,7 @@ class GatewayProtocol(ClientConnection):
 
     # The data plane without ASGI
 
-    def _open(self, endpoint: Endpoint, data_plane: DataPlane) -> None:
+    def _open(self, endpoint: Endpoint) -> None:
         # Names and values contain no line break, so joining is unambiguous. They contain a key,
         # so the comparison takes constant time.
         sent = b"\n".join(chain.from_iterable(self.headers))
@@ -433,21 +432,21 @@ class GatewayProtocol(ClientConnection):
             self._head = read_head(lowered)
             self.expect_100_continue = _expects(lowered)
             self._extra = lines_of(self.cors.headers(lowered))
-        head, announced = self._head, self._announced
+        head, announced, plane = self._head, self._announced, self.data_plane
         length = int(announced) if announced.isdigit() else -1 if self._chunked else 0
         self._reply = reply = DirectReply(endpoint, self)
         reply.extra = self._extra
         self._old = self.parser.get_http_version() != "1.1"
         keeps = self.parser.should_keep_alive() and not self._old
-        reply.close_connection = not keeps or data_plane.draining
+        reply.close_connection = not keeps or plane.draining
         try:
-            data_plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
+            plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
             if length > COUNTED_FROM_BYTES:
-                self._proven = data_plane.proves(head)
+                self._proven = plane.proves(head)
                 if self._proven:
-                    self._cover(data_plane, reply, length)
+                    self._cover(reply, length)
         except Refusal as refusal:
-            self._turn_away(refusal, data_plane)
+            self._turn_away(refusal)
             raise _EnoughError from None  # nothing of the body is parsed
         if self.expect_100_continue and not self._old:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -458,7 +457,7 @@ class GatewayProtocol(ClientConnection):
         Returns False for anything else; the parser then gets `data`, of which it has seen nothing.
         """
         plane, endpoint = self.data_plane, self._known_endpoint
-        if plane is None or endpoint is None or plane.draining:
+        if endpoint is None or plane.draining:
             return False
         found = known.body_of(data)
         if found is None or found[1] > min(LARGE_BODY_BYTES, plane.max_body_bytes):
@@ -473,7 +472,7 @@ class GatewayProtocol(ClientConnection):
             reply.extra = self._extra
         try:
             if not missing or plane.proves(self._head):
-                self._cover(plane, reply, size)
+                self._cover(reply, size)
             else:
                 self._hold(len(data) + len(self._head_of))
         except Refusal as refusal:
@@ -490,39 +489,36 @@ class GatewayProtocol(ClientConnection):
             self._let_go()
         return True
 
-    async def _answer_large(
-        self, plane: DataPlane, endpoint: Endpoint, body: bytes, reply: DirectReply
-    ) -> None:
+    async def _answer_large(self, endpoint: Endpoint, body: bytes, reply: DirectReply) -> None:
         head = self._head
         try:
             await self.large_bodies.alone()
         except asyncio.CancelledError:
             reply.ended()
             raise
-        await plane.answer(endpoint, head, body, reply)
+        await self.data_plane.answer(endpoint, head, body, reply)
 
-    def _cover(self, plane: DataPlane, reply: DirectReply, size: int) -> None:
+    def _cover(self, reply: DirectReply, size: int) -> None:
         """Count a request with a body of `size` bytes, unless it is small. Raises Refusal."""
         held_bytes = size + len(self._head_of)
         if held_bytes > COUNTED_FROM_BYTES:
             if reply.share is None:
-                reply.share = plane.share(self._head)
+                reply.share = self.data_plane.share(self._head)
             reply.share.cover(held_bytes)
 
-    def _turn_away(self, refusal: Refusal, data_plane: DataPlane) -> None:
+    def _turn_away(self, refusal: Refusal) -> None:
         self._let_go()
         if self._reply is not None:
             self._reply.give_back()
-            self._run(self._reply, data_plane.turn_away(refusal, self._head, self._reply))
+            turning = self.data_plane.turn_away(refusal, self._head, self._reply)
+            self._run(self._reply, turning)
 
     def _run(self, reply: DirectReply, answer: Coroutine[Any, Any, None]) -> None:
         self._answering = reply.task = task = self.loop.create_task(answer)
         self.tasks.add(task)
 
     def wrong_key_delay_s(self) -> float:
-        if self.data_plane is None or self.client is None:
-            return 0.0
-        return self.data_plane.wrong_keys.delay_s(self.client[0])
+        return 0.0 if self.client is None else self.data_plane.wrong_keys.delay_s(self.client[0])
 
     def finished(self) -> None:
         reply, self._reply = self._reply, None

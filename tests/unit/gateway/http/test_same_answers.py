@@ -6,6 +6,7 @@ reach the pipeline, and the same statuses and bodies come back, however the byte
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -224,13 +225,15 @@ async def answers_to(reads: Sequence[Read], *, direct: bool) -> tuple[Reached, A
     echo = Echo()
     plane = DataPlane(echo, control, new_id=lambda: "new", max_body_bytes=1 << 20)
     config = uvicorn.Config(cast("Any", plane), log_config=None, access_log=False, lifespan="off")
-    kind = type("Bound", (GatewayProtocol,), {"data_plane": plane if direct else None})
+    kind = type("Bound", (GatewayProtocol,), {"data_plane": plane})
     client, transport = kind(config, ServerState(), {}), Memory()
     client.connection_made(transport)
+    never = nullcontext() if direct else patch.object(protocol, "endpoint_of", return_value=None)
     for data, settle in reads:
         if transport.closed:
             break
-        client.data_received(data)
+        with never:
+            client.data_received(data)
         for _ in range(20 if settle else 0):
             await asyncio.sleep(0)
     assert not client.answering
