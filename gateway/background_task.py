@@ -3,48 +3,30 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
 _log = logging.getLogger("sluice")
 
 
 class BackgroundTasks:
-    """Coroutines that run until `close` cancels them."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Start these coroutines; call within the running loop."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [task for task in self._tasks if not _succeeded(task)]
-        self._tasks += [loop.create_task(work) for work in works]
-
-    async def close(self) -> bool:
-        """Cancel all tasks and wait for their end; returns whether there were any. Idempotent.
-
-        A task's failure is logged and does not stop the shutdown.
-        """
-        tasks, self._tasks = self._tasks, []
-        await _end(tasks)
-        return bool(tasks)
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
-class TasksByKey:
-    """Coroutines that run until `end` or `close` cancels them; one a key."""
+    """Coroutines that run until `end` or `close` cancels them."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
 
-    def start(self, key: Hashable, work: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine, in place of the key's earlier one."""
-        self.end(key)
-        self._tasks[key] = asyncio.get_running_loop().create_task(work)
+    def start(self, *works: Coroutine[Any, Any, None], key: Hashable = None) -> None:
+        """Start these coroutines; call within the running loop.
+
+        One with a `key` replaces the key's earlier one.
+        """
+        loop = asyncio.get_running_loop()
+        if key is None:
+            self._tasks = {k: t for k, t in self._tasks.items() if not _succeeded(t)}
+        else:
+            self.end(key)
+        for work in works:
+            self._tasks[object() if key is None else key] = loop.create_task(work)
 
     def end(self, key: Hashable) -> None:
         """Cancel a key's coroutine, if it runs."""
@@ -52,21 +34,24 @@ class TasksByKey:
         if task is not None:
             task.cancel()
 
-    async def close(self) -> None:
-        """Cancel all and wait for their end; a failure is logged. Idempotent."""
+    async def close(self) -> bool:
+        """Cancel all tasks and wait for their end; returns whether there were any. Idempotent.
+
+        A task's failure is logged and does not stop the shutdown.
+        """
         tasks, self._tasks = list(self._tasks.values()), {}
-        await _end(tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a background task had failed", exc_info=error)
+        return bool(tasks)
 
 
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end; a failure is logged."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task had failed", exc_info=error)
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 class PeriodicTask:

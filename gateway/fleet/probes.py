@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import floor, inf
 from typing import Final
 
-from gateway.background_task import TasksByKey
+from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet
 from gateway.fleet.engine_metrics import (
     ALIASES,
@@ -108,7 +108,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._clock = clock
         self._pages = EnginePages(upstream, timeout_s)
-        self._background = TasksByKey()
+        self._background = BackgroundTasks()
         self._watch = LoopWatch()
         self._known: dict[tuple[PoolState, int], _Known] = {}
         """By pool and the engine's first worker."""
@@ -157,7 +157,7 @@ class Prober:
         """Probe a new engine in `delay_s` seconds, and poll it from then on."""
         state = served.fleet.pools[pool]
         at_s = asyncio.get_running_loop().time() + delay_s
-        self._background.start((state, worker), self._run(state, worker, at_s))
+        self._background.start(self._run(state, worker, at_s), key=(state, worker))
 
     def leave(self, pool: PoolState, worker: int) -> None:
         """Stop polling an engine; what is known of it stays."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.background_task import TasksByKey
+from gateway.background_task import BackgroundTasks
 from gateway.control.metrics_page import SourceReport
 from gateway.fleet.discovery import Source, sets_of_file
 from gateway.fleet.model_runtime import ModelRuntime
@@ -33,7 +33,7 @@ class Discovery:
         self._rotation = rotation
         self._sources: dict[tuple[str, str, str], Source] = {}
         """(model, pool, URL) -> source."""
-        self._background = TasksByKey()
+        self._background = BackgroundTasks()
         self._started = False
         self._api: KubernetesApi | None = None
         for model, served in zip(config.models, models, strict=True):
@@ -50,7 +50,7 @@ class Discovery:
         apply = partial(self._rotation.apply_to, *key)
         self._sources[key] = Source(*key, self._sets(source, worker.scheme), worker.found, apply)
         if self._started:
-            self._background.start(key, self._sources[key].run())
+            self._background.start(self._sources[key].run(), key=key)
 
     async def change(
         self,
@@ -85,7 +85,7 @@ class Discovery:
         """Follow the sources; waits a few seconds for their first sets."""
         self._started = True
         for key, source in self._sources.items():
-            self._background.start(key, source.run())
+            self._background.start(source.run(), key=key)
         firsts = [asyncio.ensure_future(source.first.wait()) for source in self._sources.values()]
         if firsts:
             _, late = await asyncio.wait(firsts, timeout=FIRST_SET_S)
