@@ -15,7 +15,6 @@ from gateway.settings import Config, ConfigError, load, parse, remarks, schema
 from gateway.settings.model import ModelConfig
 from gateway.settings.tenants import EntitlementConfig
 from gateway.settings.types import EnvValue, substitute
-from gateway.store.redis.route import route_of
 from tests.builders import OUT_OF_RANGE
 
 ROOT = Path(__file__).parents[4]
@@ -127,28 +126,6 @@ def test_the_shipped_example_loads() -> None:
     assert config.timeouts_for(config.models[0]).idle_s == 120
 
 
-def test_defaults() -> None:
-    config = read(
-        "version: 1\nmodels: [{name: m, pools: "
-        "{all: {max_model_len: 1, max_num_seqs: 1, workers: [http://h]}}}]",
-        {},
-    )
-    assert config.server.drain_timeout_s == 30
-    assert (config.server.max_header_bytes, config.server.max_connections) == (65536, 10000)
-    timeouts = config.timeouts_for(config.models[0])
-    assert (timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s) == (2, 600, 120)
-    assert config.retry.max_attempts == 3
-    assert config.decisions_kept == 10_000
-    model = config.models[0]
-    assert (model.media_tokens, model.output_prior_tokens, model.estimator) == (
-        768,
-        1024,
-        "default",
-    )
-    assert model.boundaries == ()
-    assert model.pools["all"].workers[0].id == "h:80"
-
-
 def test_pools_are_ordered_by_window_whatever_the_file_says() -> None:
     text = """\
 version: 1
@@ -215,13 +192,6 @@ def test_a_reference_becomes_what_its_field_expects() -> None:
     assert config.server.admin_key.get_secret_value() == "12345"
 
 
-def test_a_reference_adds_no_structure() -> None:
-    config = read(BASE, {**ENVIRON, "SLUICE_ADMIN_KEY": "x,port:1}${LONG_KEY}#'"})
-    assert config.server.port == 8080
-    assert config.server.admin_key is not None
-    assert config.server.admin_key.get_secret_value() == "x,port:1}${LONG_KEY}#'"
-
-
 def test_references_inside_flow_collections_and_urls() -> None:
     text = edited('["http://10.0.0.1:8000"]', "[{url: http://${HOST:-a.b}:${PORT:-1}}]")
     assert read(text).models[0].pools["short"].workers[0].id == "a.b:1"
@@ -265,40 +235,18 @@ PRICED = edited(SHORT_WORKERS, SHORT_WORKERS + "\n        tokens_per_second: 100
 )
 
 BAD: list[tuple[str, str, int, list[str]]] = [
-    (
-        "misspelt key",
-        edited("b_short: 4096", "b_shrot: 4096"),
-        10,
-        ["models[0].boundary.b_shrot", "unknown key `b_shrot`", "did you mean `b_short`?"],
-    ),
-    (
-        "unknown key",
-        edited("  port: 8080", "  zzz: 1"),
-        3,
-        ["server.zzz", "unknown key `zzz`", "known here: host, port"],
-    ),
-    (
-        "unknown key in a pool",
-        edited("max_num_seqs: 4", "max_num_seq: 4\n        max_num_seqs: 4"),
-        15,
-        ["models[0].pools.short.max_num_seq", "did you mean `max_num_seqs`?"],
-    ),
-    (
-        "unknown key in a worker",
-        edited("api_key: ${LONG_KEY}", "apikey: x"),
-        22,
-        ["workers[0].apikey", "did you mean `api_key`?"],
-    ),
+    ("misspelt key", edited("b_short: 4096", "b_shrot: 4096"), 10, ["models[0].boundary.b_shrot", "unknown key `b_shrot`", "did you mean `b_short`?"]),  # noqa: E501
+    ("unknown key", edited("  port: 8080", "  zzz: 1"), 3, ["server.zzz", "unknown key `zzz`", "known here: host, port"]),  # noqa: E501
+    ("unknown key in a pool", edited("max_num_seqs: 4", "max_num_seq: 4\n        max_num_seqs: 4"), 15, ["models[0].pools.short.max_num_seq", "did you mean `max_num_seqs`?"]),  # noqa: E501
+    ("unknown key in a worker", edited("api_key: ${LONG_KEY}", "apikey: x"), 22, ["workers[0].apikey", "did you mean `api_key`?"]),  # noqa: E501
     ("unknown top key", BASE + "entitlement: []\n", 30, ["did you mean `entitlements`?"]),
     ("text for a number", edited("port: 8080", "port: eighty"), 3, ["a whole number, found text"]),
     ("quoted number", edited("port: 8080", 'port: "8080"'), 3, ["write digits, without quotes"]),
     ("flag for a number", edited("port: 8080", "port: true"), 3, ["found true or false"]),
     ("number for text", edited("name: m", "name: 7"), 6, ["expected text", "put it in quotes"]),
     ("fraction", edited("max_num_seqs: 4", "max_num_seqs: 1.5"), 15, ["a whole number"]),
-    ("octal", edited("max_num_seqs: 4", "max_num_seqs: 017"), 15, ["a whole number"]),
     ("zero", edited("max_num_seqs: 4", "max_num_seqs: 0"), 15, ["at least 1, found 0"]),
     ("port", edited("port: 8080", "port: 70000"), 3, ["at most 65535"]),
-    ("gamma", edited("gamma: 1.5", "gamma: 0.9"), 11, ["gamma", "at least 1"]),
     ("nan", edited("gamma: 1.5", "gamma: .nan"), 11, ["number"]),
     ("list for a mapping", edited("  port: 8080", "  - 1").replace("  admin_key: ${SLUICE_ADMIN_KEY}\n", ""), 3, ["server", "expected a mapping, found a list"]),  # noqa: E501
     ("mapping for a list", edited("[a]", "{a: 1}"), 7, ["expected a list, found a mapping"]),
@@ -321,19 +269,13 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("viewer key like the admin key", edited("  admin_key:", "  viewer_key: sk-admin-secret\n  admin_key:"), 4, ["server.viewer_key", "same as admin_key", "another key"]),  # noqa: E501
     ("open dashboard on all addresses", edited("  admin_key:", "  host: 0.0.0.0\n  open_dashboard: true\n  admin_key:"), 5, ["server.open_dashboard", "everybody who reaches 0.0.0.0", "127.0.0.1"]),  # noqa: E501
     ("admin key with a blank", edited("${SLUICE_ADMIN_KEY}", "'two words'"), 4, ["server.admin_key", "no blanks"]),  # noqa: E501
-    ("worker's key with a line break", edited("${LONG_KEY}", '"a\\nb: c"'), 22, ["api_key", "header can carry"]),  # noqa: E501
     ("malformed reference", edited("${LONG_KEY}", '"${LONG KEY}"'), 22, ["malformed", "${NAME}"]),
     ("reference of a wrong type", edited("port: 8080", "port: ${LONG_KEY}"), 3, ["found text from the environment"]),  # noqa: E501
     ("alias of another model", edited("[a]", "[a, m]"), 7, ["`m` is taken on line 6"]),
-    ("alias twice", edited("[a]", "[a, a]"), 7, ["`a` is taken on line 7"]),
     ("star as a name", edited("name: m", 'name: "*"').replace("model: m", 'model: "*"'), 6, ["`*` is a pattern", "aliases"]),  # noqa: E501
-    ("pattern as a name", edited("name: m", "name: m-*").replace("model: m", "model: m-*"), 6, ["`m-*` is a pattern", "aliases"]),  # noqa: E501
     ("long below short", edited("65536", "6000"), 18, ["long.max_model_len: below the window of pool `short`, 8192", "swap the pools' names"]),  # noqa: E501
     ("a target below a millisecond", edited("concurrency: 2", "concurrency: 2\n    slo_target_ms: 0.5"), 29, ["at least 1, found 0.5", "in milliseconds"]),  # noqa: E501
-    ("a mean below a millisecond", edited("    boundary:", "    admission: {mean_slo_ms: 0.5}\n    boundary:"), 9, ["at least 1, found 0.5", "in milliseconds"]),  # noqa: E501
     ("KV with a unit", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 240GB"), 17, ["write the number alone: the key's unit is GiB"]),  # noqa: E501
-    ("seconds with a unit", edited("    boundary:", "    timeouts: {first_byte_s: 30 s}\n    boundary:"), 9, ["the key's unit is seconds"]),  # noqa: E501
-    ("bytes with a unit", edited("  port: 8080", "  port: 8080\n  max_body_bytes: 32MB"), 4, ["the key's unit is bytes"]),  # noqa: E501
     ("equal windows", edited("65536", "8192"), 18, ["pool `short` has the same window", "8192"]),
     ("b_short list too long", edited("b_short: 4096", "b_short: [1, 2]"), 10, ["2 given for 2 pools (short, long)", "give 1 number"]),  # noqa: E501
     ("b_short over the window", edited("4096", "9000"), 10, ["9000 is over the window of pool `short`, 8192", "at most 8192"]),  # noqa: E501
@@ -343,7 +285,6 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("worker's port", edited(LONG_URL, "url: https://h:99999"), 21, ["not a URL"]),
     ("worker's query", edited(LONG_URL, "url: https://h/?a=1"), 21, ["no query"]),
     ("worker without host", edited(LONG_URL, "url: 'https://:80'"), 21, ["host"]),
-    ("worker's blanks", edited(LONG_URL, "url: 'https://h /'"), 21, ["host"]),
     ("worker in two pools", edited(SHORT_WORKERS, 'workers: ["https://10.0.0.9:8000/v1"]'), 21, ["worker 10.0.0.9:8000 is in pool `short` of", "on line 16", "count twice", "engines of its own"]),  # noqa: E501
     ("worker in two pools by another name", edited(SHORT_WORKERS, 'workers: ["http://localhost:8000"]').replace(LONG_URL, 'url: "http://[::1]:8000/v1"'), 21, ["worker [::1]:8000 is in pool `short` of", "on line 16"]),  # noqa: E501
     ("worker twice by another name", edited(SHORT_WORKERS, 'workers: ["http://localhost:1", "http://127.0.0.1:1"]'), 16, ["worker 127.0.0.1:1 is listed twice", "remove one"]),  # noqa: E501
@@ -354,7 +295,6 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("entitlement's model", edited("model: m", "model: n"), 26, ["no model is named `n`", "m"]),
     ("entitlement's alias", edited("model: m", "model: a"), 26, ["an alias", "`m`"]),
     ("plain key", edited(KEYS, "api_keys: [sk-plain]"), 29, ["not the hash", "sluice hash-key"]),
-    ("short hash", edited(HASH_A, HASH_A[:-1]), 29, ["not the hash of a key"]),
     ("third key", edited(KEYS, f'api_keys: ["{HASH_A}", "{HASH_B}", "{HASH_A}"]'), 29, ["longer than 2"]),  # noqa: E501
     ("key twice", edited(KEYS, f'api_keys: ["{HASH_A}", "{HASH_A}"]'), 29, ["the same key as on line 29", "hash-key --new"]),  # noqa: E501
     ("entitlement twice", BASE + "  - {name: e, tenant: t, model: m}\n", 30, ["`e` is taken on line 24"]),  # noqa: E501
@@ -363,33 +303,22 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("unknown pool", edited("concurrency: 2", "concurrency: {shrt: 1}"), 28, ["no pool `shrt`", "`short`?"]),  # noqa: E501
     ("too much KV", edited("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 200"), 29, ["200 GiB", "160.0 GiB", "lower kv_cache_gib"]),  # noqa: E501
     ("limit below baseline", edited("concurrency: 2", "concurrency: 3\n    max_concurrency: 2"), 29, ["max_concurrency: below concurrency", "raise max_concurrency"]),  # noqa: E501
-    ("headroom", edited("    aliases: [a]", "    admission: {headroom: -1}"), 7, ["models[0].admission.headroom", "at least 0"]),  # noqa: E501
     ("reclaim", edited("    aliases: [a]", "    admission: {reclaim: spot}"), 7, ["`spot` is not a choice", "preemptible"]),  # noqa: E501
-    ("reclaim_ms", edited("    aliases: [a]", "    admission: {reclaim_ms: 0}"), 7, ["reclaim_ms", "at least 1"]),  # noqa: E501
-    ("mean_slo_ms", edited("    aliases: [a]", "    admission: {mean_slo_ms: 0}"), 7, ["mean_slo_ms", "at least 1"]),  # noqa: E501
-    ("admission's profile", edited("    aliases: [a]", "    admission: {profile: papre}"), 7, ["did you mean `paper`?"]),  # noqa: E501
-    ("admission's mode", edited("    aliases: [a]", "    admission: {mode: watch}"), 7, ["enforce, observe"]),  # noqa: E501
-    ("unknown key of admission", edited("    aliases: [a]", "    admission: {headrom: 1}"), 7, ["did you mean `headroom`?"]),  # noqa: E501
-    ("engine_priority", edited("    aliases: [a]", "    engine_priority: tgi"), 7, ["none, vllm, sglang"]),  # noqa: E501
     ("replicas below the workers", edited(SHORT_WORKERS, 'workers: ["http://h:1", "http://h:2"]\n        replicas: {max: 1}'), 17, ["1 is below the 2 workers listed", "at least 2"]),  # noqa: E501
     ("replicas' min over max", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        replicas: {min: 4, max: 3}"), 17, ["4 is over max, 3", "at most 3"]),  # noqa: E501
-    ("unknown key of replicas", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        replicas: {most: 3}"), 17, ["known here: min, max"]),  # noqa: E501
     ("a rate for one pool of two", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        tokens_per_second: 9"), 18, ["pools.long", "no tokens_per_second here, but in pool `short`", "for none"]),  # noqa: E501
     ("a pool's KV without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 9"), 16, ["what a token takes", "kv_bytes_per_token"]),  # noqa: E501
     ("KV without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 1"), 28, ["entitlements[0].kv_cache_gib", "what a token takes", "kv_bytes_per_token"]),  # noqa: E501
     ("a KV limit without bytes per token", edited("    kv_bytes_per_token: 1048576\n", "").replace("concurrency: 2", "concurrency: 2\n    max_kv_cache_gib: 1"), 28, ["entitlements[0].max_kv_cache_gib", "what a token takes"]),  # noqa: E501
     ("absurd KV", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 1.0e+300"), 17, ["kv_cache_gib", "at most 8.38861e+06"]),  # noqa: E501
-    ("absurd rate", edited("concurrency: 2", "concurrency: 2\n    tokens_per_second: 1.0e+300"), 29, ["tokens_per_second", "at most 9.0072e+15"]),  # noqa: E501
     ("KV limit below baseline", edited("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 2\n    max_kv_cache_gib: 1"), 30, ["max_kv_cache_gib: below kv_cache_gib"]),  # noqa: E501
     ("more KV than stated", edited(SHORT_WORKERS, SHORT_WORKERS + "\n        kv_cache_gib: 1").replace("concurrency: 2", "concurrency: 2\n    kv_cache_gib: 130"), 30, ["130 GiB", "129.0 GiB"]),  # noqa: E501
     ("rate limit of guaranteed", edited("concurrency: 2", "concurrency: 2\n    max_tokens_per_second: 5"), 29, ["guaranteed entitlement never goes above", "dedicated, elastic or spot"]),  # noqa: E501
-    ("rate limit of preemptible", edited("guaranteed\n    concurrency: 2", "preemptible\n    max_tokens_per_second: 5"), 28, ["preemptible entitlement never goes above"]),  # noqa: E501
     ("rate limit below baseline", edited("guaranteed\n    concurrency: 2", "elastic\n    tokens_per_second: 6\n    max_tokens_per_second: 5"), 29, ["max_tokens_per_second: below tokens_per_second"]),  # noqa: E501
     ("guaranteed above its baseline", edited("concurrency: 2", "concurrency: 2\n    max_concurrency: 3"), 29, ["never goes above its baseline, 2"]),  # noqa: E501
     ("guaranteed without a baseline", edited("    concurrency: 2\n", ""), 24, ["without a baseline could never send", "sequences to reserve"]),  # noqa: E501
     ("split over a pool's slots", edited("concurrency: 2", "concurrency: {long: 2}") + "  - {name: f, tenant: t, model: m, service_class: dedicated, concurrency: 3}\n", 30, ["pool `long` add up to 3", "split 2/1 over the pools", "2 slots", "by pool"]),  # noqa: E501
     ("too high a rate", PRICED.replace("concurrency: 2", "concurrency: 2\n    tokens_per_second: 151"), 31, ["add up to 151", "150 (per worker x most workers)"]),  # noqa: E501
-    ("usage_export's key", BASE + "usage_export: {file: x}\n", 30, ["unknown key `file`", "path"]),
     ("expiry", edited("concurrency: 2", "expires_at: tomorrow"), 28, ["not a date", "2026-12-31T"]),
     *(
         (f"expiry {at}", edited("concurrency: 2", f'expires_at: "{at}"'), 28, ["not a date"])
@@ -400,7 +329,6 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("sentinel without a service", BASE + "state: {url: 'redis+sentinel://:pw@h:6379/0'}\n", 30, ["no service and database", "HOST:26379/SERVICE/0"]),  # noqa: E501
     ("sentinel without a port", BASE + "state: {url: 'redis+sentinel://h,i:2/main/0'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
     ("cluster without a port", BASE + "state: {url: 'redis+cluster://h'}\n", 30, ["not a list of HOST:PORT", "redis+cluster://"]),  # noqa: E501
-    ("cluster with an empty node", BASE + "state: {url: 'redis+cluster://h:1,'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
     ("cluster with a port out of range", BASE + "state: {url: 'redis+cluster://h:65536'}\n", 30, ["not a list of HOST:PORT"]),  # noqa: E501
     ("cluster with a database", BASE + "state: {url: 'redis+cluster://h:1/0'}\n", 30, ["a cluster has no databases"]),  # noqa: E501
     ("redis without a host", BASE + "state: {url: 'redis:///0'}\n", 30, ["no host"]),
@@ -482,15 +410,6 @@ def test_a_valid_model_is_checked_although_another_part_is_not() -> None:
     found = problems(edited("port: 8080", "port: x").replace("[a]", "[m]"))
     assert len(found) == 2
     assert "`m` is taken" in found[1]
-
-
-def test_problems_are_records() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(edited("gamma: 1.5", "gama: 1.5"))
-    (problem,) = caught.value.problems
-    assert (problem.file, problem.line, problem.column) == ("sluice.yaml", 11, 7)
-    assert problem.path == "models[0].boundary.gama"
-    assert (problem.message, problem.fix) == ("unknown key `gama`", "did you mean `gamma`?")
 
 
 # --- files
@@ -689,19 +608,6 @@ def test_a_password_of_its_own_may_have_any_signs() -> None:
     assert "keep one of them" in found
 
 
-def test_each_kind_of_redis_has_a_way_of_its_own() -> None:
-    urls = (
-        "redis://h",
-        "rediss://:pw@h:6380/0?ssl_ca_certs=/etc/ca.pem",
-        "redis+cluster://user:p%40w@a:7000,[::1]:7002",
-        "redis+sentinel://a:26379,b:26379/my-service/3",
-    )
-    taken = [read(BASE + f"state: {{url: '{url}'}}\n").state.address for url in urls]
-    direct, tls, cluster, sentinel = (type(route_of(url)) for url in taken)
-    assert direct is tls
-    assert len({direct, cluster, sentinel}) == 3
-
-
 def test_a_missing_redis_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (found,) = problems(BASE + "state: {url: 'redis://h:6379/0'}\n")
@@ -858,24 +764,6 @@ def test_what_several_replicas_lack_is_said(was: str, now: str, said: str) -> No
 @pytest.mark.parametrize("port", ["8076", "8081"])
 def test_the_clients_port_may_be_beside_those_of_the_replicas(port: str) -> None:
     read(ONE_POOL + WORKERS.replace("9100", port))
-
-
-def test_compression_is_for_questions_while_the_larger_pool_is_full_unless_told_otherwise() -> None:
-    text = """version: 1
-models:
-  - name: m
-    compression: {{enabled: true{more}}}
-    pools:
-      short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
-      long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
-"""
-    found = parse(text.format(more=""), "sluice.yaml", {}).models[0].compression
-    assert (found.when, found.only_when_busy, found.mark) == ("asked", True, True)
-    more = ", when: header, only_when_busy: false, mark: false"
-    found = parse(text.format(more=more), "sluice.yaml", {}).models[0].compression
-    assert (found.when, found.only_when_busy, found.mark) == ("header", False, False)
-    with pytest.raises(ConfigError, match="asked"):
-        parse(text.format(more=", when: sometimes"), "sluice.yaml", {})
 
 
 def test_fallbacks_and_split_aliases_name_models() -> None:

@@ -124,20 +124,6 @@ def test_base_terms_take_the_rules_of_admission() -> None:
     assert model.mode == "enforce"
 
 
-def test_admission_observes_where_the_model_does_unless_it_says_otherwise() -> None:
-    observing = FLEET.replace("spill_queue: 3", "mode: observe")
-    assert read(observing).models[0].observes_admission
-    assert not read(FLEET).models[0].observes_admission
-    own = observing.replace("mode: observe", "mode: observe\n    admission: {mode: enforce}")
-    assert not read(own).models[0].observes_admission
-
-
-def test_without_bytes_per_token_no_kv_is_enforced() -> None:
-    model = read(FLEET).models[1]
-    assert base_terms(model).kv_bytes == (0,)
-    assert shape_of(model).max_kv_bytes == 0
-
-
 def test_a_worker_s_share_of_its_pool() -> None:
     assert worker_shares(read(FLEET).models[0]) == (
         WorkerShare(slots=4, kv_bytes=4 * GIB, tokens_per_s=100, replicas=(1, 5)),
