@@ -11,7 +11,6 @@ from typing import Annotated, Final
 
 import typer
 
-from sluice.operate.former_words import in_present_words
 from sluice.plain_output import plain_output
 
 app = typer.Typer(
@@ -93,6 +92,6 @@ def register(verb: str = "") -> None:
 def main() -> None:
     """Entry point of the console script and of `python -m sluice`."""
     plain_output()
-    arguments = in_present_words(sys.argv[1:])
+    arguments = sys.argv[1:]
     register(arguments[0] if arguments else "")
     app(arguments)

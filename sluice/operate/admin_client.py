@@ -5,20 +5,24 @@ Exit codes: 1 when the gateway could not be reached or failed, 2 when it refused
 arguments.
 """
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 from urllib.parse import quote
 
 import typer
 
-from sluice.terminal import stop
+from sluice.terminal import JsonOption, echo_json, stop
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 URL_VARIABLE: Final = "SLUICE_URL"
 KEY_VARIABLE: Final = "SLUICE_ADMIN_KEY"
 LIMIT_S: Final = 30.0
+PAGE: Final = 1_000
+"""Rows requested per page."""
 _BAD_INPUT: Final = frozenset({400, 401, 403, 404, 413})
 _INSTEAD: Final = {
     "entitlement_not_found": "`sluice entitlement list` shows those that there are.",
@@ -49,8 +53,9 @@ KeyFileOption = Annotated[
 class AdminClient:
     """Calls the gateway; every failure ends the command with a message and an exit code."""
 
-    def __init__(self, url: str, key_file: Path | None) -> None:
+    def __init__(self, url: str, key_file: Path | None, *, as_json: bool = False) -> None:
         """Read the key; nothing is sent yet."""
+        self.as_json = as_json
         self._url = url.rstrip("/")
         self._source = f"${KEY_VARIABLE}" if key_file is None else str(key_file)
         self._headers = {"authorization": f"Bearer {_admin_key(key_file)}"}
@@ -96,6 +101,25 @@ class AdminClient:
             typer.echo(f"warning: {warning}", err=True)
         return found
 
+    def rows(self, *path: str, **only: str | None) -> list[dict[str, Any]]:
+        """Every row of a list, page by page."""
+        params: dict[str, str | int] = {"limit": PAGE}
+        params |= {name: value for name, value in only.items() if value is not None}
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.call("GET", *path, params=params)
+            found += page["data"]
+            if page["next"] is None:
+                return found
+            params["after"] = page["next"]
+
+    def tell(self, found: Any, show: Callable[[Any], None]) -> None:
+        """Print an answer: as JSON where the command was asked for it, else as `show` does."""
+        if self.as_json:
+            echo_json(found)
+        else:
+            show(found)
+
     def _refused(self, status: int, found: object) -> NoReturn:
         """Phrase a refusal for the command line; the gateway's message addresses API clients."""
         error = found.get("error") if isinstance(found, dict) else None
@@ -124,3 +148,25 @@ def _admin_key(key_file: Path | None) -> str:
     if not all("!" <= char <= "~" for char in key):
         stop(f"{source}: a key is visible ASCII without blanks", 2)
     return key
+
+
+def _connection(
+    url: UrlOption = DEFAULT_URL,
+    admin_key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> AdminClient:
+    return AdminClient(url, admin_key_file, as_json=as_json)
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes a client first, with the options that say which gateway it calls."""
+    own, options = inspect.signature(command), inspect.signature(_connection).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        connection = {name: given.pop(name) for name in options}
+        command(_connection(**connection), **given)
+
+    parameters = [*list(own.parameters.values())[1:], *options.values()]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

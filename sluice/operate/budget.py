@@ -5,10 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from sluice.fitted_table import fitted
-from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
-from sluice.terminal import JsonOption, console, echo_json
+from sluice.operate.admin_client import AdminClient, connected
+from sluice.terminal import console, echo_json
 
-PAGE = 1_000
 _COLUMNS = ("id", "used", "reserved", "amount", "added", "unit", "resets at")
 _RIGHT = frozenset({"used", "reserved", "amount", "added"})
 _LEFT_OUT_FIRST = ("added", "reserved", "resets at")
@@ -22,25 +21,16 @@ budget = typer.Typer(
 
 
 @budget.command("list")
+@connected
 def list_(
+    client: AdminClient,
     of: Annotated[
         str | None, typer.Option("--of", help="Only those whose id has this in it.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """All budgets and limits of keys, by id."""
-    client = AdminClient(url, admin_key_file)
-    params: dict[str, str | int] = {"limit": PAGE}
-    found: list[dict[str, Any]] = []
-    while True:
-        page = client.call("GET", "budgets", params=params)
-        found += [each for each in page["data"] if of is None or of in each["id"]]
-        if page["next"] is None:
-            break
-        params["after"] = page["next"]
-    if as_json:
+    found = [each for each in client.rows("budgets") if of is None or of in each["id"]]
+    if client.as_json:
         echo_json(found)
         return
     out = console()
@@ -52,20 +42,18 @@ def list_(
 
 
 @budget.command("raise")
+@connected
 def raise_(
+    client: AdminClient,
     name: Annotated[str, typer.Argument(metavar="ID", help="As `sluice budget list` shows it.")],
     by: Annotated[
         float, typer.Option(help="Tokens, or units of the currency; below 0 takes away.")
     ],
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add to a budget until its window ends."""
     amount = int(by) if by == int(by) else by
-    client = AdminClient(url, admin_key_file)
     found = client.call("POST", "budgets", name, "raise", body={"by": amount})
-    if as_json:
+    if client.as_json:
         echo_json(found)
         return
     typer.echo(

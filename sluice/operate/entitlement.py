@@ -5,16 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from sluice.operate import tables
-from sluice.operate.admin_client import (
-    DEFAULT_URL,
-    AdminClient,
-    KeyFileOption,
-    UrlOption,
-)
-from sluice.terminal import JsonOption, console, echo_json, stop
-
-PAGE = 1_000
-"""Entitlements requested per page."""
+from sluice.operate.admin_client import AdminClient, connected
+from sluice.terminal import console, echo_json, stop
 
 entitlement = typer.Typer(
     name="entitlement",
@@ -50,51 +42,31 @@ Name = Annotated[str, typer.Argument(help="The entitlement.", show_default=False
 
 
 @entitlement.command("list")
+@connected
 def list_(
+    client: AdminClient,
     model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
     of: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """All entitlements, oldest first."""
-    client = AdminClient(url, admin_key_file)
-    params: dict[str, str | int] = {"limit": PAGE}
-    params |= {k: v for k, v in (("model", model), ("tenant", of)) if v is not None}
-    found: list[dict[str, Any]] = []
-    while True:
-        page = client.call("GET", "entitlements", params=params)
-        found += page["data"]
-        if page["next"] is None:
-            break
-        params["after"] = page["next"]
-    if as_json:
-        echo_json(found)
-        return
-    out = console()
-    table, left_out = tables.listing(found, out.width)
-    out.print(table)
-    if left_out:
-        typer.echo(f"left out for want of room: {', '.join(left_out)}", err=True)
+    client.tell(client.rows("entitlements", model=model, tenant=of), _show_list)
 
 
 @entitlement.command()
+@connected
 def show(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show one entitlement: terms, counters, fingerprints of its keys."""
-    found = AdminClient(url, admin_key_file).call("GET", "entitlements", name)
-    if as_json:
-        echo_json(found)
-    else:
-        console().print(tables.card(found))
+    found = client.call("GET", "entitlements", name)
+    client.tell(found, lambda row: console().print(tables.card(row)))
 
 
 @entitlement.command()
+@connected
 def create(
+    client: AdminClient,
     name: Name,
     of: Annotated[
         str, typer.Option("--tenant", help="The tenant that owns it.", show_default=False)
@@ -110,9 +82,6 @@ def create(
     max_concurrency: Limit = None,
     mode: Mode = None,
     expires_at: Expires = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create an entitlement. Prints its key, which is shown only once."""
     fields = _fields_of(
@@ -128,8 +97,8 @@ def create(
         expires_at=expires_at,
     )
     body = {"name": name, "tenant": of, "model": model, **fields}
-    made = AdminClient(url, admin_key_file).call("POST", "entitlements", body=body)
-    if as_json:
+    made = client.call("POST", "entitlements", body=body)
+    if client.as_json:
         echo_json(made)
         return
     shown = {field: made[field] for field in (*body, "service_class", "keys")}
@@ -138,7 +107,9 @@ def create(
 
 
 @entitlement.command()
+@connected
 def change(
+    client: AdminClient,
     name: Name,
     of: Tenant = None,
     service_class: Class = None,
@@ -154,9 +125,6 @@ def change(
     unset: Annotated[
         list[str] | None, typer.Option(help="Remove a field, such as `tokens_per_second`.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change terms, effective at once. Fields that are not named stay."""
     body = _fields_of(
@@ -178,112 +146,102 @@ def change(
         body[field] = None
     if not body:
         stop("nothing to change: give an option, see --help", 2)
-    _change(AdminClient(url, admin_key_file), as_json, "PATCH", name, body=body)
+    _change(client, "PATCH", name, body=body)
 
 
 @entitlement.command()
+@connected
 def suspend(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Refuse its requests from now on; running ones finish."""
-    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "suspend")
+    _change(client, "POST", name, "suspend")
 
 
 @entitlement.command()
+@connected
 def resume(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Admit its requests again."""
-    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "resume")
+    _change(client, "POST", name, "resume")
 
 
 @entitlement.command()
+@connected
 def expire(
+    client: AdminClient,
     name: Name,
     at: Annotated[
         str | None, typer.Option(help="When, as 2030-12-31T23:59:59Z; now when absent.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """End it, now or at a time. Its requests are refused from then on."""
     body: dict[str, object] | None = None if at is None else {"at": at}
-    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "expire", body=body)
+    _change(client, "POST", name, "expire", body=body)
 
 
 @entitlement.command()
+@connected
 def delete(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete it. Refused while it has requests in flight."""
-    AdminClient(url, admin_key_file).call("DELETE", "entitlements", name)
-    if as_json:
-        echo_json({"name": name, "deleted": True})
-    else:
-        typer.echo(f"{name}: deleted")
+    client.call("DELETE", "entitlements", name)
+    client.tell({"name": name, "deleted": True}, lambda _: typer.echo(f"{name}: deleted"))
 
 
 @keys.command("add")
+@connected
 def add(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add a second live key. Prints it; it is shown only once."""
-    _change(AdminClient(url, admin_key_file), as_json, "POST", name, "keys")
+    _change(client, "POST", name, "keys")
 
 
 @keys.command("revoke")
+@connected
 def revoke(
+    client: AdminClient,
     name: Name,
     fingerprint: Annotated[str, typer.Argument(help="As `sluice entitlement show` lists it.")],
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """End a key at once."""
-    _change(AdminClient(url, admin_key_file), as_json, "DELETE", name, "keys", fingerprint)
+    _change(client, "DELETE", name, "keys", fingerprint)
 
 
 @entitlement.command()
+@connected
 def audit(
+    client: AdminClient,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 100,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the newest changes, those of all replicas."""
-    found = AdminClient(url, admin_key_file).call("GET", "audit", params={"limit": limit})["data"]
-    if as_json:
-        echo_json(found)
-    else:
-        for line in tables.audit(found):
-            typer.echo(line)
+    found = client.call("GET", "audit", params={"limit": limit})["data"]
+    client.tell(found, lambda rows: typer.echo("\n".join(tables.audit(rows))))
+
+
+def _show_list(found: list[dict[str, Any]]) -> None:
+    out = console()
+    table, left_out = tables.listing(found, out.width)
+    out.print(table)
+    if left_out:
+        typer.echo(f"left out for want of room: {', '.join(left_out)}", err=True)
 
 
 def _change(
-    client: AdminClient,
-    as_json: bool,
-    method: str,
-    *path: str,
-    body: dict[str, object] | None = None,
+    client: AdminClient, method: str, *path: str, body: dict[str, object] | None = None
 ) -> None:
     """Make a change and print the changed fields; `path` begins with the entitlement's name."""
     name = path[0]
-    before = {} if as_json else client.call("GET", "entitlements", name)
+    before = {} if client.as_json else client.call("GET", "entitlements", name)
     after = client.call(method, "entitlements", *path, body=body)
-    if as_json:
+    if client.as_json:
         echo_json(after)
         return
     for line in tables.changes(before, after) or ["nothing changed"]:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.admin_client import AdminClient, connected
 from sluice.operate.tables import card, key_table
 from sluice.operate.tenant import listed, removed
-from sluice.terminal import JsonOption, console, echo_json, stop
+from sluice.terminal import console, stop
 
 _NUMBERS: Final = frozenset({"tokens", "money", "warn_at"})
 """Fields of a budget that are no text."""
@@ -63,22 +63,20 @@ Hash = Annotated[
 
 
 @key.command("list")
+@connected
 def list_(
+    client: AdminClient,
     tenant: Tenant,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """A tenant's keys by name and fingerprint."""
-    found = AdminClient(url, admin_key_file).call("GET", "tenants", tenant)["keys"]
-    if as_json:
-        echo_json(found)
-    else:
-        console().print(key_table(found))
+    found = client.call("GET", "tenants", tenant)["keys"]
+    client.tell(found, lambda rows: console().print(key_table(rows)))
 
 
 @key.command()
+@connected
 def add(
+    client: AdminClient,
     tenant: Tenant,
     name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
     models: Models = None,
@@ -88,9 +86,6 @@ def add(
     max_concurrency: AtOnce = None,
     budget: Budgets = None,
     sha256: Hash = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add a key. Prints it; it is shown only once."""
     body = {
@@ -100,12 +95,13 @@ def add(
     }
     if sha256 is not None:
         body["sha256"] = sha256
-    client = AdminClient(url, admin_key_file)
-    _tell(client.call("POST", "tenants", tenant, "keys", body=body), as_json)
+    client.tell(client.call("POST", "tenants", tenant, "keys", body=body), _show)
 
 
 @key.command()
+@connected
 def change(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
     models: Models = None,
@@ -117,9 +113,6 @@ def change(
     unset: Annotated[
         list[str] | None, typer.Option(help="Remove a field, such as `models` or `budgets`.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change a key, effective at once. Fields that are not named stay."""
     body = {
@@ -129,94 +122,82 @@ def change(
     }
     if not body:
         stop("nothing to change: give an option, see --help", 2)
-    _patch(AdminClient(url, admin_key_file), tenant, name, body, as_json)
+    _patch(client, tenant, name, body)
 
 
 @key.command()
+@connected
 def rotate(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
     grace: Annotated[
         float, typer.Option("--grace-s", help="Seconds that the old key still opens; 0 for none.")
     ] = 86_400.0,
     sha256: Hash = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give a key a new value. Prints it; the old one opens a while longer."""
     body: dict[str, object] = {"grace_s": grace}
     if sha256 is not None:
         body["sha256"] = sha256
-    client = AdminClient(url, admin_key_file)
-    _tell(client.call("POST", "tenants", tenant, "keys", name, "rotate", body=body), as_json)
+    made = client.call("POST", "tenants", tenant, "keys", name, "rotate", body=body)
+    client.tell(made, _show)
 
 
 @key.command()
+@connected
 def suspend(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Refuse a key from now on; running requests finish."""
-    _patch(AdminClient(url, admin_key_file), tenant, name, {"suspended": True}, as_json)
+    _patch(client, tenant, name, {"suspended": True})
 
 
 @key.command()
+@connected
 def resume(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Admit a key again."""
-    _patch(AdminClient(url, admin_key_file), tenant, name, {"suspended": False}, as_json)
+    _patch(client, tenant, name, {"suspended": False})
 
 
 @key.command()
+@connected
 def expire(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
     at: Annotated[str, typer.Option(help="When, as 2030-12-31T23:59:59Z.", show_default=False)],
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """End a key at a time. To end it now, revoke it."""
-    _patch(AdminClient(url, admin_key_file), tenant, name, {"expires_at": at}, as_json)
+    _patch(client, tenant, name, {"expires_at": at})
 
 
 @key.command()
+@connected
 def revoke(
+    client: AdminClient,
     tenant: Tenant,
     name: Key,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """End a key for good, at once."""
-    AdminClient(url, admin_key_file).call("DELETE", "tenants", tenant, "keys", name)
-    if as_json:
-        echo_json({"tenant": tenant, "key": name, "revoked": True})
-    else:
-        typer.echo(f"{tenant}: {name} revoked")
+    client.call("DELETE", "tenants", tenant, "keys", name)
+    gone = {"tenant": tenant, "key": name, "revoked": True}
+    client.tell(gone, lambda _: typer.echo(f"{tenant}: {name} revoked"))
 
 
 def _fields(
     models: str | None, entitlements: str | None, expires_at: str | None
 ) -> dict[str, object]:
     """The fields that were given."""
-    found: dict[str, object] = {}
-    if models is not None:
-        found["models"] = listed(models)
-    if entitlements is not None:
-        found["entitlements"] = listed(entitlements)
-    if expires_at is not None:
-        found["expires_at"] = expires_at
-    return found
+    lists = {"models": models, "entitlements": entitlements}
+    found: dict[str, object] = {k: listed(v) for k, v in lists.items() if v is not None}
+    return found if expires_at is None else {**found, "expires_at": expires_at}
 
 
 def _limits(
@@ -251,17 +232,12 @@ def _number(value: str) -> object:
     return value
 
 
-def _patch(
-    client: AdminClient, tenant: str, name: str, body: dict[str, object], as_json: bool
-) -> None:
-    _tell(client.call("PATCH", "tenants", tenant, "keys", name, body=body), as_json)
+def _patch(client: AdminClient, tenant: str, name: str, body: dict[str, object]) -> None:
+    client.tell(client.call("PATCH", "tenants", tenant, "keys", name, body=body), _show)
 
 
-def _tell(made: dict[str, Any], as_json: bool) -> None:
+def _show(made: dict[str, Any]) -> None:
     """Print a key's row, and a new key alone on the last line."""
-    if as_json:
-        echo_json(made)
-        return
     console().print(card(made))
     if "key" in made:
         typer.echo("The key, shown this once:", err=True)

@@ -4,12 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.admin_client import AdminClient, connected
 from sluice.operate.tables import card, key_table, tenant_table
-from sluice.terminal import JsonOption, console, echo_json, stop
-
-PAGE = 1_000
-"""Tenants requested per page."""
+from sluice.terminal import console, stop
 
 tenant = typer.Typer(
     name="tenant",
@@ -36,61 +33,45 @@ Prefer = Annotated[
 
 
 @tenant.command("list")
+@connected
 def list_(
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
+    client: AdminClient,
 ) -> None:
     """All tenants by name, those of the file included."""
-    client = AdminClient(url, admin_key_file)
-    params: dict[str, str | int] = {"limit": PAGE}
-    found: list[dict[str, Any]] = []
-    while True:
-        page = client.call("GET", "tenants", params=params)
-        found += page["data"]
-        if page["next"] is None:
-            break
-        params["after"] = page["next"]
-    if as_json:
-        echo_json(found)
-    else:
-        console().print(tenant_table(found))
+    client.tell(client.rows("tenants"), lambda rows: console().print(tenant_table(rows)))
 
 
 @tenant.command()
+@connected
 def show(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """One tenant, and its keys by name and fingerprint."""
-    found = AdminClient(url, admin_key_file).call("GET", "tenants", name)
-    if as_json:
-        echo_json(found)
-        return
-    keys = found.pop("keys")
-    console().print(card(found))
-    console().print(key_table(keys))
+    found = client.call("GET", "tenants", name)
+    client.tell(found, _show)
+    if not client.as_json:
+        console().print(key_table(found["keys"]))
 
 
 @tenant.command()
+@connected
 def create(
+    client: AdminClient,
     name: Name,
     display_name: DisplayName = None,
     label: Label = None,
     entitlements: Prefer = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Create a tenant; `sluice entitlement create` gives it rights, `sluice key add` keys."""
     body = {"name": name, **fields_of(display_name, label, entitlements)}
-    _tell(AdminClient(url, admin_key_file).call("POST", "tenants", body=body), as_json)
+    client.tell(client.call("POST", "tenants", body=body), _show)
 
 
 @tenant.command()
+@connected
 def change(
+    client: AdminClient,
     name: Name,
     display_name: DisplayName = None,
     label: Label = None,
@@ -98,58 +79,50 @@ def change(
     unset: Annotated[
         list[str] | None, typer.Option(help="Remove a field, such as `display-name`.")
     ] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change a tenant, effective at once. `--label` replaces all labels."""
     body = {**fields_of(display_name, label, entitlements), **removed(unset)}
     if not body:
         stop("nothing to change: give an option, see --help", 2)
-    _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
+    client.tell(client.call("PATCH", "tenants", name, body=body), _show)
 
 
 @tenant.command()
+@connected
 def suspend(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Refuse all of its keys from now on; running requests finish."""
     body = {"suspended": True}
-    _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
+    client.tell(client.call("PATCH", "tenants", name, body=body), _show)
 
 
 @tenant.command()
+@connected
 def resume(
+    client: AdminClient,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Admit its keys again."""
     body = {"suspended": False}
-    _tell(AdminClient(url, admin_key_file).call("PATCH", "tenants", name, body=body), as_json)
+    client.tell(client.call("PATCH", "tenants", name, body=body), _show)
 
 
 @tenant.command()
+@connected
 def delete(
+    client: AdminClient,
     name: Name,
     force: Annotated[
         bool, typer.Option("--force", help="Its entitlements and their keys, too.")
     ] = False,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Delete a tenant and its keys. Refused while entitlements name it, except with `--force`."""
     params = {"force": "true"} if force else {}
-    said = AdminClient(url, admin_key_file).call("DELETE", "tenants", name, params=params)
-    if as_json:
-        echo_json({"name": name, "deleted": True, **(said or {})})
-    else:
-        typer.echo(f"{name}: deleted")
+    said = client.call("DELETE", "tenants", name, params=params)
+    gone = {"name": name, "deleted": True, **(said or {})}
+    client.tell(gone, lambda _: typer.echo(f"{name}: deleted"))
 
 
 def fields_of(
@@ -180,9 +153,5 @@ def listed(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def _tell(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        echo_json(found)
-    else:
-        found.pop("keys", None)
-        console().print(card(found))
+def _show(found: dict[str, Any]) -> None:
+    console().print(card({name: value for name, value in found.items() if name != "keys"}))

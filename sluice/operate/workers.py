@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from sluice.operate.admin_client import DEFAULT_URL, AdminClient, KeyFileOption, UrlOption
+from sluice.operate.admin_client import AdminClient, connected
 from sluice.operate.tables import echo_changes
-from sluice.terminal import JsonOption, console, echo_json, table
+from sluice.terminal import console, echo_json, table
 
 _ORDER: Final = ("down", "ejected", "draining", "up")
 """Of states: what needs somebody comes first."""
@@ -17,15 +17,14 @@ WorkerArgument = Annotated[
 ]
 
 
+@connected
 def workers(
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
+    client: AdminClient,
 ) -> None:
     """Workers of a gateway: those that are out first, each with its cause."""
-    found = list(_rows(AdminClient(url, admin_key_file).call("GET", "pools")))
+    found = list(_rows(client.call("GET", "pools")))
     found.sort(key=lambda row: (_ORDER.index(row["state"]), row["model"], row["worker"]))
-    if as_json:
+    if client.as_json:
         echo_json(found)
         return
     shown = table("worker", "model", "pool", "state", "running", "cause")
@@ -34,7 +33,9 @@ def workers(
     console().print(shown)
 
 
+@connected
 def drain(
+    client: AdminClient,
     worker: WorkerArgument,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return once it serves nothing, on all replicas.")
@@ -42,15 +43,12 @@ def drain(
     timeout_s: Annotated[
         float, typer.Option(min=1, max=3600, help="The longest wait; then exit code 1.")
     ] = 600.0,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Take a worker out of the rotation; requests that run there finish."""
     params = {"wait": "true", "timeout_s": str(timeout_s)} if wait else {}
-    found = _drain(AdminClient(url, admin_key_file), worker, params)
+    found = _drain(client, worker, params)
     running = found.get("running")
-    if as_json:
+    if client.as_json:
         echo_json(found)
     else:
         left = "" if running is None else f"; {running} requests still run there"
@@ -59,31 +57,23 @@ def drain(
         raise typer.Exit(1)
 
 
+@connected
 def undrain(
+    client: AdminClient,
     worker: WorkerArgument,
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Return a drained worker to the rotation."""
-    found = _drain(AdminClient(url, admin_key_file), worker, {"undo": "true"})
-    if as_json:
-        echo_json(found)
-    else:
-        typer.echo(f"{worker} is in the rotation again, once it is ready")
+    found = _drain(client, worker, {"undo": "true"})
+    client.tell(found, lambda _: typer.echo(f"{worker} is in the rotation again, once it is ready"))
 
 
+@connected
 def reload(
-    url: UrlOption = DEFAULT_URL,
-    admin_key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
+    client: AdminClient,
 ) -> None:
     """Have a gateway read its file anew; exit 2 and no change where the file is bad."""
-    found = AdminClient(url, admin_key_file).call("POST", "reload")
-    if as_json:
-        echo_json(found)
-    else:
-        echo_changes(found["changes"], "nothing changed")
+    found = client.call("POST", "reload")
+    client.tell(found, lambda told: echo_changes(told["changes"], "nothing changed"))
 
 
 def _drain(client: AdminClient, worker: str, params: Mapping[str, str]) -> dict[str, Any]:

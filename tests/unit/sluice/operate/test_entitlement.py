@@ -210,7 +210,7 @@ def test_messages_name_commands_and_no_routes(gateway: Gateway) -> None:
 
 
 def test_a_list_goes_through_all_pages(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.operate.entitlement.PAGE", 2)
+    monkeypatch.setattr("sluice.operate.admin_client.PAGE", 2)
     for n in range(5):
         gateway.run("create", f"e{n}", "--tenant", "t", "--model", "m")
     assert [e["name"] for e in gateway.json("list")] == [f"e{n}" for n in range(5)]
