@@ -17,7 +17,7 @@ embedded store calls these functions, and the Redis scripts transcribe them.
 
 from gateway.admission import checks
 from gateway.admission.checks import inadmissible, min_weight, overshoot
-from gateway.admission.counters import MAX_S
+from gateway.admission.counters import MAX_S, Account
 from gateway.admission.leases import evict, reap, renew, resize, settle
 from gateway.admission.limit_book import Weighed
 from gateway.admission.terms import (
@@ -32,7 +32,6 @@ from gateway.admission.token_pool import (
     BUCKET_S,
     LEASE_TTL_S,
     RETAINED_DENIALS,
-    Account,
     TokenPool,
     average,
     depth_tokens,
@@ -129,9 +128,7 @@ def admit(
     )
     uses: tuple[LimitUse, ...] = ()
     if request.limits:
-        lease.held, uses = token_pool.limits.reserve(
-            request.limits, weighed, checks.wanted(request)
-        )
+        lease.held, uses = token_pool.limits.reserve(request, weighed)
     token_pool.move(account, pool, request.sequences, request.kv_bytes)
     if funded == "own":
         account.level -= request.estimate_tokens  # check 5 filled it and found enough

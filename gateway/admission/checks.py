@@ -26,8 +26,8 @@ from math import inf
 
 import msgspec
 
-from gateway.admission.counters import MAX_S
-from gateway.admission.limit_book import Wanted, Weighed
+from gateway.admission.counters import MAX_S, Account
+from gateway.admission.limit_book import Weighed
 from gateway.admission.terms import (
     AdmissionRequest,
     Denial,
@@ -38,7 +38,6 @@ from gateway.admission.terms import (
 )
 from gateway.admission.token_pool import (
     BUCKET_S,
-    Account,
     TokenPool,
     depth_tokens,
     max_sequences,
@@ -58,51 +57,28 @@ from gateway.records.entitlement import (
 )
 
 
-def wanted(request: AdmissionRequest) -> Wanted:
-    """What a request would take of its limits."""
-    return Wanted(
-        request.sequences,
-        request.estimate_tokens,
-        request.money,
-        request.most_tokens,
-        request.most_money,
-    )
-
-
 def weigh(
     token_pool: TokenPool, request: AdmissionRequest, now_s: float
 ) -> tuple[list[Weighed], Denial | None, AdmissionRequest]:
     """Its limits, the denial by one of them, and the request, which a budget may have demoted."""
     now_s = token_pool.limits.time_s(now_s)
-    weighed, over, demoted = token_pool.limits.weigh(request.limits, wanted(request), now_s)
+    weighed, over, demoted = token_pool.limits.weigh(request, now_s)
     if demoted:
         request = msgspec.structs.replace(request, demoted=True)
-    if over is None:
-        return weighed, None, request
-    limit, service_s = request.limits[over.place], token_pool.pools[request.pool].service_s
+    if over is None or over.reason == "exceeds_entitlement":
+        return weighed, over, request
+    limit, service_s = request.limits[over.limit_index], token_pool.pools[request.pool].service_s
     reason: DenialReason = "key_requests"
-    wait_s = over.resets_s - now_s
-    if over.never:
-        reason, wait_s = "exceeds_entitlement", 0.0
-    elif limit.unit == "sequences":
+    wait_s = over.resets_unix_s - now_s
+    if limit.unit == "sequences":
         reason, wait_s = "key_concurrency", service_s / max(1, over.used)
     elif limit.budget:
         # What only reservations use up may be given back: that is worth waiting for.
-        waits = over.used - over.reserved + over.requested <= over.amount
-        reason = "budget_reserved" if waits else "budget"
-        wait_s = service_s / max(1, over.reserved // max(1, over.requested)) if waits else wait_s
-    denial = Denial(
-        reason=reason,
-        wait_s=wait_s,
-        limit=over.amount,
-        used=over.used,
-        requested=over.requested,
-        unit=limit.unit,
-        limit_index=over.place,
-        reserved=over.reserved,
-        resets_unix_s=over.resets_s,
-    )
-    return weighed, denial, request
+        reason = "budget"
+        if over.used - over.reserved + over.requested <= over.limit:
+            reason = "budget_reserved"
+            wait_s = service_s / max(1, over.reserved // max(1, over.requested))
+    return weighed, msgspec.structs.replace(over, reason=reason, wait_s=wait_s), request
 
 
 def decide(

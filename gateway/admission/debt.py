@@ -13,8 +13,8 @@ the denied seconds may exceed the demand, but a tick never owes more than the sh
 
 from collections.abc import Iterable
 
-from gateway.admission.counters import RecentDenials
-from gateway.admission.token_pool import Account, TokenPool, surplus_level
+from gateway.admission.counters import Account, RecentDenials
+from gateway.admission.token_pool import TokenPool, surplus_level
 
 SETTLED = 1e-3
 """Debt and burst below this need no further ticks."""

@@ -13,8 +13,9 @@ are whole numbers.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from gateway.admission.terms import AdmissionRequest, Denial
 from gateway.admission.windows import Span, Spans, counted_s
-from gateway.records.limit import Holding, Limit, LimitUnit, LimitUse, LimitView, Spent
+from gateway.records.limit import Holding, Limit, LimitUse, LimitView, Spent
 
 NEVER: Final = -1.0
 
@@ -99,67 +100,18 @@ class Counter:
         )
 
 
-class Over(NamedTuple):
-    """A limit that a request would pass."""
+class Weighed(NamedTuple):
+    """One limit of a request, as it stands before the request."""
 
-    place: int
-    """Of the limit, among the request's."""
-    used: int
-    """Reservations included."""
-    requested: int
+    counter: Counter
+    asked: int
     amount: int
-    reserved: int
-    resets_s: float
-    """When enough is free again, as far as that is known."""
-    never: bool
-    """The request asks for more than the whole amount."""
-
-
-class Weighed:
-    """One limit of a request, as it stands before the request.
-
-    A plain class, because compiled code makes and reads it faster than a named tuple.
-    """
-
-    __slots__ = ("amount", "asked", "counter", "since_s", "spent", "start_s")
-
-    def __init__(
-        self, counter: Counter, asked: int, amount: int, spent: int, start_s: float, since_s: float
-    ) -> None:
-        self.counter = counter
-        self.asked = asked
-        self.amount = amount
-        self.spent = spent
-        """In the window; of sequences, those in flight."""
-        self.start_s = start_s
-        """Of the current slice."""
-        self.since_s = since_s
-        """Start of the first slice that counts."""
-
-
-class Wanted(NamedTuple):
-    """What a request would take: as expected, and at most."""
-
-    sequences: int
-    tokens: int
-    money: int
-    most_tokens: int = 0
-    most_money: int = 0
-
-    def of(self, unit: LimitUnit) -> int:
-        """What it is expected to take, in a limit's unit."""
-        if unit == "tokens":
-            return self.tokens
-        if unit == "money":
-            return self.money
-        return self.sequences if unit == "sequences" else 1
-
-    def reserved_of(self, limit: Limit) -> int:
-        """What a lease reserves of a limit."""
-        asked = self.of(limit.unit)
-        if limit.spot or not limit.budget:
-            return asked
-        return max(asked, self.most_tokens if limit.unit == "tokens" else self.most_money)
+    spent: int
+    """In the window; of sequences, those in flight."""
+    start_s: float
+    """Of the current slice."""
+    since_s: float
+    """Start of the first slice that counts."""
 
 
 class LimitBook:
@@ -187,19 +139,19 @@ class LimitBook:
         return counter
 
     def weigh(
-        self, limits: Sequence[Limit], wanted: Wanted, now_s: float
-    ) -> tuple[list[Weighed], Over | None, bool]:
-        """Each limit, the one that refuses the request, and whether one gives it leftovers only.
+        self, request: AdmissionRequest, now_s: float
+    ) -> tuple[list[Weighed], Denial | None, bool]:
+        """Each limit, the denial by one of them, and whether one gives the request leftovers only.
 
-        That is the first one, unless a later one could never hold the request. The result is
-        valid until anything else changes.
+        It is the first one's, unless a later one could never hold the request (reason
+        `exceeds_entitlement`). The result is valid until anything else changes.
         """
         found: list[Weighed] = []
-        over: Over | None = None
-        demoted = False
-        for limit in limits:
+        over: Denial | None = None
+        never = demoted = False
+        for limit in request.limits:
             counter = self.counter(limit.id)
-            asked, whole = wanted.of(limit.unit), counter.allowed(limit.amount, now_s)
+            asked, whole = request.wants(limit), counter.allowed(limit.amount, now_s)
             amount = whole if self.parts == 1 else max(1, whole // self.parts)
             level = spent = counter.reserved
             start_s = since_s = resets_s = 0.0
@@ -211,26 +163,35 @@ class LimitBook:
                 level += spent
                 if level + asked > amount:
                     resets_s = _resets_s(counter, span, start_s, spent + asked - amount)
-            if not asked or level + asked <= amount or (over is not None and over.never):
+            if not asked or level + asked <= amount or never:
                 pass
             elif limit.spot:
                 demoted = True
             else:
                 # What an administrator took away comes back with the next window.
                 never = asked > max(whole, limit.amount)
-                if over is None or (never and not over.never):
-                    over = Over(len(found), level, asked, amount, counter.reserved, resets_s, never)
+                if over is None or never:
+                    over = Denial(
+                        reason="exceeds_entitlement" if never else "budget",
+                        limit=amount,
+                        used=level,
+                        requested=asked,
+                        unit=limit.unit,
+                        limit_index=len(found),
+                        reserved=counter.reserved,
+                        resets_unix_s=resets_s,
+                    )
             found.append(Weighed(counter, asked, amount, spent, start_s, since_s))
         return found, over, demoted
 
     def reserve(
-        self, limits: Sequence[Limit], weighed: Sequence[Weighed], wanted: Wanted
+        self, request: AdmissionRequest, weighed: Sequence[Weighed]
     ) -> tuple[tuple[Holding, ...], tuple[LimitUse, ...]]:
         """Take what a request may use of its limits, whether or not it fits."""
         held: list[Holding] = []
         uses: list[LimitUse] = []
-        for limit, one in zip(limits, weighed, strict=True):
-            counter, level, amount = one.counter, one.spent + one.asked, wanted.reserved_of(limit)
+        for limit, one in zip(request.limits, weighed, strict=True):
+            counter, level, amount = one.counter, one.spent + one.asked, request.reserves(limit)
             if limit.unit == "requests":
                 counter.post(one.start_s, amount)
             else:

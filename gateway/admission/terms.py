@@ -119,6 +119,21 @@ class AdmissionRequest(Record, frozen=True, kw_only=True):
     demoted: bool = False
     """Leftovers only: a budget that it passes says `on_exceed: spot`."""
 
+    def wants(self, limit: Limit) -> int:
+        """What it is expected to take of a limit, in its unit."""
+        if limit.unit == "tokens":
+            return self.estimate_tokens
+        if limit.unit == "money":
+            return self.money
+        return self.sequences if limit.unit == "sequences" else 1
+
+    def reserves(self, limit: Limit) -> int:
+        """What its lease reserves of a limit: of a budget that refuses, the most it may use."""
+        asked = self.wants(limit)
+        if limit.spot or not limit.budget:
+            return asked
+        return max(asked, self.most_tokens if limit.unit == "tokens" else self.most_money)
+
 
 class Grant(Record, frozen=True, kw_only=True):
     """Admitted. The figures, as of after this grant, fill the client's rate-limit headers."""

@@ -17,13 +17,11 @@ is in flight.
 All times are Unix seconds of one clock (the store's). Sequences, bytes and tokens are whole.
 """
 
-from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 
 import msgspec
 
 from gateway.admission.counters import (
-    FIRST_SERVICE_S,
     Account,
     Journal,
     PoolCounters,
@@ -32,19 +30,6 @@ from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import LeaseRecord, Terms
 from gateway.records.entitlement import OVERDUE_WEIGHT, Entitlement, weight
 from gateway.records.limit import Holding
-
-__all__ = [
-    "FIRST_SERVICE_S",
-    "LEASE_TTL_S",
-    "REAP_BATCH",
-    "RENEW_EVERY_S",
-    "RETAINED_DENIALS",
-    "TOMBSTONES",
-    "Account",
-    "Journal",
-    "PoolCounters",
-    "TokenPool",
-]
 
 BUCKET_S = 10.0
 """A bucket holds at least this many seconds of its rate."""
@@ -68,8 +53,8 @@ class TokenPool:
         """Counts changes of the terms; accounts recompute derived values of older epochs."""
         self.pools = [PoolCounters() for _ in terms.slots]
         self.accounts: dict[str, Account] = {}
-        self.dedicated: list[tuple[int, str]] = []
-        """(created, name) of accounts whose idle baseline is reserved, oldest first."""
+        self.dedicated: set[str] = set()
+        """Accounts whose idle baseline is reserved: no more than there are slots."""
         self.journal: Journal | None = None
         """None unless a reader empties it."""
         self.leases: OrderedDict[str, LeaseRecord] = OrderedDict()
@@ -100,7 +85,6 @@ class TokenPool:
             self._reserve(account, 1)
         else:
             self._reserve(account, -1)
-            self._forget_dedicated(account.terms)
             if entitlement.reserves != account.terms.reserves:  # what is in flight is recounted
                 for counters, sequences in zip(self.pools, account.inflight, strict=True):
                     counters.unreserved += -sequences if entitlement.reserves else sequences
@@ -109,8 +93,10 @@ class TokenPool:
             self._reserve(account, 1)
             if entitlement.service_class != "elastic":
                 account.debt = 0.0
-        if entitlement.service_class == "dedicated":
-            insort(self.dedicated, (entitlement.created, entitlement.name))
+        if entitlement.service_class == "dedicated" and any(entitlement.baseline):
+            self.dedicated.add(entitlement.name)
+        else:
+            self.dedicated.discard(entitlement.name)
         self.note(account)
         return account
 
@@ -125,7 +111,7 @@ class TokenPool:
         if account.total:
             raise ValueError(f"{name} has {account.total} sequences in flight")
         self._reserve(account, -1)
-        self._forget_dedicated(account.terms)
+        self.dedicated.discard(name)
         self.note(account)
         del self.accounts[name]
         self.active.discard(name)
@@ -138,40 +124,24 @@ class TokenPool:
         """Adopt new capacity or rules.
 
         Pools are added if there are more now. Those that are gone stay, without slots, for the
-        leases that are still held there. Visits only the dedicated entitlements that become bound
-        or unbound in a pool, of which there are no more than slots.
+        leases that are still held there.
         """
-        self._widen(len(terms.slots))
-        if len(terms.slots) < len(self.pools):
-            gone = len(self.pools) - len(terms.slots)
+        for _ in range(len(terms.slots) - len(self.pools)):
+            self.pools.append(PoolCounters())
+            for account in self.accounts.values():
+                account.inflight.append(0)
+                account.spilled.append(0)
+        gone = len(self.pools) - len(terms.slots)
+        if gone:
             terms = msgspec.structs.replace(terms, slots=(*terms.slots, *([0] * gone)))
-        for pool, counters in enumerate(self.pools):
-            old, new = self.terms.bound_in(pool), terms.bound_in(pool)
-            low = bisect_right(self.dedicated, min(old, new), key=_created)
-            high = bisect_right(self.dedicated, max(old, new), key=_created)
-            for _, name in self.dedicated[low:high]:
-                idle = self._idle_of(self.accounts[name], pool)
-                counters.idle_dedicated += idle if new > old else -idle
         more_per_s = terms.tokens_per_s - self.terms.tokens_per_s
         self.surplus_per_s = max(0.0, self.surplus_per_s + more_per_s)
         self.terms = terms
         self.epoch += 1
-
-    def _widen(self, pools: int) -> None:
-        """Count this many pools at least."""
-        more = pools - len(self.pools)
-        if more <= 0:
-            return
-        for _ in range(more):
-            self.pools.append(PoolCounters())
-        for account in self.accounts.values():
-            account.inflight += [0] * more
-            account.spilled += [0] * more
-        idle = [(pool, name) for pool in range(pools - more, pools) for _, name in self.dedicated]
-        for pool, name in idle:
-            account = self.accounts[name]
-            if self.terms.bound_in(pool) >= account.terms.created:
-                self.pools[pool].idle_dedicated += self._idle_of(account, pool)
+        for pool, counters in enumerate(self.pools):
+            counters.idle_dedicated = sum(
+                self._idle_of(self.accounts[name], pool) for name in self.dedicated
+            )
 
     def move(self, account: Account, pool: int, sequences: int, kv_bytes: int) -> None:
         """Add sequences and KV bytes to a pool's counters (negative: subtract)."""
@@ -250,26 +220,17 @@ class TokenPool:
             if sequences
         )
 
-    def _forget_dedicated(self, entitlement: Entitlement) -> None:
-        if entitlement.service_class == "dedicated":
-            del self.dedicated[bisect_left(self.dedicated, (entitlement.created, entitlement.name))]
-
     def _reserve(self, account: Account, sign: int) -> None:
-        if account.terms.service_class != "dedicated":
-            return
-        for pool, counters in enumerate(self.pools):
-            if self.bound(account.terms, pool):
+        if account.terms.service_class == "dedicated":
+            for pool, counters in enumerate(self.pools):
                 counters.idle_dedicated += sign * self._idle_of(account, pool)
 
     def _idle_of(self, account: Account, pool: int) -> int:
-        """Slots that a dedicated entitlement keeps idle in a pool where it is bound."""
-        if account.terms.suspended:
+        """Slots that a dedicated entitlement keeps idle in a pool, if it is bound there."""
+        terms = account.terms
+        if terms.suspended or not self.bound(terms, pool):
             return 0
-        return max(0, account.terms.baseline_of(pool) - account.inflight[pool])
-
-
-def _created(entry: tuple[int, str]) -> int:
-    return entry[0]
+        return max(0, terms.baseline_of(pool) - account.inflight[pool])
 
 
 # -- buckets and ledgers

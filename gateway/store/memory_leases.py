@@ -18,11 +18,12 @@ import msgspec
 
 from gateway.admission import admission, debt
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission.counters import Account
 from gateway.admission.denials import limits_of, refusal_of
 from gateway.admission.leases import charge_tokens, spent_by
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import Terms
-from gateway.admission.token_pool import REAP_BATCH, Account, TokenPool
+from gateway.admission.token_pool import REAP_BATCH, TokenPool
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from bench.common.redis_server import RedisServer
-from gateway.admission import admission, checks, debt
+from gateway.admission import admission, debt
 from gateway.admission.admission import AdmissionRequest, Denial, DenialReason
-from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.entitlement import (
@@ -28,6 +27,7 @@ from gateway.records.entitlement import (
 )
 from gateway.records.limit import Holding, Limit, Spent
 from gateway.store.redis.lease_codec import (
+    NOTHING,
     LimitEncoder,
     decision,
     moved,
@@ -94,9 +94,8 @@ class Pair:
         expected = admission.admit(self.book, request, self.now_s, observe=observe, owner=owner)
         fields = msgspec.structs.asdict(request)
         lease_id = fields.pop("lease_id")
-        wanted = checks.wanted(request)
         limited = bool(request.limits)
-        asked = LimitEncoder().asked(request.limits, wanted, self.now_s, "limits")
+        asked = LimitEncoder().asked(request.limits, request, self.now_s, "limits")
         answer = self.script(
             "admit",
             lease_id=lease_id,
@@ -269,7 +268,7 @@ class Pair:
             assert {s: n for s, n in ours if n}.items() <= theirs.items()
 
     def compare_views(self) -> None:
-        asked = LimitEncoder().asked(LIMITS, Wanted(0, 0, 0), self.now_s, "limits")
+        asked = LimitEncoder().asked(LIMITS, NOTHING, self.now_s, "limits")
         for limit, theirs in zip(
             LIMITS, DECODE(self.script("budget", asked=asked, added=0)), strict=True
         ):
@@ -502,7 +501,15 @@ def test_debt_in_every_unit_grows_alike(redis_process: RedisServer, owed: dict[s
 
 
 def _asked(limit: Limit) -> tuple[Any, ...]:
-    wanted = Wanted(1, 50, 70, 400, 90)
+    wanted = AdmissionRequest(
+        lease_id="",
+        entitlement="",
+        pool=0,
+        estimate_tokens=50,
+        money=70,
+        most_tokens=400,
+        most_money=90,
+    )
     return tuple(LimitEncoder().asked((limit,), wanted, 1_700_000_000.25, "limits")[1])
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.admission.windows import Span, Spans
@@ -86,6 +85,12 @@ def _nearly(amount: int, left: int, taken: int) -> bool:
     return left < max(amount // 2, AT_ONCE * taken)
 
 
+NOTHING: Final = AdmissionRequest(
+    lease_id="", entitlement="", pool=0, estimate_tokens=0, sequences=0
+)
+"""Asks for the levels of limits alone."""
+
+
 class LimitEncoder:
     """Encodes limits as `lua/limits.lua` takes them, each once in a slice of its window."""
 
@@ -94,7 +99,7 @@ class LimitEncoder:
         self._known: dict[str, tuple[Limit, Span, msgspec.Raw]] = {}
 
     def asked(
-        self, limits: Sequence[Limit], wanted: Wanted, now_s: float, limits_key: str
+        self, limits: Sequence[Limit], wanted: AdmissionRequest, now_s: float, limits_key: str
     ) -> list[Any]:
         """A request's limits, and what it wants of them."""
         found: list[Any] = [limits_key]
@@ -106,7 +111,7 @@ class LimitEncoder:
                 or not known[1].start_s <= now_s < known[1].next_s
             ):
                 known = self._encoded(limit, now_s)
-            found.append((wanted.of(limit.unit), known[2], wanted.reserved_of(limit)))
+            found.append((wanted.wants(limit), known[2], wanted.reserves(limit)))
         return found
 
     def sweep(self, defined: Callable[[str], bool]) -> None:

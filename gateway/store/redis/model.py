@@ -16,7 +16,6 @@ from gateway.admission import admission
 from gateway.admission.admission import Denial, Grant
 from gateway.admission.denials import refusal_of
 from gateway.admission.leases import spent_by
-from gateway.admission.limit_book import Wanted
 from gateway.admission.terms import AdmissionRequest
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import Refusal, Unavailable
@@ -28,6 +27,7 @@ from gateway.store.memory_leases import charge_of, lease_of, warn
 from gateway.store.redis import fallback
 from gateway.store.redis.lease_codec import (
     LOCAL_SUFFIX,
+    NOTHING,
     RedisLease,
     admit_argument,
     decision,
@@ -71,10 +71,7 @@ class RedisModel(RedisPools):
             return known.lease
         asked = None
         if ask.limits:
-            wanted = Wanted(
-                ask.sequences, ask.estimate_tokens, ask.money, ask.most_tokens, ask.most_money
-            )
-            asked = self._encoded(ask.limits, wanted)
+            asked = self._encoded(ask.limits, ask)
         packed = admit_argument(ask, self._process.owner, asked, observe=self._observes)
         for _ in range(2):
             if not self.link.up:
@@ -192,7 +189,7 @@ class RedisModel(RedisPools):
 
     async def budgets(self, limits: Sequence[Limit], added: int = 0) -> list[LimitView]:
         """Counters of limits; `added` to the first one. Raises RedisAway."""
-        asked = self._encoded(limits, Wanted(0, 0, 0))
+        asked = self._encoded(limits, NOTHING)
         answer = await self.link.call("budget", argument(asked=asked, added=added))
         return [
             LimitView(
@@ -267,7 +264,7 @@ class RedisModel(RedisPools):
             return None
         return refusal_of(denied, redis_lease.lease.entitlement, self._process.jitter())
 
-    def _encoded(self, limits: Sequence[Limit], wanted: Wanted) -> list[Any]:
+    def _encoded(self, limits: Sequence[Limit], wanted: AdmissionRequest) -> list[Any]:
         encoder = self._process.limits.encoder
         return encoder.asked(limits, wanted, self._now_s(), self.limits_key)
 

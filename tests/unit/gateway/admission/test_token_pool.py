@@ -47,7 +47,7 @@ def test_changing_class_or_suspending_gives_the_reservation_up() -> None:
     assert token_pool.pools[0].idle_dedicated == 2
     token_pool.define(msgspec.structs.replace(terms, service_class="elastic"))
     assert token_pool.pools[0].idle_dedicated == 0
-    assert token_pool.dedicated == []
+    assert token_pool.dedicated == set()
 
 
 def test_leaving_the_elastic_class_ends_debt() -> None:

@@ -3,9 +3,9 @@
 import msgspec
 
 from gateway.admission.admission import Grant
-from gateway.admission.limit_book import Wanted
 from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.store.redis.fallback import KnownLimits
+from gateway.store.redis.lease_codec import NOTHING
 from tests.token_pools import NOW_S, entitled, granted, pool
 
 DAY_S = 86_400
@@ -42,7 +42,7 @@ def known(known_limits: KnownLimits) -> set[str]:
 def test_a_limit_that_nobody_defines_is_forgotten_once_its_window_is_over() -> None:
     found = KnownLimits()
     encoder = found.encoder
-    encoder.asked(LIMITS, Wanted(1, 10, 0), NOW_S, "hash")
+    encoder.asked(LIMITS, NOTHING, NOW_S, "hash")
     stays, goes = (limit.id for limit in LIMITS)
     found.note(LIMITS, grant(), NOW_S)
     found.sweep(stays.__eq__, NOW_S + DAY_S)
