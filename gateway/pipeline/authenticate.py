@@ -18,8 +18,7 @@ from gateway.records.entitlement import RESERVING
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
 from gateway.records.tenancy import TokenIdentity
-from gateway.tenancy.known_tokens import KnownTokens
-from gateway.tenancy.token_claims import no_tenant, unknown_tenant
+from gateway.tenancy.token_claims import KnownTokens, no_tenant, unknown_tenant
 
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536

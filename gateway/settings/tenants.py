@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from gateway.admission.windows import CALENDAR, days_of
+from gateway.admission.limit_book import CALENDAR, days_of
 from gateway.records.limit import Budget, KeyLimits
 from gateway.records.usage import DECIMALS, TokenPrice, decimals_of, token_price
 from gateway.settings.types import (

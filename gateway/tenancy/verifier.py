@@ -2,26 +2,242 @@
 
 In this order, so that nothing expensive happens for what is refused anyway. PyJWT checks signature,
 audience and times; the algorithm is the operator's choice, never the token's.
+
+An issuer's public keys (a JWKS) come from a URL or a file and are kept current:
+
+- They are read at the start, then every `refresh_s`, and when a token names an unknown key: by one
+  reader at a time, at most every READ_EVERY_S. Requests wait KEYS_WAIT_S at most, however many.
+- While they cannot be read, the known ones serve, for `max_stale_s`.
+- Only keys of asymmetric algorithms are taken, each for the algorithms that the operator allows.
 """
 
 import asyncio
+import logging
+import random
+import ssl
 import time
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import httpx
 import jwt
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt import PyJWK, PyJWTError
 
-from gateway.errors import Refusal, Unauthorized
+from gateway.errors import KeysAwaited, Refusal, Unauthorized
 from gateway.metrics import Metrics
 from gateway.records.tenancy import IssuerRules, TokenIdentity
-from gateway.tenancy.key_set import KeySet
 from gateway.tenancy.token_claims import identity_of
 
 MAX_TOKEN_BYTES: Final = 8192
 _REQUIRED: Final = ["exp", "iss", "aud"]
+_log = logging.getLogger("sluice.tokens")
 _S = TypeVar("_S")
+READ_EVERY_S: Final = 10.0
+KEYS_WAIT_S: Final = 2.0
+READ_LIMIT_S: Final = 5.0
+MAX_BYTES: Final = 1_048_576
+MAX_KEYS: Final = 100
+MIN_RSA_BITS: Final = 2048
+_OWN: Final = ("issuer", "jwks", "ca_file", "algorithms", "refresh_s", "max_stale_s")
+"""Rules that the keys depend on."""
+_FAMILIES: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
+"""First letters of an algorithm -> type of its keys. Keys of HMAC (`oct`) are never taken."""
+
+
+class _Jwks(msgspec.Struct, frozen=True):
+    keys: list[Any]
+
+
+Keys = dict[tuple[str, str], PyJWK]
+"""By key id ("" for none) and algorithm."""
+
+
+class KeySet:
+    """The keys of one issuer."""
+
+    def __init__(
+        self,
+        rules: IssuerRules,
+        metrics: Metrics,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`changed` is called after other keys were read."""
+        self._rules = rules
+        self._changed = changed
+        self._metrics = metrics
+        self._clock = clock
+        self._keys: Keys = {}
+        self._source: object = None
+        """Content of the JWKS that the keys were made from, to notice a change."""
+        self._read_at_s: float | None = None
+        self._begun_at_s: float | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._failing = False
+        tls = rules.jwks.startswith("https:")
+        self._tls = ssl.create_default_context(cafile=rules.ca_file) if tls else False
+
+    @property
+    def age_s(self) -> float | None:
+        """Time since the keys were last read; None if they never were."""
+        return None if self._read_at_s is None else self._clock() - self._read_at_s
+
+    def fits(self, rules: IssuerRules) -> bool:
+        """Whether these are the keys of an issuer with other rules, too."""
+        return all(getattr(rules, name) == getattr(self._rules, name) for name in _OWN)
+
+    async def start(self) -> None:
+        """Read the keys, within KEYS_WAIT_S if possible, and keep them current from now on."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+            self._ask()
+        await self.read()
+
+    async def close(self) -> None:
+        tasks = self.stop()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Stop soon; returns what is to end."""
+        tasks = [task for task in (self._refreshing, self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def read(self) -> None:
+        """Wait until the keys that are being read are known, KEYS_WAIT_S at most."""
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=KEYS_WAIT_S)
+
+    def find(self, kid: str | None, algorithm: str) -> PyJWK:
+        """The key of a token. Raises Unauthorized, KeysAwaited."""
+        issuer, age_s = self._rules.issuer, self.age_s
+        if age_s is None or age_s > self._rules.max_stale_s:
+            self._ask()
+            raise KeysAwaited(
+                f"The keys of the token issuer '{issuer}' cannot be read at the moment. Try again.",
+                reason="token_keys_unavailable",
+                retry_after_s=2.0,
+                should_retry=True,
+            )
+        fit = [key for (name, use), key in self._keys.items() if use == algorithm]
+        if kid is None and len(fit) == 1:
+            return fit[0]
+        found = self._keys.get((kid or "", algorithm))
+        if found is not None:
+            return found
+        if kid is not None and self._ask():
+            raise KeysAwaited(
+                f"The keys of the token issuer '{issuer}' are being read anew. Try again.",
+                reason="token_keys_unavailable",
+                retry_after_s=1.0,
+                should_retry=True,
+            )
+        which = "names no key (kid)" if kid is None else f"names the key '{kid[:64]}'"
+        raise Unauthorized(
+            f"The token {which}, and '{issuer}' publishes no such key for {algorithm}. "
+            "Get a new token from it.",
+            reason="token_key_unknown",
+            code="invalid_api_key",
+        )
+
+    def _ask(self) -> bool:
+        """Read the keys soon, if that is not too early; whether they are being read."""
+        if self._reading is not None and not self._reading.done():
+            return True
+        now_s = self._clock()
+        if self._begun_at_s is not None and now_s - self._begun_at_s < READ_EVERY_S:
+            return False
+        self._begun_at_s = now_s
+        self._reading = asyncio.get_running_loop().create_task(self._try_to_read())
+        return True
+
+    async def _refresh(self) -> None:
+        while True:
+            pause_s = READ_EVERY_S if self._failing else self._rules.refresh_s
+            await asyncio.sleep(pause_s * random.uniform(1.0, 1.1))
+            self._ask()
+
+    async def _try_to_read(self) -> None:
+        try:
+            async with asyncio.timeout(READ_LIMIT_S):
+                content = await self._content()
+            found = _keys_of(content, self._rules.algorithms)
+        except (OSError, TimeoutError, httpx.HTTPError, ValueError, RecursionError) as error:
+            if not self._failing:
+                why = f"{type(error).__name__}: {error}"
+                _log.warning("the keys of %s cannot be read: %s", self._rules.issuer, why[:300])
+            self._failing = True
+            self._metrics.token_key_reads.add(self._rules.issuer, "failed")
+            return
+        if self._failing:
+            _log.info("the keys of %s can be read again", self._rules.issuer)
+        self._failing, self._read_at_s = False, self._clock()
+        self._metrics.token_key_reads.add(self._rules.issuer, "ok")
+        if content != self._source:
+            self._keys, self._source = found, content
+            self._changed()
+
+    async def _content(self) -> bytes:
+        if not self._rules.jwks.startswith(("https:", "http:")):
+            return await asyncio.to_thread(_file, self._rules.jwks)
+        async with (
+            # Without proxies and keys that the environment names.
+            httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=READ_LIMIT_S) as client,
+            client.stream("GET", self._rules.jwks) as answer,
+        ):
+            if answer.status_code != 200:
+                raise ValueError(f"{self._rules.jwks} answered {answer.status_code}")
+            content = bytearray()
+            async for part in answer.aiter_bytes():
+                content += part
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"more than {MAX_BYTES} bytes")
+            return bytes(content)
+
+
+def _file(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    return content
+
+
+def _keys_of(content: bytes, algorithms: tuple[str, ...]) -> Keys:
+    """The usable keys of a JWKS. Raises ValueError if there are none."""
+    found: Keys = {}
+    for each in msgspec.json.decode(content, type=_Jwks).keys[:MAX_KEYS]:
+        if isinstance(each, dict) and each.get("use", "sig") == "sig":
+            for algorithm in algorithms:
+                key = _key(each, algorithm)
+                if key is not None:
+                    found[str(each.get("kid") or ""), algorithm] = key
+    if not found:
+        raise ValueError(f"a JWKS without a usable key for {', '.join(algorithms)}")
+    return found
+
+
+def _key(data: dict[str, Any], algorithm: str) -> PyJWK | None:
+    """A key for one algorithm; None where it is not meant for it."""
+    if data.get("kty") != _FAMILIES[algorithm[:2]] or data.get("alg", algorithm) != algorithm:
+        return None
+    try:
+        key = PyJWK(data, algorithm)
+    except (PyJWTError, KeyError, TypeError, ValueError):
+        return None
+    weak = isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS
+    # A private key has no place in a JWKS: whoever reads it there can sign.
+    return None if weak or "d" in data else key
+
+
+# -- tokens
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -47,12 +263,12 @@ class Verifier:
         self._listeners: list[Callable[[], None]] = []
         self._rules: dict[str, IssuerRules] = {}
         self._keys: dict[str, KeySet] = {}
-        self._coming = {rules.issuer: (rules, self._key_set(rules, clock)) for rules in issuers}
         self._clock = clock
+        self._coming = {rules.issuer: (rules, self._key_set(rules)) for rules in issuers}
         self.use()
 
-    def _key_set(self, rules: IssuerRules, clock: Callable[[], float]) -> KeySet:
-        return KeySet(rules, self._changed, self._noted, clock)
+    def _key_set(self, rules: IssuerRules) -> KeySet:
+        return KeySet(rules, self._metrics, self._changed, self._clock)
 
     async def start(self) -> None:
         """Read all keys and keep them current."""
@@ -66,7 +282,7 @@ class Verifier:
         for rules in issuers:
             keys = known.get(rules.issuer)
             if keys is None or not keys.fits(rules):
-                keys = self._key_set(rules, self._clock)
+                keys = self._key_set(rules)
             coming[rules.issuer] = rules, keys
         self._coming = coming
         self._drop(before.values())
@@ -141,9 +357,6 @@ class Verifier:
         for changed in self._listeners:
             changed()
 
-    def _noted(self, issuer: str, successful: bool) -> None:  # noqa: FBT001 - how it went
-        self._metrics.token_key_reads.add(issuer, "ok" if successful else "failed")
-
 
 def _peek(token: bytes) -> tuple[_Header, _Claims]:
     """Header and issuer of a token that is not verified yet. Raises Unauthorized."""
@@ -165,9 +378,9 @@ def _decoded(part: bytes, kind: type[_S]) -> _S:
         raise _malformed("its header or its claims are not JSON in base64url") from None
 
 
-def _checked(token: bytes, key: jwt.PyJWK, rules: IssuerRules) -> dict[str, Any]:
+def _checked(token: bytes, key: PyJWK, rules: IssuerRules) -> dict[str, Any]:
     """The claims, once signature and times are right; `exp` is a float. Raises Unauthorized."""
-    issuer, audience = rules.issuer, ", ".join(rules.audience)
+    issuer = rules.issuer
     try:
         claims = jwt.decode(
             token,
@@ -180,29 +393,22 @@ def _checked(token: bytes, key: jwt.PyJWK, rules: IssuerRules) -> dict[str, Any]
         )
         return {**claims, "exp": float(claims["exp"])}
     except jwt.ExpiredSignatureError:
-        raise _refused(
-            f"has expired. Get a new one from '{issuer}'.", reason="token_expired"
-        ) from None
+        refused = _refused(f"has expired. Get a new one from '{issuer}'.", reason="token_expired")
     except jwt.ImmatureSignatureError:
-        raise _refused(
-            "is not valid yet (nbf, iat). Wait, or set the issuer's clock.",
-            reason="token_not_yet_valid",
-        ) from None
+        why = "is not valid yet (nbf, iat). Wait, or set the issuer's clock."
+        refused = _refused(why, reason="token_not_yet_valid")
     except jwt.InvalidAudienceError:
-        raise _refused(
-            f"is for another audience. Ask '{issuer}' for one for: {audience}.",
-            reason="token_audience_wrong",
-        ) from None
+        why = f"is for another audience. Ask '{issuer}' for one for: {', '.join(rules.audience)}."
+        refused = _refused(why, reason="token_audience_wrong")
     except jwt.MissingRequiredClaimError as error:
-        raise _refused(
-            f"has no claim '{error.claim}'. Have '{issuer}' add it.", reason="token_claim_missing"
-        ) from None
+        why = f"has no claim '{error.claim}'. Have '{issuer}' add it."
+        refused = _refused(why, reason="token_claim_missing")
     except jwt.InvalidSignatureError:
-        raise _refused(
-            f"is not signed by '{issuer}'. Get a new one from it.", reason="token_signature_wrong"
-        ) from None
-    except (jwt.PyJWTError, ValueError, OverflowError, RecursionError):  # a time of any size
-        raise _malformed("its claims are not those of a JWT") from None
+        why = f"is not signed by '{issuer}'. Get a new one from it."
+        refused = _refused(why, reason="token_signature_wrong")
+    except (PyJWTError, ValueError, OverflowError, RecursionError):  # a time of any size
+        refused = _malformed("its claims are not those of a JWT")
+    raise refused
 
 
 def _malformed(why: str) -> Unauthorized:

@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.admission import debt
 from gateway.admission.admission import Denial, Grant
-from gateway.admission.limit_book import Counter, LimitBook, used_of
+from gateway.admission.limit_book import Counter, LimitBook, counted_s, used_of
 from gateway.admission.terms import LeaseRecord, Terms
 from gateway.admission.token_pool import (
     LEASE_TTL_S,
@@ -30,7 +30,6 @@ from gateway.admission.token_pool import (
     pay,
     surplus_level,
 )
-from gateway.admission.windows import counted_s
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Holding, Limit, LimitView, Spent
 from gateway.store.redis.lease_codec import LimitEncoder, RedisLease

@@ -7,9 +7,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from gateway.admission.admission import Denial, Grant
+from gateway.admission.limit_book import Span, Spans
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
-from gateway.admission.windows import Span, Spans
 from gateway.fleet.fleet import PoolState
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.windows import CALENDAR, Spans, counted_s, span_of
+from gateway.admission.limit_book import CALENDAR, Spans, counted_s, span_of
 from tests.histories import histories
 
 ZONES = sorted(

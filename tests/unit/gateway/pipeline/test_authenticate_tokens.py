@@ -10,7 +10,7 @@ from gateway.pipeline.authenticate import Keyring, authenticate, authenticate_he
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
 from gateway.records.tenancy import TokenIdentity
-from gateway.tenancy.known_tokens import KnownTokens
+from gateway.tenancy.token_claims import KnownTokens
 
 TOKEN = b"eyJ.one"
 

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from gateway.errors import KeysAwaited, Refusal, Unauthorized
 from gateway.metrics import Metrics
 from gateway.records.tenancy import IssuerRules
-from gateway.tenancy import key_set
-from gateway.tenancy.key_set import KeySet
-from gateway.tenancy.verifier import MAX_TOKEN_BYTES, Verifier
+from gateway.tenancy import verifier as tokens
+from gateway.tenancy.verifier import MAX_TOKEN_BYTES, KeySet, Verifier
 from tests.fakes import FakeClock
 from tests.issuer import AUDIENCE, NAME, Issuer, forged
 
@@ -151,7 +150,7 @@ async def test_a_symmetric_key_in_the_jwks_is_not_taken(tmp_path: Path) -> None:
     secret = jwt.utils.base64url_encode(b"s" * 32).decode()
     file = tmp_path / "jwks.json"
     file.write_text(json.dumps({"keys": [{"kty": "oct", "kid": "o", "k": secret}]}))
-    keys = KeySet(rules_of(str(file)), lambda: None, lambda *_: None)
+    keys = KeySet(rules_of(str(file)), Metrics(), lambda: None)
     await keys.start()
     with pytest.raises(KeysAwaited):
         keys.find("o", "RS256")
@@ -218,7 +217,7 @@ async def test_unknown_keys_cause_one_read_an_interval(bench: Bench) -> None:
     assert bench.reads() == 1
     for _ in range(200):
         assert bench.reason(bench.issuer.token(head={"kid": "wrong"})) == "key_unknown"
-    bench.clock.advance(key_set.READ_EVERY_S)
+    bench.clock.advance(tokens.READ_EVERY_S)
     for _ in range(200):
         with pytest.raises(KeysAwaited) as awaited:
             bench.verifier.verify(bench.issuer.token(head={"kid": "wrong"}).encode())
@@ -301,8 +300,8 @@ async def test_each_of_several_issuers_has_its_own_keys(tmp_path: Path) -> None:
 async def test_requests_wait_a_bounded_time_for_a_slow_issuer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(key_set, "KEYS_WAIT_S", 0.1)
-    monkeypatch.setattr(key_set, "READ_LIMIT_S", 0.3)
+    monkeypatch.setattr(tokens, "KEYS_WAIT_S", 0.1)
+    monkeypatch.setattr(tokens, "READ_LIMIT_S", 0.3)
     issuer = Issuer()
     issuer.pause_s = 0.6
     with issuer.serving():
@@ -318,7 +317,7 @@ async def test_requests_wait_a_bounded_time_for_a_slow_issuer(
 
 
 async def test_an_endless_jwks_is_cut_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_set, "MAX_BYTES", 10)
+    monkeypatch.setattr(tokens, "MAX_BYTES", 10)
     bench.clock.advance(11)
     with pytest.raises(KeysAwaited):
         bench.verifier.verify(bench.issuer.token(head={"kid": "k2"}).encode())
