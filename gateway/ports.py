@@ -12,12 +12,10 @@ import msgspec
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.errors import Refusal
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
-from gateway.records.endpoint import Endpoint
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitView
 from gateway.records.record import Record
-from gateway.records.request import BodyFacts
 from gateway.records.tenancy import DirectoryChange, DirectoryState, TokenIdentity, Written
 
 Lines = bytes
@@ -292,16 +290,6 @@ class Directory(Protocol):
         """Close files and connections. Idempotent."""
 
 
-class BodyReads(Protocol):
-    """Reads large bodies off the event loop."""
-
-    async def read(
-        self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
-    ) -> BodyFacts:
-        """Read a body's facts. Owners take turns. Raises Refusal."""
-        ...
-
-
 class TokenVerifier(Protocol):
     """Verifies tokens (JWT) with their issuers' keys."""
 
@@ -348,16 +336,6 @@ class CompressResult(Record, frozen=True, kw_only=True):
     text_bytes_after: int = 0
     tokens_after: int | None = None
     """Exact tokens of the whole prompt, `fixed_tokens` included; None without a tokenizer."""
-
-
-class CompressRunner(Protocol):
-    """Compresses off the event loop. Raises nothing except for cancellation."""
-
-    async def compress(self, task: CompressTask) -> CompressResult:
-        """Return the compressed body, or the reason why there is none, within the time limit."""
-
-    async def close(self) -> None:
-        """End the worker processes."""
 
 
 class RecordSink(Protocol):

@@ -22,6 +22,7 @@ from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.replicas.bus import Received
+from gateway.workers.bodies import CompressWorkers
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""
@@ -326,20 +327,16 @@ class FakeStore:
         self.leases.pop(lease.id, None)
 
 
-class FakeCompressor:
-    """CompressRunner that answers as told and remembers what it was asked."""
+class FakeCompressor(CompressWorkers):
+    """Answers as told and remembers what it was asked."""
 
-    def __init__(self, result: CompressResult) -> None:
+    def __init__(self, result: CompressResult) -> None:  # starts no process
         self.result = result
         self.tasks: list[CompressTask] = []
 
     async def compress(self, task: CompressTask) -> CompressResult:
-        """See CompressRunner."""
         self.tasks.append(task)
         return self.result
-
-    async def close(self) -> None:
-        """See CompressRunner."""
 
 
 class FakeShared:

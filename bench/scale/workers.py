@@ -26,7 +26,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
-from gateway.pipeline import admit, authenticate, bind, dispatch, plan, settlement
+from gateway.pipeline import authenticate, bind, dispatch, plan, settlement
 from gateway.pipeline.request_progress import (
     Attempts,
     RequestLease,
@@ -180,7 +180,7 @@ class Loaded:
         times.append(clock_ns())
         planned = plan.plan(served, CHAT, lengths, prefix)
         times.append(clock_ns())
-        lease = finished(admit.admit(self.store, served, principal, name, lengths, planned))
+        lease = finished(plan.admit(self.store, served, principal, name, lengths, planned))
         times.append(clock_ns())
         for part, begin_ns, end_ns in zip(
             ("authenticate", "estimate", "look", "plan", "admit"), times, times[1:], strict=False

@@ -54,7 +54,6 @@ from gateway.http.data_plane import shutting_down
 from gateway.metrics import Metrics
 from gateway.payload.head import pairs_of, read_head
 from gateway.payload.refusals import undecodable
-from gateway.pipeline import admit as stage_admit
 from gateway.pipeline import authenticate as stage_authenticate
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.settlement import cost_of, count, money_of
@@ -211,9 +210,7 @@ class AdmissionService:
             )
             estimate = stage_plan.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
-            asked = await stage_admit.admit(
-                self._store, served, principal, lease_id, estimate, plan
-            )
+            asked = await stage_plan.admit(self._store, served, principal, lease_id, estimate, plan)
             slots_of = self._take_slots(served, asked)
             lease = asked
         except Refusal as refusal:

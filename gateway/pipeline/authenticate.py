@@ -277,7 +277,6 @@ def authenticate(
             "This gateway started while its state store was away, and does not know yet which "
             "keys are revoked. Try again.",
             reason="keys_not_read",
-            code="keys_not_read",
             retry_after_s=UNREAD_RETRY_S,
             should_retry=True,
         )
@@ -297,14 +296,9 @@ def authenticate(
         raise Unauthorized(
             "Incorrect API key provided. Check the key with whoever runs this gateway.",
             reason="invalid_api_key",
-            code="invalid_api_key",
         )
     if keyring.held and principal.tenant in keyring.held:
-        raise Forbidden(
-            f"The tenant '{principal.tenant}' is suspended.",
-            reason="tenant_suspended",
-            code="tenant_suspended",
-        )
+        raise Forbidden(f"The tenant '{principal.tenant}' is suspended.", reason="tenant_suspended")
     _check_live(principal, now_unix_s)
     return principal
 
@@ -320,36 +314,15 @@ async def authenticate_head(keyring: Keyring, head: RequestHead, now_unix_s: flo
 
 
 def _check_live(principal: Principal, now_unix_s: float) -> None:
+    name = f"The API key '{principal.key}'"
+    if principal.entitlement:
+        name = f"The entitlement '{principal.entitlement}'"
     if principal.expires_unix_s is not None and principal.expires_unix_s <= now_unix_s:
-        raise _expired(principal)
+        reason = "entitlement_expired" if principal.entitlement else "key_expired"
+        raise Forbidden(f"{name} has expired.", reason=reason)
     if principal.suspended:
-        raise _suspended(principal)
-
-
-def _expired(principal: Principal) -> Forbidden:
-    if principal.entitlement:
-        return Forbidden(
-            f"The entitlement '{principal.entitlement}' has expired.",
-            reason="entitlement_expired",
-            code="entitlement_expired",
-        )
-    return Forbidden(
-        f"The API key '{principal.key}' has expired.", reason="key_expired", code="key_expired"
-    )
-
-
-def _suspended(principal: Principal) -> Forbidden:
-    if principal.entitlement:
-        return Forbidden(
-            f"The entitlement '{principal.entitlement}' is suspended.",
-            reason="entitlement_suspended",
-            code="entitlement_suspended",
-        )
-    return Forbidden(
-        f"The API key '{principal.key}' is suspended.",
-        reason="key_suspended",
-        code="key_suspended",
-    )
+        reason = "entitlement_suspended" if principal.entitlement else "key_suspended"
+        raise Forbidden(f"{name} is suspended.", reason=reason)
 
 
 def entitled(
@@ -367,7 +340,12 @@ def entitled(
     of the model that the request is for: a key with a list of models opens it by its own name.
     """
     if principal.entitlement:
-        _permit_model(principal, model)
+        if principal.model is not None and principal.model != model:
+            raise Forbidden(
+                f"This API key is entitled to the model '{principal.model}' only.",
+                reason="model_not_entitled",
+                param="model",
+            )
         if asked is not None and asked != principal.entitlement and principal is not OPEN:
             raise _not_yours(asked, model, (principal,))
         return principal
@@ -378,7 +356,6 @@ def entitled(
         raise Forbidden(
             f"This API key does not open the model '{adapter or model}'. It opens: {may}.",
             reason="model_not_entitled",
-            code="model_not_entitled",
             param="model",
         )
     if asked is not None:
@@ -411,16 +388,5 @@ def _not_yours(asked: str, model: str, choices: tuple[Principal, ...]) -> Forbid
         f"This API key has no entitlement '{asked[:64]}' for the model '{model}'. "
         f"Set x-sluice-entitlement to one of: {may}.",
         reason="entitlement_not_of_key",
-        code="entitlement_not_of_key",
         param="x-sluice-entitlement",
     )
-
-
-def _permit_model(principal: Principal, model: str) -> None:
-    if principal.model is not None and principal.model != model:
-        raise Forbidden(
-            f"This API key is entitled to the model '{principal.model}' only.",
-            reason="model_not_entitled",
-            code="model_not_entitled",
-            param="model",
-        )

@@ -294,7 +294,6 @@ def _last_resort(
     raise Unavailable(
         f"No engine of the model '{served.name}'{having} is ready. Try again shortly.",
         reason="no_worker_ready",
-        code="no_worker_ready",
         retry_after_s=2.0,
     )
 

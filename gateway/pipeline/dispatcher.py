@@ -61,8 +61,10 @@ class Dispatcher:
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
-        known = served.fleet.response_affinity.find(facts.previous_response_id)
-        preferred = None if known is None else (known.pool, known.worker)
+        preferred = None
+        if facts.previous_response_id is not None:
+            known = served.fleet.response_affinity.find(facts.previous_response_id)
+            preferred = None if known is None else (known.pool, known.worker)
         try:
             while True:
                 binding = await self._bind(attempts, tried, preferred, last)

@@ -23,7 +23,6 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.payload.body import LOOP_US, TakesLong
 from gateway.payload.members import by_name
-from gateway.pipeline import admit as stage_admit
 from gateway.pipeline import authenticate as stage_authenticate
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.dispatcher import Dispatcher
@@ -37,9 +36,7 @@ from gateway.pipeline.request_progress import (
 )
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.ports import (
-    BodyReads,
     ClientReply,
-    CompressRunner,
     CompressTask,
     LeaseStore,
     RecordSink,
@@ -56,6 +53,7 @@ from gateway.routing.routing import (
     window_plan,
 )
 from gateway.routing.split_alias import SplitAlias
+from gateway.workers.bodies import BodyReader, CompressWorkers
 
 
 class Instead(NamedTuple):
@@ -79,8 +77,8 @@ class Pipeline:
         upstream: Upstream,
         metrics: Metrics,
         records: RecordSink,
-        compressor: CompressRunner | None = None,
-        reader: BodyReads | None = None,
+        compressor: CompressWorkers | None = None,
+        reader: BodyReader | None = None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool = False,
@@ -301,7 +299,7 @@ class Pipeline:
         progress.plan = plan = stage_plan.applied(served, estimate, decided)
         progress.timer.end("plan")
         # 4 admit
-        taken = await stage_admit.admit(
+        taken = await stage_plan.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
         )
         progress.lease = lease = RequestLease(self._store, self._wall_clock, plan, taken)

@@ -38,7 +38,7 @@ _FAILED: Final = CompressResult(reason="failed")
 
 
 class BodyReader:
-    """Reads bodies off the event loop; see `gateway.ports.BodyReads`."""
+    """Reads large bodies off the event loop."""
 
     def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
@@ -55,6 +55,7 @@ class BodyReader:
     async def read(
         self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
     ) -> BodyFacts:
+        """Read a body's facts. Owners take turns. Raises Refusal."""
         for most_us, pool in self._pools.items():
             limit_s = OVERRUN * most_us / 1e6
             task = BodyTask(
@@ -105,7 +106,7 @@ class BodyReader:
 
 
 class CompressWorkers:
-    """CompressRunner with `processes` workers (at least 1) and `queue` places to wait in.
+    """Compresses in `processes` workers (at least 1), with `queue` places to wait in.
 
     `time_limit_s` (above 0) limits one call. `tokenizers` are loaded before the first task. Another
     tokenizer that a task names is loaded then, and by each later worker at its start.

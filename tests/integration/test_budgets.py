@@ -21,7 +21,7 @@ from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited, Unavailable
 from gateway.pipeline import plan as estimating
-from gateway.pipeline.admit import admit
+from gateway.pipeline.plan import admit
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT

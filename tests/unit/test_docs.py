@@ -205,7 +205,7 @@ def test_the_pipeline_calls_its_stages_in_that_order() -> None:
     calls(
         gateway.pipeline.pipeline,
         "_run",
-        *("self._read(", "stage_plan.plan(", "stage_admit.admit(", "self._compress("),
+        *("self._read(", "stage_plan.plan(", "stage_plan.admit(", "self._compress("),
         "self._dispatcher.run(",
     )
     calls(gateway.pipeline.dispatcher, "run", "self._bind(", "self._attempt(")
@@ -274,7 +274,7 @@ def refusal_reasons() -> set[str]:
             ):
                 found |= set(_literal_reasons(node))
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "reason":
-                found |= set(_engine_reasons(node.value))
+                found |= set(_chosen_reasons(node.value))
     return found
 
 
@@ -289,11 +289,12 @@ def _literal_reasons(call: ast.Call) -> Iterator[str]:
             yield value.value
 
 
-def _engine_reasons(value: ast.expr) -> Iterator[str]:
-    """Both arms of a conditional expression that chooses an engine's reason."""
+def _chosen_reasons(value: ast.expr) -> Iterator[str]:
+    """Both arms of a conditional expression that chooses a refusal's reason, not a plan's."""
     for node in ast.walk(value):
-        if isinstance(node, ast.Constant) and str(node.value).startswith("engine_"):
-            yield str(node.value)
+        name = str(node.value) if isinstance(node, ast.Constant) else ""
+        if name.startswith(("engine_", "entitlement_", "key_")):
+            yield name
 
 
 def test_plan_reasons_are_documented() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.pipeline import plan as estimating
-from gateway.pipeline.admit import admit
+from gateway.pipeline.plan import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
 from gateway.records.estimate import Observation, Plan
 from gateway.records.lease import Lease

@@ -11,6 +11,8 @@ import pytest
 from gateway.errors import Unavailable
 from gateway.fleet.model_runtime import ModelCompression, ModelRuntime
 from gateway.metrics import Metrics
+from gateway.payload.body import read_body
+from gateway.pipeline.forward import Relay
 from gateway.pipeline.request_progress import RequestLease, RequestProgress, Sending
 from gateway.pipeline.settlement import TOGETHER_S, Settler, record_of
 from gateway.records.attempt import Binding, Outcome, Usage
@@ -28,7 +30,7 @@ from gateway.records.usage import token_price
 from gateway.routing.routing import CompressionRules
 from gateway.scheduling.scheduler import NO_PREFIX, Job
 from tests.builders import ask, attempts_of, changed, chat_body, incoming, served_model
-from tests.fakes import FakeClock, FakeStore, ListSink
+from tests.fakes import FakeClock, FakeReply, FakeStore, ListSink
 
 LIMITS = Limits(
     sequences=4,
@@ -204,13 +206,21 @@ def test_a_budget_in_money_counts_the_cost_that_the_record_has(
     assert sink.records[0].usage.cost_nano == cost_nano
 
 
-def sent_relay() -> Any:
+def sent_relay(first_s: float | None = None) -> Relay:
     """An attempt that reached its engine."""
-
-    class Sent:
-        sent, first_s, priority_refused = True, None, False
-
-    return Sent()
+    asked = incoming(chat_body())
+    relay = Relay(
+        asked,
+        read_body(asked.endpoint, asked.body),
+        FakeReply(),
+        lambda: 0.0,
+        strip_usage=False,
+        strip_running=False,
+        bytes_per_token=4.0,
+        window_tokens=8192,
+    )
+    relay.sent, relay.first_s = True, first_s
+    return relay
 
 
 async def test_a_lease_notes_what_the_store_was_asked_for() -> None:
@@ -355,8 +365,7 @@ def test_a_scheduler_s_predictions_stand_beside_what_came(
     attempts.job = job = Job(None, 100, 10, 0.0, stream=stream)
     job.sent_s, job.hit_tokens, job.backlog_tokens = 2.0, 30, 8
     job.active, job.mean_s, job.quantile_s = 3, 0.4, 0.0
-    attempts.relay = sent_relay()
-    attempts.relay.first_s = 3.5
+    attempts.relay = sent_relay(first_s=3.5)
     found = record_of(progress, prompts=False).scheduling
     assert (found.expected_hit_tokens, found.backlog_tokens, found.worker_active) == (30, 8, 3)
     assert (found.predicted_prefill_s, found.predicted_prefill_q_s) == (0.4, None)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.admission.terms import AdmissionRequest
-from gateway.pipeline.admit import admit
+from gateway.pipeline.plan import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan
 from gateway.records.request import OPEN
