@@ -1,5 +1,6 @@
 """Rows of a benchmark (published, measured, target), as a table or as JSON."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -59,6 +60,11 @@ def at_least(metric: str, measured: float, limit: float, note: str = "") -> Row:
     return judged(metric, measured, f">= {limit:g}", measured >= limit, note)
 
 
+def above(metric: str, measured: float, limit: float, note: str = "") -> Row:
+    """A row whose target is more than a bound."""
+    return judged(metric, measured, f"> {limit:g}", measured > limit, note)
+
+
 def equals(metric: str, measured: float, wanted: float, note: str = "") -> Row:
     """A row whose target is one value."""
     return judged(metric, measured, f"= {wanted:g}", measured == wanted, note)
@@ -103,6 +109,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{min(values):.3g} to {max(values):.3g} over {len(values)} seeds"
 
 
+def quantile(values: Sequence[float], q: float) -> float:
+    """By nearest rank; NaN of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else math.nan
+
+
 def over_seeds(
     metric: str,
     values: Sequence[float],
@@ -111,6 +123,7 @@ def over_seeds(
     note: str = "",
 ) -> Row:
     """The middle of the seeds beside the published figure; `within` is its target."""
+    values = [value for value in values if not math.isnan(value)]
     middle = float(median(values))
     told = f"{spread(values)}; {note}" if note else spread(values)
     if within is None:

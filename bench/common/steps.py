@@ -37,6 +37,11 @@ def tracked(items: Iterable[_T], label: str, total: int | None = None) -> Iterab
     return track(items, label, total=total, console=console, transient=True)
 
 
+def no_bar(_: str, __: int) -> Advance:
+    """Shows nothing."""
+    return lambda: None
+
+
 @contextmanager
 def bars() -> Iterator[Bar]:
     """Several bars, one below the other."""

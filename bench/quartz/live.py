@@ -28,11 +28,10 @@ import msgspec
 from bench.common.fleet import Fleet, read_metrics
 from bench.common.plot import Panel, draw
 from bench.common.redis_server import RedisServer, redis_program
-from bench.common.report import Report, Row, at_least, at_most, equals
+from bench.common.report import Report, Row, at_least, at_most, equals, quantile
 from bench.common.steps import scaled, tracked
 from bench.common.timed_load import TimedLoad, TimedRequest, chat_body, lag_s, text, write_profile
 from bench.overhead.peers import CACHE_AWARE, installed
-from bench.token_pools.records import quantile
 from simulator.engine.engine import EngineProfile
 from sluice.children import Children, free_ports
 

@@ -23,11 +23,10 @@ import msgspec
 import orjson
 
 from bench.common.fleet import MODEL
-from bench.common.report import Report, Row, between, equals
+from bench.common.report import Report, Row, between, equals, quantile
 from bench.common.steps import scaled
 from bench.common.timed_load import TimedAnswer, TimedLoad, lag_s
 from bench.quartz.live import KNEE_PER_S, SPEED, engines_of, mixed
-from bench.token_pools.records import quantile
 
 REQUESTS: Final = scaled(2000, 1200)
 SETTLED: Final = 1000

@@ -6,18 +6,16 @@ magnitude apart, each with twice as many threads as baseline slots, and a flood 
 goes without an admission, in ticks of 5 s, and each tenant's share of its baseline.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from statistics import mean
 from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, at_most
-from bench.token_pools.clients import RETRY_AFTER_S, Thread
-from bench.token_pools.lab import Lab
-from bench.token_pools.records import SLOTS, quantile, spark
+from bench.common.report import Row, at_most, quantile, without_target
+from bench.common.steps import Bar, no_bar
+from bench.token_pools.lab import RETRY_AFTER_S, SLOTS, Lab, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement
 
@@ -96,40 +94,30 @@ def _lab(profile: str, seed: int, baseline: int, length_s: float) -> Lab:
     return lab
 
 
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
     """Both profiles, baselines that fit into the slots left and that are oversold.
 
     Profile `paper` is shown as published; the target is for `default`.
     """
-    seeds, out = list(seeds), []
-    for profile in ("paper", "default"):
-        for baseline in BASELINES:
-            found = []
-            for seed in seeds:
-                found.append(experiment(profile, seed, baseline=baseline))
-                step()
-            out += _rows_of(profile, baseline, found)
+    out: list[Row] = []
+    step = bar("overload", 2 * len(BASELINES) * len(seeds))
+    for profile, baseline in product(("paper", "default"), BASELINES):
+        found = []
+        for seed in seeds:
+            found.append(experiment(profile, seed, baseline=baseline))
+            step()
+        name = f"Overload, {profile}, baselines {4 * baseline} of {SLOTS - 4} slots"
+        worst = [max(s.drought_ticks.values()) for s in found]
+        rates = {t: 100 * mean(s.rate[t] for s in found) for t in _SLO_MS}
+        use = f"{100 * mean(s.use for s in found):.1f} % of the slots in use"
+        said = f"middle of {len(found)} seeds {quantile(worst, 0.5):.3g}; {use}"
+        row = at_most(f"{name}: longest drought, ticks", max(worst), MAX_TICKS, said)
+        out.append(without_target(row) if profile == "paper" else row)
+        metric = f"{name}: least of lambda_e that a tenant gets, %"
+        out.append(
+            Row(metric, min(rates.values()), ", ".join(f"{t} {r:.0f}" for t, r in rates.items()))
+        )
     return out
 
 
-def _rows_of(profile: str, baseline: int, found: list[Shares]) -> list[Row]:
-    name = f"Overload, {profile}, baselines {4 * baseline} of {SLOTS - 4} slots"
-    worst = [max(s.drought_ticks.values()) for s in found]
-    rates = {t: mean(s.rate[t] for s in found) for t in _SLO_MS}
-    metric = f"{name}: longest drought, ticks"
-    said = f"middle of {len(found)} seeds {quantile(worst, 0.5):.3g}"
-    use = f"{100 * mean(s.use for s in found):.1f} % of the slots in use"
-    return [
-        Row(metric, max(worst), f"{said}; {use}")
-        if profile == "paper"
-        else at_most(metric, max(worst), MAX_TICKS, f"{said}; {use}"),
-        Row(
-            f"{name}: least of lambda_e that a tenant gets, %",
-            100 * min(rates.values()),
-            ", ".join(f"{t} {100 * r:.0f}" for t, r in rates.items()),
-        ),
-    ]
-
-
 BASELINES = (3, 4, 12)
-VARIANTS = 2 * len(BASELINES)

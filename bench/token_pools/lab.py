@@ -14,7 +14,6 @@ from random import Random
 
 import msgspec
 
-from bench.token_pools.records import POOL_REASONS, AdmittedJob, PoolMoment, RefusedJob
 from gateway.admission import admission, capacity, debt
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.admission.denials import retry_after_s
@@ -25,6 +24,74 @@ from simulator.engine.engine import Emission, Engine, EngineProfile, EngineReque
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at which every experiment begins; its own times start at 0."""
+RETRY_AFTER_S = 60.0
+"""No cap on waits: Retry-After is never longer."""
+SLOTS = 16
+ITERATION_S = 16 * (64 + 64) / 240 / 64
+"""16 slots that hold 64 + 64 tokens each make 240 tokens/s (token-pools paper, section 5.1)."""
+PER_SLOT_S = 0.001
+POOL_REASONS = ("low priority", "overshoot", "headroom")
+"""Why the pool, not the entitlement, refuses; the first is the paper's "low-priority denial"."""
+
+
+class AdmittedJob(msgspec.Struct, kw_only=True):
+    """One request that was let in. Times in seconds of the experiment; -1 before they are known."""
+
+    id: str
+    tenant: str
+    prompt_tokens: int
+    output_tokens: int
+    asked_s: float
+    reserved_tokens: int
+    engine: int = 0
+    emitted: int = 0
+    first_s: float = -1.0
+    done_s: float = -1.0
+    queue_s: float = -1.0
+    evicted: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        """From asking to the first token; infinite when none came."""
+        return self.first_s - self.asked_s if self.first_s >= 0 else math.inf
+
+
+class RefusedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One 429."""
+
+    at_s: float
+    tenant: str
+    reason: str
+    """As admission names it; `priority` is told apart as in POOL_REASONS."""
+    retry_after_s: float
+
+
+class PoolMoment(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool at one moment. Mappings by tenant."""
+
+    at_s: float
+    slots: int
+    running: int
+    waiting: int
+    inflight: dict[str, int]
+    debt: dict[str, float]
+    weight: dict[str, float]
+    kv_bytes: int = 0
+    kv_used: float = 0.0
+    """Share of the engines' blocks in use."""
+    generated: int = 0
+    """Output tokens so far."""
+
+
+def spark(slots: int = SLOTS) -> EngineProfile:
+    """An engine of the paper's pace: an iteration lasts ITERATION_S with all slots taken."""
+    return EngineProfile(
+        name="spark",
+        w_s=ITERATION_S - slots * PER_SLOT_S,
+        h_s=PER_SLOT_S,
+        max_num_seqs=slots,
+        prefix_cache_tokens=0,
+    )
 
 
 class Lab:
@@ -304,3 +371,34 @@ class Lab:
             r.tenant == tenant and r.reason == reason and start_s <= r.at_s < end_s
             for r in self.refused
         )
+
+
+class Thread:
+    """A client that asks, waits for the answer, and asks again."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        tenant: str,
+        draw: Callable[[], tuple[int, int]],
+        *,
+        until_s: float,
+        wait_cap_s: float,
+    ) -> None:
+        self._lab, self._tenant, self._draw = lab, tenant, draw
+        self._until_s, self._wait_cap_s = until_s, wait_cap_s
+
+    def ask(self) -> None:
+        """A new request."""
+        self._send(*self._draw())
+
+    def _send(self, prompt: int, output: int) -> None:
+        if self._lab.now_s >= self._until_s:
+            return
+        refused = self._lab.offer(self._tenant, prompt, output, done=self._answered)
+        if refused is not None:
+            wait_s = min(refused.retry_after_s, self._wait_cap_s)
+            self._lab.at(self._lab.now_s + wait_s, lambda: self._send(prompt, output))
+
+    def _answered(self, _: AdmittedJob) -> None:
+        self._lab.at(self._lab.now_s, self.ask)

@@ -12,7 +12,7 @@ far they go depends on how much longer the answers are than was learned, and is 
 target. That the engine's use stays within its cache is the engine's doing: it preempts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from math import exp, log
 from random import Random
 from statistics import mean
@@ -20,15 +20,14 @@ from statistics import mean
 import msgspec
 
 from bench.common.report import Row, at_least, at_most
-from bench.token_pools.lab import Lab
-from bench.token_pools.records import AdmittedJob, RefusedJob
+from bench.common.steps import Bar, no_bar
+from bench.token_pools.lab import AdmittedJob, Lab, RefusedJob
 from gateway.admission import admission
 from gateway.admission.terms import Terms
 from gateway.estimate.quantile import OutputLengths
 from gateway.records.entitlement import Entitlement
 from simulator.engine.engine import EngineProfile
 
-VARIANTS = 3
 SLOTS = 32
 KV_BYTES = 40 << 30
 BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
@@ -149,57 +148,45 @@ def experiment(seed: int, *, learn: bool, grows: bool = False, length_s: float =
     )
 
 
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
-    """Both ways of reserving."""
-    cap: list[Use] = []
-    ours: list[Use] = []
-    grown: list[Use] = []
-    for seed in seeds:
-        for found, learn, grows in ((cap, False, False), (ours, True, False), (grown, True, True)):
-            found.append(experiment(seed, learn=learn, grows=grows))
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
+    """Both ways of reserving, and answers that grow."""
+    step = bar("memory", 3 * len(seeds))
+    ways: list[list[Use]] = []
+    for learn, grows in ((False, False), (True, False), (True, True)):
+        ways.append([])
+        for seed in seeds:
+            ways[-1].append(experiment(seed, learn=learn, grows=grows))
             step()
+    cap, ours, grown = ways
     name = "KV, reserve of L_in + min(cap, q_out)"
+    worst, most = min(u.slots for u in ours), max(u.most_used for u in ours)
+    times = sum(u.answers for u in ours) / sum(u.answers for u in cap)
+    preempted = f"engine preemptions: {sum(u.preemptions for u in ours)}"
+    metric = f"{name}: slots in use of {SLOTS}, worst seed"
     return [
         Row(
             f"KV, reserve of the cap: slots in use of {SLOTS}",
-            mean(u.slots for u in cap),
-            f"{100 * mean(u.reserved for u in cap):.0f} % of KV reserved, "
-            f"{100 * mean(u.used for u in cap):.0f} % used",
+            *(mean(u.slots for u in cap), _used(cap)),
         ),
-        at_least(
-            f"{name}: slots in use of {SLOTS}, worst seed",
-            min(u.slots for u in ours),
-            ASKED_SLOTS,
-            f"{100 * mean(u.reserved for u in ours):.0f} % of KV reserved, "
-            f"{100 * mean(u.used for u in ours):.0f} % used",
-        ),
-        Row(
-            f"{name}: answers, times those with the cap",
-            sum(u.answers for u in ours) / sum(u.answers for u in cap),
-        ),
+        at_least(metric, worst, ASKED_SLOTS, _used(ours)),
+        Row(f"{name}: answers, times those with the cap", times),
         *_reserved(name, ours),
-        at_most(
-            f"{name}: most used, share of KV",
-            max(u.most_used for u in ours),
-            1.0,
-            f"engine preemptions: {sum(u.preemptions for u in ours)}",
-        ),
+        at_most(f"{name}: most used, share of KV", most, 1.0, preempted),
         *_reserved("KV, answers suddenly three times as long", grown),
     ]
 
 
-def _reserved(name: str, found: list[Use]) -> list[Row]:
-    return [
-        at_most(
-            f"{name}: most reserved when a request entered, share of KV",
-            max(u.most_at_entry for u in found),
-            1.125,
-            f"{mean(u.slots for u in found):.1f} slots in use",
-        ),
-        Row(
-            f"{name}: most reserved, share of KV",
-            max(u.most_reserved for u in found),
-            f"extended {sum(u.extended for u in found)} times by {EXTENSION_TOKENS} tokens; "
-            f"engine preemptions: {sum(u.preemptions for u in found)}",
-        ),
-    ]
+def _used(found: list[Use]) -> str:
+    reserved, used = mean(u.reserved for u in found), mean(u.used for u in found)
+    return f"{100 * reserved:.0f} % of KV reserved, {100 * used:.0f} % used"
+
+
+def _reserved(name: str, found: list[Use]) -> Iterator[Row]:
+    metric, entry = f"{name}: most reserved when a request entered, share of KV", 1.125
+    note = f"{mean(u.slots for u in found):.1f} slots in use"
+    yield at_most(metric, max(u.most_at_entry for u in found), entry, note)
+    note = (
+        f"extended {sum(u.extended for u in found)} times by {EXTENSION_TOKENS} tokens; "
+        f"engine preemptions: {sum(u.preemptions for u in found)}"
+    )
+    yield Row(f"{name}: most reserved, share of KV", max(u.most_reserved for u in found), note)

@@ -16,23 +16,20 @@ Four systems see the same arrivals:
 Both kinds of limits are the shipped token buckets (10 s deep) without a pool behind them.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from random import Random
-from statistics import mean, median
+from statistics import mean
 
 import msgspec
 
-from bench.common.report import Row, equals
-from bench.token_pools.lab import Lab
-from bench.token_pools.records import ITERATION_S, SLOTS, PoolMoment, quantile, spark
+from bench.common.report import Row, equals, over_seeds, quantile
+from bench.common.steps import Bar, no_bar
+from bench.token_pools.lab import ITERATION_S, SLOTS, Lab, PoolMoment, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement
 
 SYSTEMS = ("no admission", "limits as sold", "limits that fit", "token pools")
-VARIANTS = len(SYSTEMS)
-"""Experiments that `rows` runs for each seed."""
 PHASES = ((0.0, 30.0), (30.0, 60.0), (60.0, 90.0))
 END_S = 90.0
 TOKENS_PER_S = 240.0
@@ -156,74 +153,41 @@ def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> ProtectionOutcome:
     )
 
 
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
     """All systems over these seeds, middle of the seeds and their range."""
     found: dict[str, list[ProtectionOutcome]] = {system: [] for system in SYSTEMS}
-    seeds = list(seeds)
+    step = bar("protection", len(seeds) * len(SYSTEMS))
     for seed in seeds:
         for system in SYSTEMS:
             found[system].append(experiment(system, seed))
             step()
-    even = [experiment("token pools", seed, even=True) for seed in seeds]
-    return [
-        *(row for system in SYSTEMS for row in _rows_of(system, found[system])),
-        *_rows_of("token pools, even arrivals", even),
+    found["token pools, even arrivals"] = [
+        experiment("token pools", seed, even=True) for seed in seeds
     ]
+    return [row for system, outcomes in found.items() for row in _rows_of(system, outcomes)]
 
 
-def _rows_of(system: str, seeds: list[ProtectionOutcome]) -> list[Row]:
+def _rows_of(system: str, seeds: list[ProtectionOutcome]) -> Iterator[Row]:
     ours, none = system == "token pools", system == "no admission"
     name = f"Exp. 1, {system}"
-    rows = [
-        _over_seeds(
-            f"{name}: most requests waiting in the engine",
-            [o.most_waiting for o in seeds],
-            published=34 if none else 0 if ours else None,
-            within=(25, 52) if none else None,
-        ),
-        *(
-            _over_seeds(
-                f"{name}: guaranteed P99 TTFT in phase {phase + 1}, s",
-                [o.p99_ttft_s[phase] for o in seeds],
-                published=1.2 if ours else 19 if none and phase == 1 else None,
-                within=(0, 1.95) if ours else (12, 15) if none and phase == 1 else None,
-            )
-            for phase in range(len(PHASES))
-        ),
-        _over_seeds(
-            f"{name}: spot refused in phase 2, %",
-            [100 * o.spot_throttled for o in seeds],
-            published=47 if ours else None,
-            within=(38, 49) if ours else None,
-        ),
-        _over_seeds(f"{name}: pool utilisation, %", [100 * o.utilisation for o in seeds]),
-        _over_seeds(
-            f"{name}: guaranteed refused for their own limit, %",
-            [100 * o.denied_own for o in seeds],
-        ),
-    ]
+    waiting = [o.most_waiting for o in seeds]
+    published = 34 if none else 0 if ours else None
+    metric = f"{name}: most requests waiting in the engine"
+    yield over_seeds(metric, waiting, published, (25, 52) if none else None)
+    for phase in range(len(PHASES)):
+        yield over_seeds(
+            f"{name}: guaranteed P99 TTFT in phase {phase + 1}, s",
+            [o.p99_ttft_s[phase] for o in seeds],
+            1.2 if ours else 19 if none and phase == 1 else None,
+            (0, 1.95) if ours else (12, 15) if none and phase == 1 else None,
+        )
+    spot = [100 * o.spot_throttled for o in seeds]
+    within = (38, 49) if ours else None
+    yield over_seeds(f"{name}: spot refused in phase 2, %", spot, 47 if ours else None, within)
+    yield over_seeds(f"{name}: pool utilisation, %", [100 * o.utilisation for o in seeds])
+    own = [100 * o.denied_own for o in seeds]
+    yield over_seeds(f"{name}: guaranteed refused for their own limit, %", own)
     if ours:
         denied = sum(o.denied_on_priority for o in seeds)
         note = f"{len(seeds)} seeds together"
-        rows.append(equals(f"{name}: guaranteed denied on priority", denied, 0, note))
-    return rows
-
-
-def _over_seeds(
-    metric: str,
-    values: list[float] | list[int],
-    *,
-    published: float | None = None,
-    within: tuple[float, float] | None = None,
-) -> Row:
-    known = [float(v) for v in values if not math.isnan(v)]
-    middle = median(known)
-    return Row(
-        metric,
-        middle,
-        published=published,
-        ratio=middle / published if published else None,
-        target=None if within is None else f"{within[0]:g} to {within[1]:g}",
-        holds=None if within is None else within[0] <= middle <= within[1],
-        note=f"{min(known):.3g} to {max(known):.3g} over {len(known)} seeds",
-    )
+        yield equals(f"{name}: guaranteed denied on priority", denied, 0, note)

@@ -7,17 +7,16 @@ measured. Then the same with preemptible backfill, which gives way after `reclai
 cancels it upstream, which takes `CANCEL_S`. Last a dedicated tenant, whose slots stay free.
 """
 
-from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
 from statistics import mean
+from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, at_most
-from bench.token_pools.clients import Thread
-from bench.token_pools.lab import Lab
-from bench.token_pools.records import ITERATION_S, SLOTS, AdmittedJob, quantile, spark
+from bench.common.report import Row, at_most, equals, judged, quantile
+from bench.common.steps import Bar, no_bar
+from bench.token_pools.lab import ITERATION_S, SLOTS, AdmittedJob, Lab, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import Entitlement, ServiceClass
 
@@ -96,81 +95,38 @@ def _finished(lab: Lab, found: Returns) -> Returns:
     return found
 
 
-def together(
-    service_class: ServiceClass,
-    headroom: int,
-    seeds: Iterable[int],
-    step: Callable[[], None] = lambda: None,
-    owner_class: ServiceClass = "guaranteed",
-) -> Returns:
-    """All seeds as one sample."""
-    total = Returns()
-    for seed in seeds:
-        one = experiment(service_class, headroom, seed, owner_class=owner_class)
-        total.waits_s = total.waits_s + one.waits_s
-        total.utilisation = total.utilisation + one.utilisation
-        total.evicted += one.evicted
-        total.in_vain += one.in_vain
-        total.denied += one.denied
-        step()
-    return total
-
-
-VARIANTS = 5
-
-
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
     """Lending with headroom 0, 1, 3, to preemptible backfill that is evicted, and not at all."""
-    seeds = list(seeds)
-    out = []
-    for headroom in (0, 1, 3):
-        found = together("spot", headroom, seeds, step)
-        name = f"Reclaim, spot lent all but {headroom}"
-        out += [
-            Row(
-                f"{name}: P99 wait of six returning, s",
-                quantile(found.waits_s, 0.99),
-                f"mean {mean(found.waits_s):.2f} s, {len(found.waits_s)} requests",
-            ),
-            Row(f"{name}: utilisation while lent, %", 100 * mean(found.utilisation)),
-        ]
-    kept = together("spot", 0, seeds, step, owner_class="dedicated")
-    name = "Reclaim, dedicated, not lent"
-    out += [
-        at_most(
-            f"{name}: P99 wait of six returning, s",
-            quantile(kept.waits_s, 0.99),
-            ITERATION_S,
-            "the iteration in progress",
-        ),
-        Row(
-            f"{name}: utilisation while idle, %",
-            100 * mean(kept.utilisation),
-            f"{SLOTS - _BASELINE} of {SLOTS} slots may be used",
-        ),
-    ]
-    found = together("preemptible", 1, seeds, step)
-    name = "Reclaim, preemptible evicted"
-    limit_s = RECLAIM_S + CANCEL_S + ITERATION_S
-    return [
-        *out,
-        at_most(
-            f"{name}: P99 wait of six returning, s",
-            quantile(found.waits_s, 0.99),
-            limit_s,
-            f"reclaim {RECLAIM_S:g} s, then a cancellation and the iteration in progress",
-        ),
-        Row(f"{name}: utilisation while lent, %", 100 * mean(found.utilisation)),
-        Row(
-            f"{name}: evictions for each returning request",
-            found.evicted / len(found.waits_s),
-            target="<= 1",
-            holds=found.in_vain == 0,
-        ),
-        Row(
-            "Reclaim: returning requests refused, all ways",
-            found.denied + kept.denied,
-            target="= 0",
-            holds=found.denied + kept.denied == 0,
-        ),
-    ]
+    out, denied = [], 0
+    step = bar("reclaim", len(seeds) * len(_WAYS))
+    for way, (lent_to, headroom, owner_class, limit_s, note) in _WAYS.items():
+        found = Returns()
+        for seed in seeds:
+            one = experiment(lent_to, headroom, seed, owner_class=owner_class)
+            for figure in Returns.__struct_fields__:
+                setattr(found, figure, getattr(found, figure) + getattr(one, figure))
+            step()
+        name, denied = f"Reclaim, {way}", denied + found.denied
+        metric, p99_s = f"{name}: P99 wait of six returning, s", quantile(found.waits_s, 0.99)
+        said = f"mean {mean(found.waits_s):.2f} s, {len(found.waits_s)} requests; {note}"
+        out.append(at_most(metric, p99_s, limit_s, said) if limit_s else Row(metric, p99_s, said))
+        used = 100 * mean(found.utilisation)
+        out.append(Row(f"{name}: utilisation while lent, %", used))
+        if lent_to == "preemptible":
+            metric, each = f"{name}: evictions for each returning request", found.evicted
+            holds = found.in_vain == 0
+            out.append(judged(metric, each / len(found.waits_s), "<= 1", holds))
+    return [*out, equals("Reclaim: returning requests refused, all ways", denied, 0)]
+
+
+_WAYS: Final[dict[str, tuple[ServiceClass, int, ServiceClass, float, str]]] = {
+    "spot lent all but 0": ("spot", 0, "guaranteed", 0.0, ""),
+    "spot lent all but 1": ("spot", 1, "guaranteed", 0.0, ""),
+    "spot lent all but 3": ("spot", 3, "guaranteed", 0.0, ""),
+    "dedicated, not lent": ("spot", 0, "dedicated", ITERATION_S, "the iteration in progress"),
+    "preemptible evicted": (
+        *("preemptible", 1, "guaranteed", RECLAIM_S + CANCEL_S + ITERATION_S),
+        f"reclaim {RECLAIM_S:g} s, then a cancellation and the iteration in progress",
+    ),
+}
+"""Who borrows, the headroom, the owner, the longest wait asked for."""

@@ -7,12 +7,13 @@ the bucket's content. Refused requests follow openai-python 3: two retries, afte
 the waits that it told earlier refusals.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from random import Random
 from statistics import mean
 
-from bench.common.report import Row
+from bench.common.report import Row, judged, without_target
+from bench.common.steps import Bar, no_bar
 from bench.token_pools.lab import EPOCH_S
 from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial
@@ -82,27 +83,18 @@ def burst(times: float, seed: int, *, promises: bool) -> float:
     return completed / count
 
 
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
     """Completion of each burst, with promises and without."""
-    seeds, out = list(seeds), []
+    out: list[Row] = []
+    step = bar("retries", len(BURSTS))
     for times in BURSTS:
         told = [100 * burst(times, seed, promises=True) for seed in seeds]
         same = [100 * burst(times, seed, promises=False) for seed in seeds]
         name = f"Retry-After, burst of {times:g} x the bucket"
-        asked = times <= 3.0
-        out += [
-            Row(
-                f"{name}: completed, %",
-                mean(told),
-                target="= 100" if asked else None,
-                holds=min(told) == 100 if asked else None,
-                note=f"worst of {len(seeds)} seeds {min(told):.4g} %",
-            ),
-            Row(
-                f"{name}: completed were all told the same, %",
-                mean(same),
-                "(depth + what two seconds refill) / burst",
-            ),
-        ]
+        note = f"worst of {len(seeds)} seeds {min(told):.4g} %"
+        row = judged(f"{name}: completed, %", mean(told), "= 100", min(told) == 100, note)
+        out.append(row if times <= 3.0 else without_target(row))
+        note = "(depth + what two seconds refill) / burst"
+        out.append(Row(f"{name}: completed were all told the same, %", mean(same), note))
         step()
     return out

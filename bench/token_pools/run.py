@@ -7,21 +7,16 @@ their range in the note. Targets are the project's own; the published figures st
 and docs/develop/benches/token-pools.md says what does not reproduce, and why.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.progress import Progress
-
-from bench.common.report import Report, Row
-from bench.token_pools import fairness as token_pools_fairness
-from bench.token_pools import memory, reclaim, retries
-from bench.token_pools import protection as token_pools_protection
-from bench.token_pools import sharing as token_pools_sharing
+from bench.common.report import Report, Row, judged
+from bench.common.steps import bars, scaled
+from bench.token_pools import fairness, memory, protection, reclaim, retries, sharing
+from bench.token_pools.plot import plots
 from gateway.records.entitlement import PROFILES, weight
 
-SEEDS: Final = 8
+SEEDS: Final = scaled(8, 2)
 _MEAN_SLO_MS: Final = 15_250.0
 _SLOS: Final = {"copilot": 500, "synth": 30_000, "reports": 5_000}
 _PUBLISHED: Final = {"copilot": (93.8, 1), "synth": (20.3, 1), "reports": (60.0, 0)}
@@ -31,26 +26,12 @@ _PEAK_DEBT: Final = {"copilot": 0.607, "synth": 0.775}
 def run(plot: Path | None = None) -> Report:
     """All experiments; `plot` is a folder for the plots."""
     rows = formula_rows()
-    seeds = range(SEEDS)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-
-        def bar(label: str, steps: int) -> Callable[[], None]:
-            task = progress.add_task(label, total=steps)
-            return lambda: progress.advance(task)
-
-        protection, sharing = token_pools_protection, token_pools_sharing
-        rows += protection.rows(seeds, bar("protection", SEEDS * protection.VARIANTS))
-        rows += sharing.rows(seeds, bar("sharing", SEEDS * sharing.VARIANTS))
-        rows += reclaim.rows(seeds, bar("reclaim", SEEDS * reclaim.VARIANTS))
-        rows += retries.rows(seeds, bar("retries", len(retries.BURSTS)))
-        rows += memory.rows(seeds, bar("memory", SEEDS * memory.VARIANTS))
-        fairness = token_pools_fairness
-        rows += fairness.rows(seeds, bar("overload", SEEDS * fairness.VARIANTS))
+    with bars() as bar:
+        for part in (protection, sharing, reclaim, retries, memory, fairness):
+            rows += part.rows(range(SEEDS), bar)
     detail: dict[str, Any] = {"seeds": SEEDS}
     if plot is not None:
-        from bench.token_pools.plot import draw
-
-        detail["plots"] = [str(file) for file in draw(plot)]
+        detail["plots"] = plots(plot)
     return Report(name="token-pools", rows=rows, detail=detail)
 
 
@@ -62,7 +43,9 @@ def formula_rows() -> list[Row]:
         return weight(paper, "elastic", _SLOS[tenant], mean_slo_ms, 0.0, debt)
 
     rows = [
-        _rounds(f"Eq. 1: weight of {tenant}, l_bar 15,250 ms", w(tenant, _MEAN_SLO_MS), published)
+        _to_a_digit(
+            f"Eq. 1: weight of {tenant}, l_bar 15,250 ms", w(tenant, _MEAN_SLO_MS), published
+        )
         for tenant, published in _PUBLISHED.items()
     ]
     mean_of_all = sum(_SLOS.values()) / len(_SLOS)
@@ -80,8 +63,8 @@ def formula_rows() -> list[Row]:
     )
     return [
         *rows,
-        _rounds("Eq. 1: copilot's weight over synth's, no debt", before, (4.6, 1)),
-        _rounds(
+        _to_a_digit("Eq. 1: copilot's weight over synth's, no debt", before, (4.6, 1)),
+        _to_a_digit(
             "Eq. 1: the same at debts .607 and .775",
             after,
             (3.9, 1),
@@ -90,15 +73,8 @@ def formula_rows() -> list[Row]:
     ]
 
 
-def _rounds(metric: str, measured: float, published: tuple[float, int], note: str = "") -> Row:
+def _to_a_digit(metric: str, measured: float, published: tuple[float, int], note: str = "") -> Row:
     """A row that holds when what is measured is the published figure to its last digit."""
     value, digits = published
-    return Row(
-        metric,
-        measured,
-        published=value,
-        ratio=measured / value,
-        target=f"{value:.{digits}f}, to a digit",
-        holds=abs(measured - value) < 10**-digits,
-        note=note,
-    )
+    holds = abs(measured - value) < 10**-digits
+    return judged(metric, measured, f"{value:.{digits}f}, to a digit", holds, note, value)

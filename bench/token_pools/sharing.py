@@ -17,17 +17,15 @@ Answers and synth's debt therefore agree with the paper because they were used. 
 who is denied, what the outage takes from whom, and how debts rise and fall.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from statistics import median
 from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, equals
-from bench.token_pools.clients import RETRY_AFTER_S, Thread
-from bench.token_pools.lab import Lab
-from bench.token_pools.records import PoolMoment, spark
+from bench.common.report import Row, above, at_most, equals, over_seeds
+from bench.common.steps import Bar, no_bar
+from bench.token_pools.lab import RETRY_AFTER_S, Lab, PoolMoment, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement
 
@@ -149,26 +147,23 @@ _WAYS: Final = {
     "default, in slots": ("default", WAIT_CAP_S, IN_SLOTS),
 }
 """Profile, cap of waits, lambda_e. Those that were sold 200 tokens/s stand beside the paper."""
-VARIANTS = len(_WAYS)
-"""Experiments that `rows` runs for each seed."""
 
 
-def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[Row]:
+def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
     """Both profiles, waits as told, the rate that 5 slots make, and terms in slots alone."""
-    seeds, out = list(seeds), []
+    out: list[Row] = []
+    step = bar("sharing", len(seeds) * len(_WAYS))
     for name, (profile, cap_s, rate) in _WAYS.items():
         found = []
         for seed in seeds:
-            found.append(
-                experiment(
-                    profile,
-                    seed,
-                    wait_cap_s=cap_s,
-                    tokens_per_s=rate,
-                    owes_all=name == _OWES_ALL,
-                )
+            one = experiment(
+                *(profile, seed),
+                wait_cap_s=cap_s,
+                tokens_per_s=rate,
+                owes_all=name == _OWES_ALL,
             )
-            found[-1].lab = None
+            one.lab = None
+            found.append(one)
             step()
         if rate == IMPLIED_TOKENS_PER_S:
             out += _published(f"Exp. 2, {name}", found)
@@ -176,64 +171,28 @@ def rows(seeds: Iterable[int], step: Callable[[], None] = lambda: None) -> list[
     return out
 
 
-def _published(name: str, seeds: list[SharingOutcome]) -> list[Row]:
-    out = []
+def _published(name: str, seeds: list[SharingOutcome]) -> Iterator[Row]:
     for tenant in TENANTS:
         ok, low, debt = _PUBLISHED[tenant]
         short = tenant.removeprefix("elastic-")
         denials = [o.low_priority[tenant] for o in seeds]
+        yield over_seeds(f"{name}: answers to {short}", [o.ok[tenant] for o in seeds], ok)
+        yield over_seeds(f"{name}: low-priority denials of {short}", denials, low)
         peaks = [o.peak_debt[tenant] for o in seeds]
-        out += [
-            _beside(f"{name}: answers to {short}", [o.ok[tenant] for o in seeds], ok),
-            _beside(f"{name}: low-priority denials of {short}", denials, low),
-            _beside(f"{name}: peak debt of {short}", peaks, debt),
-        ]
+        yield over_seeds(f"{name}: peak debt of {short}", peaks, debt)
     full = [o.overshoot[SYNTH] for o in seeds]
     said = "outranks somebody, but the pool is at its most beyond capacity"
-    return [*out, _beside(f"{name}: denials of synth for want of slots", full, None, said)]
+    yield over_seeds(f"{name}: denials of synth for want of slots", full, note=said)
 
 
-def _asked(name: str, seeds: list[SharingOutcome]) -> list[Row]:
+def _asked(name: str, seeds: list[SharingOutcome]) -> Iterator[Row]:
     copilot = max(o.low_priority[COPILOT] for o in seeds)
     synth = min(o.low_priority[SYNTH] for o in seeds)
     apart = min(o.peak_debt[SYNTH] - o.peak_debt[COPILOT] for o in seeds)
     left = max(max(o.settled_debt[t] for t in (COPILOT, SYNTH)) for o in seeds)
     every = f"in each of {len(seeds)} seeds"
-    return [
-        equals(f"{name}: low-priority denials of copilot, worst seed", copilot, 0),
-        Row(
-            f"{name}: low-priority denials of synth, least",
-            synth,
-            target="> 0",
-            holds=synth > 0,
-            note=every,
-        ),
-        Row(
-            f"{name}: synth's peak debt above copilot's, least",
-            apart,
-            target="> 0",
-            holds=apart > 0,
-            note=every,
-        ),
-        Row(
-            f"{name}: greatest debt of both from {SETTLED_S:g} s on",
-            left,
-            target="< .03",
-            holds=left < 0.03,
-            note=f"until reports joins at {JOINS_S:g} s",
-        ),
-    ]
-
-
-def _beside(
-    metric: str, values: list[int] | list[float], published: float | None, said: str = ""
-) -> Row:
-    middle = float(median(values))
-    spread = f"{min(values):.3g} to {max(values):.3g} over {len(values)} seeds"
-    return Row(
-        metric,
-        middle,
-        published=published,
-        ratio=middle / published if published else None,
-        note=f"{spread}; {said}" if said else spread,
-    )
+    yield equals(f"{name}: low-priority denials of copilot, worst seed", copilot, 0)
+    yield above(f"{name}: low-priority denials of synth, least", synth, 0, every)
+    yield above(f"{name}: synth's peak debt above copilot's, least", apart, 0, every)
+    metric = f"{name}: greatest debt of both from {SETTLED_S:g} s on"
+    yield at_most(metric, left, 0.03, f"until reports joins at {JOINS_S:g} s")

@@ -13,14 +13,15 @@ from typing import ClassVar
 import pytest
 from openai import OpenAI, RateLimitError
 
+from bench.common.report import quantile
 from bench.token_pools import fairness, live, memory, reclaim, sharing
 from bench.token_pools import protection as token_pools_protection
 from bench.token_pools import retries as token_pools_retries
 from bench.token_pools import run as token_pools
-from bench.token_pools.lab import Lab
+from bench.token_pools.lab import ITERATION_S, SLOTS, Lab, spark
 from bench.token_pools.live import LiveOutcome
+from bench.token_pools.plot import plots
 from bench.token_pools.protection import END_S, GUARANTEED, arrivals, experiment
-from bench.token_pools.records import ITERATION_S, SLOTS, quantile, spark
 from bench.token_pools.sharing import COPILOT, REPORTS, SYNTH
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import Entitlement
@@ -293,9 +294,7 @@ def test_rows_of_each_experiment_say_what_they_measured() -> None:
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
-    from bench.token_pools.plot import draw
-
-    files = draw(tmp_path)
+    files = [Path(file) for file in plots(tmp_path)]
     assert [f.stem.removeprefix("token-pools-") for f in files] == [
         *("queue", "latency", "slots", "priority", "throughput"),
     ]
