@@ -7,7 +7,7 @@ iteration for all prompts and with a chunk for each.
 
 from typing import Final, Literal
 
-from bench.common.report import Row
+from bench.common.report import Row, beside
 from bench.pool_routing.model import AZURE, Sizing
 from simulator.experiments.token_budget_latency import Latency, latencies
 
@@ -33,15 +33,7 @@ def table_3(azure: Sizing) -> list[Row]:
     runs = _run(azure, REQUESTS, "shared")
     for (name, published), run in zip(_PUBLISHED.items(), runs, strict=True):
         for figure, ours, wanted in zip(_FIGURES, _figures(run), published, strict=True):
-            rows.append(
-                Row(
-                    f"Table 3, {name}: {figure}",
-                    ours,
-                    published=wanted,
-                    ratio=ours / wanted,
-                    note=_gap(ours, wanted),
-                )
-            )
+            rows.append(beside(f"Table 3, {name}: {figure}", ours, wanted, _gap(ours, wanted)))
     chunks: tuple[tuple[Literal["shared", "independent"], str], ...] = (
         ("shared", "one chunk for all prompts"),
         ("independent", "a chunk for each prompt"),

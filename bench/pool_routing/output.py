@@ -20,13 +20,19 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from rich.console import Console
 
 from bench.common import texts
 from bench.common.fleet import Fleet
-from bench.common.report import Report, Row, equals
+from bench.common.report import Report, Row, equals, judged
 from bench.common.steps import scaled
-from bench.pool_routing.accuracy import AccuracyRequest, ClientAnswer, chat, drive, read_log
+from bench.pool_routing.accuracy import (
+    MOCK,
+    AccuracyRequest,
+    ClientAnswer,
+    chat,
+    drive,
+    read_log,
+)
 from gateway.estimate.estimator import LengthEstimator
 from gateway.estimate.profile import OutputMode
 from gateway.records.decision import DecisionRecord
@@ -97,30 +103,25 @@ def _read_azure(file: Path) -> list[Length]:
 
 def run(data: Path | None = None) -> Report:
     """Both ways and both estimates; without the traces nothing is measured."""
+    name = "pool-routing output"
     if data is None:
-        row = Row(
-            "short share on real lengths",
-            "not measured",
-            "give --data: a folder with the Azure 2023 and Mooncake conversation traces",
-        )
-        return Report(name="gateway-output", rows=[row])
+        needs = "give --data: a folder with the Azure 2023 and Mooncake conversation traces"
+        row = Row("short share on real lengths", "not measured", needs)
+        return Report(name=name, rows=[row])
     traces = read_traces(data)
-    console = Console(stderr=True)
-    rows: list[Row] = []
-    for trace in traces:
-        rows += _in_process_rows(trace)
-    live, detail = _live_rows(traces, console)
-    return Report(name="gateway-output", rows=rows + live, detail=detail)
+    rows = [row for trace in traces for row in _in_process_rows(trace)]
+    live, detail = _live_rows(traces)
+    return Report(name=name, rows=rows + live, detail=detail)
 
 
 def _within(metric: str, routed: float, true: float, note: str) -> Row:
-    return Row(
-        metric,
-        routed,
-        target=f"true {true:.4f} +- {WITHIN:g}",
-        holds=abs(routed - true) <= WITHIN,
-        note=f"{100 * (routed - true):+.2f} points; {note}" if note else "",
-    )
+    said = f"{100 * (routed - true):+.2f} points; {note}"
+    holds = abs(routed - true) <= WITHIN
+    return judged(metric, routed, f"true {true:.4f} +- {WITHIN:g}", holds, said)
+
+
+def _cap_row(metric: str, share: float) -> Row:
+    return judged(metric, share, "= 0", share == 0, "`output_estimate: cap`, the paper's way", 0.0)
 
 
 # -- in process
@@ -155,17 +156,6 @@ def _in_process_rows(trace: LengthTrace) -> list[Row]:
         equals(f"{where}: sent where prompt + cap does not fit", found.would_refuse, 0),
         _cap_row(f"{where}, cap: short share", cap.short / n),
     ]
-
-
-def _cap_row(metric: str, share: float) -> Row:
-    return Row(
-        metric,
-        share,
-        published=0.0,
-        target="= 0",
-        holds=share == 0,
-        note="`output_estimate: cap`, the paper's way",
-    )
 
 
 def simulate(trace: LengthTrace, output_mode: OutputMode = "predicted") -> _Tally:
@@ -236,35 +226,27 @@ class _Served(msgspec.Struct, frozen=True):
         return (self.record.usage.prompt_tokens or 0) + self.length.answer <= BOUNDARY
 
 
-def _live_rows(traces: Sequence[LengthTrace], console: Console) -> tuple[list[Row], dict[str, Any]]:
+def _live_rows(traces: Sequence[LengthTrace]) -> tuple[list[Row], dict[str, Any]]:
     rows = []
-    served, leases = _serve(traces, LIVE_PER_TRACE, {}, "live", console)
+    served, leases = _serve(traces, LIVE_PER_TRACE, {}, "live")
     for trace in traces:
         own = served[trace.name]
         short = sum(s.record.plan.pool == "short" for s in own) / len(own)
         true = sum(s.is_short for s in own) / len(own)
-        rows.append(
-            _within(
-                f"{trace.name}, live: short share of {len(own)}",
-                short,
-                true,
-                f"streams {sum(s.record.stream for s in own)}",
-            )
-        )
+        note = f"streams {sum(s.record.stream for s in own)}"
+        rows.append(_within(f"{trace.name}, live: short share of {len(own)}", short, true, note))
     every = [s for own in served.values() for s in own]
+    problems = [s.answer.problem for s in every if s.answer.problem]
     rows += [
         equals("live: answers cut below the client's limit", sum(map(_is_cut, every)), 0),
         equals("live: refused by an engine", sum(s.record.rescued for s in every), 0),
-        equals(
-            "live: client-visible failures", sum(s.answer.problem is not None for s in every), 0
-        ),
+        equals("live: client-visible failures", len(problems), 0),
         equals("live: leases at the end", leases, 0),
     ]
-    capped, _ = _serve(traces, LIVE_CAP, {"output_estimate": "cap"}, "live, cap", console)
+    capped, _ = _serve(traces, LIVE_CAP, {"output_estimate": "cap"}, "live, cap")
     of_cap = [s for own in capped.values() for s in own]
     share = sum(s.record.plan.pool == "short" for s in of_cap) / len(of_cap)
     rows.append(_cap_row(f"live, cap: short share of {len(of_cap)}", share))
-    problems = [f"{s.answer.id}: {s.answer.problem}" for s in every if s.answer.problem]
     return rows, {"problems": problems[:20]}
 
 
@@ -276,7 +258,7 @@ def _is_cut(served: _Served) -> bool:
 
 
 def _serve(
-    traces: Sequence[LengthTrace], each: int, model: dict[str, Any], label: str, console: Console
+    traces: Sequence[LengthTrace], each: int, model: dict[str, Any], label: str
 ) -> tuple[dict[str, list[_Served]], int]:
     """The first `each` requests of every trace, the traces in turn; and leases at the end."""
     lengths = {
@@ -288,16 +270,14 @@ def _serve(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
         with Fleet(
-            short=2,
-            long=1,
             short_window=SHORT_WINDOW,
             long_window=LONG_WINDOW,
-            mock=("--speed", "400", "--prefix-cache-tokens", "0"),
+            mock=MOCK,
             model={"boundary": {"b_short": BOUNDARY}, **model},
             config={"request_log": {"path": str(log)}},
         ) as fleet:
             asks = (_ask(name, *lengths[name]) for name in names)
-            answers = drive(fleet.url, asks, len(names), label, console)
+            answers = drive(fleet.url, asks, len(names), label)
             fleet.wait_until_idle()
             leases = fleet.leases()
         records = read_log(log)

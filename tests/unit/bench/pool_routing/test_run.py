@@ -225,6 +225,6 @@ def test_plots_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     from bench.pool_routing import plot
 
     monkeypatch.setattr(plot, "_RUNS", 2)
-    files = plot.draw(tmp_path / "plots")
+    files = [Path(file) for file in plot.plots(tmp_path / "plots")]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
     assert len(files) == 2
