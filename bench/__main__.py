@@ -90,7 +90,7 @@ BENCHES = {
     ),
     "fleetopt": Bench(
         "FleetOpt's tables and simulated fleets; from a log: plan, serve, replay",
-        {"tables": "fleetopt.run:run", "replay": "fleetopt.plan_serve_replay:run"},
+        {"tables": "fleetopt.run:run", "replay": "fleetopt.replay:run"},
         1,
     ),
     "compressor": Bench(

@@ -18,10 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import httpx
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from bench.bfio.ranks import (
     CLIENTS,
@@ -37,14 +34,16 @@ from bench.bfio.ranks import (
 from bench.common.fleet import MODEL, Fleet
 from bench.common.raw_client import RawClient
 from bench.common.report import Report, Row, at_least, at_most, equals
+from bench.common.steps import bars, scaled, scaled_s
+from bench.common.timed_load import lag_s, write_profile
 
 POLICIES: Final = ("bfio", "least-loaded", "round-robin")
-RUNS: Final = 3
-SEEDS: Final = (0, 1, 2)
+RUNS: Final = scaled(3)
+SEEDS: Final = range(scaled(3))
 SPEED: Final = 0.04
 MEAN_OUTPUT: Final = 50.0
-WARM_UP_S: Final = 20.0
-COUNTED_S: Final = 60.0
+WARM_UP_S: Final = scaled_s(20.0, 5.0)
+COUNTED_S: Final = scaled_s(60.0, 10.0)
 VIRTUAL_GAIN: Final = 6.0
 LIVE_GAIN: Final = 4.0
 MAX_CHUNKS: Final = 3000.0
@@ -70,25 +69,21 @@ class Live(msgspec.Struct, kw_only=True):
 
 def run() -> Report:
     """Both clocks."""
-    rows, detail = [], {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(
-            "virtual time", total=len(SCHEDULERS) * len(SEEDS) + RUNS * len(POLICIES)
-        )
-        virtual: dict[str, list[Measured]] = {name: [] for name in SCHEDULERS}
+    virtual: dict[str, list[Measured]] = {name: [] for name in SCHEDULERS}
+    live: dict[str, list[Live]] = {name: [] for name in POLICIES}
+    with bars() as bar:
+        step = bar("virtual time", len(SCHEDULERS) * len(SEEDS))
         for seed in SEEDS:
             for name, make in SCHEDULERS.items():
                 virtual[name].append(measure(make, seed))
-                progress.advance(bar)
-        rows += virtual_rows(virtual)
-        progress.update(bar, description="real time")
-        live: dict[str, list[Live]] = {name: [] for name in POLICIES}
+                step()
+        step = bar("real time", RUNS * len(POLICIES))
         for number in range(RUNS):
             for policy, outcomes in live.items():
                 outcomes.append(experiment(policy, number))
-                progress.advance(bar)
+                step()
     detail = {"virtual": msgspec.to_builtins(virtual), "live": msgspec.to_builtins(live)}
-    return Report(name="bfio-live", rows=[*rows, *live_rows(live)], detail=detail)
+    return Report(name="bfio live", rows=[*virtual_rows(virtual), *live_rows(live)], detail=detail)
 
 
 def virtual_rows(found: dict[str, list[Measured]]) -> list[Row]:
@@ -160,8 +155,7 @@ def experiment(
 ) -> Live:
     """One run against an engine and a gateway of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "profile.json"
-        profile.write_bytes(msgspec.json.encode(PROFILE))
+        profile = write_profile(Path(folder), PROFILE)
         mock = ("--profile-file", str(profile), "--dp-ranks", str(RANKS), "--speed", str(SPEED))
         with fleet_of(policy, mock) as fleet:
             load = BarrierLoad(fleet, work(number, MEAN_OUTPUT))
@@ -191,79 +185,55 @@ class BarrierLoad:
 
     def __init__(self, fleet: Fleet, asked: RankWork) -> None:
         self._fleet = fleet
-        self._work = asked
-        self._next = 0
+        self._requests = iter(enumerate(zip(asked.prompts, asked.outputs, strict=True)))
         self._answers = 0
         self._failed = 0
-        self._most_waiting = 0
-        self._ending = False
 
     async def run(self, warm_up_s: float, counted_s: float) -> Live:
         """Load the fleet, and count after the warm-up."""
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            clients = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
-            await asyncio.sleep(warm_up_s)
-            before, began_s = await self._look(client), time.monotonic()
-            while (left_s := began_s + counted_s - time.monotonic()) > 0:
-                await asyncio.sleep(min(1.0, left_s))
-                page = await self._page(client, self._fleet.url)
-                waiting = sum(v for k, v in page.items() if k.startswith(_WAITING))
-                self._most_waiting = max(self._most_waiting, int(waiting))
-            after, took_s = await self._look(client), time.monotonic() - began_s
-            self._ending = True
-            for task in clients:
-                task.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
-        chunks = (after["tokens"] - before["tokens"]) / took_s
-        waited_s = after["waited_s"] - before["waited_s"]
+        engine, most_waiting = self._fleet.engines[0], 0
+        clients = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
+        await asyncio.sleep(warm_up_s)
+        before, began_s = await asyncio.to_thread(engine.metrics), time.monotonic()
+        while (left_s := began_s + counted_s - time.monotonic()) > 0:
+            await asyncio.sleep(min(1.0, left_s))
+            page = await asyncio.to_thread(self._fleet.metrics)
+            most_waiting = max(most_waiting, int(_sum(page, "sluice_queue_depth")))
+        after, took_s = await asyncio.to_thread(engine.metrics), time.monotonic() - began_s
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        chunks, waited_s = (
+            _sum(after, name) - _sum(before, name)
+            for name in ("vllm:generation_tokens_total", "mock_barrier_wait_seconds_total")
+        )
         return Live(
-            tokens_per_s=chunks / SPEED,
-            chunks_per_s=chunks,
+            tokens_per_s=chunks / took_s / SPEED,
+            chunks_per_s=chunks / took_s,
             barrier_share=waited_s / (RANKS * took_s * SPEED),
-            most_waiting=self._most_waiting,
+            most_waiting=most_waiting,
             answers=self._answers,
             failed=self._failed,
-            lag_s=after["lag_s"],
+            lag_s=lag_s([after]),
         )
 
     async def _client(self) -> None:
         async with RawClient(self._fleet.url) as connection:
-            while not self._ending:
-                number = self._next
-                self._next += 1
-                prompt = self._work.prompts[number]
+            for number, (prompt, output) in self._requests:  # one iterator for all clients
                 body = {
                     "model": MODEL,
                     "prompt": [7 + (number + at) % 900 for at in range(prompt)],
-                    "max_tokens": self._work.outputs[number],
+                    "max_tokens": output,
                     "ignore_eos": True,
                     "stream": True,
                 }
                 try:
                     answer = await connection.post("/v1/completions", msgspec.json.encode(body))
-                    whole = answer.status == 200 and answer.body.endswith(_DONE)
+                    whole = answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
                 except (OSError, EOFError):
                     whole = False
                 self._answers += 1
                 self._failed += not whole
-
-    async def _look(self, client: httpx.AsyncClient) -> dict[str, float]:
-        page = await self._page(client, self._fleet.engines[0].url)
-        return {
-            "tokens": _sum(page, "vllm:generation_tokens_total"),
-            "waited_s": _sum(page, "mock_barrier_wait_seconds_total"),
-            "lag_s": _sum(page, "mock_lag_p99_seconds"),
-        }
-
-    @staticmethod
-    async def _page(client: httpx.AsyncClient, url: str) -> dict[str, float]:
-        lines = (await client.get(url + "/metrics")).text.splitlines()
-        pairs = (line.rpartition(" ") for line in lines if line and line[0] != "#")
-        return {name: float(value) for name, _, value in pairs}
-
-
-_DONE: Final = b"data: [DONE]\n\n"
-_WAITING: Final = "sluice_queue_depth"
 
 
 def _sum(page: dict[str, float], name: str) -> float:

@@ -7,7 +7,6 @@ import numpy as np
 from bench.bfio.runs import (
     GROUP,
     SEEDS,
-    Advance,
     burst,
     by_class,
     by_kaplan_meier,
@@ -15,6 +14,7 @@ from bench.bfio.runs import (
     summary,
 )
 from bench.common.report import Row, at_least, at_most
+from bench.common.steps import Advance, Bar
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobinPolicy
@@ -29,19 +29,19 @@ _GAIN: Final = 11.0
 _MAXAGE: Final = 200
 RHO: Final = 0.95
 _LATENCY_SHARE: Final = 0.75
-RUNS: Final = len(AGES) * len(SEEDS) + 4 + len(DEPTHS) + 6 * len(SEEDS)
 
 
-def rows(advance: Advance) -> list[Row]:
+def rows(bar: Bar) -> list[Row]:
     """The age guard, look-ahead by survival, queues at the workers, open arrivals."""
-    return [*_guarded(advance), *_learned(advance), *_depths(advance), *_open(advance)]
+    step = bar("online", len(AGES) * len(SEEDS) + 4 + len(DEPTHS) + 6 * len(SEEDS))
+    return [*_guarded(step), *_learned(step), *_depths(step), *_open(step)]
 
 
 def _gain(found: Summary, seed: int) -> float:
     return 100 * (found.throughput / summary("FCFS", seed).throughput - 1)
 
 
-def _guarded(advance: Advance) -> list[Row]:
+def _guarded(step: Advance) -> list[Row]:
     free = max(summary("BF-IO H=0", seed).longest_wait_steps for seed in SEEDS)
     plain = max(summary("FCFS", seed).longest_wait_steps for seed in SEEDS)
     found = [Row("no age guard: longest wait, steps", free, f"FCFS: {plain}")]
@@ -54,7 +54,7 @@ def _guarded(advance: Advance) -> list[Row]:
             bounds.append(maxage + longest_service(run))
             gains.append(_gain(ours, seed))
             factors.append(summary("FCFS", seed).imbalance / ours.imbalance)
-            advance()
+            step()
         at = f"age guard of {maxage} steps"
         note = f"imbalance {np.mean(factors):.1f} times less"
         found += [
@@ -64,23 +64,23 @@ def _guarded(advance: Advance) -> list[Row]:
     return found
 
 
-def _learned(advance: Advance) -> list[Row]:
+def _learned(step: Advance) -> list[Row]:
     """Part of the oracle's gain over H = 0, at one H, that survival curves keep."""
     seed, far = SEEDS[0], 20
     none, oracle = summary("BF-IO H=0", seed), summary("BF-IO H=20", seed)
     found = [_kept(f"H={far}, memoryless", none, oracle, by_kaplan_meier(burst(seed), far))]
-    advance()
+    step()
     near = horizon_steps(OUTPUT_MEAN)
     work, kinds = by_class(seed)
     none, oracle = (
         summarise(simulate_group(GROUP, work, policy))
         for policy in (BfIo(), BfIo(near, ahead=Oracle()))
     )
-    advance()
+    step()
     for text, told in (("not told apart", None), ("told apart", kinds)):
         learned = by_kaplan_meier(work, near, told)
         found.append(_kept(f"H={near}, four classes {text}", none, oracle, learned))
-        advance()
+        step()
     return found
 
 
@@ -95,7 +95,7 @@ def _kept(at: str, none: Summary, oracle: Summary, learned: Summary) -> Row:
     )
 
 
-def _depths(advance: Advance) -> list[Row]:
+def _depths(step: Advance) -> list[Row]:
     """What queues at the workers cost: requests in them were bound too early."""
     found = []
     for depth in DEPTHS:
@@ -104,11 +104,11 @@ def _depths(advance: Advance) -> list[Row]:
         metric = f"queues of {depth} at each worker: throughput gain over FCFS, %"
         note = f"imbalance {ours.imbalance / 1e4:.2f}e4"
         found.append(Row(metric, _gain(ours, SEEDS[0]), note))
-        advance()
+        step()
     return found
 
 
-def _open(advance: Advance) -> list[Row]:
+def _open(step: Advance) -> list[Row]:
     """Poisson arrivals at RHO of BF-IO's saturated throughput: FCFS's own is below that."""
     variants: dict[str, tuple[type[Policy], int | None]] = {
         "instant, round robin": (RoundRobinPolicy, None),
@@ -126,10 +126,10 @@ def _open(advance: Advance) -> list[Row]:
         for name, (make, depth) in variants.items():
             run = simulate_group(BarrierSpec(depth=depth), work, make(), drain=True)
             found[name].append(summarise(run))
-            advance()
+            step()
         guarded = BfIo(maxage=_MAXAGE)
         found["central, BF-IO"].append(summarise(simulate_group(GROUP, work, guarded, drain=True)))
-        advance()
+        step()
     rows = []
     for name, of_seeds in found.items():
         wait = f"p99 wait {1000 * mean_of(of_seeds, 'wait_p99_s'):.0f} ms"

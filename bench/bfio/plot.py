@@ -4,74 +4,46 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from bench.bfio.runs import POLICIES, SEEDS, history, summary
-from bench.bfio.table import WARM_UP, sweep
+from bench.bfio.table import OPTIMUM, WARM_UP, sweep
+from bench.common.plot import Line, Panel, draw
 from simulator.barrier.records import Floats
 from simulator.barrier.summary import PowerModel
 from simulator.barrier.work import OUTPUT_MEAN
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
-_COLOUR: Final = {
-    "FCFS": _ORANGE,
-    "JSQ": _GREY,
-    "BF-IO H=0": _BLUE,
-    "BF-IO H=20": _GREEN,
-}
-_OPTIMUM: Final = (0.02, 0.08)
+_SHOWN: Final = ("FCFS", "JSQ", "BF-IO H=0", "BF-IO H=20")
 
 
-def draw(folder: Path) -> list[Path]:
-    """Write all; returns their files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "loads": _loads(),
-        "imbalance": _imbalance(),
-        "sweep": _sweep(),
-        "throughput": _throughput(),
-        "power": _power(),
-    }
-    files = []
-    for name, figure in figures.items():
-        files.append(folder / f"bfio-{name}.png")
-        figure.savefig(files[-1], dpi=120)
-    return files
+def plots(folder: Path) -> list[str]:
+    """Draw all; their files."""
+    return [
+        draw(folder, "bfio-loads", [_loads(name) for name in _SHOWN], share=True),
+        draw(folder, "bfio-imbalance", [_imbalance()]),
+        draw(folder, "bfio-sweep", [_sweep()]),
+        draw(folder, "bfio-throughput", [_throughput()]),
+        draw(folder, "bfio-power", [_power()]),
+    ]
 
 
-def _loads() -> Figure:
+def _loads(name: str) -> Panel:
     """Figure 6: each worker's tokens."""
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    most = max(float(history(name, SEEDS[0]).load.max()) for name in _COLOUR) / 1000
-    for ax, name in zip(grid.flat, _COLOUR, strict=True):
-        load = history(name, SEEDS[0]).load / 1000
-        steps = np.arange(0, len(load), 5)
-        ax.plot(steps, load[::5], lw=0.5, alpha=0.8)
-        ax.axvline(WARM_UP, color="black", lw=0.8, ls="--", alpha=0.6)
-        ax.set(title=name, ylim=(0, 1.05 * most), xlim=(0, len(load)))
-        ax.grid(alpha=0.3)
-    for ax in grid[:, 0]:
-        ax.set_ylabel("tokens on each worker, thousands")
-    for ax in grid[1]:
-        ax.set_xlabel("step (dashed: the figures' warm-up)")
-    return figure
+    load = history(name, SEEDS[0]).load / 1000
+    steps = np.arange(0, len(load), 5)
+    lines = [Line(x=steps, y=load[::5, worker]) for worker in range(load.shape[1])]
+    title = f"{name}: tokens on each worker, thousands"
+    return Panel(title=title, xlabel="step", ylim=(0, None), marks=(WARM_UP,), lines=lines)
 
 
-def _imbalance() -> Figure:
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    ax = figure.add_subplot()
-    for name, colour in _COLOUR.items():
+def _imbalance() -> Panel:
+    lines = []
+    for name in _SHOWN:
         load = history(name, SEEDS[0]).load
         gaps = load.max(axis=1) * load.shape[1] - load.sum(axis=1)
         steps, smooth = _smoothed(gaps)
-        ax.plot(steps, smooth / 1e4, color=colour, lw=1.3, label=name)
-    ax.axvline(WARM_UP, color="black", lw=0.8, ls="--", alpha=0.6)
-    ax.set(title="Imbalance, mean of 50 steps", xlabel="step", ylabel="tokens, 1e4")
-    ax.set(ylim=(0, None), xlim=(0, None))
-    ax.grid(alpha=0.3)
-    ax.legend(loc="upper right", ncols=2)
-    return figure
+        lines.append(Line(x=steps, y=smooth / 1e4, label=name))
+    title = "Imbalance, 1e4 tokens, mean of 50 steps"
+    return Panel(title=title, xlabel="step", ylim=(0, None), marks=(WARM_UP,), lines=lines)
 
 
 def _smoothed(values: Floats, steps: int = 50) -> tuple[Floats, Floats]:
@@ -80,59 +52,36 @@ def _smoothed(values: Floats, steps: int = 50) -> tuple[Floats, Floats]:
     return at, cut
 
 
-def _sweep() -> Figure:
+def _sweep() -> Panel:
     """Figure 4."""
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    ax = figure.add_subplot()
     found = sweep()
-    ax.axvspan(*(s * OUTPUT_MEAN for s in _OPTIMUM), color=_GREEN, alpha=0.15, lw=0)
-    ax.plot(list(found), [v / 1e4 for v in found.values()], "o-", color=_BLUE)
     best = min(found, key=lambda horizon: found[horizon])
-    ax.annotate(
-        f"H = {best}: {found[best] / 1e4:.2f}",
-        (best, found[best] / 1e4),
-        xytext=(best, found[best] / 1e4 + 6),
-        ha="center",
-        arrowprops={"arrowstyle": "->", "color": "black"},
+    y = [value / 1e4 for value in found.values()]
+    notes = [f"H = {h}: {found[h] / 1e4:.2f}" if h == best else "" for h in found]
+    return Panel(
+        title="Imbalance, 1e4 tokens, by look-ahead (shaded: .02 to .08 of the mean output)",
+        xlabel="H, steps",
+        log="xs",
+        xlim=(-0.2, 700),
+        ylim=(0, None),
+        spans=[(OPTIMUM[0] * OUTPUT_MEAN, OPTIMUM[1] * OUTPUT_MEAN)],
+        ticks={horizon: str(horizon) for horizon in found},
+        lines=[Line(x=list(found), y=y, style="o-", notes=notes)],
     )
-    ax.set_xscale("symlog", linthresh=1)
-    ax.set_xticks(list(found), [str(horizon) for horizon in found])
-    ax.set_xticks([], minor=True)
-    ax.set(title="Look-ahead (shaded: .02 to .08 of the mean output)", xlabel="H, steps")
-    ax.set(ylabel="imbalance, 1e4 tokens", ylim=(0, None), xlim=(-0.2, 700))
-    ax.grid(alpha=0.3)
-    return figure
 
 
-def _throughput() -> Figure:
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    ax = figure.add_subplot()
-    names = list(POLICIES)
-    values = np.array([[summary(name, seed).throughput for seed in SEEDS] for name in names]) / 1e4
-    middle = values.mean(axis=1)
-    spread = np.array([middle - values.min(axis=1), values.max(axis=1) - middle])
-    colours = [_COLOUR.get(name, _GREY) for name in names]
-    bars = ax.bar(names, middle, yerr=spread, color=colours, capsize=3)
-    ax.bar_label(bars, [f"{value:.2f}" for value in middle], padding=4)
-    ax.set(title="Throughput, saturated (whiskers: range of seeds)", ylabel="1e4 tokens/s")
-    ax.set_ylim(0, float(values.max()) * 1.15)
-    ax.grid(axis="y", alpha=0.3)
-    ax.set_axisbelow(True)
-    return figure
+def _throughput() -> Panel:
+    values = {name: [summary(name, seed).throughput / 1e4 for seed in SEEDS] for name in POLICIES}
+    title = "Throughput, saturated, 1e4 tokens/s (whiskers: range of seeds)"
+    return Panel(title=title, bars={"": values})
 
 
-def _power() -> Figure:
+def _power() -> Panel:
     """Figure 7."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    ax = figure.add_subplot()
+    lines = []
     for name in ("FCFS", "BF-IO H=20"):
         run = history(name, SEEDS[0])
-        power = PowerModel().group_power_w(run.load) / run.load.shape[1]
-        steps, smooth = _smoothed(power, 10)
-        at_s = run.at_s[steps.astype(int)]
-        ax.plot(at_s, smooth, color=_COLOUR[name], lw=1, label=name)
-    ax.set(title="Power of a worker, mean of 10 steps", xlabel="seconds", ylabel="W")
-    ax.set(ylim=(280, 405), xlim=(0, None))
-    ax.grid(alpha=0.3)
-    ax.legend(loc="lower right")
-    return figure
+        steps, smooth = _smoothed(PowerModel().group_power_w(run.load) / run.load.shape[1], 10)
+        lines.append(Line(x=run.at_s[steps.astype(int)], y=smooth, label=name))
+    title = "Power of a worker, W, mean of 10 steps"
+    return Panel(title=title, xlabel="seconds", ylim=(280, 405), lines=lines)

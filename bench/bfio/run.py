@@ -7,17 +7,14 @@ Large Language Model Serving". Ours come from the gateway's own solver
 scheduler for ranks (bench.bfio.ranks).
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.progress import Progress
-
-from bench.bfio import online, solver, table, theory
-from bench.bfio import ranks as bfio_ranks
-from bench.bfio import traces as bfio_traces
+from bench.bfio import online, solver, table, theory, traces
+from bench.bfio import ranks as of_ranks
+from bench.bfio.plot import plots
 from bench.common.report import Report, Row, at_least, equals
+from bench.common.steps import Bar, bars
 
 _GAIN: Final = 6.0
 _ASKED: Final = ("least-KV, late", "round-robin")
@@ -25,35 +22,24 @@ _ASKED: Final = ("least-KV, late", "round-robin")
 
 def run(plot: Path | None = None, data: Path | None = None) -> Report:
     """All tables; `plot` is a folder for the plots, `data` one with the traces."""
-    rows = solver.rows()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-
-        def bar(label: str, steps: int) -> Callable[[], None]:
-            task = progress.add_task(label, total=steps)
-            return lambda: progress.advance(task)
-
-        rows += table.rows(bar("Table 1, Figures 4, 6, 7", table.RUNS))
-        rows += theory.rows(bar("theorems", theory.RUNS))
-        rows += online.rows(bar("online", online.RUNS))
-        traces = bfio_traces.RUNS if data is not None else 0
-        rows += bfio_traces.rows(data, bar("traces", traces))
-        rows += ranks(bar("through the gateway's scheduler", len(bfio_ranks.SCHEDULERS)))
+    with bars() as bar:
+        rows = [*solver.rows(), *table.rows(bar), *theory.rows(bar), *online.rows(bar)]
+        rows += [*traces.rows(data, bar), *ranks(bar)]
     detail: dict[str, Any] = {"source": "arXiv:2601.17855"}
     if plot is not None:
-        from bench.bfio.plot import draw
-
-        detail["plots"] = [str(file) for file in draw(plot)]
+        detail["plots"] = plots(plot)
     return Report(name="bfio", rows=rows, detail=detail)
 
 
-def ranks(advance: Callable[[], None]) -> list[Row]:
+def ranks(bar: Bar) -> list[Row]:
     """Eight ranks of 32 slots, saturated, by the schedulers that the gateway runs."""
     found = {}
-    for name, make in bfio_ranks.SCHEDULERS.items():
-        found[name] = bfio_ranks.measure(make, seed=0)
-        advance()
+    step = bar("through the gateway's scheduler", len(of_ranks.SCHEDULERS))
+    for name, make in of_ranks.SCHEDULERS.items():
+        found[name] = of_ranks.measure(make, seed=0)
+        step()
     ours = found["bfio"]
-    at = f"{bfio_ranks.RANKS} ranks through the gateway's scheduler"
+    at = f"{of_ranks.RANKS} ranks through the gateway's scheduler"
     rows = []
     for name in list(found)[1:]:
         gain = 100 * (ours.tokens_per_s / found[name].tokens_per_s - 1)

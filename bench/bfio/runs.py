@@ -34,9 +34,6 @@ POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "BF-IO H=20": lambda: BfIo(20, ahead=Oracle()),
 }
 
-Advance = Callable[[], None]
-"""Tells the progress bar that a run is done."""
-
 
 @cache
 def burst(seed: int) -> BarrierWork:

@@ -4,12 +4,14 @@ Published figures: arXiv:2601.17855, Table 1 and section 6.4. Its workload, Burs
 hand; ours (simulator.barrier.work) gives the load that the published figures imply.
 """
 
+from functools import cache
 from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import GROUP, SEEDS, Advance, burst, history, mean_of, summary
-from bench.common.report import Row
+from bench.bfio.runs import GROUP, SEEDS, burst, history, mean_of, summary
+from bench.common.report import Row, beside, between, judged
+from bench.common.steps import Bar
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo
@@ -39,29 +41,18 @@ _GAINS: Final = (
     ("energy_j", -5.0, -2.5),
 )
 HORIZONS: Final = (0, 1, 2, 5, 10, 20, 40, 80, 160, 320, 500)
-_OPTIMUM: Final = (0.02, 0.08)
+OPTIMUM: Final = (0.02, 0.08)
 OTHERS: Final = ("round robin", "power of 2", "least KV")
-RUNS: Final = len(SEEDS) * (len(_TABLE_1) + len(OTHERS)) + len(HORIZONS) - 2
 
 
-def rows(advance: Advance) -> list[Row]:
+def rows(bar: Bar) -> list[Row]:
     """Table 1, its ratios, and the three figures' numbers."""
+    step = bar("Table 1, Figures 4, 6, 7", len(SEEDS) * (len(_TABLE_1) + len(OTHERS)))
     for name in (*_TABLE_1, *OTHERS):
         for seed in SEEDS:
             summary(name, seed)
-            advance()
-    return [*_table(), *_ratios(), *_others(), *_sweep_rows(sweep(advance)), *_figures()]
-
-
-def between(metric: str, measured: float, low: float, high: float, **more: object) -> Row:
-    """A row whose target is a range."""
-    return Row(
-        metric,
-        measured,
-        target=f"{low:g} to {high:g}",
-        holds=low <= measured <= high,
-        **more,  # type: ignore[arg-type]
-    )
+            step()
+    return [*_table(), *_ratios(), *_others(), _best_horizon(), *_figures()]
 
 
 def _table() -> list[Row]:
@@ -74,16 +65,12 @@ def _table() -> list[Row]:
             if figure == "imbalance":
                 # BF-IO's own is a small difference of large numbers: held by its factor below.
                 within = None if name in _FACTOR else _WITHIN_IMBALANCE
-            found.append(
-                Row(
-                    f"Table 1, {name}: {text}",
-                    measured,
-                    published=wanted,
-                    ratio=measured / wanted,
-                    target=None if within is None else f"within {100 * within:g} %",
-                    holds=None if within is None else abs(measured / wanted - 1) <= within,
-                )
-            )
+            metric = f"Table 1, {name}: {text}"
+            if within is None:
+                found.append(beside(metric, measured, wanted))
+                continue
+            target, holds = f"within {100 * within:g} %", abs(measured / wanted - 1) <= within
+            found.append(judged(metric, measured, target, holds, published=wanted))
     return found
 
 
@@ -96,9 +83,7 @@ def _ratios() -> list[Row]:
         published = _TABLE_1["FCFS"][0] / _TABLE_1[name][0]
         note = f"seeds {min(factors):.1f} to {max(factors):.1f}"
         metric = f"{name} against FCFS: imbalance, times less"
-        found.append(
-            between(metric, float(np.mean(factors)), low, high, published=published, note=note)
-        )
+        found.append(between(metric, float(np.mean(factors)), low, high, note, published))
         for figure, least, most in _GAINS:
             at = [f for f, _, _ in _FIGURES].index(figure)
             published = 100 * (_TABLE_1[name][at] / _TABLE_1["FCFS"][at] - 1)
@@ -121,7 +106,8 @@ def _others() -> list[Row]:
     return found
 
 
-def sweep(advance: Advance = lambda: None) -> dict[int, float]:
+@cache
+def sweep() -> dict[int, float]:
     """Figure 4: H -> imbalance in tokens, first seed, with the oracle's look-ahead."""
     found: dict[int, float] = {}
     for horizon in HORIZONS:
@@ -130,21 +116,15 @@ def sweep(advance: Advance = lambda: None) -> dict[int, float]:
             continue
         policy = BfIo(horizon, ahead=Oracle())
         found[horizon] = summarise(simulate_group(GROUP, burst(SEEDS[0]), policy)).imbalance
-        advance()
     return found
 
 
-def _sweep_rows(found: dict[int, float]) -> list[Row]:
+def _best_horizon() -> Row:
+    found = sweep()
     best = min(found, key=lambda horizon: found[horizon])
     cells = " ".join(f"{horizon}:{value / 1e4:.2f}" for horizon, value in found.items())
-    return [
-        between(
-            "Figure 4: best H over the mean output",
-            best / OUTPUT_MEAN,
-            *_OPTIMUM,
-            note=f"imbalance, 1e4, by H: {cells}",
-        )
-    ]
+    note = f"imbalance, 1e4, by H: {cells}"
+    return between("Figure 4: best H over the mean output", best / OUTPUT_MEAN, *OPTIMUM, note)
 
 
 def spread(loads: Floats) -> float:

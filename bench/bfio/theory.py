@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import Advance, burst
-from bench.bfio.table import between
-from bench.common.report import Row, at_least, at_most
+from bench.bfio.runs import burst
+from bench.common.report import Row, at_least, at_most, between
+from bench.common.steps import Advance, Bar
 from simulator.barrier.group import simulate_group
 from simulator.barrier.policies import BfIo, Fcfs
 from simulator.barrier.records import BarrierSpec
@@ -27,16 +27,17 @@ _EQUAL_ROUNDS: Final = 8
 _EQUAL_SLOTS: Final = (18, 72)
 _IDLE_WORKERS: Final = 32
 _PUBLISHED_IDLE: Final = 0.40
-RUNS: Final = 1 + len(_EQUAL_SLOTS) + len(SLOTS) + len(OTHER_WORKERS) + len(DRIFTS)
 
 
-def rows(advance: Advance) -> list[Row]:
+def rows(bar: Bar) -> list[Row]:
     """Idle time; (a) FCFS's constant, (b) BF-IO's bound, (c) how their ratio grows; drifts."""
-    found = [*_idle(advance), *_equal_outputs(advance)]
+    runs = 1 + len(_EQUAL_SLOTS) + len(SLOTS) + len(OTHER_WORKERS) + len(DRIFTS)
+    step = bar("theorems", runs)
+    found = [*_idle(step), *_equal_outputs(step)]
     ratios = []
     for workers, slots in [(WORKERS, b) for b in SLOTS] + [(g, 72) for g in OTHER_WORKERS]:
         plain, ours = imbalances(workers, slots)
-        advance()
+        step()
         at = f"Theorem 2, G={workers}, B={slots}"
         scale = workers * np.sqrt(slots * np.log(workers))
         if workers == WORKERS:
@@ -46,16 +47,16 @@ def rows(advance: Advance) -> list[Row]:
         share = ours / ((workers - 1) * LONGEST_PROMPT)
         metric = f"{at}: BF-IO over (G - 1) s_max"
         found.append(at_most(metric, share, 1.0, note=f"FCFS over BF-IO: {plain / ours:.2f}"))
-    return [*found, *_growth(ratios), *_drifts(advance)]
+    return [*found, *_growth(ratios), *_drifts(step)]
 
 
-def _idle(advance: Advance) -> list[Row]:
+def _idle(step: Advance) -> list[Row]:
     """Figure 1: the share of a step that 32 GPUs wait for the fullest; its trace is not public."""
     group = BarrierSpec(workers=_IDLE_WORKERS)
     plain, ours = (
         summarise(simulate_group(group, burst(_SEED), policy)) for policy in (Fcfs(), BfIo())
     )
-    advance()
+    step()
     at = f"Figure 1, G={_IDLE_WORKERS}: share of time idle at the barrier"
     note = f"FCFS {plain.idle_share:.3f}, BF-IO {ours.idle_share:.3f}"
     return [
@@ -64,7 +65,7 @@ def _idle(advance: Advance) -> list[Row]:
     ]
 
 
-def _equal_outputs(advance: Advance) -> list[Row]:
+def _equal_outputs(step: Advance) -> list[Row]:
     """Theorem 1: where all answers are equally long, each round is one partition of prompts."""
     found = []
     for slots in _EQUAL_SLOTS:
@@ -79,7 +80,7 @@ def _equal_outputs(advance: Advance) -> list[Row]:
             summarise(simulate_group(group, work, policy), _STEPS_SKIPPED).imbalance
             for policy in (Fcfs(), BfIo())
         )
-        advance()
+        step()
         metric = f"Theorem 1, G={WORKERS}, B={slots}: BF-IO over (G - 1) s_max"
         share = ours / ((WORKERS - 1) * LONGEST_PROMPT)
         found.append(at_most(metric, share, 1.0, note=f"FCFS over BF-IO: {plain / ours:.1f}"))
@@ -115,14 +116,14 @@ def _growth(ratios: Sequence[float]) -> list[Row]:
     ]
 
 
-def _drifts(advance: Advance) -> list[Row]:
+def _drifts(step: Advance) -> list[Row]:
     found = []
     for name, drift in DRIFTS.items():
         group = BarrierSpec(drift=drift)
         plain, ours = (
             summarise(simulate_group(group, burst(_SEED), policy)) for policy in (Fcfs(), BfIo())
         )
-        advance()
+        step()
         gain = 100 * (ours.throughput / plain.throughput - 1)
         metric = f"Theorem 3, {name}: FCFS's imbalance over BF-IO's"
         note = f"throughput {gain:+.1f} %"

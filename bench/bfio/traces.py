@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import GROUP, Advance
+from bench.bfio.runs import GROUP
 from bench.common.report import Row, at_least
+from bench.common.steps import Advance, Bar
 from planner.readers.traces import read_workload
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle
@@ -23,18 +24,18 @@ FILES: Final = {
 _WARM_UP: Final = 800
 _WARM_UP_SHARE: Final = 0.2
 """Of the steps, where the trace is too short for the other."""
-RUNS: Final = 5 * len(FILES)
 
 
-def rows(data: Path | None, advance: Advance) -> list[Row]:
+def rows(data: Path | None, bar: Bar) -> list[Row]:
     """BF-IO against FCFS on each trace that is there."""
     found = []
+    step = bar("traces", 5 * len(FILES) if data else 0)
     for name, file in FILES.items():
         if data is None or not (data / file).is_file():
             row = Row(name, "not measured", f"needs --data with {file}")
             found.append(row)
             continue
-        found += _trace(name, read(data / file), advance)
+        found += _trace(name, read(data / file), step)
     return found
 
 
@@ -46,9 +47,9 @@ def read(file: Path) -> BarrierWork:
     return of_lengths(np.asarray(pairs.prompts), np.asarray(pairs.answers))
 
 
-def _trace(name: str, work: BarrierWork, advance: Advance) -> list[Row]:
+def _trace(name: str, work: BarrierWork, step: Advance) -> list[Row]:
     plain_run = simulate_group(GROUP, work, Fcfs())
-    advance()
+    step()
     skip = min(_WARM_UP, round(_WARM_UP_SHARE * len(plain_run.dt_s)))
     plain = summarise(plain_run, skip)
     mean = float(work.output_tokens.mean())
@@ -61,7 +62,7 @@ def _trace(name: str, work: BarrierWork, advance: Advance) -> list[Row]:
         "H=80": BfIo(80, ahead=Oracle()),
     }.items():
         ours = summarise(simulate_group(GROUP, work, policy), skip)
-        advance()
+        step()
         gain = 100 * (ours.throughput / plain.throughput - 1)
         metric = f"{name}, {label}: throughput over FCFS, %"
         factor = f"imbalance {plain.imbalance / ours.imbalance:.1f} times less"

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, at_most
+from bench.common.report import Row, at_most, without_target
 from planner.workload.library import SHIPPED
 from simulator.experiments.boundary_auto import BoundaryScenario, Steered, run
 
@@ -31,25 +31,17 @@ WITHIN_S: Final = 900.0
 
 def boundary_rows(seeds: int = SEEDS) -> list[Row]:
     """The worst of so many seeds, for a step of 40 % and of 60 %, and without a controller."""
-    rows = []
+    rows: list[Row] = []
     for rate in STEPS:
         scenario = msgspec.structs.replace(SCENARIO, rate_after=rate)
         runs = [run(msgspec.structs.replace(scenario, seed=seed)) for seed in range(seeds)]
         name = f"boundary: auto, {scenario.rate_before:g} -> {rate:g} req/s"
         found = _rows(name, scenario, runs)
-        rows += found if rate == STEPS[0] else [_untargeted(row) for row in found]
+        rows += found if rate == STEPS[0] else map(without_target, found)
     fixed = run(SCENARIO, active=False)
     share = fixed.share(SCENARIO.step_s + WITHIN_S, SCENARIO.end_s)
     note = f"the boundary stays at {SCENARIO.boundary}"
-    rows.append(
-        Row("boundary: fixed, 20 -> 28 req/s: preemptions a request", share,
-            note)
-    )  # fmt: skip
-    return rows
-
-
-def _untargeted(row: Row) -> Row:
-    return msgspec.structs.replace(row, target=None, holds=None)
+    return [*rows, Row("boundary: fixed, 20 -> 28 req/s: preemptions a request", share, note)]
 
 
 def _rows(name: str, scenario: BoundaryScenario, runs: list[Steered]) -> list[Row]:

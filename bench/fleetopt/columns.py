@@ -1,12 +1,17 @@
 """Our columns of `bench fleetopt`: exact, mix, corrected, paged."""
 
+import gc
 import math
-from typing import Final
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Final, cast
 
 import msgspec
 import numpy as np
 
-from bench.common.report import Row
+from bench.common.report import Row, equals, judged
+from bench.common.steps import scaled
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.profile import PAPER_A100
@@ -14,9 +19,10 @@ from planner.records import Question
 from planner.search import Mode, sweep
 from planner.split import size_ranges
 from planner.workload.closed_form import best_boundary
-from planner.workload.library import Shipped
-from planner.workload.moments import Prepared, prepare
-from planner.workload.workload import Workload
+from planner.workload.library import SHIPPED, Shipped
+from planner.workload.moments import GAMMAS as ALL_GAMMAS
+from planner.workload.moments import Prepared, boundaries_of, prepare
+from planner.workload.workload import Workload, from_lengths
 
 RATE: Final = 1000.0
 WINDOW: Final = 65_536
@@ -66,15 +72,8 @@ def columns(shipped: Shipped, name: str) -> list[Row]:
     rows = _columns(workload, name, shipped.b_short, shipped.compressible, expected)
     boundary = best_boundary(workload, WINDOW)
     wanted = _BEST_BOUNDARY[workload.name]
-    rows.append(
-        Row(
-            f"closed form, {name}: best boundary at gamma 1",
-            boundary,
-            target=f"= {wanted}",
-            holds=boundary == wanted,
-            note="(C - B) f(B) it(B) = integral of it f up to B",
-        )
-    )
+    note = "(C - B) f(B) it(B) = integral of it f up to B"
+    rows.append(equals(f"closed form, {name}: best boundary at gamma 1", boundary, wanted, note))
     return [*rows, *_planned(workload, name, shipped.b_short, shipped.compressible)]
 
 
@@ -102,7 +101,7 @@ def _columns(
 def _row(metric: str, measured: int | str, wanted: int | str, note: str) -> Row:
     if wanted == "":
         return Row(metric, measured, note)
-    return Row(metric, measured, target=f"= {wanted}", holds=measured == wanted, note=note)
+    return judged(metric, measured, f"= {wanted}", measured == wanted, note)
 
 
 def fleet_sizes(sums: Prepared, mode: Mode, compressible: float) -> tuple[int, list[str]]:
@@ -174,3 +173,75 @@ def _beyond_cost(workload: Workload, name: str, b_short: int) -> list[Row]:
         )
         for what, one, two in pairs
     ]
+
+
+# -- how long a plan takes: the sweep over B x gamma, and its preparation
+
+TRACE_REQUESTS: Final = 28_185
+_RUNS: Final = scaled(200, 5)
+_TRACE_RUNS: Final = scaled(40, 3)
+
+
+def timing(pairs: Workload | None) -> list[Row]:
+    """Medians on this machine, warm; the trace is made up where none is given."""
+    rows = []
+    for shipped in SHIPPED.values():
+        rows += _timed(shipped.workload, shipped.compressible, _RUNS)
+    trace = pairs or made_up_trace()
+    return rows + _timed(trace, 1.0, _TRACE_RUNS)
+
+
+def made_up_trace() -> Workload:
+    """As many requests as the Azure 2023 traces have, log-normal, seeded."""
+    random = np.random.default_rng(7)
+    prompts = np.ceil(np.clip(random.lognormal(6.8, 1.0, TRACE_REQUESTS), 1, 16_000))
+    answers = np.ceil(np.clip(random.lognormal(4.6, 0.9, TRACE_REQUESTS), 1, 2000))
+    return from_lengths(prompts, answers, name="made-up trace")
+
+
+def _timed(workload: Workload, compressible: float, runs: int) -> list[Row]:
+    boundaries = boundaries_of(workload, WINDOW)
+    sums = prepare(workload, boundaries=boundaries)
+    taken = _milliseconds(
+        lambda: prepare(workload, boundaries=boundaries_of(workload, WINDOW)), runs
+    )
+    rows = [_of_runs(f"timing, {workload.name}: preparation, ms", taken)]
+    goals = Goals(rate_per_s=RATE)
+    cells = len(boundaries) * len(ALL_GAMMAS)
+    for mode in ("exact", "mix", "corrected", "paged"):
+        taken = _milliseconds(
+            lambda mode=mode: sweep(  # type: ignore[misc]
+                cast("Mode", mode),
+                goals,
+                short=(sums, PAPER_A100),
+                long=(sums, PAPER_A100),
+                window_tokens=WINDOW,
+                compressible=compressible,
+            ),
+            runs,
+        )
+        metric = f"timing, {workload.name}: {mode} sweep of {cells} cells, ms"
+        rows.append(_of_runs(metric, taken))
+    return rows
+
+
+def _of_runs(metric: str, taken: list[float]) -> Row:
+    middle = median(taken)
+    return Row(metric, middle, f"median of {len(taken)}; best {min(taken):.3f}")
+
+
+def _milliseconds(work: Callable[[], object], runs: int) -> list[float]:
+    """Of each run, after one that is thrown away."""
+    work()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        taken = []
+        for _ in range(runs):
+            started_s = time.perf_counter()
+            work()
+            taken.append(1000 * (time.perf_counter() - started_s))
+    finally:
+        if collecting:
+            gc.enable()
+    return taken

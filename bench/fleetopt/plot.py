@@ -1,11 +1,11 @@
-"""Plots of `bench fleetopt`: nodes by model, and cost over B x gamma of the paged model."""
+"""Plots of `bench fleetopt`: nodes by model, cost over B x gamma, a boundary that moves."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from bench.common.plot import Line, Panel, draw
+from bench.fleetopt.boundary import SCENARIO, WITHIN_S
 from bench.fleetopt.columns import GAMMAS, fleet_sizes
 from planner.goals import Goals
 from planner.plan import make_plan
@@ -13,41 +13,69 @@ from planner.records import Question
 from planner.search import Mode
 from planner.workload.library import SHIPPED
 from planner.workload.moments import prepare
+from simulator.experiments.boundary_auto import run
 from sluice.plan.plot import draw as draw_plan
 
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _MODES: Final[tuple[Mode, ...]] = ("exact", "mix", "corrected", "paged")
 
 
-def draw(folder: Path) -> list[Path]:
-    """Write all plots; returns their files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "fleetopt-nodes.png"]
-    _nodes().savefig(files[0], dpi=120)
+def plots(folder: Path) -> list[str]:
+    """Draw all; their files."""
+    files = [draw(folder, "fleetopt-nodes", list(_nodes()), 3)]
     for name, shipped in SHIPPED.items():
         question = Question(
             workload=shipped.workload,
             goals=Goals(rate_per_s=1000.0, ttft_s=5.0),
             compressible=shipped.compressible,
         )
-        files += draw_plan(make_plan(question), folder / f"fleetopt-{name}")
-    return files
+        files += map(str, draw_plan(make_plan(question), folder / f"fleetopt-{name}"))
+    return [*files, draw(folder, "boundary-auto", list(_boundary()), 1)]
 
 
-def _nodes() -> Figure:
-    """One pool, and two at each gamma, relative to one pool by slots (`corrected`)."""
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    for axes, shipped in zip(figure.subplots(1, 3), SHIPPED.values(), strict=True):
+def _nodes() -> Iterator[Panel]:
+    """One pool, and two at each gamma."""
+    labels = ["one pool", *(f"gamma {g:g}" for g in GAMMAS)]
+    for shipped in SHIPPED.values():
         sums = prepare(shipped.workload, boundaries=(shipped.b_short,), gammas=GAMMAS)
-        labels = ["one pool", *(f"gamma {g:g}" for g in GAMMAS)]
-        for i, mode in enumerate(_MODES):
+        bars: dict[str, dict[str, list[float]]] = {}
+        for mode in _MODES:
             one, cells = fleet_sizes(sums, mode, shipped.compressible)
             heights = [one, *(sum(map(int, cell.split(" + "))) for cell in cells)]
-            at = np.arange(len(labels)) + 0.2 * (i - 1.5)
-            axes.bar(at, heights, 0.19, color=_COLOURS[i], label=mode)
-        axes.set_xticks(range(len(labels)), labels)
-        axes.set_title(f"{shipped.workload.name}, B = {shipped.b_short:,}")
-        axes.set_ylabel("nodes at 1,000 requests/s")
-        axes.grid(axis="y", alpha=0.3)
-    figure.axes[0].legend()
-    return figure
+            bars[mode] = {label: [n] for label, n in zip(labels, heights, strict=True)}
+        title = f"{shipped.workload.name}, B = {shipped.b_short:,}: nodes at 1,000 requests/s"
+        yield Panel(title=title, bars=bars)
+
+
+def _boundary() -> Iterator[Panel]:
+    """Boundary and preemptions after a step in traffic, with the controller and without."""
+    found = {"auto": run(SCENARIO), "fixed": run(SCENARIO, active=False)}
+    at = {name: [minute.at_s / 60 for minute in one.minutes] for name, one in found.items()}
+    step, end = SCENARIO.step_s / 60, SCENARIO.end_s / 60
+    spans = [(step, step + WITHIN_S / 60)]
+    yield Panel(
+        title="Boundary (tokens); two short nodes, from 20 to 28 requests/s",
+        spans=spans,
+        xlim=(0, end),
+        ylim=(0, None),
+        lines=[
+            Line(x=at[name], y=[m.boundary for m in one.minutes], label=name, step=True)
+            for name, one in found.items()
+        ],
+    )
+    yield Panel(
+        title="preemptions for 100 requests",
+        xlabel="time (min)",
+        spans=spans,
+        levels=(1.0,),
+        log="ys",
+        xlim=(0, end),
+        ylim=(0, 150),
+        lines=[
+            Line(
+                x=at[name],
+                y=[100 * m.sample.preemptions / max(1.0, m.sample.finished) for m in one.minutes],
+                label=name,
+            )
+            for name, one in found.items()
+        ],
+    )

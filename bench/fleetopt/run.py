@@ -10,12 +10,12 @@ processes. Nothing else is started; traces come by --data.
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.report import Report, Row
+from bench.common.report import Report, Row, rounds, same
 from bench.fleetopt.boundary import boundary_rows
-from bench.fleetopt.columns import columns, pairs_columns
+from bench.fleetopt.columns import columns, pairs_columns, timing
+from bench.fleetopt.plot import plots
 from bench.fleetopt.replanned import replanned_rows
 from bench.fleetopt.simulated import NAMES, paged_rows, speed, verdict_rows
-from bench.fleetopt.timing import timing
 from planner.paper import samples
 from planner.profile import HOURS_PER_YEAR, PAPER_A100
 from planner.readers.traces import read_workload
@@ -83,10 +83,7 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
     rows += simulated()
     detail: dict[str, Any] = {"source": "arXiv:2603.16514, CC BY 4.0"}
     if plot is not None:
-        from bench.fleetopt.boundary_plot import draw as draw_boundary
-        from bench.fleetopt.plot import draw
-
-        detail["plots"] = [str(file) for file in (*draw(plot), draw_boundary(plot))]
+        detail["plots"] = plots(plot)
     return Report(name="fleetopt", rows=rows, detail=detail)
 
 
@@ -132,30 +129,6 @@ def _one(shipped: Shipped, rate: float = RATE) -> int:
     return samples.homogeneous(cdf, WINDOW, PAPER_A100, rate, SLO_S).nodes
 
 
-def _printed(metric: str, measured: float, published: float, digits: int, note: str = "") -> Row:
-    """Holds when what is measured rounds to what was printed."""
-    return Row(
-        metric,
-        measured,
-        published=published,
-        ratio=measured / published,
-        target=f"rounds to {published:.{digits}f}",
-        holds=abs(measured - published) <= 0.5 * 10**-digits * (1 + 1e-9),
-        note=note,
-    )
-
-
-def _same(metric: str, measured: str | int, published: str | int, note: str = "") -> Row:
-    return Row(
-        metric,
-        measured,
-        published=published,
-        target=f"= {published}",
-        holds=measured == published,
-        note=note,
-    )
-
-
 def _table_2() -> list[Row]:
     rows = []
     for key, (alpha, beta, rho) in _TABLE_2.items():
@@ -164,9 +137,9 @@ def _table_2() -> list[Row]:
         cliff = PAPER_A100.window_slots(shipped.b_short) // PAPER_A100.window_slots(WINDOW)
         name = f"Table 2, {NAMES[key]}"
         rows += [
-            _printed(f"{name}: alpha", shape.alpha, alpha, 3),
-            _printed(f"{name}: beta at gamma 1.5", shape.beta, beta, 3),
-            _same(f"{name}: cliff", cliff, rho),
+            rounds(f"{name}: alpha", shape.alpha, alpha, 3),
+            rounds(f"{name}: beta at gamma 1.5", shape.beta, beta, 3),
+            same(f"{name}: cliff", cliff, rho),
         ]
     return rows
 
@@ -176,17 +149,17 @@ def _table_3() -> list[Row]:
     for key, (homogeneous, one_cost, cells) in _TABLE_3.items():
         shipped, name = SHIPPED[key], f"Table 3, {NAMES[key]}"
         one = _one(shipped)
-        rows.append(_same(f"{name}: homogeneous", one, homogeneous))
-        rows.append(_printed(f"{name}: homogeneous, K$/year", _cost(one), one_cost, 0))
+        rows.append(same(f"{name}: homogeneous", one, homogeneous))
+        rows.append(rounds(f"{name}: homogeneous, K$/year", _cost(one), one_cost, 0))
         for gamma, (nodes, cost, percent) in cells.items():
             cell = _cell(shipped, gamma)
             assert cell is not None
             at = f"{name}, gamma {gamma:g}"
             stated = f"p_c {shipped.compressible:g}" if gamma > 1 else ""
             rows += [
-                _same(f"{at}: nodes", f"{cell.short.nodes} + {cell.long.nodes}", nodes, stated),
-                _printed(f"{at}: K$/year", _cost(cell.nodes), cost, 0),
-                _printed(f"{at}: savings, %", 100 * (1 - cell.nodes / one), percent, 1),
+                same(f"{at}: nodes", f"{cell.short.nodes} + {cell.long.nodes}", nodes, stated),
+                rounds(f"{at}: K$/year", _cost(cell.nodes), cost, 0),
+                rounds(f"{at}: savings, %", 100 * (1 - cell.nodes / one), percent, 1),
             ]
     note = "the tables bill a node of eight GPUs as one GPU: real cost is eight times as much"
     return [*rows, Row("Table 3: $ per node-hour", 2.21, note)]
@@ -205,7 +178,7 @@ def _table_5() -> list[Row]:
             ("short", "long"), (cell.short, cell.long), published, strict=True
         ):
             metric = f"Table 5, {NAMES[key]}: rho_ana, {pool}"
-            rows.append(_printed(metric, value.utilisation, wanted, 3))
+            rows.append(rounds(metric, value.utilisation, wanted, 3))
     return rows
 
 
@@ -218,10 +191,10 @@ def _table_6() -> list[Row]:
         plain = cells[0]
         assert plain is not None
         rows += [
-            _same(f"{name}: homogeneous", _one(shipped, rate), one),
-            _same(f"{name}: pool routing", plain.nodes, routed),
-            _same(f"{name}: FleetOpt", found.nodes, best, f"p_c {shipped.compressible:g}"),
-            _same(f"{name}: gamma", f"{found.gamma:g}", f"{gamma:g}"),
+            same(f"{name}: homogeneous", _one(shipped, rate), one),
+            same(f"{name}: pool routing", plain.nodes, routed),
+            same(f"{name}: FleetOpt", found.nodes, best, f"p_c {shipped.compressible:g}"),
+            same(f"{name}: gamma", f"{found.gamma:g}", f"{gamma:g}"),
         ]
     return rows
 
@@ -236,5 +209,5 @@ def _section_7_4() -> list[Row]:
         ):
             metric = f"Section 7.4, {NAMES[key]}: TTFT, {pool}, ms"
             note = "called P99; it is the mean prefill at 8.65 ms an iteration"
-            rows.append(_printed(metric, 1000 * value.ttft_s, wanted, 0, note))
+            rows.append(rounds(metric, 1000 * value.ttft_s, wanted, 0, note))
     return rows

@@ -5,7 +5,7 @@ its proportion. The load of independent draws of a heavy tail varies by several 
 would look like a difference between model and simulator.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Final, Literal, TypeVar
@@ -13,9 +13,8 @@ from typing import Final, Literal, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
+from bench.common.steps import tracked
 from planner.workload.library import SHIPPED
 from simulator.experiments.fleet_verdicts import judge
 from simulator.experiments.paper_fleets import OneMore, by_slots, paged
@@ -97,20 +96,13 @@ def run_all(
     what: str,
     processes: int = _PROCESSES,
 ) -> list[Found]:
-    """Results in order; a progress bar on stderr where that is a terminal."""
-    console = Console(stderr=True)
-
-    def told(found: Iterable[Found]) -> list[Found]:
-        quiet = not console.is_terminal
-        shown = track(found, what, total=len(cases), console=console, transient=True, disable=quiet)
-        return list(shown)
-
+    """Results in order."""
     if processes == 1:
-        return told(map(work, cases))
+        return list(tracked(map(work, cases), what, len(cases)))
     with ProcessPoolExecutor(
         processes, mp_context=get_context("spawn"), initializer=die_with_parent
     ) as pool:
-        return told(pool.map(work, cases))
+        return list(tracked(pool.map(work, cases), what, len(cases)))
 
 
 def judged(case: FleetCase) -> FleetVerdict:

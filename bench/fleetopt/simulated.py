@@ -6,8 +6,10 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row
-from bench.fleetopt.runs import TTFT_SLO_S, Class, FleetCase, PagedRun, judged, measured, run_all
+from bench.common.report import Row, beside, judged
+from bench.common.steps import scaled
+from bench.fleetopt.runs import TTFT_SLO_S, Class, FleetCase, PagedRun, measured, run_all
+from bench.fleetopt.runs import judged as verdict_of
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.records import FleetPlan, PlanResult, PoolPlan, Question
@@ -28,7 +30,7 @@ SERVICES: Final = {"azure": 10, "lmsys": 10, "agent-heavy": 40}
 _ONE_POOL_REQUESTS: Final = {"azure": 500_000, "lmsys": 1_500_000, "agent-heavy": 500_000}
 _PUBLISHED_REQUESTS: Final = 500_000
 _MIN_COMPARED: Final = 1000
-_SPEED_RUNS: Final = 5
+_SPEED_RUNS: Final = scaled(5)
 
 # Published fleets that compress, and published ones that do not with Table 5's simulated use.
 _REJECTED: Final = (
@@ -73,7 +75,7 @@ def verdict_rows(scale: float = 1.0, processes: int = 2) -> list[Row]:
     ]
     planned = [(w, fleet) for w in SHIPPED for fleet in corrected_fleets(w)]
     corrected = [_scaled(_case(w, fleet), scale) for w, fleet in planned]
-    found = run_all(judged, [*rejected, *routed, *corrected], "fleets by slots", processes)
+    found = run_all(verdict_of, [*rejected, *routed, *corrected], "fleets by slots", processes)
     rows = [_verdict(c, v, wanted=False) for c, v in zip(rejected, found, strict=False)]
     for case, seen in zip(routed, found[len(rejected) :], strict=False):
         rows += [_verdict(case, seen, wanted=None), *_table_5(case, seen)]
@@ -128,26 +130,20 @@ def agreement(case: FleetCase, fleet: FleetPlan, verdict: FleetVerdict) -> list[
         heavy = case.workload != "azure" and planned.name != "short"
         first = 15.0 if heavy else 5.0
         rows += [
-            _beside(f"{at}: slots in use, %", 100 * planned.utilisation, 100 * seen.utilisation,
-                    used, _why_used(planned, seen)),
-            _beside(f"{at}: P99 TTFT, ms", 1000 * planned.ttft_p99_s, 1000 * seen.ttft_p99_s,
-                    first, _why_ttft(planned, seen)),
+            _compared(f"{at}: slots in use, %", 100 * planned.utilisation, 100 * seen.utilisation,
+                      used, _why_used(planned, seen)),
+            _compared(f"{at}: P99 TTFT, ms", 1000 * planned.ttft_p99_s, 1000 * seen.ttft_p99_s,
+                      first, _why_ttft(planned, seen)),
         ]  # fmt: skip
     return rows
 
 
-def _beside(metric: str, planned: float, seen: float, limit: float, why: str) -> Row:
+def _compared(metric: str, planned: float, seen: float, limit: float, why: str) -> Row:
     off = 100 * (planned / seen - 1)
-    holds = abs(off) <= limit
-    note = f"planned {planned:.4g}, {off:+.1f} %"
-    return Row(
-        metric,
-        seen,
-        ratio=planned / seen,
-        target=f"planned within {limit:g} %",
-        holds=holds,
-        note=note if holds else f"{note}; {why}",
-    )
+    holds, note = abs(off) <= limit, f"planned {planned:.4g}, {off:+.1f} %"
+    said = note if holds else f"{note}; {why}"
+    row = judged(metric, seen, f"planned within {limit:g} %", holds, said)
+    return msgspec.structs.replace(row, ratio=planned / seen)
 
 
 def _why_used(planned: PoolPlan, seen: PoolVerdict) -> str:
@@ -175,25 +171,19 @@ def _verdict(case: FleetCase, found: FleetVerdict, *, wanted: bool | None) -> Ro
     words = {True: "accepted", False: "rejected"}
     label = {True: "corrected", False: "published", None: "published"}[wanted]
     worst = max(found.pools, key=lambda pool: pool.wait_p99_s)
-    return Row(
-        f"verdict by slots, {label}: {_name(case)}",
-        words[found.holds],
-        target=None if wanted is None else words[wanted],
-        holds=None if wanted is None else found.holds == wanted,
-        note=f"P99 wait {worst.wait_p99_s:.3g} s ({worst.name}), after {worst.duration_s:,.0f} s"
-        + (" and growing" if worst.drifting else ""),
-    )
+    note = f"P99 wait {worst.wait_p99_s:.3g} s ({worst.name}), after {worst.duration_s:,.0f} s"
+    note += " and growing" if worst.drifting else ""
+    metric, measured = f"verdict by slots, {label}: {_name(case)}", words[found.holds]
+    if wanted is None:
+        return Row(metric, measured, note)
+    return judged(metric, measured, words[wanted], found.holds == wanted, note)
 
 
 def _table_5(case: FleetCase, found: FleetVerdict) -> list[Row]:
+    note = "published with every slot taken; iterations are shorter with fewer running"
+    name = f"Table 5, {NAMES[case.workload]}: rho simulated"
     return [
-        Row(
-            f"Table 5, {NAMES[case.workload]}: rho simulated, {pool.name}",
-            pool.utilisation,
-            published=published,
-            ratio=pool.utilisation / published,
-            note="published with every slot taken; iterations are shorter with fewer running",
-        )
+        beside(f"{name}, {pool.name}", pool.utilisation, published, note)
         for pool, published in zip(found.pools, _TABLE_5[case.workload][1], strict=True)
     ]
 

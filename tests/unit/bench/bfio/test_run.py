@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from bench.bfio import runs, solver, theory, traces
-from bench.bfio.exact import least_objective, small_instance, tight_instance
 from bench.bfio.runs import by_class, by_kaplan_meier, mean_of
-from bench.bfio.table import between, spread
+from bench.bfio.solver import least_objective, small_instance, tight_instance
+from bench.bfio.table import spread
+from bench.common.report import between
+from bench.common.steps import no_bar
 from gateway.scheduling.rank_solver import assign, objective
 from simulator.barrier.work import like_burst
 
@@ -58,7 +60,7 @@ def test_spread_is_the_mean_distance_of_fullest_and_emptiest() -> None:
 
 
 def test_without_traces_nothing_is_measured() -> None:
-    rows = traces.rows(None, lambda: None)
+    rows = traces.rows(None, no_bar)
     assert [row.measured for row in rows] == ["not measured"] * 3
     assert all(row.holds is None for row in rows)
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from bench.common.report import Row
-from bench.fleetopt import boundary, boundary_plot
+from bench.fleetopt import boundary
+from bench.fleetopt import plot as fleetopt_plot
 from bench.fleetopt import run as fleetopt
-from bench.fleetopt.columns import GAMMAS, fleet_sizes
+from bench.fleetopt.columns import GAMMAS, TRACE_REQUESTS, fleet_sizes, made_up_trace
 from bench.fleetopt.run import AZURE_FILES, azure_pairs, run
-from bench.fleetopt.timing import TRACE_REQUESTS, made_up_trace
 from planner.workload.moments import prepare
 
 
@@ -81,7 +81,7 @@ def test_plots_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
     monkeypatch.setattr(fleetopt, "simulated", list)
     short = msgspec.structs.replace(boundary.SCENARIO, step_s=240.0, end_s=480.0)
-    monkeypatch.setattr(boundary_plot, "SCENARIO", short)
+    monkeypatch.setattr(fleetopt_plot, "SCENARIO", short)
     report = run(plot=tmp_path)
     files = [Path(name) for name in report.detail["plots"]]
     assert len(files) == 8

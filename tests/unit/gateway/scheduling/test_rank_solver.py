@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.bfio.exact import (
-    Floats,
+from bench.bfio.solver import (
     least_objective,
     small_instance,
     tight_instance,
 )
-from gateway.scheduling.rank_solver import IMPROVED_UP_TO, assign, fcfs, objective
+from gateway.scheduling.rank_solver import IMPROVED_UP_TO, Floats, assign, fcfs, objective
 
 Instance = tuple[Floats, list[int], list[float], list[float]]
 

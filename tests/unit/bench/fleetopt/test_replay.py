@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.fleetopt import plan_serve_replay as bench
+from bench.fleetopt import replay as bench
 from simulator.engine.profiles import EngineProfile
 
 PAGE = (Path(__file__).parents[4] / "docs/plan/from-log-to-fleet.md").read_text(encoding="utf-8")
