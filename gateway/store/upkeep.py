@@ -76,10 +76,10 @@ class DesiredReplicas:
     """Desired replicas of one managed model."""
 
     def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
-        """`shares`, by pool: the capacity of one worker and the bounds on workers."""
         self._store = store
         self._model = model
-        self._shares = shares
+        self.shares = shares
+        """By pool: the capacity of one worker and the bounds on workers."""
         self._goals = [ReplicaGoal() for _ in shares]
         self._reserving: Mapping[str, Entitlement] = {}
         self._used: dict[str, int] = {}
@@ -88,10 +88,6 @@ class DesiredReplicas:
         """When the last update was, and what it saw."""
         self.desired = [0] * len(shares)
         """By pool; 0 before the first update."""
-
-    def respecify(self, shares: Sequence[WorkerShare]) -> None:
-        """Use other capacities and bounds of the same pools."""
-        self._shares = shares
 
     def entitled(self, reserving: Mapping[str, Entitlement]) -> None:
         """Set whose baselines to hold, by name, each as far as the most replicas can."""
@@ -105,7 +101,7 @@ class DesiredReplicas:
         idle = await self._idle_reserves(elapsed_s)
         self._last = now_s, views
         # The store may still count pools that the model had before.
-        for pool, (view, share) in enumerate(zip(views, self._shares, strict=False)):
+        for pool, (view, share) in enumerate(zip(views, self.shares, strict=False)):
             last = before[pool] if pool < len(before) else view
             # Little's law: what comes per second stays for the mean service time. A store that
             # was emptied counts from 0 again.
@@ -127,7 +123,7 @@ class DesiredReplicas:
 
     async def _idle_reserves(self, elapsed_s: float) -> list[list[float]]:
         """Sequences, KV bytes and tokens/s that are reserved and not in use, by pool."""
-        idle = [[0.0, 0.0, 0.0] for _ in self._shares]
+        idle = [[0.0, 0.0, 0.0] for _ in self.shares]
         names, used = list(self._reserving), {}
         for start in range(0, len(names), SLICE):
             for view in await self._store.view(self._model, names[start : start + SLICE]):
@@ -155,23 +151,23 @@ def _add_idle(
 class PublishedModel:
     """A model's last published terms."""
 
-    def __init__(self, store: Store, name: str, spec: ModelSpec, replicas: DesiredReplicas) -> None:
+    def __init__(self, store: Store, name: str, spec: ModelSpec) -> None:
         """Nothing is published before the first `keep`."""
         self.changed = True
         """Whether its entitlements changed since the last survey."""
         self._store = store
         self._name = name
         self._spec = spec
-        self._replicas = replicas
+        self.replicas = DesiredReplicas(store, name, spec.shares)
         self._capacity: Capacity | None = None
         self._unbound = 0
         self._ever_bound_until = 0
         self._next_expiry_unix_s = inf
 
     def respecify(self, spec: ModelSpec) -> None:
-        """Use another configuration; the next `publish` publishes it."""
-        self._spec = spec
-        self.changed = True
+        """Use another configuration of the same pools; the next `publish` publishes it."""
+        self._spec, self.changed = spec, True
+        self.replicas.shares = spec.shares
 
     async def publish(self, now_s: float, now_unix_s: float) -> None:
         """Publish changes. Raises as the store does; the next call tries again."""
@@ -226,7 +222,7 @@ class PublishedModel:
                     )
             elif e.service_class == "dedicated":
                 await self._store.define(msgspec.structs.replace(e, baseline=()))
-        self._replicas.entitled(reserving)
+        self.replicas.entitled(reserving)
 
     async def _publish(self, found: Capacity, state: EntitlementState) -> None:
         ever = max(self._ever_bound_until, state.newest_bound)
@@ -252,24 +248,14 @@ class PublishedModel:
             f"{pool.name} {slots}"
             for pool, slots in zip(self._spec.pools, found.slots, strict=True)
         )
+        waiting = f"{state.unbound} entitlements"
         if state.unbound > self._unbound:
-            _log.warning(
-                "model %s: capacity (slots: %s) does not hold the baselines of %d entitlements; "
-                "the newest wait",
-                self._name,
-                slots,
-                state.unbound,
-            )
+            said = f"(slots: {slots}) does not hold the baselines of {waiting}; the newest wait"
         elif state.unbound:
-            _log.warning(
-                "model %s: capacity (slots: %s) holds more baselines again; those of %d "
-                "entitlements still wait",
-                self._name,
-                slots,
-                state.unbound,
-            )
+            said = f"(slots: {slots}) holds more baselines again; those of {waiting} still wait"
         else:
-            _log.warning("model %s: capacity holds all baselines again", self._name)
+            said = "holds all baselines again"
+        _log.warning("model %s: capacity %s", self._name, said)
         self._unbound = state.unbound
 
 
@@ -295,7 +281,6 @@ class StoreUpkeep:
     ) -> None:
         """`models` by name, managed ones only; `clock` monotonic, `wall_clock` Unix seconds."""
         self._store = store
-        self._replicas: dict[str, DesiredReplicas] = {}
         self._models: dict[str, PublishedModel] = {}
         for name, spec in models.items():
             self.respecify(name, spec)
@@ -322,23 +307,20 @@ class StoreUpkeep:
 
     def respecify(self, model: str, spec: ModelSpec) -> None:
         """Use a configuration of a model, new or known; the next step publishes it."""
-        replicas = self._replicas.get(model)
-        if replicas is not None and len(replicas.desired) == len(spec.shares):
-            replicas.respecify(spec.shares)
-            self._models[model].respecify(spec)
-            return
-        self._replicas[model] = replicas = DesiredReplicas(self._store, model, spec.shares)
-        self._models[model] = PublishedModel(self._store, model, spec, replicas)
+        known = self._models.get(model)
+        if known is not None and len(known.replicas.desired) == len(spec.shares):
+            known.respecify(spec)
+        else:
+            self._models[model] = PublishedModel(self._store, model, spec)
 
     def forget(self, model: str) -> None:
         """Publish a model's capacity no more."""
-        self._replicas.pop(model, None)
         self._models.pop(model, None)
 
     def desired_replicas(self, model: str, pool: int) -> int:
         """Workers that demand requires; 0 for a model that is not managed."""
-        found = self._replicas.get(model)
-        desired = [] if found is None else found.desired
+        found = self._models.get(model)
+        desired = [] if found is None else found.replicas.desired
         return desired[pool] if pool < len(desired) else 0
 
     async def pools(self, model: str) -> list[PoolView]:
@@ -360,8 +342,8 @@ class StoreUpkeep:
             await self._tried("renewing leases", self._store.renew())
         if now_s >= self._demand_at_s:
             self._demand_at_s = now_s + DEMAND_EVERY_S
-            for name, replicas in list(self._replicas.items()):
-                await self._tried(f"the demand for {name}", replicas.update(now_s))
+            for name, model in list(self._models.items()):
+                await self._tried(f"the demand for {name}", model.replicas.update(now_s))
 
     async def _run(self) -> None:
         while True:

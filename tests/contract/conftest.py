@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import uvloop
 
-from gateway.store.redis import directory, exchange, link
+from gateway.store.redis import link, route
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -29,6 +29,6 @@ def unhurried_redis(request: pytest.FixtureRequest) -> Iterator[None]:
     """Redis may take its time, but where its absence is the subject: the machine may be busy."""
     with pytest.MonkeyPatch.context() as patched:
         if request.path.name not in {"test_redis_outages.py", "test_bus.py"}:
-            for module in (directory, exchange, link):
+            for module in (link, route):
                 patched.setattr(module, "TIMEOUT_S", 30.0)
         yield

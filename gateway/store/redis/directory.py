@@ -2,9 +2,8 @@
 
 `lua/directory.lua` writes a change whole, and only if it is based on what is kept. The names of
 the last MARKS writes are kept, by which gateways notice that the server lost writes. All keys
-share one hash tag, and contain the number of their layout. Nothing here retries: each call takes
-TIMEOUT_S at most, and a failure closes the connection. After a write that denies something, a
-replica that the server has is waited for, REPLICA_S at most.
+share one hash tag, and contain the number of their layout. Nothing here retries. After a write that
+denies something, a replica that the server has is waited for, REPLICA_S at most.
 """
 
 import asyncio
@@ -12,13 +11,10 @@ import secrets
 from typing import Any, Final
 
 import msgspec
-from redis.asyncio.connection import Connection
-from redis.exceptions import NoScriptError, RedisError
 
 from gateway.errors import StateFailure
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
-from gateway.store.redis.route import TIMEOUT_S, close, route_of
-from gateway.store.redis.scripts import lua, script
+from gateway.store.redis.route import Session, lua, route_of, script
 from gateway.tenancy.known import content, strictness
 
 MARKS: Final = 10_000
@@ -42,10 +38,8 @@ class RedisDirectory:
     def __init__(self, url: str) -> None:
         """Nothing is opened before the first call."""
         self._keys = tuple(f"sluice:3:{{directory}}:{part}" for part in _PARTS)
-        self._route = route_of(url)
+        self._session = Session(route_of(url), self._keys[0])
         self._script = script("directory", lua("directory"))
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
 
     async def read(self, since: int, mark: str) -> DirectoryState | None:
         if since or mark:
@@ -64,8 +58,7 @@ class RedisDirectory:
         return await self._write("give_back", change, floor, "")
 
     async def close(self) -> None:
-        async with self._lock:
-            await self._disconnect()
+        await self._session.close()
 
     async def _write(self, what: str, change: DirectoryChange, floor: int, after: str) -> Written:
         mark = secrets.token_hex(8)
@@ -89,12 +82,11 @@ class RedisDirectory:
     async def _replicated(self) -> bool:
         """Whether a replica, where there is one, has the last write. Raises nothing."""
         try:
-            role = await self._call("ROLE")
+            role = await self._session.call("ROLE")
             if role[0] != b"master" or not role[2]:
                 return True
-            return (
-                int(await self._call("WAIT", 1, round(REPLICA_S * 1e3), limit_s=2 * REPLICA_S)) > 0
-            )
+            wait = ("WAIT", 1, round(REPLICA_S * 1e3))
+            return int(await self._session.call(*wait, limit_s=2 * REPLICA_S)) > 0
         except StateFailure:
             return False
 
@@ -104,43 +96,14 @@ class RedisDirectory:
         cursor = b""
         while cursor != b"0":
             at = cursor or b"0"
-            cursor, pairs = await self._call("HSCAN", self._keys[part], at, "COUNT", SCAN_BATCH)
+            scan = ("HSCAN", self._keys[part], at, "COUNT", SCAN_BATCH)
+            cursor, pairs = await self._session.call(*scan)
             found.update(zip(pairs[::2], pairs[1::2], strict=True))
         return list(found.values())
 
     async def _run(self, *arguments: object) -> Any:
-        command = (len(self._keys), *self._keys, *arguments)
-        try:
-            return await self._call("EVALSHA", self._script.sha, *command)
-        except _Unknown:
-            return await self._call("EVAL", self._script.text, *command)
-
-    async def _call(self, *command: object, limit_s: float = TIMEOUT_S) -> Any:
-        async with self._lock:
-            try:
-                if self._connection is None:
-                    async with asyncio.timeout(TIMEOUT_S):
-                        self._connection = await self._route.open(self._keys[0])
-                async with asyncio.timeout(limit_s):
-                    await self._connection.send_command(*command, check_health=False)
-                    return await self._connection.read_response(disable_decoding=True)
-            except NoScriptError as error:
-                raise _Unknown(str(error)) from error
-            except (RedisError, OSError, TimeoutError) as error:
-                await self._disconnect()
-                raise StateFailure(f"Redis: {str(error) or 'no answer in time'}") from error
-            except BaseException:
-                await self._disconnect()
-                raise
-
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await close(connection)
-
-
-class _Unknown(StateFailure):
-    """The server does not know the script."""
+        call = (len(self._keys), *self._keys, *arguments)
+        return (await self._session.run(self._script, [call]))[0]
 
 
 def _state_of(answer: list[Any], rows: list[bytes], denials: list[bytes]) -> DirectoryState:

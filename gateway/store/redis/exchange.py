@@ -9,29 +9,20 @@ Rules:
   from a stalled connection's buffer, changes nothing.
 - A living replica drops notes that were not renewed for `silent_s`. A key expires `ttl_s` after its
   last exchange. Times are the server's.
-- Connecting and each answer take TIMEOUT_S at most, an exchange twice that. A failure closes the
-  connection. Nothing here retries: the breaker decides.
+- Nothing here retries: the breaker decides.
 - In a cluster, names are exchanged separately and concurrently, so an unreachable node affects
   only its own names.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from redis.asyncio.connection import Connection
-from redis.exceptions import NoScriptError, RedisError, ResponseError
-
 from gateway.errors import StateFailure
 from gateway.replicas.bus import LASTING, SILENT_S, Received
-from gateway.store.redis.route import TIMEOUT_S, close, reason, route_of
-
-_SCRIPT: Final = Path(__file__).with_name("lua").joinpath("exchange.lua").read_text("utf-8")
-_SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+from gateway.store.redis.route import Session, lua, route_of, script
 
 _log = logging.getLogger("sluice.state")
 
@@ -73,56 +64,55 @@ class RedisExchange:
         self._sequence = 0
         self._since: dict[str, int] = {}
         self._route = route_of(url)
-        self._connections: dict[str, Connection] = {}
+        self._script = script("exchange", lua("exchange"))
+        self._sessions: dict[str, Session] = {}
+        """By name in a cluster, else one for all."""
         self._failing = False
 
     async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
         self._sequence += 1
         # Forget names that are gone, and in a cluster hang up where they were.
         self._since = {name: since for name, since in self._since.items() if name in notes}
-        if not self._route.one_server:
-            for name in [name for name in self._connections if name not in notes]:
-                await self._hang_up(name)
-        parts = [list(notes)] if self._route.one_server else [[name] for name in notes]
-        answers = await asyncio.gather(*(self._tried(part, notes) for part in parts))
+        one = self._route.one_server
+        parts = {"": list(notes)} if one else {name: [name] for name in notes}
+        for name in [name for name in self._sessions if name not in parts]:
+            await self._sessions.pop(name).close()
+        answers = await asyncio.gather(*(self._tried(s, part, notes) for s, part in parts.items()))
         reported: dict[str, Received] = {}
-        failed: list[Exception] = []
-        for part, answer in zip(parts, answers, strict=True):
-            if isinstance(answer, Exception):
+        failed: list[StateFailure] = []
+        for part, answer in zip(parts.values(), answers, strict=True):
+            if isinstance(answer, StateFailure):
                 failed.append(answer)
                 continue
             reported |= {n: self._received(n, reply) for n, reply in zip(part, answer, strict=True)}
         if failed and not reported:
-            raise StateFailure(reason(failed[0])) from failed[0]
+            raise failed[0]
         if failed and not self._failing:
-            _log.warning("%d of %d keys: %s", len(failed), len(parts), reason(failed[0]))
+            _log.warning("%d of %d keys: %s", len(failed), len(parts), failed[0])
         self._failing = bool(failed)
         return reported
 
     async def close(self) -> None:
-        """Close connections, so that a late answer is not taken for the next call's."""
-        for name in list(self._connections):
-            await self._hang_up(name)
+        for session in self._sessions.values():
+            await session.close()
 
     async def _tried(
-        self, names: Sequence[str], notes: Mapping[str, bytes]
-    ) -> list[list[bytes]] | Exception:
+        self, session: str, names: Sequence[str], notes: Mapping[str, bytes]
+    ) -> list[list[bytes]] | StateFailure:
         """Answers for the names of one server, or the error."""
-        name = "" if self._route.one_server else names[0]
+        if session not in self._sessions:
+            self._sessions[session] = Session(self._route, key_of(names[0] if names else ""))
+        calls = [
+            (
+                *(1, key_of(name), self._replica, self._sequence, notes[name]),
+                *(self._since.get(name, 0), *kind_of(name)[1:]),
+            )
+            for name in names
+        ]
         try:
-            async with asyncio.timeout(2 * TIMEOUT_S):
-                return await self._trip(name, names, notes)
-        except (RedisError, OSError, TimeoutError) as error:
-            await self._hang_up(name)
+            return await self._sessions[session].run(self._script, calls)
+        except StateFailure as error:
             return error
-        except BaseException:
-            await self._hang_up(name)
-            raise
-
-    async def _hang_up(self, name: str) -> None:
-        connection = self._connections.pop(name, None)
-        if connection is not None:
-            await close(connection)
 
     def _received(self, name: str, reply: Sequence[bytes]) -> Received:
         revision, held, *rest = reply
@@ -131,36 +121,3 @@ class RedisExchange:
         self._since[name] = newest if newest >= self._since.get(name, 0) else 0
         notes = [(int(ms) / 1000, note) for ms, note in zip(rest[::2], rest[1::2], strict=True)]
         return Received(held=bool(int(held)), notes=notes)
-
-    async def _trip(
-        self, server: str, names: Sequence[str], notes: Mapping[str, bytes]
-    ) -> list[list[bytes]]:
-        """One round trip; three if the server does not know the script."""
-        commands = [
-            (
-                *("EVALSHA", _SHA, 1, key_of(name), self._replica, self._sequence, notes[name]),
-                *(self._since.get(name, 0), *kind_of(name)[1:]),
-            )
-            for name in names
-        ]
-        connection = self._connections.get(server)
-        if connection is None:
-            key = key_of(names[0] if names else "")
-            connection = self._connections[server] = await self._route.open(key)
-        for _ in range(2):
-            await connection.send_packed_command(
-                connection.pack_commands(commands), check_health=False
-            )
-            replies, failed = [], None
-            for _ in commands:
-                try:
-                    replies.append(await connection.read_response(disable_decoding=True))
-                except ResponseError as error:
-                    failed = failed or error
-            if failed is None:
-                return replies
-            if not isinstance(failed, NoScriptError):
-                raise failed
-            await connection.send_command("SCRIPT", "LOAD", _SCRIPT, check_health=False)
-            await connection.read_response()
-        raise RedisError("the server forgets its scripts")

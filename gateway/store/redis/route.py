@@ -5,11 +5,14 @@
     redis+cluster://HOST:PORT,HOST:PORT                   the node that holds a key's slot
 
 A route opens one connection. The caller closes it after any failure and opens another, which
-finds a new master or a slot's new owner. Nothing here retries.
+finds a new master or a slot's new owner; a `Session` does that. Nothing here retries.
 """
 
+import asyncio
 import contextlib
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -18,10 +21,33 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from gateway.errors import StateFailure
+from gateway.records.record import Record
 
 TIMEOUT_S: Final = 0.25
 """Time limit for connecting and for each answer."""
+
+
+class Script(Record, frozen=True, kw_only=True):
+    """One script's text and its SHA-1 for EVALSHA."""
+
+    name: str
+    text: bytes
+    sha: bytes
+
+
+def lua(name: str) -> str:
+    """The text of `lua/NAME.lua`."""
+    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text("utf-8")
+
+
+def script(name: str, text: str) -> Script:
+    """A script with this text."""
+    raw = text.encode()
+    sha = hashlib.sha1(raw, usedforsecurity=False).hexdigest().encode()
+    return Script(name=name, text=raw, sha=sha)
 
 
 class Route(Protocol):
@@ -148,6 +174,78 @@ async def close(connection: Connection) -> None:
     """Close at once, so that a late answer is not taken for the next call's. Never raises."""
     with contextlib.suppress(RedisError, OSError, TimeoutError):
         await connection.disconnect(nowait=True)
+
+
+class Session:
+    """Calls to the server of a key, over one connection that any failure closes.
+
+    So a late answer is not taken for the next call's.
+    """
+
+    def __init__(self, route: Route, key: str) -> None:
+        self._route = route
+        self._key = key
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def call(self, *command: object, limit_s: float = 0.0) -> Any:
+        """The answer to one command, within `limit_s` (0: TIMEOUT_S). Raises StateFailure."""
+        return (await self.pipeline([command], limit_s))[0]
+
+    async def run(self, named: Script, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """Answers to calls of a script: number of keys, keys and arguments. Raises StateFailure."""
+        commands = [("EVALSHA", named.sha, *call) for call in calls]
+        try:
+            return await self.pipeline(commands)
+        except _NoScript:
+            await self.call("SCRIPT", "LOAD", named.text)
+            return await self.pipeline(commands)
+
+    async def pipeline(self, commands: Sequence[Sequence[Any]], limit_s: float = 0.0) -> list[Any]:
+        """Answers in one round trip. Raises StateFailure."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    at = self._connection = self._connection or await self._route.open(self._key)
+                async with asyncio.timeout(limit_s or TIMEOUT_S):
+                    await at.send_packed_command(at.pack_commands(commands), check_health=False)
+                    # All are read, whatever they say: the next call must not get one of them.
+                    answers = [await _answer(at) for _ in commands]
+                for answer in answers:
+                    if isinstance(answer, ResponseError):
+                        raise answer
+            except NoScriptError as error:
+                raise _NoScript(str(error)) from error
+            except (RedisError, OSError, TimeoutError) as error:
+                await self._close()
+                text = reason(error)
+                raise StateFailure(text if "from Redis" in text else f"Redis: {text}") from error
+            except BaseException:
+                await self._close()
+                raise
+            else:
+                return answers
+
+    async def close(self) -> None:
+        """Close the connection, once nothing uses it."""
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+
+async def _answer(connection: Connection) -> Any:
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
+
+
+class _NoScript(StateFailure):
+    """The server does not know a script."""
 
 
 def reason(error: BaseException) -> str:

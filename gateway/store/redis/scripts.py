@@ -6,10 +6,8 @@ and script, and one msgpack argument. The calls in GROUPED are parts of one scri
 rolling upgrade that changes it, each version counts separately.
 """
 
-import hashlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,15 +15,9 @@ import msgspec
 
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import AdmissionProfile, Entitlement
-from gateway.records.record import Record
+from gateway.store.redis.route import Script, lua, script
 
 VERSION: Final = 7
-
-
-def lua(name: str) -> str:
-    """The text of `lua/NAME.lua`."""
-    return Path(__file__).with_name("lua").joinpath(f"{name}.lua").read_text("utf-8")
-
 
 GROUPED: Final = {
     "admit": (
@@ -127,14 +119,6 @@ _MAKERS: Final = _makers()
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class Script(Record, frozen=True, kw_only=True):
-    """One script's text and its SHA-1 for EVALSHA."""
-
-    name: str
-    text: bytes
-    sha: bytes
-
-
 class Scripts:
     """All scripts of the lease store."""
 
@@ -203,13 +187,6 @@ class Calls:
 
 def _bulk(part: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(part), part)
-
-
-def script(name: str, text: str) -> Script:
-    """A script with this text."""
-    raw = text.encode()
-    sha = hashlib.sha1(raw, usedforsecurity=False).hexdigest().encode()
-    return Script(name=name, text=raw, sha=sha)
 
 
 def grouped(name: str, **fields: Any) -> bytes:

@@ -28,7 +28,7 @@ async def test_in_a_cluster_a_subject_that_is_gone_keeps_no_connection(tmp_path:
     with RedisCluster(tmp_path) as cluster:
         found = RedisExchange(cluster.url, "one")
         await found.exchange({"m": b"", "n": b""})
-        assert set(found._connections) == {"m", "n"}
+        assert set(found._sessions) == {"m", "n"}
         await found.exchange({"n": b""})
-        assert set(found._connections) == {"n"}
+        assert set(found._sessions) == {"n"}
         await found.close()
