@@ -2,20 +2,19 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import orjson
+import httpx
 import pytest
 
 from gateway.errors import RateLimited
 from gateway.http.data_plane import DataPlane, Message, Receive, Scope, Send
-from gateway.payload.head import read_head
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT, MESSAGES
 from gateway.records.request import Incoming, Principal, RequestHead
 
-JSON = [(b"content-type", b"application/json")]
+JSON = {"content-type": "application/json"}
 BODY = b'{"model":"m"}'
 
 Behaviour = Callable[[Incoming, ClientReply], Awaitable[None]]
@@ -25,249 +24,178 @@ async def say_ok(incoming: Incoming, reply: ClientReply) -> None:
     await reply.send(200, b"x-request-id: %b\r\n" % incoming.request_id.encode(), b"ok")
 
 
-class Hanging:
-    """A pipeline that hangs and notes its cancellation."""
-
-    def __init__(self) -> None:
-        self.started = asyncio.Event()
-        self.cancelled = False
-
-    async def __call__(self, incoming: Incoming, reply: ClientReply) -> None:
-        self.started.set()
-        try:
-            await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-
-
-class FakePipeline:
-    """What the data plane hands its requests to; behaves as it is told."""
-
-    def __init__(self, behave: Behaviour) -> None:
-        self.behave = behave
-        self.seen: list[Incoming] = []
-
-    def know(self, head: RequestHead) -> Principal:
-        """See Serve."""
-        return Principal(entitlement=f"e-{head.entitlement}", tenant="t")
-
-    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
-        """See Serve."""
-        self.seen.append(incoming)
-        await self.behave(incoming, reply)
-
-
-class Client:
-    """One ASGI call made by hand: the messages to receive, and those that were sent."""
-
-    def __init__(self, *messages: Message) -> None:
-        self.messages = list(messages)
-        self.sent: list[Message] = []
-        self.received = 0
-        self.waiting = asyncio.Event()
-        """Set when there is nothing more to receive, until the client leaves."""
-        self.leave = asyncio.Event()
-
-    async def receive(self) -> Message:
-        self.received += 1
-        if self.messages:
-            return self.messages.pop(0)
-        self.waiting.set()
-        await self.leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
-
-    @property
-    def status(self) -> int:
-        status: int = self.sent[0]["status"]
-        return status
-
-    @property
-    def headers(self) -> dict[bytes, bytes]:
-        return dict(self.sent[0]["headers"])
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(m["body"] for m in self.sent[1:])
-
-    @property
-    def error(self) -> Any:
-        return orjson.loads(self.body)["error"]
-
-
-def part(body: bytes = BODY, *, more: bool = False) -> Message:
-    return {"type": "http.request", "body": body, "more_body": more}
-
-
-def scope(
-    headers: list[tuple[bytes, bytes]] | None = None,
-    *,
-    method: str = "POST",
-    path: str = CHAT.path,
-) -> Scope:
-    found = JSON if headers is None else headers
-    return {"type": "http", "method": method, "path": path, "headers": found}
-
-
 class Plane:
-    """A data plane over a fake pipeline."""
+    """A data plane over a pipeline that behaves as it is told."""
 
     def __init__(self, behave: Behaviour = say_ok) -> None:
         ids = itertools.count(1)
-        self.pipeline = FakePipeline(behave)
+        self.behave = behave
+        self.seen: list[Incoming] = []
         self.handed_on: list[Scope] = []
         self.app = DataPlane(
-            self.pipeline,
-            self._control,
-            new_id=lambda: f"new-{next(ids)}",
-            max_body_bytes=100,
+            self, self._control, new_id=lambda: f"new-{next(ids)}", max_body_bytes=100
         )
+
+    def know(self, head: RequestHead) -> Principal:
+        return Principal(entitlement=f"e-{head.entitlement}", tenant="t")
+
+    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
+        self.seen.append(incoming)
+        await self.behave(incoming, reply)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.handed_on.append(scope)
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
 
-    async def ask(self, client: Client, asked: Scope | None = None) -> Client:
-        await self.app(asked or scope(), client.receive, client.send)
+    async def ask(
+        self,
+        body: bytes | list[bytes] = BODY,
+        headers: Any = None,
+        *,
+        method: str = "POST",
+        path: str = CHAT.path,
+    ) -> httpx.Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            for piece in body:
+                yield piece  # type: ignore[misc]  # of a list
+
+        app: Any = self.app
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://gateway"
+        ) as client:
+            answer = await client.request(
+                method,
+                path,
+                content=body if isinstance(body, bytes) else pieces(),
+                headers=JSON if headers is None else headers,
+            )
         assert self.app.running == 0
-        return client
+        return answer
+
+
+def code(answer: httpx.Response) -> Any:
+    return answer.json()["error"]["code"]
 
 
 async def test_a_request_reaches_the_pipeline_with_its_body_and_headers() -> None:
     plane = Plane()
-    client = await plane.ask(Client(part(b'{"a"', more=True), part(b":1", more=True), part(b"}")))
-    seen = plane.pipeline.seen[0]
-    assert (seen.body, seen.endpoint, seen.head) == (b'{"a":1}', CHAT, read_head(JSON))
-    assert (client.status, client.body) == (200, b"ok")
-    assert client.headers[b"content-length"] == b"2"
+    answer = await plane.ask([b'{"a"', b":1", b"}"], {**JSON, "x-request-id": "mine"})
+    (seen,) = plane.seen
+    assert (seen.body, seen.endpoint, seen.head.request_id) == (b'{"a":1}', CHAT, "mine")
+    assert (answer.status_code, answer.content) == (200, b"ok")
+    assert answer.headers["content-length"] == "2"
 
 
 async def test_other_paths_and_other_protocols_go_to_the_control_plane() -> None:
     plane = Plane()
-    others: list[Scope] = [scope(path="/health"), scope(path="/v1/chat"), {"type": "lifespan"}]
-    for other in others:
-        await plane.app(other, Client().receive, Client().send)
-    assert plane.handed_on == others
-    assert plane.pipeline.seen == []
+    for path in ("/health", "/v1/chat"):
+        await plane.ask(path=path)
+    await plane.app({"type": "lifespan"}, leaving([]), nowhere)
+    assert [scope.get("path") for scope in plane.handed_on] == ["/health", "/v1/chat", None]
+    assert plane.seen == []
 
 
 # -- refusals of its own
 
 
 async def test_another_method_is_405_in_the_dialect_of_its_endpoint_and_with_its_id() -> None:
-    asked = scope([(b"x-request-id", b"mine")], method="GET")
-    client = await Plane().ask(Client(part()), asked)
-    assert (client.status, client.error["code"]) == (405, "method_not_allowed")
-    assert client.headers[b"x-request-id"] == b"mine"
-    client = await Plane().ask(Client(part()), scope(method="GET", path=MESSAGES.path))
-    decoded = orjson.loads(client.body)
+    answer = await Plane().ask(headers={"x-request-id": "mine"}, method="GET")
+    assert (answer.status_code, code(answer)) == (405, "method_not_allowed")
+    assert answer.headers["x-request-id"] == "mine"
+    decoded = (await Plane().ask(method="GET", path=MESSAGES.path)).json()
     assert (decoded["type"], set(decoded["error"])) == ("error", {"type", "message"})
 
 
-async def test_a_body_announced_as_too_large_is_413_before_it_is_read() -> None:
-    plane = Plane()
-    client = await plane.ask(Client(part()), scope([*JSON, (b"content-length", b"101")]))
-    assert (client.status, client.error["code"]) == (413, "request_too_large")
-    assert client.received == 0
-    assert client.headers[b"connection"] == b"close"
-    assert plane.pipeline.seen == []
-
-
 @pytest.mark.parametrize(
-    "messages",
+    ("body", "announced"),
     [
-        [part(b"x" * 101)],
-        [part(b"x" * 60, more=True), part(b"x" * 41)],
-        [part(b"x" * 60, more=True), part(b"x" * 41, more=True), part(b"")],
-        [part(b"x" * 50, more=True)] * 100,
+        (b"x" * 101, None),
+        (BODY, "101"),
+        ([b"x" * 101], "5"),
+        ([b"x" * 60, b"x" * 41], "5"),
+        ([b"x" * 60, b"x" * 41, b""], "5"),
+        ([b"x" * 50] * 100, "5"),
     ],
 )
 async def test_a_body_that_is_too_large_is_413_whatever_was_announced(
-    messages: list[Message],
+    body: bytes | list[bytes], announced: str | None
 ) -> None:
-    client = await Plane().ask(Client(*messages), scope([*JSON, (b"content-length", b"5")]))
-    assert client.status == 413
-
-
-@pytest.mark.parametrize("pieces", [[part(b"x" * 100)], [part(b"x" * 50, more=True)] * 2])
-async def test_a_body_of_exactly_the_limit_is_served(pieces: list[Message]) -> None:
-    messages = [*pieces[:-1], {**pieces[-1], "more_body": False}]
-    assert (await Plane().ask(Client(*messages))).status == 200
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        (b"content-encoding", b"gzip"),
-        (b"content-encoding", b"br"),
-        (b"content-type", b"text/plain"),
-        (b"content-type", b"multipart/form-data; boundary=x"),
-    ],
-)
-async def test_what_is_not_plain_json_is_415(header: tuple[bytes, bytes]) -> None:
     plane = Plane()
-    client = await plane.ask(Client(part()), scope([header]))
-    assert client.status == 415
-    assert client.error["code"].startswith("unsupported_content")
-    assert plane.pipeline.seen == []
+    more = {} if announced is None else {"content-length": announced}
+    answer = await plane.ask(body, JSON | more)
+    assert (answer.status_code, code(answer)) == (413, "request_too_large")
+    assert answer.headers["connection"] == "close"
+    assert plane.seen == []
+
+
+@pytest.mark.parametrize("body", [b"x" * 100, [b"x" * 50] * 2])
+async def test_a_body_of_exactly_the_limit_is_served(body: bytes | list[bytes]) -> None:
+    assert (await Plane().ask(body)).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("header", "status"),
     [
-        [],
-        [(b"content-type", b"application/json; charset=utf-8")],
-        [(b"content-type", b"Application/JSON")],
-        [(b"content-encoding", b"identity")],
+        ({"content-encoding": "gzip"}, 415),
+        ({"content-encoding": "br"}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({}, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "Application/JSON"}, 200),
+        ({"content-encoding": "identity"}, 200),
     ],
 )
-async def test_json_in_its_usual_spellings_is_served(headers: list[tuple[bytes, bytes]]) -> None:
-    assert (await Plane().ask(Client(part()), scope(headers))).status == 200
+async def test_what_is_not_plain_json_is_415(header: dict[str, str], status: int) -> None:
+    plane = Plane()
+    answer = await plane.ask(headers=header)
+    assert answer.status_code == status
+    assert len(plane.seen) == (status == 200)
+    assert status == 200 or code(answer).startswith("unsupported_content")
 
 
 async def test_while_draining_new_requests_are_503_that_say_to_retry() -> None:
     plane = Plane()
     plane.app.draining = True
-    client = await plane.ask(Client(part()))
-    assert (client.status, client.error["code"]) == (503, "shutting_down")
-    assert client.headers[b"x-should-retry"] == b"true"
-    assert client.headers[b"retry-after"] == b"1"
-    assert client.headers[b"connection"] == b"close"
-    assert plane.pipeline.seen == []
-    await plane.ask(Client(), scope(method="GET", path="/ready"))
+    answer = await plane.ask()
+    assert (answer.status_code, code(answer)) == (503, "shutting_down")
+    told = [answer.headers[name] for name in ("x-should-retry", "retry-after", "connection")]
+    assert told == ["true", "1", "close"]
+    assert plane.seen == []
+    await plane.ask(method="GET", path="/ready")
     assert len(plane.handed_on) == 1, "the control plane still answers"
 
 
 # -- request ids
 
 
-@pytest.mark.parametrize("name", [b"a", b"req-1", b"x" * 128, b"~!@#/:"])
-async def test_the_clients_request_id_is_kept(name: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        *((name, True) for name in ("a", "req-1", "x" * 128, "~!@#/:")),
+        *((name, False) for name in ("", "x" * 129, "a b", "a\r\nb: c", "a\x00", "é")),
+    ],
+)
+async def test_the_clients_request_id_is_kept_unless_it_could_harm(name: str, stays: bool) -> None:
     plane = Plane()
-    client = await plane.ask(Client(part()), scope([*JSON, (b"x-request-id", name)]))
-    assert plane.pipeline.seen[0].request_id.encode() == name
-    assert client.headers[b"x-request-id"] == name
-
-
-@pytest.mark.parametrize("name", [b"", b"x" * 129, b"a b", b"a\r\nb: c", b"a\x00", "é".encode()])
-async def test_a_request_id_that_could_harm_is_replaced(name: bytes) -> None:
-    client = await Plane().ask(Client(part()), scope([*JSON, (b"x-request-id", name)]))
-    assert client.headers[b"x-request-id"] == b"new-1"
+    answer = await plane.ask(headers={**JSON, "x-request-id": name.encode()})
+    assert answer.headers["x-request-id"] == (name if stays else "new-1")
+    assert plane.seen[0].request_id == answer.headers["x-request-id"]
 
 
 async def test_requests_with_the_same_id_are_told_apart_inside() -> None:
     """The client chooses its request id; the lease's is ours."""
     plane = Plane()
     for _ in range(2):
-        await plane.ask(Client(part()), scope([*JSON, (b"x-request-id", b"same")]))
-    one, two = plane.pipeline.seen
+        await plane.ask(headers={**JSON, "x-request-id": "same"})
+    one, two = plane.seen
     assert one.request_id == two.request_id == "same"
     assert len({one.lease_id, two.lease_id, "same"}) == 3
 
 
-# -- streams
+# -- streams and bugs
 
 
 async def test_a_stream_is_sent_piece_by_piece() -> None:
@@ -278,74 +206,92 @@ async def test_a_stream_is_sent_piece_by_piece() -> None:
         await reply.write(b"b")
         await reply.finish()
 
-    client = await Plane(streaming).ask(Client(part()))
-    assert [(m.get("body"), m.get("more_body")) for m in client.sent[1:]] == [
-        (b"a", True),
-        (b"b", True),
-        (b"", False),
-    ]
-    assert b"content-length" not in client.headers
+    answer = await Plane(streaming).ask()
+    assert answer.content == b"ab"
+    assert "content-length" not in answer.headers
 
 
-# -- bugs
-
-
-async def test_a_bug_is_a_500_in_openais_shape_that_tells_nothing_of_it() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_bug_is_told_in_openais_shape_without_anything_of_it(begun: bool) -> None:
     async def bug(incoming: Incoming, reply: ClientReply) -> None:
+        if begun:
+            await reply.start(200, b"")
         raise ZeroDivisionError("secret")
 
-    client = await Plane(bug).ask(Client(part()))
-    assert (client.status, client.error["code"]) == (500, "internal_error")
-    assert b"secret" not in client.body
-
-
-async def test_a_bug_in_a_stream_ends_it_with_an_error_event() -> None:
-    async def bug(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, b"")
-        raise ZeroDivisionError("secret")
-
-    client = await Plane(bug).ask(Client(part()))
-    assert orjson.loads(client.body.removeprefix(b"data: "))["error"]["code"] == "internal_error"
-    assert client.sent[-1]["more_body"] is False
+    answer = await Plane(bug).ask()
+    assert answer.status_code == (200 if begun else 500)
+    assert b"internal_error" in answer.content
+    assert b"secret" not in answer.content
 
 
 # -- clients that leave
 
 
-async def test_a_client_that_leaves_before_its_body_came_is_not_answered() -> None:
-    plane = Plane()
-    for messages in ([], [part(b"{", more=True)]):
-        client = Client(*messages)
-        client.leave.set()
-        await plane.ask(client)
-        assert client.sent == []
-    assert plane.pipeline.seen == []
+def leaving(messages: list[Message], left: asyncio.Event | None = None) -> Receive:
+    """What a client sends before it leaves, at once or when it is told to."""
+    rest = iter(messages)
+
+    async def receive() -> Message:
+        for message in rest:
+            return message
+        if left is not None:
+            await left.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
 
 
-async def test_a_cancellation_that_is_not_a_disconnect_goes_on() -> None:
-    hanging = Hanging()
-    plane = Plane(hanging)
-    task = asyncio.create_task(plane.ask(Client(part())))
-    await hanging.started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert plane.app.running == 0
+async def nowhere(_: Message) -> None:
+    return
 
 
-async def test_a_client_that_leaves_cancels_its_request() -> None:
-    hanging = Hanging()
-    plane, client = Plane(hanging), Client(part())
-    task = asyncio.create_task(plane.ask(client))
-    await hanging.started.wait()
-    client.leave.set()
-    await task
-    assert hanging.cancelled
+SCOPE: Scope = {
+    "type": "http",
+    "method": "POST",
+    "path": CHAT.path,
+    "headers": [(b"content-type", b"application/json")],
+}
 
 
-async def test_the_watcher_ends_with_its_request() -> None:
+@pytest.mark.parametrize("sent", [[], [{"type": "http.request", "body": b"{", "more_body": True}]])
+async def test_a_client_that_leaves_before_its_body_came_is_not_answered(
+    sent: list[Message],
+) -> None:
+    plane, answers = Plane(), list[Message]()
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    await plane.app(SCOPE, leaving(sent), send)
+    assert (answers, plane.seen) == ([], [])
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_client_that_leaves_cancels_its_request_and_so_does_the_server(
+    leaves: bool,
+) -> None:
+    begun, left, ends = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def hanging(incoming: Incoming, reply: ClientReply) -> None:
+        begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ends.append("cancelled")
+
     before = asyncio.all_tasks()
-    await Plane().ask(Client(part()))
+    receive = leaving([{"type": "http.request", "body": BODY}], left)
+    task = asyncio.ensure_future(Plane(hanging).app(SCOPE, receive, nowhere))
+    await begun.wait()
+    if leaves:
+        left.set()
+        await task
+    else:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+    assert ends == ["cancelled"]
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
 

@@ -19,7 +19,7 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.http.problems import error_body, error_event, error_headers
-from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect
+from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect, Endpoint
 
 
 def test_openai_clients_get_the_four_members() -> None:
@@ -80,52 +80,44 @@ def test_a_context_overflow_has_the_code_clients_look_for() -> None:
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
-@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
-def test_an_in_band_error_is_a_data_event(endpoint: object) -> None:
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+def test_an_in_band_error_is_an_event_of_the_endpoint_s_own_shape(endpoint: Endpoint) -> None:
     refusal = UpstreamBroken("x", reason="r", code="c")
-    event = error_event(refusal, getattr(endpoint, "name"), Dialect.OPENAI)  # noqa: B009
-    assert event == b"data: " + error_body(refusal) + b"\n\n"
+    event = error_event(refusal, endpoint.name, endpoint.dialect)
+    *first, data = event.removesuffix(b"\n\n").split(b"\n")
+    assert first == ([] if endpoint in {CHAT, COMPLETIONS} else [b"event: error"])
+    said = orjson.loads(data.removeprefix(b"data: "))
+    if endpoint is RESPONSES:
+        assert (said["type"], said["code"], said["message"]) == ("error", "c", "x")
+    else:
+        assert said == orjson.loads(error_body(refusal, endpoint.dialect))
 
 
-def test_an_in_band_error_for_messages_is_an_error_event() -> None:
-    event = error_event(UpstreamBroken("x", reason="r"), MESSAGES.name, MESSAGES.dialect)
-    head, data = event.removesuffix(b"\n\n").split(b"\n")
-    assert head == b"event: error"
-    assert orjson.loads(data.removeprefix(b"data: "))["error"]["type"] == "api_error"
+def wait(seconds: float) -> Refusal:
+    return Unavailable("x", reason="r", retry_after_s=seconds)
 
 
-def test_an_in_band_error_for_responses_is_an_error_event_of_its_own_shape() -> None:
-    refusal = UpstreamBroken("x", reason="r", code="c")
-    event = error_event(refusal, RESPONSES.name, RESPONSES.dialect)
-    head, data = event.removesuffix(b"\n\n").split(b"\n")
-    assert head == b"event: error"
-    decoded = orjson.loads(data.removeprefix(b"data: "))
-    assert (decoded["type"], decoded["code"], decoded["message"]) == ("error", "c", "x")
-
-
-def test_the_reason_is_a_header() -> None:
-    headers = dict(error_headers(BadRequest("x", reason="too_deep")))
-    assert headers == {b"content-type": b"application/json", b"x-sluice-reason": b"too_deep"}
+def should(retry: bool | None) -> Refusal:
+    return RateLimited("x", reason="r", should_retry=retry)
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "seconds", "millis"),
-    [(0.2, b"1", b"200"), (1.0, b"1", b"1000"), (1.001, b"2", b"1001"), (60.0, b"60", b"60000")],
+    ("refusal", "headers"),
+    [
+        (BadRequest("x", reason="too_deep"), {"x-sluice-reason": "too_deep"}),
+        (Unauthorized("x", reason="r"), {"www-authenticate": "Bearer"}),
+        (wait(0.2), {"retry-after": "1", "retry-after-ms": "200"}),
+        (wait(1.0), {"retry-after": "1", "retry-after-ms": "1000"}),
+        (wait(1.001), {"retry-after": "2", "retry-after-ms": "1001"}),
+        (wait(60.0), {"retry-after": "60", "retry-after-ms": "60000"}),
+        (should(True), {"x-should-retry": "true"}),
+        (should(False), {"x-should-retry": "false"}),
+        (should(None), {}),
+    ],
 )
-def test_when_to_come_back_is_told_in_whole_seconds_and_in_milliseconds(
-    wait_s: float, seconds: bytes, millis: bytes
+def test_headers_say_why_and_whether_and_when_to_come_back(
+    refusal: Refusal, headers: dict[str, str]
 ) -> None:
-    headers = dict(error_headers(Unavailable("x", reason="r", retry_after_s=wait_s)))
-    assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (seconds, millis)
-
-
-@pytest.mark.parametrize(("should", "said"), [(True, b"true"), (False, b"false"), (None, None)])
-def test_whether_to_come_back_is_said_only_when_it_is_known(
-    should: bool | None, said: bytes | None
-) -> None:
-    headers = dict(error_headers(RateLimited("x", reason="r", should_retry=should)))
-    assert headers.get(b"x-should-retry") == said
-
-
-def test_a_401_names_the_scheme() -> None:
-    assert (b"www-authenticate", b"Bearer") in error_headers(Unauthorized("x", reason="r"))
+    common = {"content-type": "application/json", "x-sluice-reason": "r"}
+    found = {name.decode(): value.decode() for name, value in error_headers(refusal)}
+    assert found == common | headers
