@@ -5,8 +5,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import cast
 
-import pytest
-
 from gateway.errors import RateLimited
 from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
@@ -15,7 +13,6 @@ from gateway.payload.sse import DONE
 from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.bind import wake
 from gateway.pipeline.pipeline import Pipeline
-from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -38,13 +35,12 @@ from tests.fakes import (
     HANG,
     FakeClock,
     FakeReply,
-    FakeUpstream,
-    ListSink,
     Script,
     broken,
     stream,
     whole,
 )
+from tests.pipeline_bench import PipelineBench
 
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
@@ -129,7 +125,7 @@ class OneAtATime:
         return (job,)
 
 
-class Bench:
+class Bench(PipelineBench):
     """A pipeline over fakes whose short pool has a scheduler."""
 
     def __init__(
@@ -142,28 +138,17 @@ class Bench:
         plain = served_model(workers=(2, 1))
         self.scheduler = OneAtATime(plain, SHORT)
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
-        self.served = changed(
+        served = changed(
             plain,
             schedulers=(self.scheduler, plain.scheduling.schedulers[LONG]),
             prefixes=self.prefixes,
             queue=QueueRules(limit=limit, timeout_s=timeout_s),
         )
-        self.clock = FakeClock()
-        self.upstream = FakeUpstream(list(script))
-        self.sink = ListSink()
-        self.store = MemoryLeases({"m": self.served}, self.clock)
-        self.pipeline = Pipeline(
-            models={"m": self.served},
-            keyring=keyring or Keyring({}),
-            store=self.store,
-            upstream=self.upstream,
-            metrics=Metrics(),
-            records=self.sink,
-            clock=self.clock,
-            wall_clock=lambda: 0.0,
-        )
+        clock = FakeClock()
+        store = MemoryLeases({"m": served}, clock)
+        super().__init__(*script, served=served, store=store, clock=clock, keyring=keyring)
 
-    def begin(
+    def ask(
         self, name: str = "r1", request: Incoming | None = None
     ) -> tuple[asyncio.Task[None], FakeReply]:
         reply = FakeReply()
@@ -174,14 +159,6 @@ class Bench:
         async with asyncio.timeout(5):
             while len(self.scheduler.queue) < count:  # noqa: ASYNC110 - a turn of the loop each
                 await asyncio.sleep(0)
-
-    async def leave(self, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    def record(self, name: str) -> DecisionRecord:
-        return next(r for r in self.sink.records if r.request_id == name)
 
     def assert_nothing_leaks(self) -> None:
         assert self.store.active == 0
@@ -194,8 +171,8 @@ class Bench:
 
 async def test_a_request_waits_until_the_one_before_has_its_first_token() -> None:
     bench = Bench(HANGING, STREAM)
-    first, _ = bench.begin("r1")
-    second, reply = bench.begin("r2")
+    first, _ = bench.ask("r1")
+    second, reply = bench.ask("r2")
     await second
     assert reply.status == 200
     assert bench.scheduler.told[0] == "first"
@@ -206,8 +183,8 @@ async def test_a_request_waits_until_the_one_before_has_its_first_token() -> Non
 
 async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_time() -> None:
     bench = Bench(HANG, STREAM)
-    first, _ = bench.begin("r1", incoming(chat_body(), request_id="r1"))
-    second, reply = bench.begin("r2")
+    first, _ = bench.ask("r1", incoming(chat_body(), request_id="r1"))
+    second, reply = bench.ask("r2")
     await second
     assert reply.status == 200
     assert bench.scheduler.told[0] == "assumed"
@@ -218,25 +195,25 @@ async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_ti
 
 async def test_who_leaves_while_waiting_is_taken_out_of_the_queue() -> None:
     bench = Bench(HANG)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, _ = bench.begin("r2")
+    second, _ = bench.ask("r2")
     await bench.until_waiting()
     await bench.leave(second)
     assert bench.scheduler.told == ["cancelled"]
     assert len(bench.upstream.calls) == 1
-    assert bench.record("r2").outcome == "disconnected"
+    assert bench.record_of("r2").outcome == "disconnected"
     await bench.leave(first)
     bench.assert_nothing_leaks()
 
 
 async def test_who_is_woken_and_cancelled_in_one_turn_gives_its_place_to_the_next() -> None:
     bench = Bench(HANG, STREAM)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, _ = bench.begin("r2")
+    second, _ = bench.ask("r2")
     await bench.until_waiting()
-    third, reply = bench.begin("r3")
+    third, reply = bench.ask("r3")
     await bench.until_waiting(2)
     busy = bench.scheduler.busy
     assert busy is not None
@@ -250,15 +227,15 @@ async def test_who_is_woken_and_cancelled_in_one_turn_gives_its_place_to_the_nex
 
 async def test_a_full_queue_refuses_with_429_and_a_full_refund() -> None:
     bench = Bench(HANG, limit=1)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, _ = bench.begin("r2")
+    second, _ = bench.ask("r2")
     await bench.until_waiting()
-    third, reply = bench.begin("r3")
+    third, reply = bench.ask("r3")
     await third
     assert isinstance(reply.refusal, RateLimited)
     assert reply.refusal.reason == "queue_full"
-    assert bench.record("r3").usage.prompt_tokens is None
+    assert bench.record_of("r3").usage.prompt_tokens is None
     for task in (second, first):
         await bench.leave(task)
     bench.assert_nothing_leaks()
@@ -280,7 +257,7 @@ async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_o
     def begin(key: str, number: int) -> tuple[asyncio.Task[None], FakeReply]:
         headers = [(b"authorization", b"Bearer " + key.encode())]
         name = f"{key}-{number}"
-        return bench.begin(name, incoming(chat_body(stream=True), request_id=name, headers=headers))
+        return bench.ask(name, incoming(chat_body(stream=True), request_id=name, headers=headers))
 
     crowd = [begin(f"a{1 + number % 3}", number) for number in range(60)]
     await bench.until_waiting(40)
@@ -298,9 +275,9 @@ async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_o
 
 async def test_a_wait_that_is_too_long_ends_in_429() -> None:
     bench = Bench(HANG, timeout_s=0.02)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, reply = bench.begin("r2")
+    second, reply = bench.ask("r2")
     await second
     assert isinstance(reply.refusal, RateLimited)
     assert reply.refusal.reason == "queue_timeout"
@@ -311,7 +288,7 @@ async def test_a_wait_that_is_too_long_ends_in_429() -> None:
 
 async def test_nobody_waits_longer_than_the_client_does() -> None:
     bench = Bench(HANG, timeout_s=60.0)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
     asked = incoming(
         chat_body(stream=True),
@@ -319,7 +296,7 @@ async def test_nobody_waits_longer_than_the_client_does() -> None:
         headers=[(b"x-stainless-read-timeout", b"0.02")],
     )
     bench.clock.now_s = asked.received_s
-    second, reply = bench.begin("r2", asked)
+    second, reply = bench.ask("r2", asked)
     async with asyncio.timeout(5):
         await second
     assert reply.refusal is not None
@@ -330,26 +307,26 @@ async def test_nobody_waits_longer_than_the_client_does() -> None:
 
 async def test_a_job_whose_workers_died_while_it_waited_goes_to_another_pool() -> None:
     bench = Bench(HANG, STREAM)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, reply = bench.begin("r2")
+    second, reply = bench.ask("r2")
     await bench.until_waiting()
     for worker in (0, 1):
         fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
     bench.pipeline.tick()
     await second
     assert reply.status == 200
-    assert bench.record("r2").pool == "long"
+    assert bench.record_of("r2").pool == "long"
     await bench.leave(first)
     bench.assert_nothing_leaks()
 
 
 async def test_a_failed_attempt_gives_its_job_back_and_tries_another_worker() -> None:
     bench = Bench(broken("reset"), STREAM)
-    task, reply = bench.begin("r1")
+    task, reply = bench.ask("r1")
     await task
     assert reply.status == 200
-    assert [attempt.worker for attempt in bench.record("r1").attempts] == ["short-0", "short-1"]
+    assert [attempt.worker for attempt in bench.record_of("r1").attempts] == ["short-0", "short-1"]
     assert bench.scheduler.told.count("finished") == 2
     assert bench.scheduler.answered == [False, True]
     bench.assert_nothing_leaks()
@@ -378,7 +355,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
     )
     for worker in (0, 1):
         fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
-    task, reply = bench.begin()
+    task, reply = bench.ask()
     await task
     assert isinstance(reply.refusal, RateLimited)
     assert scheduler.busy is None
@@ -390,11 +367,11 @@ async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cac
     bench = Bench(STREAM, cached, STREAM)
     text = "The quick brown fox jumps over the lazy dog. " * 40
     for name in ("r1", "r2"):
-        task, _ = bench.begin(name, incoming(chat_body(text, stream=True), request_id=name))
+        task, _ = bench.ask(name, incoming(chat_body(text, stream=True), request_id=name))
         await task
     assert len(bench.prefixes[SHORT]) > 1
     assert bench.served.scheduling.reports_cached == {(SHORT, 0)}
-    assert bench.record("r2").scheduling.prefill_s is not None
+    assert bench.record_of("r2").scheduling.prefill_s is not None
 
 
 LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 40
@@ -406,18 +383,18 @@ def asked(name: str) -> Incoming:
 
 async def test_a_prompt_that_waits_is_known_where_it_is_bound_and_forgotten_if_it_leaves() -> None:
     bench = Bench(HANG, HANG, STREAM)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, _ = bench.begin("r2", asked("r2"))
+    second, _ = bench.ask("r2", asked("r2"))
     await bench.until_waiting()
-    third, _ = bench.begin("r3", asked("r3"))
+    third, _ = bench.ask("r3", asked("r3"))
     await bench.until_waiting(2)
     waiting, later = bench.scheduler.queue
     assert not waiting.match
     assert later.match[0][1] == 0b01  # the second's worker, though nothing was sent there yet
     await bench.leave(third)
     await bench.leave(second)
-    fourth, _ = bench.begin("r4", asked("r4"))
+    fourth, _ = bench.ask("r4", asked("r4"))
     await bench.until_waiting()
     assert not bench.scheduler.queue[0].match
     for task in (fourth, first):
@@ -427,15 +404,15 @@ async def test_a_prompt_that_waits_is_known_where_it_is_bound_and_forgotten_if_i
 
 async def test_a_prompt_bound_anew_is_known_at_the_new_worker_alone() -> None:
     bench = Bench(HANG, HANG)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await bench.upstream.hanging.wait()
-    second, _ = bench.begin("r2", asked("r2"))
+    second, _ = bench.ask("r2", asked("r2"))
     await bench.until_waiting()
     bench.scheduler.queue[0].worker = 1
     bench.upstream.hanging.clear()
     await bench.leave(first)
     await bench.upstream.hanging.wait()
-    third, _ = bench.begin("r3", asked("r3"))
+    third, _ = bench.ask("r3", asked("r3"))
     await bench.until_waiting()
     assert {mask for _, mask in bench.scheduler.queue[0].match} == {0b10}
     for task in (third, second):
@@ -468,7 +445,7 @@ async def until_waiting_for_workers(bench: Bench, count: int) -> None:
 
 async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
     bench = empty_bench(STREAM, STREAM)
-    waiting = [bench.begin(f"r{n}") for n in range(2)]
+    waiting = [bench.ask(f"r{n}") for n in range(2)]
     await until_waiting_for_workers(bench, 2)
     assert bench.served.fleet.pools[SHORT].inflight == 2  # which asks for a worker
     model_runtime.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
@@ -477,14 +454,14 @@ async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
         await task
         assert reply.status == 200
     await asyncio.sleep(0)  # records are written together
-    assert bench.record("r1").worker == "new"
+    assert bench.record_of("r1").worker == "new"
     bench.assert_nothing_leaks()
     assert not bench.served.scheduling.waiting_for_workers
 
 
 async def test_requests_wait_for_a_worker_no_longer_than_the_queue_allows() -> None:
     bench = empty_bench(timeout_s=0.01)
-    task, reply = bench.begin()
+    task, reply = bench.ask()
     await task
     assert reply.refusal is not None
     assert reply.refusal.reason == "queue_timeout"
@@ -493,7 +470,7 @@ async def test_requests_wait_for_a_worker_no_longer_than_the_queue_allows() -> N
 
 async def test_a_worker_of_another_pool_neither_wakes_a_request_nor_prolongs_its_wait() -> None:
     bench = empty_bench(timeout_s=0.02, pools=(LONG,))
-    task, reply = bench.begin("r1", too_long_for_the_short_pool())
+    task, reply = bench.ask("r1", too_long_for_the_short_pool())
     await until_waiting_for_workers(bench, 1)
     (waiter,) = bench.served.scheduling.waiting_for_workers
     bench.pipeline.tick()
@@ -510,7 +487,7 @@ async def test_a_worker_of_another_pool_neither_wakes_a_request_nor_prolongs_its
 async def test_a_pool_that_is_never_empty_is_not_waited_for() -> None:
     bench = empty_bench()
     bench.served.fleet.pools[LONG].may_be_empty = False
-    task, reply = bench.begin("r1", too_long_for_the_short_pool())
+    task, reply = bench.ask("r1", too_long_for_the_short_pool())
     async with asyncio.timeout(5):
         await task
     assert reply.refusal is not None
@@ -520,7 +497,7 @@ async def test_a_pool_that_is_never_empty_is_not_waited_for() -> None:
 
 async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> None:
     bench = empty_bench(timeout_s=60.0)
-    task, reply = bench.begin()
+    task, reply = bench.ask()
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     short = bench.served.fleet.pools[SHORT]
@@ -538,7 +515,7 @@ async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> Non
 
 async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
     bench = empty_bench(HANG, timeout_s=60.0)
-    waiting, reply = bench.begin()
+    waiting, reply = bench.ask()
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     bench.scheduler.busy = other = Job(None, 1, 1, 0.0, "other")
@@ -555,9 +532,9 @@ async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
 
 async def test_no_more_requests_wait_for_a_worker_than_the_queue_holds() -> None:
     bench = empty_bench(limit=1)
-    first, _ = bench.begin("r1")
+    first, _ = bench.ask("r1")
     await until_waiting_for_workers(bench, 1)
-    second, reply = bench.begin("r2")
+    second, reply = bench.ask("r2")
     await second
     assert reply.refusal is not None
     assert reply.refusal.reason == "queue_full"

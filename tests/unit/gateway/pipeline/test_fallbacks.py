@@ -1,6 +1,5 @@
 """Another model answers where the asked one cannot; never for a limit of the tenant's own."""
 
-import asyncio
 import hashlib
 
 import orjson
@@ -8,9 +7,7 @@ import pytest
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import RateLimited, Refusal, TokensLimited, Unavailable
-from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import Keyring
-from gateway.pipeline.pipeline import Pipeline
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal, TenantKey
@@ -25,15 +22,12 @@ from tests.builders import (
     served_model,
 )
 from tests.fakes import (
-    FakeClock,
-    FakeReply,
     FakeStore,
-    FakeUpstream,
-    ListSink,
     Script,
     failure,
     whole,
 )
+from tests.pipeline_bench import PipelineBench
 
 OK = whole(200, answer_body())
 E500 = whole(500, error_answer("CUDA error", code=500))
@@ -52,7 +46,7 @@ class Store(FakeStore):
         raise refusal
 
 
-class Bench:
+class Bench(PipelineBench):
     """The models m, which falls back on n and then o, over fakes."""
 
     def __init__(
@@ -61,31 +55,20 @@ class Bench:
         """`opens`: models that the tenant's key may use; without any the gateway is open."""
         asked = changed(served_model(workers=(1, 1)), fallbacks=("n", "o"))
         others = [changed(served_model(name=name), fallbacks=("m",)) for name in ("n", "o")]
-        self.upstream = FakeUpstream(list(script))
-        self.store = Store()
-        self.store.refuse_with = refusal
-        self.sink, self.reply, self.metrics = ListSink(), FakeReply(), Metrics()
         keyring = Keyring()
         if opens:
             keyring = Keyring(tenant_keys=[TenantKey(tenant="t", name="web", sha256=KEY)])
             for name in opens:
                 keyring.put(Principal(entitlement=f"e-{name}", tenant="t", model=name), ())
-        self.pipeline = Pipeline(
-            models={model.name: model for model in (asked, *others)},
+        super().__init__(
+            *script,
+            served=asked,
+            store=Store(),
             keyring=keyring,
-            store=self.store,
-            upstream=self.upstream,
-            metrics=self.metrics,
-            records=self.sink,
-            clock=FakeClock(),
-            wall_clock=lambda: 0.0,
+            models={model.name: model for model in (asked, *others)},
             splits={"both": SplitAlias("both", {"n": 1, "o": 1})},
         )
-
-    async def serve(self, request: Incoming | None = None) -> None:
-        """Serve one request to its end."""
-        await self.pipeline.serve(request or incoming(), self.reply)
-        await asyncio.sleep(0)
+        self.store.refuse_with = refusal
 
     @property
     def records(self) -> list[DecisionRecord]:

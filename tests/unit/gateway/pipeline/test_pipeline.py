@@ -17,16 +17,12 @@ from gateway.errors import EngineRefusal, RateLimited
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.progress import Pending
-from gateway.metrics import Metrics
 from gateway.payload.head import child_id, pairs_of, read_head
 from gateway.payload.sse import DONE
 from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.forward import HELD_BYTES
-from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.request_progress import Attempts, RequestProgress
-from gateway.ports import LeaseStore
 from gateway.records.attempt import Usage
-from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import (
     CHAT,
     COMPLETIONS,
@@ -66,8 +62,6 @@ from tests.fakes import (
     FakeClock,
     FakeReply,
     FakeStore,
-    FakeUpstream,
-    ListSink,
     Script,
     Step,
     broken,
@@ -75,6 +69,7 @@ from tests.fakes import (
     stream,
     whole,
 )
+from tests.pipeline_bench import PipelineBench
 
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
@@ -89,61 +84,22 @@ FITS_SHORT = "many words in a row " * 1200
 LONG_TEXT = "many words in a row " * 5000  # 100,000 bytes: about 25,000 tokens
 
 
-class Bench:
-    """A pipeline over fakes. `serve` runs one request through it."""
+class Bench(PipelineBench):
+    """With an alias of the model, over a fake store unless a test has another."""
 
-    def __init__(
-        self,
-        *script: Script,
-        served: ModelRuntime | None = None,
-        store: LeaseStore | None = None,
-        keyring: Keyring | None = None,
-        log_prompts: bool = False,
-    ) -> None:
-        self.served = served or served_model()
-        self.upstream = FakeUpstream(list(script))
-        self.ledger = FakeStore()
-        self.clock = FakeClock()
-        self.metrics = Metrics()
-        self.sink = ListSink()
-        self.reply = FakeReply()
-        self.pipeline = Pipeline(
-            wall_clock=lambda: 0.0,
-            models={"m": self.served, "alias": self.served},
-            keyring=keyring or Keyring({}),
-            store=store or self.ledger,
-            upstream=self.upstream,
-            metrics=self.metrics,
-            records=self.sink,
-            clock=self.clock,
-            log_prompts=log_prompts,
-        )
-
-    async def serve(self, request: Incoming | None = None, reply: FakeReply | None = None) -> None:
-        await self.pipeline.serve(request or incoming(), reply or self.reply)
-        await asyncio.sleep(0)  # it is noted when all of this turn have ended
+    def __init__(self, *script: Script, served: ModelRuntime | None = None, **more: Any) -> None:
+        served = served or served_model()
+        super().__init__(*script, served=served, models={"m": served, "alias": served}, **more)
 
     async def cancel_when_hanging(self, request: Incoming | None = None) -> None:
         """Serve until an engine says nothing, then leave as a client does."""
-        task = asyncio.create_task(self.serve(request))
+        task = self.begin(request)
         await self.upstream.hanging.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    @property
-    def record(self) -> DecisionRecord:
-        assert len(self.sink.records) == 1, "one decision record a request"
-        return self.sink.records[0]
-
-    @property
-    def sent(self) -> Any:
-        """The body that the last engine received."""
-        return orjson.loads(self.upstream.calls[-1][1].body)
+        await self.leave(task)
 
     def assert_nothing_leaks(self, requests: int = 1) -> None:
-        assert self.ledger.active == 0
-        assert len(self.ledger.settlements) == requests
+        assert self.store.active == 0
+        assert len(self.store.settlements) == requests
         for pool in self.served.fleet.pools:
             assert set(pool.active) == {0}
             assert set(pool.tokens) == {0}
@@ -427,7 +383,7 @@ async def test_no_key_or_an_unknown_one_is_401(headers: Any, reason: str) -> Non
     await bench.serve(incoming(headers=headers))
     assert (bench.reply.status, bench.record.reason) == (401, reason)
     assert bench.upstream.calls == []
-    assert bench.ledger.settlements == []
+    assert bench.store.settlements == []
 
 
 @pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
@@ -475,10 +431,10 @@ async def test_what_cannot_fit_is_400_without_an_engine() -> None:
 
 async def test_what_admission_refuses_reaches_no_engine_and_settles_nothing() -> None:
     bench = Bench(OK)
-    bench.ledger.refuse_with = RateLimited("full", reason="concurrency")
+    bench.store.refuse_with = RateLimited("full", reason="concurrency")
     await bench.serve()
     assert (bench.reply.status, bench.record.reason) == (429, "concurrency")
-    assert bench.ledger.settlements == []
+    assert bench.store.settlements == []
     assert bench.metrics.requests.values == {("m", "", "refused"): 1}
 
 
@@ -554,7 +510,7 @@ async def test_requests_that_come_together_are_admitted_one_after_the_other_then
         for n, time_s in enumerate(times_s)
     ]
     await asyncio.sleep(0)
-    assert bench.ledger.active == 4
+    assert bench.store.active == 4
     # The first of them did not know of the others, the last came later.
     assert len(bench.upstream.calls) == 2
     await asyncio.sleep(0)
@@ -571,23 +527,19 @@ async def test_a_client_that_leaves_between_admission_and_dispatch_is_not_charge
         asyncio.create_task(bench.serve(at(100.0, name), FakeReply())) for name in ("r1", "r2")
     )
     await asyncio.sleep(0)
-    assert (bench.ledger.active, len(bench.upstream.calls)) == (2, 1)
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    assert (bench.ledger.active, len(bench.upstream.calls)) == (1, 1)
-    assert bench.ledger.settlements[0][1].usage is None
+    assert (bench.store.active, len(bench.upstream.calls)) == (2, 1)
+    await bench.leave(second)
+    assert (bench.store.active, len(bench.upstream.calls)) == (1, 1)
+    assert bench.store.settlements[0][1].usage is None
     assert bench.record.outcome == "disconnected"
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
+    await bench.leave(first)
     bench.assert_nothing_leaks(requests=2)
 
 
 async def test_a_client_that_leaves_a_stream_is_charged_what_was_emitted() -> None:
     bench = Bench(stream(chunk("a"), chunk("b"), HANG))
     await bench.cancel_when_hanging(streaming())
-    _, settlement = bench.ledger.settlements[0]
+    _, settlement = bench.store.settlements[0]
     assert settlement.usage == Usage(
         prompt_tokens=bench.record.estimate.input_tokens or 0,
         completion_tokens=2,
@@ -631,14 +583,14 @@ async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(pr
 async def test_a_request_that_no_engine_served_is_not_charged() -> None:
     bench = Bench(E500)
     await bench.serve()
-    ((_, settlement),) = bench.ledger.settlements
+    ((_, settlement),) = bench.store.settlements
     assert (settlement.usage, settlement.dispatched) == (None, True)
 
 
 async def test_a_refusal_is_never_charged() -> None:
     bench = Bench(failure("connect"))
     await bench.serve()
-    ((_, settlement),) = bench.ledger.settlements
+    ((_, settlement),) = bench.store.settlements
     assert (settlement.usage, settlement.dispatched) == (None, False)
 
 
@@ -648,7 +600,7 @@ async def test_an_engines_own_400_is_relayed_and_not_charged() -> None:
     await bench.serve()
     assert (bench.reply.status, bench.reply.body) == (400, said)
     assert bench.record.outcome == "error"
-    assert bench.ledger.settlements[0][1].usage is None
+    assert bench.store.settlements[0][1].usage is None
     assert len(bench.upstream.calls) == 1
 
 
@@ -680,7 +632,7 @@ async def test_a_large_answer_passes_as_it_comes_and_is_charged_what_it_says(
     assert (bench.reply.body, bench.reply.finished) == (body, True)
     assert seen[-1] >= len(body) - 2 * size, "nothing waits for the end"
     assert (bench.record.outcome, bench.record.finish_reason) == ("ok", "stop")
-    assert bench.ledger.settlements[0][1].usage == Usage(prompt_tokens=11, completion_tokens=7)
+    assert bench.store.settlements[0][1].usage == Usage(prompt_tokens=11, completion_tokens=7)
 
 
 async def test_a_large_answer_breaks_off_where_its_engine_does() -> None:
@@ -694,7 +646,7 @@ async def test_a_large_answer_breaks_off_where_its_engine_does() -> None:
 async def test_who_leaves_before_the_end_of_a_large_answer_is_charged_what_came() -> None:
     bench = Bench(whole(200, b"{" + PADDING, PADDING, HANG))
     await bench.cancel_when_hanging()
-    used = bench.ledger.settlements[0][1].usage
+    used = bench.store.settlements[0][1].usage
     assert used is not None
     assert used.completion_tokens > HELD_BYTES // 4
 
@@ -708,7 +660,7 @@ async def test_who_leaves_while_a_whole_answer_is_sent_is_charged_for_it() -> No
         await bench.serve(None, FakeReply(leaves))
     await asyncio.sleep(0)
     assert bench.record.outcome == "disconnected"
-    assert bench.ledger.settlements[0][1].usage == Usage(
+    assert bench.store.settlements[0][1].usage == Usage(
         prompt_tokens=10, completion_tokens=3, cached_reported=True
     )
 
@@ -838,7 +790,7 @@ async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed()
     bench = Bench(E500, BUSY, OK)
     await bench.serve()
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "short", "long"]
-    assert bench.ledger.transfers == [(SHORT, LONG)]
+    assert bench.store.transfers == [(SHORT, LONG)]
     assert bench.record.pool == "long"
     assert not bench.record.admission.spilled, "spilled is what admission did"
 
@@ -1063,7 +1015,7 @@ async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() ->
     assert len(bench.upstream.calls) == 1
     assert [e.up for e in bench.served.fleet.pools[SHORT].engine_of] == [True, True]
     assert bench.metrics.ejections.values == {}
-    assert bench.ledger.settlements[0][1].usage is None
+    assert bench.store.settlements[0][1].usage is None
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -1176,7 +1128,7 @@ async def test_counting_tokens_is_relayed_and_charged_none(
     await bench.serve(incoming(chat_body("x " * 200_000), endpoint=endpoint))
     assert (bench.reply.status, bench.reply.body) == (200, answer)
     assert bench.upstream.calls[0][1].path == endpoint.path
-    ((lease, settlement),) = bench.ledger.settlements
+    ((lease, settlement),) = bench.store.settlements
     assert (lease.cost_tokens, settlement.usage, settlement.dispatched) == (0, None, True)
     assert bench.record.usage.prompt_tokens is None
 
@@ -1222,9 +1174,7 @@ async def test_a_request_is_moved_once() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(bench.upstream.called) == 2
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
 
 
 @pytest.mark.parametrize("why", ["no other worker", "stored response"])
@@ -1239,9 +1189,7 @@ async def test_a_request_stays_where_moving_does_not_help_or_is_not_safe(why: st
         await asyncio.sleep(0)
     assert len(bench.upstream.called) == 1
     assert not task.done()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
 
 
 async def test_a_stream_that_has_begun_is_never_moved() -> None:
@@ -1251,21 +1199,17 @@ async def test_a_stream_that_has_begun_is_never_moved() -> None:
     await asyncio.sleep(0)
     assert not task.done()
     assert len(bench.upstream.called) == 1
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
 
 
 async def test_a_client_that_leaves_while_it_is_moved_has_left() -> None:
     bench = Bench(HANG, STREAM)
     task, worker = await hangs_at(bench, streaming())
     bench.pipeline.frozen(bench.served, SHORT, worker)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
     assert len(bench.upstream.called) == 1
     assert bench.record.outcome == "disconnected"
-    assert bench.ledger.active == 0
+    assert bench.store.active == 0
 
 
 async def test_refusals_of_a_frozen_engine_do_not_bring_it_back() -> None:
@@ -1293,7 +1237,7 @@ async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert (bench.reply.status, bench.record.rescued, bench.record.pool) == (200, True, "long")
     assert bench.upstream.calls[0][1].body == bench.upstream.calls[1][1].body
-    assert bench.ledger.transfers == [(SHORT, LONG)]
+    assert bench.store.transfers == [(SHORT, LONG)]
     assert not bench.record.admission.spilled
     assert bench.metrics.misroutes.values[("overflow",)] == 1
     bench.assert_nothing_leaks()
@@ -1502,9 +1446,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
     await bench.upstream.hanging.wait()
     assert (served.fleet.pools[SHORT].inflight, store.active) == (1, 1)
     assert served.fleet.pools[SHORT].active == [1, 0]
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
     assert (served.fleet.pools[SHORT].inflight, store.active) == (0, 0)
     assert served.fleet.pools[SHORT].active == [0, 0]
 
@@ -1545,7 +1487,7 @@ async def test_n_sequences_weigh_n_while_they_run() -> None:
     bench = Bench(HANG)
     task = asyncio.create_task(bench.serve(incoming(chat_body(n=3))))
     await bench.upstream.hanging.wait()
-    assert bench.ledger.inflight(SHORT) == 3
+    assert bench.store.inflight(SHORT) == 3
     assert bench.served.fleet.pools[SHORT].active == [3, 0]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

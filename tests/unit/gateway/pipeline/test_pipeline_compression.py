@@ -1,6 +1,5 @@
 """The pipeline's stages 5 and 6: what is compressed, for whom, and what follows when it fails."""
 
-import asyncio
 import hashlib
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,7 @@ from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelCompression
-from gateway.metrics import Metrics
 from gateway.pipeline.authenticate import Keyring
-from gateway.pipeline.pipeline import Pipeline
 from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
 from gateway.records.entitlement import Entitlement
@@ -29,11 +26,10 @@ from tests.fakes import (
     FakeClock,
     FakeCompressor,
     FakeReply,
-    FakeUpstream,
-    ListSink,
     Script,
     whole,
 )
+from tests.pipeline_bench import PipelineBench
 
 OK = whole(200, answer_body())
 OVERFLOW = whole(
@@ -50,7 +46,7 @@ DONE = CompressResult(body=SHORTER, text_bytes_before=len(TEXT), text_bytes_afte
 FAILED = CompressResult(reason="protected_too_large")
 
 
-class Bench:
+class Bench(PipelineBench):
     """A pipeline over the embedded store, token pools managed, with a scripted compressor."""
 
     def __init__(
@@ -64,7 +60,7 @@ class Bench:
     ) -> None:
         served = model(slots=8)
         routing = replace(served.routing, observe=observe)
-        self.served = changed(
+        served = changed(
             served,
             routing=routing,
             compression=ModelCompression(rules=rules or CompressionRules(gamma=1.5)),
@@ -72,42 +68,27 @@ class Bench:
         )
         self.book = TokenPool(Terms(slots=(8, long_slots), largest_tokens=65_536, headroom=0))
         self.book.define(Entitlement(name="e", model="m", tokens_per_s=1e5))
-        self.clock = FakeClock(1_700_000_000.0)
-        self.store = MemoryLeases(
-            {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
-        )
+        clock = FakeClock(1_700_000_000.0)
         self.runner = FakeCompressor(result)
-        self.upstream = FakeUpstream(list(script or (OK,)))
-        self.sink = ListSink()
-        self.reply = FakeReply()
-        self.metrics = Metrics()
-        digest = hashlib.sha256(b"k").digest()
         who = Principal(entitlement="e", tenant="t", model="m", compress=compress)
-        self.pipeline = Pipeline(
-            models={"m": self.served},
-            keyring=Keyring({digest: who}),
-            store=self.store,
-            upstream=self.upstream,
-            metrics=self.metrics,
-            records=self.sink,
+        super().__init__(
+            *(script or (OK,)),
+            served=served,
+            store=MemoryLeases({"m": served}, clock, {"m": self.book}, wall_clock=clock),
+            clock=clock,
+            wall_clock=clock,
+            keyring=Keyring({hashlib.sha256(b"k").digest(): who}),
             compressor=self.runner,
-            clock=self.clock,
-            wall_clock=self.clock,
         )
 
-    async def serve(self, request: Incoming | None = None) -> DecisionRecord:
+    async def run(self, request: Incoming | None = None) -> DecisionRecord:
         self.reply = FakeReply()
-        await self.pipeline.serve(request or asked(), self.reply)
-        await asyncio.sleep(0)  # it is noted when all of this turn have ended
+        await self.serve(request or asked(), self.reply)
         return self.sink.records[-1]
 
     @property
     def pool(self) -> str:
         return self.upstream.called[-1].split("-", maxsplit=1)[0]
-
-    @property
-    def sent(self) -> bytes:
-        return self.upstream.calls[-1][1].body
 
 
 def asked(text: str = TEXT, *headers: tuple[bytes, bytes], **more: Any) -> Incoming:
@@ -119,8 +100,8 @@ def asked(text: str = TEXT, *headers: tuple[bytes, bytes], **more: Any) -> Incom
 
 async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -> None:
     bench = Bench()
-    record = await bench.serve()
-    assert (bench.pool, bench.sent) == ("short", SHORTER)
+    record = await bench.run()
+    assert (bench.pool, bench.upstream.calls[-1][1].body) == ("short", SHORTER)
     before, after = bench.reply.headers[b"x-sluice-compressed"].split(b"->")
     assert int(before) > 8192 - 100 >= int(after)
     assert record.compression.compressed == f"{before.decode()}->{after.decode()}"
@@ -139,14 +120,14 @@ async def test_a_prompt_in_the_band_is_served_short_and_its_lease_is_lowered() -
 
 async def test_compressing_and_lowering_the_lease_are_stages_that_are_measured() -> None:
     bench = Bench()
-    await bench.serve()
+    await bench.run()
     stages = {labels[0] for labels in bench.metrics.overhead.series}
     assert {"compress", "adjust", "bind"} <= stages
 
 
 async def test_the_budget_leaves_room_for_the_output_and_the_clients_own_limit() -> None:
     bench = Bench()
-    await bench.serve()
+    await bench.run()
     (task,) = bench.runner.tasks
     assert task.budget_tokens == 8192 - 100
     assert task.fixed_tokens > 0
@@ -157,16 +138,16 @@ async def test_text_that_the_compressor_does_not_know_stays_in_the_lease() -> No
     bench = Bench()
     body = asked().body
     hidden = body[:-1] + b',"documents":["' + b"some words " * 300 + b'"]}'
-    await bench.serve(msgspec.structs.replace(asked(), body=hidden))
+    await bench.run(msgspec.structs.replace(asked(), body=hidden))
     (task,) = bench.runner.tasks
     assert task.fixed_tokens > 3300 / 5
 
 
 async def test_what_cannot_be_compressed_goes_long_as_it_came_and_says_why() -> None:
     bench = Bench(FAILED)
-    record = await bench.serve()
+    record = await bench.run()
     assert bench.pool == "long"
-    assert bench.sent == asked().body
+    assert bench.upstream.calls[-1][1].body == asked().body
     assert bench.reply.headers[b"x-sluice-compressed"] == b"none"
     assert record.compression.not_compressed == "protected_too_large"
     assert [pool.inflight for pool in bench.book.pools] == [0, 0]
@@ -176,9 +157,9 @@ async def test_what_finds_no_room_in_the_long_pool_either_is_refused_and_refunde
     bench = Bench(FAILED, long_slots=1)
     filler = Entitlement(name="x", model="m", service_class="guaranteed", baseline=(0, 1))
     bench.book.define(filler)
-    await bench.serve(asked("short", request=1))
+    await bench.run(asked("short", request=1))
     bench.book.pools[1].inflight += 2  # others', past the overshoot
-    await bench.serve()
+    await bench.run()
     assert isinstance(bench.reply.refusal, RateLimited)
     account = bench.book.accounts["e"]
     assert account.debited - account.refunded == account.used == 13
@@ -196,7 +177,7 @@ async def test_who_or_what_may_not_be_compressed_goes_long(
     why: str, request_: Incoming, compress: bool
 ) -> None:
     bench = Bench(compress=compress)
-    record = await bench.serve(request_)
+    record = await bench.run(request_)
     assert bench.runner.tasks == []
     assert (bench.pool, record.compression.not_compressed) == ("long", why)
 
@@ -204,14 +185,14 @@ async def test_who_or_what_may_not_be_compressed_goes_long(
 async def test_short_and_very_long_prompts_are_none_of_the_compressors_business() -> None:
     bench = Bench()
     for text in ("hello", TEXT * 3):
-        record = await bench.serve(asked(text))
+        record = await bench.run(asked(text))
         assert record.compression.not_compressed is None
     assert bench.runner.tasks == []
 
 
 async def test_a_prompt_without_room_for_text_goes_long() -> None:
     bench = Bench()
-    record = await bench.serve(asked(TEXT, max_completion_tokens=8_190))
+    record = await bench.run(asked(TEXT, max_completion_tokens=8_190))
     assert bench.pool == "long"
     assert record.compression.not_compressed == "no_budget"
 
@@ -224,15 +205,15 @@ async def test_a_conversation_that_was_served_whole_is_not_compressed_later() ->
         body = {"model": "m", "messages": turns, "max_tokens": 100}
         return incoming(orjson.dumps(body), headers=[(b"authorization", b"Bearer k")])
 
-    await bench.serve(turn())
+    await bench.run(turn())
     turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": TEXT[:36_000]}]
-    record = await bench.serve(turn())
+    record = await bench.run(turn())
     assert (bench.pool, record.compression.not_compressed) == ("long", "cached_conversation")
 
 
 async def test_an_overflow_all_the_same_sends_the_original_long() -> None:
     bench = Bench(DONE, OVERFLOW, OK)
-    record = await bench.serve()
+    record = await bench.run()
     assert [call[1].body for call in bench.upstream.calls] == [SHORTER, asked().body]
     assert (record.rescued, record.pool, record.compression.compressed) == (True, "long", "none")
     assert bench.reply.status == 200
@@ -248,16 +229,16 @@ async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
     bench = Bench()
     for worker in range(2):
         fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
-    record = await bench.serve()
-    assert (bench.pool, bench.sent) == ("long", asked().body)
+    record = await bench.run()
+    assert (bench.pool, bench.upstream.calls[-1][1].body) == ("long", asked().body)
     assert record.compression.not_compressed == "other_pool"
 
 
 async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> None:
     bench = Bench(observe=True)
-    record = await bench.serve()
+    record = await bench.run()
     assert len(bench.runner.tasks) == 1
-    assert bench.sent == asked().body
+    assert bench.upstream.calls[-1][1].body == asked().body
     assert record.compression.not_compressed == "observed"
     assert record.compression.compressed == "none"
     assert bench.metrics.would.values[("compress",)] == 1
@@ -265,7 +246,7 @@ async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> Non
 
 async def test_observe_mode_does_not_count_what_the_compressor_refuses() -> None:
     bench = Bench(CompressResult(reason="not_retrieval"), observe=True)
-    record = await bench.serve()
+    record = await bench.run()
     assert record.compression.not_compressed == "not_retrieval"
     assert bench.metrics.would.values.get(("compress",)) is None
     assert bench.metrics.compressions.values[("m", "not_retrieval")] == 1
@@ -284,15 +265,15 @@ PROMISES: dict[str, dict[str, Any]] = {
 async def test_what_the_api_promises_is_sent_as_it_came(why: str) -> None:
     bench = Bench()
     request = asked(TEXT, **PROMISES[why])
-    record = await bench.serve(request)
+    record = await bench.run(request)
     assert bench.runner.tasks == []
     assert (bench.pool, record.compression.not_compressed) == ("long", why)
-    assert bench.sent == request.body
+    assert bench.upstream.calls[-1][1].body == request.body
 
 
 async def test_members_that_ask_for_nothing_forbid_nothing() -> None:
     bench = Bench()
-    await bench.serve(asked(TEXT, echo=False, suffix=None, continue_final_message=False))
+    await bench.run(asked(TEXT, echo=False, suffix=None, continue_final_message=False))
     assert len(bench.runner.tasks) == 1
 
 
@@ -309,7 +290,7 @@ async def test_when_header_compresses_only_what_asks_for_it(
     headers: list[tuple[bytes, bytes]], why: str | None
 ) -> None:
     bench = Bench(rules=CompressionRules(when="header", mark=False))
-    record = await bench.serve(asked(TEXT, *headers))
+    record = await bench.run(asked(TEXT, *headers))
     assert record.compression.not_compressed == why
     assert [(task.when, task.mark) for task in bench.runner.tasks] == (
         [] if why else [("any", False)]
@@ -319,15 +300,15 @@ async def test_when_header_compresses_only_what_asks_for_it(
 async def test_the_model_s_choice_of_tasks_reaches_the_compressor() -> None:
     for when in ("asked", "any"):
         bench = Bench(rules=CompressionRules(when=when))
-        await bench.serve()
+        await bench.run()
         assert [(task.when, task.mark) for task in bench.runner.tasks] == [(when, True)]
 
 
 async def test_nothing_is_compressed_while_the_larger_pool_has_room() -> None:
     bench = Bench(rules=CompressionRules(only_when_busy=True))
     long = bench.served.fleet.pools[1]
-    record = await bench.serve()
+    record = await bench.run()
     assert (bench.pool, record.compression.not_compressed) == ("long", "not_busy")
     long.inflight += len(long.workers) * long.slots_per_worker
-    record = await bench.serve(asked("Snow fell. " + TEXT))
+    record = await bench.run(asked("Snow fell. " + TEXT))
     assert (bench.pool, record.compression.not_compressed) == ("short", None)

@@ -11,11 +11,8 @@ import pytest
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
-from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
 from gateway.pipeline.authenticate import Keyring
-from gateway.pipeline.pipeline import Pipeline
-from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
 from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
@@ -34,12 +31,11 @@ from tests.fakes import (
     HANG,
     FakeClock,
     FakeReply,
-    FakeUpstream,
-    ListSink,
     Script,
     stream,
     whole,
 )
+from tests.pipeline_bench import PipelineBench
 
 OK = whole(200, answer_body())
 STREAM = stream(chunk("a"), chunk("b"), chunk(finish="stop"), usage_chunk(10, 3), DONE)
@@ -48,65 +44,43 @@ BROKEN = stream(chunk("a"))
 NOW_UNIX_S = 1_700_000_000.0
 
 
-class Bench:
+class Bench(PipelineBench):
     """A pipeline over the embedded store, one key an entitlement (`key-NAME`)."""
 
     def __init__(
         self, *entitlements: Entitlement, script: tuple[Script, ...] = (OK,), **served: Any
     ) -> None:
-        self.served = changed(served_model(), kv_bytes_per_token=1, reclaim_s=0.01, **served)
+        model = changed(served_model(), kv_bytes_per_token=1, reclaim_s=0.01, **served)
         self.book = TokenPool(Terms(slots=(2, 2), largest_tokens=65_536))
         for terms in entitlements:
             self.book.define(terms)
-        self.clock = FakeClock(NOW_UNIX_S)
-        self.store = MemoryLeases(
-            {"m": self.served},
-            self.clock,
-            {"m": self.book},
-            wall_clock=self.clock,
-            jitter=lambda: 0.0,
+        clock = FakeClock(NOW_UNIX_S)
+        keyring = Keyring(
+            {
+                hashlib.sha256(f"key-{e.name}".encode()).digest(): Principal(
+                    entitlement=e.name,
+                    tenant="t",
+                    service_class=e.service_class,
+                    model="m",
+                    slo_ms=e.slo_ms,
+                )
+                for e in entitlements
+            }
         )
-        self.upstream = FakeUpstream(list(script))
-        self.sink = ListSink()
-        self.metrics = Metrics()
-        self.pipeline = Pipeline(
-            wall_clock=self.clock,
-            models={"m": self.served},
-            keyring=Keyring(
-                {
-                    hashlib.sha256(f"key-{e.name}".encode()).digest(): Principal(
-                        entitlement=e.name,
-                        tenant="t",
-                        service_class=e.service_class,
-                        model="m",
-                        slo_ms=e.slo_ms,
-                    )
-                    for e in entitlements
-                }
-            ),
-            store=self.store,
-            upstream=self.upstream,
-            metrics=self.metrics,
-            records=self.sink,
-            clock=self.clock,
+        store = MemoryLeases(
+            {"m": model}, clock, {"m": self.book}, wall_clock=clock, jitter=lambda: 0.0
+        )
+        super().__init__(
+            *script, served=model, store=store, clock=clock, wall_clock=clock, keyring=keyring
         )
 
-    async def serve(self, name: str, reply: FakeReply, lease: str = "", **body: Any) -> None:
-        await self.pipeline.serve(request(name, lease, **body), reply)
-        await asyncio.sleep(0)  # it is noted when all of this turn have ended
+    async def ask(self, name: str, reply: FakeReply, lease: str = "", **body: Any) -> None:
+        await self.serve(request(name, lease, **body), reply)
 
-    def begin(
+    def asking(
         self, name: str, reply: FakeReply, lease: str = "", **body: Any
     ) -> asyncio.Task[None]:
-        return asyncio.create_task(self.serve(name, reply, lease, **body))
-
-    @property
-    def sent(self) -> Any:
-        return orjson.loads(self.upstream.calls[-1][1].body)
-
-    def record(self, request_id: str) -> DecisionRecord:
-        (found,) = [r for r in self.sink.records if r.request_id == request_id]
-        return found
+        return asyncio.create_task(self.ask(name, reply, lease, **body))
 
 
 def request(name: str, lease: str = "", **body: Any) -> Incoming:
@@ -133,9 +107,9 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
     # largest window, 65,536.
     bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
     reply = FakeReply()
-    await bench.serve("e", reply, text="word " * 50_000)
+    await bench.ask("e", reply, text="word " * 50_000)
     assert reply.status == 200
-    record = bench.record("lease-e")
+    record = bench.record_of("lease-e")
     assert record.admission.reserved_tokens == 65_536
     assert (record.estimate.input_tokens or 0) > 65_536
 
@@ -143,7 +117,7 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
 async def test_too_long_for_everybody_is_told_as_clients_know_it() -> None:
     bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
     reply = FakeReply()
-    await bench.serve("e", reply, text="word " * 120_000)
+    await bench.ask("e", reply, text="word " * 120_000)
     assert reply.refusal is not None
     assert (reply.refusal.status, reply.refusal.code) == (400, "context_length_exceeded")
 
@@ -167,7 +141,7 @@ async def test_a_batch_is_refused_for_ever_only_by_its_lowest_plausible_count(
 async def test_an_answer_tells_the_limits_in_force() -> None:
     bench = Bench(entitled("e", limit=5, tokens_per_s=100.0, tokens_per_s_limit=100.0))
     reply = FakeReply()
-    await bench.serve("e", reply)
+    await bench.ask("e", reply)
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
     assert reply.headers[b"x-ratelimit-remaining-requests"] == b"4"
     assert reply.headers[b"x-ratelimit-limit-tokens"] == b"65536"
@@ -177,19 +151,19 @@ async def test_an_answer_tells_the_limits_in_force() -> None:
 async def test_a_stream_tells_the_limits_before_its_first_byte() -> None:
     bench = Bench(entitled("e", limit=5), script=(STREAM,))
     reply = FakeReply()
-    await bench.serve("e", reply, stream=True)
+    await bench.ask("e", reply, stream=True)
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
 
 
 async def test_one_request_too_many_is_a_429_that_reaches_no_engine() -> None:
     bench = Bench(entitled("e", limit=1), script=(HANG,))
-    first = bench.begin("e", FakeReply(), "one")
+    first = bench.asking("e", FakeReply(), "one")
     await bench.upstream.hanging.wait()
     reply = FakeReply()
-    await bench.serve("e", reply, "two")
+    await bench.ask("e", reply, "two")
     assert isinstance(reply.refusal, RateLimited)
     assert (reply.refusal.reason, reply.refusal.retry_after_s) == ("concurrency", 3.0)
-    assert bench.record("two").retry_after_s == 3.0
+    assert bench.record_of("two").retry_after_s == 3.0
     assert len(bench.upstream.calls) == 1
     assert bench.metrics.admission.values[("e", "denied", "concurrency")] == 1
     first.cancel()
@@ -220,7 +194,7 @@ async def test_streams_are_counted_by_whether_they_kept_the_target() -> None:
 
 async def test_a_refusal_by_admission_is_no_broken_target() -> None:
     bench = Bench(entitled("e", limit=1, slo_ms=500), script=(HANG,))
-    first = bench.begin("e", FakeReply(), "one", stream=True)
+    first = bench.asking("e", FakeReply(), "one", stream=True)
     await bench.upstream.hanging.wait()
     await asked(bench, "two", ago_s=0.1, stream=True)
     assert bench.metrics.slo_requests.values == {("e", "refused"): 1}
@@ -237,8 +211,8 @@ async def test_without_a_target_nothing_is_counted() -> None:
 
 async def test_what_was_used_is_charged_and_recorded() -> None:
     bench = Bench(entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0))
-    await bench.serve("e", FakeReply())
-    account, record = bench.book.accounts["e"], bench.record("lease-e")
+    await bench.ask("e", FakeReply())
+    account, record = bench.book.accounts["e"], bench.record_of("lease-e")
     assert (account.used, account.debited - account.refunded) == (13, 13)
     assert (record.admission.charge_tokens, record.admission.service_class) == (13, "elastic")
     assert record.admission.reserved_tokens is not None
@@ -248,7 +222,7 @@ async def test_what_was_used_is_charged_and_recorded() -> None:
 async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engine() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(SLOW,))
     reply = FakeReply()
-    task = bench.begin("p", reply, stream=True)
+    task = bench.asking("p", reply, stream=True)
     await bench.upstream.hanging.wait()
     bench.pipeline.evict("lease-p")
     await task
@@ -256,7 +230,7 @@ async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engin
     assert reply.broken_off.reason == "evicted"
     assert bench.upstream.responses[0].aborted
     assert (bench.store.active, bench.book.pools[0].inflight) == (0, 0)
-    record = bench.record("lease-p")
+    record = bench.record_of("lease-p")
     assert (record.outcome, record.admission.evicted) == ("evicted", True)
     assert record.admission.charge_tokens is not None, "the prompt and what was emitted are charged"
 
@@ -264,7 +238,7 @@ async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engin
 async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(HANG,))
     reply = FakeReply()
-    task = bench.begin("p", reply)
+    task = bench.asking("p", reply)
     await bench.upstream.hanging.wait()
     bench.pipeline.evict("lease-p")
     await task
@@ -276,7 +250,7 @@ async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() ->
 
 async def test_a_client_that_leaves_while_it_is_evicted_is_still_settled_once() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(HANG,))
-    task = bench.begin("p", FakeReply())
+    task = bench.asking("p", FakeReply())
     await bench.upstream.hanging.wait()
     bench.pipeline.evict("lease-p")
     task.cancel()
@@ -288,7 +262,7 @@ async def test_a_client_that_leaves_while_it_is_evicted_is_still_settled_once() 
 
 async def test_evicting_what_has_ended_does_nothing() -> None:
     bench = Bench(entitled("p", "preemptible"))
-    await bench.serve("p", FakeReply())
+    await bench.ask("p", FakeReply())
     bench.pipeline.evict("lease-p")
     assert len(bench.sink.records) == 1
 
@@ -302,13 +276,13 @@ async def test_a_protected_request_that_waits_has_backfill_give_way() -> None:
     bench.book.change(msgspec.structs.replace(bench.book.terms, headroom=0))
     low = []
     for n in range(2):
-        low.append(bench.begin("p", FakeReply(), f"p{n}"))
+        low.append(bench.asking("p", FakeReply(), f"p{n}"))
         await turns()
         bench.clock.advance(1.0)
-    high = bench.begin("g", FakeReply())
+    high = bench.asking("g", FakeReply())
     async with asyncio.timeout(5.0):
         await asyncio.wait(low, return_when=asyncio.FIRST_COMPLETED)
-    assert bench.record("p1").outcome == "evicted", "the youngest of equals"
+    assert bench.record_of("p1").outcome == "evicted", "the youngest of equals"
     assert not high.done()
     for task in (low[0], high):
         task.cancel()
@@ -323,9 +297,9 @@ async def test_a_protected_request_that_is_served_in_time_displaces_nobody() -> 
         script=(HANG, SLOW),
     )
     bench.book.change(msgspec.structs.replace(bench.book.terms, slots=(1, 2), headroom=0))
-    low = bench.begin("p", FakeReply())
+    low = bench.asking("p", FakeReply())
     await turns()
-    high = bench.begin("g", FakeReply(), stream=True)
+    high = bench.asking("g", FakeReply(), stream=True)
     await asyncio.sleep(0.05)
     assert not low.done()
     for task in (low, high):
@@ -338,7 +312,7 @@ async def test_a_stream_past_its_reserve_reserves_more_and_is_not_cut() -> None:
     bench = Bench(
         entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0), script=(stream(*many, HANG),)
     )
-    task = bench.begin("e", FakeReply(), stream=True)
+    task = bench.asking("e", FakeReply(), stream=True)
     await bench.upstream.hanging.wait()
     before = bench.book.leases["lease-e"].estimate_tokens
     bench.pipeline.extend()
@@ -369,13 +343,13 @@ async def test_the_engine_is_told_the_priority_of_the_class(
     engines: str, service_class: str, priority: int
 ) -> None:
     bench = Bench(entitled("e", service_class, baseline=(1, 1)), engine_priority=engines)
-    await bench.serve("e", FakeReply())
+    await bench.ask("e", FakeReply())
     assert bench.sent["priority"] == priority
 
 
 async def test_a_clients_own_priority_never_reaches_the_engine() -> None:
     bench = Bench(entitled("e"), engine_priority="vllm")
-    await bench.serve("e", FakeReply(), priority=-5)
+    await bench.ask("e", FakeReply(), priority=-5)
     assert bench.sent["priority"] == 1
 
 
@@ -396,26 +370,26 @@ async def test_engines_that_refuse_priorities_are_told_of_once_with_the_fix(
     with caplog.at_level("WARNING", "sluice.settling"):
         for lease in ("one", "two"):
             reply = FakeReply()
-            await bench.serve("e", reply, lease)
+            await bench.ask("e", reply, lease)
             assert reply.status == 400
     assert caplog.text.count("--scheduling-policy priority") == 1
 
 
 async def test_engines_without_priorities_are_sent_none() -> None:
     bench = Bench(entitled("e"))
-    await bench.serve("e", FakeReply(), priority=-5)
+    await bench.ask("e", FakeReply(), priority=-5)
     assert "priority" not in bench.sent
 
 
 async def test_an_observed_entitlement_is_served_and_the_refusal_is_counted() -> None:
     bench = Bench(entitled("e", limit=1, observe=True), script=(HANG, OK))
-    first = bench.begin("e", FakeReply(), "one")
+    first = bench.asking("e", FakeReply(), "one")
     await bench.upstream.hanging.wait()
     reply = FakeReply()
-    await bench.serve("e", reply, "two")
+    await bench.ask("e", reply, "two")
     assert reply.status == 200
     assert b"x-ratelimit-limit-requests" not in reply.headers
-    assert bench.record("two").admission.would_deny == "concurrency"
+    assert bench.record_of("two").admission.would_deny == "concurrency"
     assert bench.metrics.admission.values[("e", "would_deny", "concurrency")] == 1
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
