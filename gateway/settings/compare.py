@@ -152,7 +152,7 @@ def _shown(value: object) -> str:
 
 
 _TRIED: Final = (
-    *("0", "60", "false", "memory://", "dns://reference:1", "day", "UTC"),
+    *("1", "0", "60", "false", "memory://", "dns://reference:1", "day", "UTC"),
     "2100-01-01T00:00:00Z",
 )
 """Values that take the place of a reference where a text does not do."""

@@ -11,7 +11,7 @@ from gateway.records.attempt import WorkerAddress
 from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.settings.server import EngineTlsConfig
-from gateway.settings.tenants import Price, TokenPrices
+from gateway.settings.tenants import Price, PriceConfig
 from gateway.settings.types import (
     Amount,
     Count,
@@ -345,7 +345,7 @@ class ModelConfig(Section):
     """Profile of the length estimator; paper always uses the client's cap as the output."""
     timeouts: TimeoutOverrides = TimeoutOverrides()
     """This model's own time-outs."""
-    price: TokenPrices | None = None
+    price: PriceConfig | None = None
     """List price of its tokens, in the gateway's `currency`; absent: its usage has no cost."""
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gateway.admission.limit_book import CALENDAR, days_of
 from gateway.records.limit import Budget, KeyLimits
@@ -57,22 +57,19 @@ class PriceConfig(Section):
     output: Price
     """A million output tokens."""
 
+    @model_validator(mode="after")
+    def _ordered(self) -> "PriceConfig":
+        if self.cached_input is not None and self.cached_input > self.input:
+            costs = f"{self.cached_input:g} and {self.input:g}"
+            reject(
+                f"cached input costs more than other input ({costs})",
+                "give a `cached_input` of at most `input`, or leave it out",
+            )
+        return self
+
     def per_token(self) -> TokenPrice:
         """The prices as settlement computes with them."""
         return token_price(self.input, self.output, self.cached_input)
-
-
-def _ordered(price: PriceConfig) -> PriceConfig:
-    if price.cached_input is not None and price.cached_input > price.input:
-        reject(
-            f"cached input costs more than other input ({price.cached_input:g} and "
-            f"{price.input:g})",
-            "give a `cached_input` of at most `input`, or leave it out",
-        )
-    return price
-
-
-TokenPrices = Annotated[PriceConfig, AfterValidator(_ordered)]
 
 
 MAX_DAYS: Final = 90
@@ -112,11 +109,11 @@ class BudgetConfig(Section):
     on_exceed: Literal["refuse", "spot"] = "refuse"
     """spot: served from leftovers until the window ends, instead of refused."""
 
-
-def _complete(budget: BudgetConfig) -> BudgetConfig:
-    if (budget.tokens is None) == (budget.money is None):
-        reject("a budget is in tokens or in money", "give one of `tokens` and `money`")
-    return budget
+    @model_validator(mode="after")
+    def _complete(self) -> "BudgetConfig":
+        if (self.tokens is None) == (self.money is None):
+            reject("a budget is in tokens or in money", "give one of `tokens` and `money`")
+        return self
 
 
 def _distinct(budgets: tuple[BudgetConfig, ...]) -> tuple[BudgetConfig, ...]:
@@ -126,11 +123,7 @@ def _distinct(budgets: tuple[BudgetConfig, ...]) -> tuple[BudgetConfig, ...]:
     return budgets
 
 
-Budgets = Annotated[
-    tuple[Annotated[BudgetConfig, AfterValidator(_complete)], ...],
-    Field(max_length=4),
-    AfterValidator(_distinct),
-]
+Budgets = Annotated[tuple[BudgetConfig, ...], Field(max_length=4), AfterValidator(_distinct)]
 
 
 class KeyLimitsConfig(Section):
@@ -151,20 +144,11 @@ def stated_budgets(budgets: Sequence[BudgetConfig]) -> tuple[Budget, ...]:
 
 def stated_limits(key: KeyLimitsConfig) -> KeyLimits:
     """A key's checked limits as a record."""
-    return KeyLimits(
-        requests_per_minute=key.requests_per_minute,
-        max_concurrency=key.max_concurrency,
-        budgets=stated_budgets(key.budgets),
-    )
+    given = {name: getattr(key, name) for name in ("requests_per_minute", "max_concurrency")}
+    return KeyLimits(**given, budgets=stated_budgets(key.budgets))
 
 
 _HASH_FIX = "make one with `sluice hash-key`, which prints `sha256:` and 64 hex digits"
-
-
-def _key_hash(value: str) -> str:
-    if not value.startswith("sha256:"):
-        reject("not the hash of a key", _HASH_FIX)
-    return _digest(value)
 
 
 def _digest(value: str) -> str:
@@ -172,6 +156,10 @@ def _digest(value: str) -> str:
     if len(digits) != 64 or not set(digits) <= set("0123456789abcdef"):
         reject("not the hash of a key", _HASH_FIX)
     return f"sha256:{digits}"
+
+
+def _key_hash(value: str) -> str:
+    return _digest(value if value.startswith("sha256:") else "")
 
 
 KeyHash = Annotated[

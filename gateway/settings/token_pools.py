@@ -7,7 +7,6 @@ load.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from gateway.admission.capacity import WorkerShare
@@ -15,15 +14,14 @@ from gateway.admission.entitlement_terms import GIB, ModelShape, terms_from
 from gateway.admission.terms import Terms
 from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES, Entitlement
-from gateway.records.limit import Limit, budget_limits, key_limits
+from gateway.records.limit import Limit, Scope, budget_limits, key_limits
 from gateway.records.request import TenantKey
 from gateway.records.tenancy import FileEntitlement, FileTenant, TenancyFile
 from gateway.settings.config import Config
-from gateway.settings.model import ModelConfig, PoolConfig
+from gateway.settings.model import ModelConfig
 from gateway.settings.tenants import (
+    Budgets,
     EntitlementConfig,
-    TenantConfig,
-    TenantKeyConfig,
     stated_budgets,
     stated_limits,
 )
@@ -59,15 +57,14 @@ def limits_tenants(config: Config) -> bool:
 
 def limits_of(config: Config) -> dict[tuple[str, str], tuple[Limit, ...]]:
     """Budgets of entitlements and tenants, by which of both and by name."""
-    currency = config.currency
-    found = {
-        ("tenant", t.name): budget_limits("tenant", t.name, stated_budgets(t.budgets), currency)
-        for t in config.tenants
+    owners: list[tuple[Scope, str, Budgets]] = []
+    owners += [("tenant", tenant.name, tenant.budgets) for tenant in config.tenants]
+    owners += [("entitlement", e.name, e.budgets) for e in config.entitlements]
+    return {
+        (scope, name): budget_limits(scope, name, stated_budgets(budgets), config.currency)
+        for scope, name, budgets in owners
+        if budgets
     }
-    for e in config.entitlements:
-        budgets = stated_budgets(e.budgets)
-        found["entitlement", e.name] = budget_limits("entitlement", e.name, budgets, currency)
-    return {owner: limits for owner, limits in found.items() if limits}
 
 
 def shared_limits(config: Config) -> list[Limit]:
@@ -85,12 +82,13 @@ def base_terms(model: ModelConfig) -> Terms:
 
     `mean_slo_ms` 0 means the mean over entitlements; `kv_bytes` 0 means as the engines report.
     """
-    pools = tuple(model.pools.values())
+    pools = [(pool, pool.worker_count) for pool in model.pools.values()]
+    shares = worker_shares(model)
     return Terms(
-        slots=tuple(pool.slots for pool in pools),
-        kv_bytes=tuple(_kv_bytes(model, pool) * pool.worker_count for pool in pools),
-        tokens_per_s=sum(share.tokens_per_s * p.worker_count for p, share in _shares(model)),
-        largest_tokens=max(pool.max_model_len for pool in pools),
+        slots=tuple(pool.slots for pool, _ in pools),
+        kv_bytes=tuple(s.kv_bytes * many for s, (_, many) in zip(shares, pools, strict=True)),
+        tokens_per_s=sum(s.tokens_per_s * many for s, (_, many) in zip(shares, pools, strict=True)),
+        largest_tokens=max(pool.max_model_len for pool, _ in pools),
         mean_slo_ms=model.admission.mean_slo_ms or 0.0,
         headroom=model.admission.headroom,
         spill_queue=model.spill_queue,
@@ -104,36 +102,54 @@ def slot_tokens_per_s(model: ModelConfig) -> float:
 
     If pools state no rate, the slowest decode rate of an engine.
     """
-    rates = [(share, pool.worker_count or 1) for pool, share in _shares(model)]
+    pools, shares = model.pools.values(), worker_shares(model)
+    rates = [(s, pool.worker_count or 1) for s, pool in zip(shares, pools, strict=True)]
     tokens_per_s = sum(share.tokens_per_s * workers for share, workers in rates)
     slots = sum(share.slots * workers for share, workers in rates)
     return tokens_per_s / slots if tokens_per_s else DECODE_TOKENS_PER_S
 
 
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
-    """By pool, the capacity that one worker adds to the model."""
-    return tuple(share for _, share in _shares(model))
+    """By pool, the capacity that one worker adds to the model.
+
+    No KV cache where it is not stated, or without kv_bytes_per_token.
+    """
+    stated = all(pool.tokens_per_second is not None for pool in model.pools.values())
+    return tuple(
+        WorkerShare(
+            slots=pool.max_num_seqs,
+            kv_bytes=round((pool.kv_cache_gib or 0) * GIB) if model.kv_bytes_per_token else 0,
+            tokens_per_s=(pool.tokens_per_second or 0.0) if stated else 0.0,
+            replicas=pool.replica_bounds,
+            cooldown_s=pool.replicas.cooldown_s,
+        )
+        for pool in model.pools.values()
+    )
 
 
 def shape_of(model: ModelConfig) -> ModelShape:
-    """The parts of a model that its entitlements' terms depend on."""
-    pools = tuple(model.pools.values())
+    """The parts of a model that its entitlements' terms depend on.
+
+    Where a pool's KV cache is not stated, it has what all of its slots need when full.
+    """
+    pools, shares = tuple(model.pools.values()), worker_shares(model)
+    filled = [p.max_num_seqs * p.max_model_len * (model.kv_bytes_per_token or 0) for p in pools]
     return ModelShape(
         name=model.name,
         pools=tuple(model.pools),
         # A pool that is empty now has a worker once it serves.
         slots=tuple(pool.slots or pool.max_num_seqs for pool in pools),
-        max_slots=tuple(pool.max_num_seqs * pool.replica_bounds[1] for pool in pools),
-        max_kv_bytes=sum(_max_kv_bytes(model, pool) for pool in pools),
-        max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in worker_shares(model)),
+        max_slots=tuple(s.slots * s.replicas[1] for s in shares),
+        max_kv_bytes=sum(
+            (s.kv_bytes or full) * s.replicas[1] for s, full in zip(shares, filled, strict=True)
+        ),
+        max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in shares),
     )
 
 
 def tenancy_file(config: Config) -> TenancyFile:
     """The part of a configuration in tenants, entitlements and keys."""
-    keys: dict[str, list[TenantKey]] = {}
-    for key in tenant_keys(config):
-        keys.setdefault(key.tenant, []).append(key)
+    keys = tenant_keys(config)
     return TenancyFile(
         tenants={
             tenant.name: FileTenant(
@@ -141,7 +157,7 @@ def tenancy_file(config: Config) -> TenancyFile:
                 labels=tenant.labels,
                 entitlements=tenant.entitlements,
                 suspended=tenant.suspended,
-                keys=tuple(keys.get(tenant.name, ())),
+                keys=tuple(key for key in keys if key.tenant == tenant.name),
             )
             for tenant in config.tenants
         },
@@ -162,39 +178,35 @@ def tenancy_file(config: Config) -> TenancyFile:
 
 def entitlements_by_tenant(config: Config) -> dict[str, tuple[str, ...]]:
     """Names of the file's entitlements by tenant, in the file's order."""
-    own: dict[str, list[str]] = {}
+    own: dict[str, tuple[str, ...]] = {}
     for entitlement in config.entitlements:
-        own.setdefault(entitlement.tenant, []).append(entitlement.name)
-    return {tenant: tuple(names) for tenant, names in own.items()}
+        own[entitlement.tenant] = (*own.get(entitlement.tenant, ()), entitlement.name)
+    return own
 
 
 def tenant_keys(config: Config) -> list[TenantKey]:
     """Every key of the file's tenants."""
     own = entitlements_by_tenant(config)
-    return [
-        _tenant_key(tenant, key, own.get(tenant.name, ()), config.currency)
-        for tenant in config.tenants
-        for key in tenant.keys
-    ]
-
-
-def _tenant_key(
-    tenant: TenantConfig, key: TenantKeyConfig, own: Sequence[str], currency: str
-) -> TenantKey:
-    listed = tenant.entitlements if key.entitlements is None else key.entitlements
-    stated = stated_limits(key)
-    return TenantKey(
-        tenant=tenant.name,
-        name=key.name,
-        sha256=bytes.fromhex(key.sha256.removeprefix("sha256:")),
-        models=None if key.models is None else frozenset(key.models),
-        entitlements=tuple(own) if listed is None else listed,
-        only_listed=listed is not None,
-        expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
-        suspended=key.suspended,
-        stated=stated,
-        limits=key_limits(tenant.name, key.name, stated, currency),
-    )
+    found = []
+    for tenant in config.tenants:
+        for key in tenant.keys:
+            listed = tenant.entitlements if key.entitlements is None else key.entitlements
+            stated = stated_limits(key)
+            found.append(
+                TenantKey(
+                    tenant=tenant.name,
+                    name=key.name,
+                    sha256=bytes.fromhex(key.sha256.removeprefix("sha256:")),
+                    models=None if key.models is None else frozenset(key.models),
+                    entitlements=own.get(tenant.name, ()) if listed is None else listed,
+                    only_listed=listed is not None,
+                    expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
+                    suspended=key.suspended,
+                    stated=stated,
+                    limits=key_limits(tenant.name, key.name, stated, config.currency),
+                )
+            )
+    return found
 
 
 def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 0) -> Entitlement:
@@ -213,33 +225,3 @@ def digest_of(entitlement: EntitlementConfig) -> str:
     """SHA-256 of a section, in hex; layout and fields at their default do not change it."""
     said = entitlement.model_dump(mode="json", exclude_defaults=True)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _shares(model: ModelConfig) -> list[tuple[PoolConfig, WorkerShare]]:
-    stated = all(pool.tokens_per_second is not None for pool in model.pools.values())
-    return [
-        (
-            pool,
-            WorkerShare(
-                slots=pool.max_num_seqs,
-                kv_bytes=_kv_bytes(model, pool),
-                tokens_per_s=(pool.tokens_per_second or 0.0) if stated else 0.0,
-                replicas=pool.replica_bounds,
-                cooldown_s=pool.replicas.cooldown_s,
-            ),
-        )
-        for pool in model.pools.values()
-    ]
-
-
-def _kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
-    """KV cache bytes of one worker; 0 if unstated, or without kv_bytes_per_token."""
-    if model.kv_bytes_per_token is None or pool.kv_cache_gib is None:
-        return 0
-    return round(pool.kv_cache_gib * GIB)
-
-
-def _max_kv_bytes(model: ModelConfig, pool: PoolConfig) -> int:
-    """KV cache bytes of a pool at most replicas; if unstated, the need of all slots when full."""
-    filled = pool.max_num_seqs * pool.max_model_len * (model.kv_bytes_per_token or 0)
-    return (_kv_bytes(model, pool) or filled) * pool.replica_bounds[1]

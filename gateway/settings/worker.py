@@ -50,7 +50,7 @@ _FORMS: Final = {
     "inferencepool": "write inferencepool://NAME.NAMESPACE",
 }
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_PORT: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Of an object, a namespace or a port."""
 
 
 def is_source(text: str) -> bool:
@@ -76,7 +76,9 @@ def source_of(url: str) -> DiscoverySource:
     if scheme == "dns":
         return _dns(url, parts, number, options)
     if scheme == "file":
-        return _file(url, parts)
+        if parts.netloc or not parts.path.strip("/"):
+            reject("a file:// URL has three slashes and a path", _FORMS["file"])
+        return DiscoverySource(url=url, kind="file", name=unquote(parts.path))
     if scheme == "inferencepool":
         name, namespace = _object(parts.netloc, scheme)
         return DiscoverySource(url=url, kind="inferencepool", name=name, namespace=namespace)
@@ -104,28 +106,19 @@ def _dns(
     return DiscoverySource(url=url, kind="dns", name=host, port=port_text, server=server)
 
 
-def _file(url: str, parts: SplitResult) -> DiscoverySource:
-    if parts.netloc or not parts.path.strip("/"):
-        reject("a file:// URL has three slashes and a path", _FORMS["file"])
-    return DiscoverySource(url=url, kind="file", name=unquote(parts.path))
-
-
 def _kubernetes(url: str, parts: SplitResult, options: dict[str, str]) -> DiscoverySource:
     if parts.netloc == "pods" and not parts.path.strip("/"):
         selector, port = options.get("selector", ""), options.get("port", "")
-        if not selector or not _PORT.fullmatch(port):
+        if not selector or not _NAME.fullmatch(port):
             reject("pods need a selector and a port", _FORMS["k8s"])
+        namespace = options.get("namespace", "")
         return DiscoverySource(
-            url=url,
-            kind="pods",
-            selector=selector,
-            port=port,
-            namespace=options.get("namespace", ""),
+            url=url, kind="pods", selector=selector, port=port, namespace=namespace
         )
     if parts.netloc != "service" or options:
         reject("neither a service nor pods", _FORMS["k8s"])
     text, _, port = parts.path.strip("/").partition(":")
-    if port and not _PORT.fullmatch(port):
+    if port and not _NAME.fullmatch(port):
         reject("not a port's number or name", _FORMS["k8s"])
     name, namespace = _object(text, "k8s")
     return DiscoverySource(url=url, kind="service", name=name, namespace=namespace, port=port)
