@@ -60,10 +60,22 @@ def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> En
     """The terms that checked fields describe. Raises BadTerms for what they cannot mean."""
     service_class: ServiceClass = fields.get("service_class") or "elastic"
     baseline = _baseline(fields.get("concurrency"), model)
-    kv_bytes, kv_bytes_limit = _kv(fields, "kv_cache_gib"), _kv(fields, "max_kv_cache_gib")
+    kv_bytes, kv_bytes_limit = (
+        max(1, round(size * GIB)) if (size := fields.get(field)) else 0
+        for field in ("kv_cache_gib", "max_kv_cache_gib")
+    )
     if 0 < kv_bytes_limit < kv_bytes:
         _below("max_kv_cache_gib", "kv_cache_gib")
-    rate, rate_limit = _rates(fields, service_class)
+    rate = float(fields.get("tokens_per_second") or 0.0)
+    rate_limit = float(fields.get("max_tokens_per_second") or 0.0)
+    if rate_limit and service_class not in BORROWING:
+        raise BadTerms(
+            "max_tokens_per_second",
+            f"a {service_class} entitlement never goes above its own rate",
+            "leave it out, or choose dedicated, elastic or spot",
+        )
+    if 0 < rate_limit < rate:
+        _below("max_tokens_per_second", "tokens_per_second")
     return Entitlement(
         name=fields["name"],
         tenant=fields["tenant"],
@@ -105,25 +117,6 @@ def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
         "trusted_usage": terms.trusted_usage,
         "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
     }
-
-
-def _kv(fields: Mapping[str, Any], field: str) -> int:
-    size = fields.get(field)
-    return max(1, round(size * GIB)) if size else 0
-
-
-def _rates(fields: Mapping[str, Any], service_class: str) -> tuple[float, float]:
-    rate = float(fields.get("tokens_per_second") or 0.0)
-    limit = float(fields.get("max_tokens_per_second") or 0.0)
-    if limit and service_class not in BORROWING:
-        raise BadTerms(
-            "max_tokens_per_second",
-            f"a {service_class} entitlement never goes above its own rate",
-            "leave it out, or choose dedicated, elastic or spot",
-        )
-    if 0 < limit < rate:
-        _below("max_tokens_per_second", "tokens_per_second")
-    return rate, limit
 
 
 def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple[int, ...]:
@@ -198,19 +191,17 @@ def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlemen
                 f"lower it to {max(0, most - taken)}, or add workers",
                 part=model.pools[pool],
             )
-    kv_free = model.max_kv_bytes - sum(other.kv_bytes for other in standing)
-    if model.max_kv_bytes and terms.kv_bytes > kv_free:
-        raise BadTerms(
-            "kv_cache_gib",
-            f"{terms.kv_bytes / GIB:g} GiB can never be reserved: {max(0, kv_free) / GIB:.4g} GiB "
-            "are left at the most replicas",
-            "lower it, or add workers",
-        )
-    rate_free = model.max_tokens_per_s - sum(other.tokens_per_s for other in standing)
-    if model.max_tokens_per_s and terms.tokens_per_s > rate_free:
-        raise BadTerms(
-            "tokens_per_second",
-            f"{terms.tokens_per_s:g} can never be reserved: {max(0.0, rate_free):.6g} are left at "
-            "the most replicas",
-            "lower it, or add workers",
-        )
+    kv_taken = sum((other.kv_bytes for other in standing), 0.0)
+    rate_taken = sum((other.tokens_per_s for other in standing), 0.0)
+    for field, total, wanted, kept, scale, unit, digits in (
+        ("kv_cache_gib", model.max_kv_bytes, terms.kv_bytes, kv_taken, GIB, " GiB", 4),
+        ("tokens_per_second", model.max_tokens_per_s, terms.tokens_per_s, rate_taken, 1, "", 6),
+    ):
+        if total and wanted > total - kept:
+            left = max(0.0, total - kept) / scale
+            raise BadTerms(
+                field,
+                f"{wanted / scale:g}{unit} can never be reserved: {left:.{digits}g}{unit} are "
+                "left at the most replicas",
+                "lower it, or add workers",
+            )

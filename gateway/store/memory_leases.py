@@ -126,6 +126,20 @@ class MemoryLeases:
         for token_pool in self.token_pools.values():
             token_pool.limits = self.limits
 
+    up = True
+    alone_total = failures_total = dropped_total = 0
+    """As the shared store: nothing is away from this one."""
+
+    def replicas(self, model: str) -> int:
+        """Gateways that share a model's token pool."""
+        return 1
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
     @property
     def active(self) -> int:
         """Leases in force."""

@@ -142,7 +142,6 @@ class DirectorySync:
             "Other gateways changed it at the same time, again and again. Nothing was changed: "
             "look at it, and try again.",
             reason=reason,
-            code=reason,
         )
 
     async def _attempt(self, work: Callable[[], Awaitable[_T]]) -> tuple[_T, bool]:
@@ -158,7 +157,6 @@ class DirectorySync:
                     "The directory of tenants does not answer. Look whether the change was "
                     "made before you try again.",
                     reason="state_unavailable",
-                    code="state_unavailable",
                     retry_after_s=RETRY_S,
                 ) from error
 

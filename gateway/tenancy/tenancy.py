@@ -284,22 +284,16 @@ class Tenancy:
 
     def _warn_of_file(self) -> None:
         """Name the sections that do not count: older than a change, or with a revoked key."""
-        revoked = [
-            name
-            for name, section in self.file.entitlements.items()
-            if any(map(self.known.gone, section.digests))
-        ]
-        if revoked:
-            _log.warning(REVOKED, len(revoked), ", ".join(revoked[:5]))
-        names = [
-            name
-            for name, section in self.file.entitlements.items()
-            if (row := self.known.row("entitlement", name)) is not None
-            and row.of not in ("", section.section)
-            and older(self.file, row)
-        ]
-        if names:
-            _log.warning(OLDER, len(names), ", ".join(names[:5]))
+        revoked, changed = [], []
+        for name, section in self.file.entitlements.items():
+            row = self.known.row("entitlement", name)
+            if any(map(self.known.gone, section.digests)):
+                revoked.append(name)
+            if row and row.of not in ("", section.section) and older(self.file, row):
+                changed.append(name)
+        for said, names in ((REVOKED, revoked), (OLDER, changed)):
+            if names:
+                _log.warning(said, len(names), ", ".join(names[:5]))
 
     async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
         """See Follower."""

@@ -64,7 +64,6 @@ class BudgetService:
             raise NotFound(
                 f"No budget '{limit_id[:200]}'. GET /admin/budgets lists them.",
                 reason="budget_not_found",
-                code="budget_not_found",
             )
         amount = _amount(limit, by)
         try:
@@ -73,7 +72,12 @@ class BudgetService:
             if not error.sent:
                 raise _away() from error
             self._note(who, "raise_budget", limit.id, {}, {"by": by, "outcome": "uncertain"})
-            raise _uncertain(limit) from error
+            raise Unavailable(
+                "The shared state did not answer in time, so the budget may have been changed. "
+                f"Look at '{limit.id}' in GET /admin/budgets before you try again.",
+                reason="state_unavailable",
+                should_retry=False,
+            ) from error
         shown = _described(limit, view)
         before = {"added": _figure(limit, view.added - amount)}
         self._note(who, "raise_budget", limit.id, before, {"added": shown["added"]})
@@ -126,21 +130,10 @@ def _figure(limit: Limit, amount: int) -> object:
     return in_units(amount) if limit.unit == "money" else amount
 
 
-def _uncertain(limit: Limit) -> Unavailable:
-    return Unavailable(
-        "The shared state did not answer in time, so the budget may have been changed. Look at "
-        f"'{limit.id}' in GET /admin/budgets before you try again.",
-        reason="state_unavailable",
-        code="state_unavailable",
-        should_retry=False,
-    )
-
-
 def _away() -> Unavailable:
     return Unavailable(
         "The shared state does not answer, so nothing is known of budgets at the moment.",
         reason="state_unavailable",
-        code="state_unavailable",
         retry_after_s=1.0,
         should_retry=True,
     )

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.admission.token_pool import TokenPool
@@ -107,23 +108,18 @@ class AdmissionRuntime:
             rates=self._rates,
             observer=self,
         )
+        common: dict[str, Any] = {"wall_clock": time.time, "read_fields": self._read_fields}
         self.entitlements = EntitlementAdmin(
             tenancy,
             trail,
             self.store,
             self.shapes,
             managed=self._managed,
-            wall_clock=time.time,
-            read_fields=self._read_fields,
             pools=lambda model: self.upkeep.pools(model),  # noqa: PLW0108 - made below
+            **common,
         )
         self.tenants = TenantAdmin(
-            tenancy,
-            trail,
-            wall_clock=time.time,
-            read_fields=self._read_fields,
-            removal=self.entitlements.removal,
-            adapters=self._adapters,
+            tenancy, trail, removal=self.entitlements.removal, adapters=self._adapters, **common
         )
         self.budgets = BudgetService(self.store, metrics, note=trail.note)
         self.budgets.replace("", shared_limits(config))
@@ -162,22 +158,17 @@ class AdmissionRuntime:
     @property
     def up(self) -> bool:
         """Whether the shared store decides, the persistent one saves and the directory answers."""
-        shared = True if isinstance(self.store, MemoryLeases) else self.store.up
-        return shared and self.tenancy.sync.up and (self._saved is None or self._saved.up)
+        saved = self._saved is None or self._saved.up
+        return self.store.up and self.tenancy.sync.up and saved
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of recently; 1 for embedded stores."""
-        store = self.store
-        if isinstance(store, MemoryLeases) or not self.manages(model):
-            return 1
-        return store.replicas(model)
+        return self.store.replicas(model) if self.manages(model) else 1
 
     @property
     def store_counts(self) -> StoreCounts:
         """Failures of the shared lease store; all 0 without one."""
         store = self.store
-        if isinstance(store, MemoryLeases):
-            return StoreCounts()
         return StoreCounts(
             alone=store.alone_total, failures=store.failures_total, dropped=store.dropped_total
         )
@@ -186,9 +177,8 @@ class AdmissionRuntime:
     async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
         """Keep everything current during the block; `extend` makes streams reserve more."""
         async with AsyncExitStack() as closing:
-            if not isinstance(self.store, MemoryLeases):
-                closing.push_async_callback(self.store.close)
-                await self.store.start()
+            closing.push_async_callback(self.store.close)
+            await self.store.start()
             closing.push_async_callback(self.tenancy.sync.close)
             closing.push_async_callback(self._close_tokens)
             if self.tokens is not None:
@@ -205,10 +195,14 @@ class AdmissionRuntime:
             await self._look()
             chores = BackgroundTasks()
             closing.push_async_callback(chores.close)
+
+            async def extending() -> None:
+                extend()
+
             chores.start(
-                self._often(SNAPSHOT_EVERY_S, self._look),
-                self._often(SWEEP_EVERY_S, self.sweep),
-                self._extending(extend),
+                _often(SNAPSHOT_EVERY_S, self._look),
+                _often(SWEEP_EVERY_S, self.sweep),
+                _often(EXTEND_EVERY_S, extending),
             )
             yield
 
@@ -365,26 +359,13 @@ class AdmissionRuntime:
         """Refresh the counters for /metrics, so that a scrape waits for no store."""
         found = []
         for name in list(self._managed):
-            names = [
-                terms.name
-                for terms, _ in zip(
-                    self.entitlements.terms(name), range(ACCOUNTS_SHOWN), strict=False
-                )
-            ]
-            pools, accounts = await asyncio.gather(
-                self.upkeep.pools(name), self.store.view(name, names)
+            shown = islice(self.entitlements.terms(name), ACCOUNTS_SHOWN)
+            views, accounts = await asyncio.gather(
+                self.upkeep.pools(name), self.store.view(name, [terms.name for terms in shown])
             )
-            served = self._served[name]
-            found.append(
-                PoolSnapshot(
-                    model=name,
-                    pools=tuple(
-                        (pool.name, view)
-                        for pool, view in zip(served.fleet.pools, pools, strict=False)
-                    ),
-                    accounts=tuple(accounts),
-                )
-            )
+            names = [pool.name for pool in self._served[name].fleet.pools]
+            pools = tuple(zip(names, views, strict=False))
+            found.append(PoolSnapshot(model=name, pools=pools, accounts=tuple(accounts)))
         self.snapshots = tuple(found)
 
     async def sweep(self) -> None:
@@ -393,14 +374,10 @@ class AdmissionRuntime:
             series.sweep()
         await self.budgets.sweep()
 
-    async def _often(self, every_s: float, work: Callable[[], object]) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            # An unreachable store has been logged already; the figures stay unchanged.
-            with contextlib.suppress(Exception):
-                await work()  # type: ignore[misc]
 
-    async def _extending(self, extend: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(EXTEND_EVERY_S)
-            extend()
+async def _often(every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        # An unreachable store has been logged already; the figures stay unchanged.
+        with contextlib.suppress(Exception):
+            await work()
