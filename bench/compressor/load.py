@@ -15,24 +15,23 @@ round by round:
 import asyncio
 import random
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import httpx
 import orjson
-from rich.console import Console
-from rich.progress import Progress
 
 from bench.common.fleet import MODEL, Fleet
 from bench.common.report import Report, Row, at_most
+from bench.common.steps import scaled, tracked
 from bench.common.texts import document
 from compressor import Compressed, compress
 from gateway.ports import CompressTask
 from gateway.records.record import Record
 from gateway.workers.bodies import CompressWorkers
 
-ROUNDS = 5
-REQUESTS = 300
+ROUNDS = scaled(5)
+REQUESTS = scaled(300, 60)
 RATE_PER_S = 40.0
 BORDERLINE = 0.11
 CHAT = "/v1/chat/completions"
@@ -60,75 +59,64 @@ class Side:
         """Whether a process of this bench compresses, for nothing."""
         self.rounds: list[list[dict[str, Any]]] = []
 
-    def of(self, figure: str) -> list[float]:
-        """`p99` of the uncompressed requests' time or the `mean` of all, ms, by round."""
-        return [(_p99_plain if figure == "p99" else _mean_all)(found) for found in self.rounds]
-
 
 def run() -> Report:
     """Interleaved rounds; medians of the differences within rounds."""
     prompts = _prompts()
     enabled = {"compression": {"enabled": True, "when": "any", "only_when_busy": False}}
     with (
-        Fleet(short=1, long=1, model=enabled) as tested,
-        Fleet(short=1, long=1) as control,
-        Fleet(short=1, long=1) as idle,
-        Progress(console=Console(stderr=True), transient=True) as progress,
+        Fleet(short=1, model=enabled) as tested,
+        Fleet(short=1) as control,
+        Fleet(short=1) as idle,
     ):
         sides = (
             Side(tested, compresses=True, worker=False),
             Side(control, compresses=False, worker=True),
             Side(idle, compresses=False, worker=False),
         )
-        task = progress.add_task("rounds", total=ROUNDS + 1)
-        for number in range(ROUNDS + 1):
+        for number in tracked(range(ROUNDS + 1), "rounds"):
             for side in sides:
                 found = asyncio.run(_round(side, prompts, number))
                 if number:  # the first round warms all up
                     side.rounds.append(found)
-            progress.advance(task)
-    return Report(name="compressor-load", rows=_rows(*sides))
+    return Report(name="compressor load", rows=list(_rows(*sides)))
 
 
-def _rows(tested: Side, control: Side, idle: Side) -> list[Row]:
+def _rows(tested: Side, control: Side, idle: Side) -> Iterator[Row]:
     ours = [record for found in tested.rounds for record in found]
+    every = [r for side in (tested, control, idle) for one in side.rounds for r in one]
+    compressed = sum(r["compressed"] != "none" for r in ours) / len(ours)
+    yield Row("compressed, of all requests", compressed)
+    yield at_most("failed", sum(r["status"] != 200 for r in every), 0)
+    for other, what, aims in (
+        (control, "the control", ("aim: 1; ", "aim: .6; ")),
+        (idle, "a gateway without any compression", ("", "")),
+    ):
+        for (figure, of), aim in zip(_FIGURES.items(), aims, strict=True):
+            pairs = zip(tested.rounds, other.rounds, strict=True)
+            more = sorted(of(one) - of(two) for one, two in pairs)
+            note = f"{aim}rounds: " + " ".join(f"{v:.2f}" for v in more)
+            yield Row(f"{figure}, ms above {what}", statistics.median(more), note)
     times_ms = sorted(r["compress_ms"] for r in ours if r["compress_ms"] is not None)
-    failed = sum(
-        r["status"] != 200 for side in (tested, control, idle) for one in side.rounds for r in one
-    )
-    p99_ms, mean_ms = _above(tested, control, "p99"), _above(tested, control, "mean")
-    strict_p99_ms, strict_mean_ms = _above(tested, idle, "p99"), _above(tested, idle, "mean")
-    return [
-        Row(
-            "compressed, of all requests", sum(r["compressed"] != "none" for r in ours) / len(ours)
-        ),
-        at_most("failed", failed, 0),
-        Row(
-            "p99 of uncompressed requests, ms above the control",
-            statistics.median(p99_ms),
-            f"aim: 1; {_spread(p99_ms)}",
-        ),
-        Row(
-            "mean over all requests, ms above the control",
-            statistics.median(mean_ms),
-            f"aim: .6; {_spread(mean_ms)}",
-        ),
-        Row(
-            "p99 of uncompressed requests, ms above a gateway without any compression",
-            statistics.median(strict_p99_ms),
-            _spread(strict_p99_ms),
-        ),
-        Row(
-            "mean over all requests, ms above that",
-            statistics.median(strict_mean_ms),
-            _spread(strict_mean_ms),
-        ),
-        Row(
-            "a compressed request waits for its text, ms, median",
-            statistics.median(times_ms),
-            f"p90 {times_ms[len(times_ms) * 9 // 10]:.2f}, best {times_ms[0]:.2f}",
-        ),
-    ]
+    if times_ms:
+        note = f"p90 {times_ms[len(times_ms) * 9 // 10]:.2f}, best {times_ms[0]:.2f}"
+        metric = "a compressed request waits for its text, ms, median"
+        yield Row(metric, statistics.median(times_ms), note)
+
+
+def _p99_plain(records: Sequence[dict[str, Any]]) -> float:
+    times = sorted(r["overhead_ms"] for r in records if not r["borderline"])
+    return float(times[int(len(times) * 0.99)])
+
+
+def _mean_all(records: Sequence[dict[str, Any]]) -> float:
+    return statistics.fmean(r["overhead_ms"] for r in records)
+
+
+_FIGURES: Final[dict[str, Callable[[Sequence[dict[str, Any]]], float]]] = {
+    "p99 of uncompressed requests": _p99_plain,
+    "mean over all requests": _mean_all,
+}
 
 
 def _prompts() -> Prompts:
@@ -209,21 +197,3 @@ def _task(body: bytes) -> CompressTask:
         category="prose",
         when="any",
     )
-
-
-def _above(one: Side, other: Side, figure: str) -> list[float]:
-    """By round."""
-    return [a - b for a, b in zip(one.of(figure), other.of(figure), strict=True)]
-
-
-def _p99_plain(records: Sequence[dict[str, Any]]) -> float:
-    times = sorted(r["overhead_ms"] for r in records if not r["borderline"])
-    return float(times[int(len(times) * 0.99)])
-
-
-def _mean_all(records: Sequence[dict[str, Any]]) -> float:
-    return statistics.fmean(r["overhead_ms"] for r in records)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return "rounds: " + " ".join(f"{v:.2f}" for v in sorted(values))

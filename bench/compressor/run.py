@@ -5,29 +5,28 @@ and 7. Prompts are generated when the bench runs (bench.compressor.prompts). Not
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import compressor
-from bench.common.report import Report, Row, at_least, at_most
-from bench.compressor.fidelity import (
+from bench.common.report import Report, Row, at_least, at_most, beside, judged, without_target
+from bench.compressor.figures import (
+    ROUNDS,
+    TOKEN_RANGES,
     bag,
+    best_ms,
+    cjk_prompts,
     cosine,
+    hostile,
     inverse_frequencies,
+    percentiles,
+    prompts_of,
     quantiles,
     rouge_l_recall,
 )
-from bench.compressor.hostile import hostile
-from bench.compressor.latency import (
-    ROUNDS,
-    TOKEN_RANGES,
-    best_ms,
-    cjk_prompts,
-    percentiles,
-    prompts_of,
-)
-from bench.compressor.prompts import PLACES, PromptCase, prompts
+from bench.compressor.plot import plots
+from bench.compressor.prompts import PLACES, Messages, PromptCase, prompts
 from bench.compressor.safety import REDUCTIONS as SAFETY_REDUCTIONS
 from bench.compressor.safety import VOCABULARIES, kinds, measured
 from bench.compressor.trials import METHODS, REDUCTIONS, Trial, kept_in, size_of, trial
@@ -64,11 +63,9 @@ def run(plot: Path | None = None) -> Report:
     ]
     detail: dict[str, Any] = {"retention": _curves(trials)}
     if plot is not None:
-        from bench.compressor.plot import draw
-
-        detail["plots"] = [
-            str(f) for f in draw(plot, _curves(trials), _by_place(trials), latencies)
-        ]
+        shares = {place: _shares(trials, "qa", _DEEP_CUT, place) for place in PLACES}
+        by_place = {str(m): {str(p): shares[p][m] for p in PLACES} for m in METHODS}
+        detail["plots"] = plots(plot, _curves(trials), by_place, latencies)
     return Report(name="compressor", rows=rows, detail=detail)
 
 
@@ -76,14 +73,13 @@ def _made(made: list[PromptCase]) -> Row:
     languages = {p.language for p in made}
     kinds_made = {k: sum(p.kind == k for p in made) for k in ("qa", "multi-hop", "cross-lingual")}
     sizes = sorted(size_of(p.messages) for p in made)
-    return Row(
-        "Prompts",
-        ", ".join(f"{count} {kind}" for kind, count in kinds_made.items()),
-        target=">= 200 qa in >= 5 languages",
-        holds=kinds_made["qa"] >= 200 and len(languages) >= 5,
-        note=f"{len(languages)} languages; {sizes[0]} to {sizes[-1]} bytes; questions on "
-        "documentation that this Python does not have are left out",
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds_made.items())
+    holds = kinds_made["qa"] >= 200 and len(languages) >= 5
+    note = (
+        f"{len(languages)} languages; {sizes[0]} to {sizes[-1]} bytes; questions on "
+        "documentation that this Python does not have are left out"
     )
+    return judged("Prompts", told, ">= 200 qa in >= 5 languages", holds, note)
 
 
 def share(trials: Iterable[Trial]) -> float:
@@ -92,97 +88,53 @@ def share(trials: Iterable[Trial]) -> float:
     return sum(t.kept for t in found) / len(found)
 
 
-def _fit(trials: list[Trial]) -> list[Row]:
+def _shares(trials: list[Trial], kind: str, reduction: float, place: str = "") -> dict[str, float]:
+    """By method."""
+    chosen = [
+        t
+        for t in trials
+        if (t.prompt.kind, t.reduction) == (kind, reduction) and place in {"", t.prompt.place}
+    ]
+    return {m: share(t for t in chosen if t.method == m) for m in METHODS}
+
+
+def _others(found: dict[str, float]) -> str:
+    return ", ".join(f"{m} {found[m]:.3f}" for m in METHODS[1:])
+
+
+def _fit(trials: list[Trial]) -> Iterator[Row]:
     ours = [t for t in trials if t.method == "default"]
+    yield at_least("Fits its budget or is refused", sum(t.fits for t in ours) / len(ours), 1.0)
+    yield Row("Refused", sum(bool(t.refused) for t in ours) / len(ours), "counted as lost below")
     odd = hostile()
-    return [
-        at_least("Fits its budget or is refused", sum(t.fits for t in ours) / len(ours), 1.0),
-        Row(
-            "Refused",
-            sum(bool(t.refused) for t in ours) / len(ours),
-            "counted as lost below"
-        ),
-        at_least(
-            "Hostile texts: fit or refused", sum(o.holds for o in odd) / len(odd), 1.0,
-            note=", ".join(f"{o.name}: {o.outcome}" for o in odd),
-        ),
-        Row(
-            "Hostile texts: slowest, ms", max(o.ms for o in odd), "50 KB each"
-        ),
-    ]  # fmt: skip
+    note = ", ".join(f"{o.name}: {o.outcome}" for o in odd)
+    metric = "Hostile texts: fit or refused"
+    yield at_least(metric, sum(o.holds for o in odd) / len(odd), 1.0, note)
+    yield Row("Hostile texts: slowest, ms", max(o.ms for o in odd), "50 KB each")
 
 
-def _retention(trials: list[Trial]) -> list[Row]:
-    rows = []
+def _retention(trials: list[Trial]) -> Iterator[Row]:
     for kind, text in (("qa", "Answer sentence kept"), ("multi-hop", "Both sentences kept")):
         for reduction in REDUCTIONS:
-            found = {
-                m: share(
-                    t
-                    for t in trials
-                    if (t.prompt.kind, t.method, t.reduction) == (kind, m, reduction)
-                )
-                for m in METHODS
-            }
-            note = ", ".join(f"{m} {found[m]:.3f}" for m in METHODS[1:])
-            metric = f"{text}, {100 * reduction:g} % reduction"
+            found = _shares(trials, kind, reduction)
+            metric, ours = f"{text}, {100 * reduction:g} % reduction", found["default"]
             limit = _GATES.get((kind, reduction))
-            if limit is None:
-                rows.append(Row(metric, found["default"], note))
-            else:
-                rows.append(at_least(metric, found["default"], limit, note))
-    return rows
+            row = at_least(metric, ours, limit or 0.0, _others(found))
+            yield row if limit else without_target(row)
 
 
-def _by_place(trials: list[Trial]) -> dict[str, dict[str, float]]:
-    return {
-        m: {
-            place: share(
-                t
-                for t in trials
-                if t.prompt.kind == "qa"
-                and t.method == m
-                and t.reduction == _DEEP_CUT
-                and t.prompt.place == place
-            )
-            for place in PLACES
-        }
-        for m in METHODS
-    }
+def _places(trials: list[Trial]) -> Iterator[Row]:
+    for place in PLACES:
+        found = _shares(trials, "qa", _DEEP_CUT, place)
+        yield Row(f"Answer in the {place}, 50 % reduction", found["default"], _others(found))
 
 
-def _places(trials: list[Trial]) -> list[Row]:
-    found = _by_place(trials)
-    return [
-        Row(
-            f"Answer in the {place}, 50 % reduction",
-            found["default"][place],
-            ", ".join(f"{m} {found[m][place]:.3f}" for m in METHODS[1:]),
-        )
-        for place in PLACES
-    ]
-
-
-def _cross_lingual(trials: list[Trial]) -> list[Row]:
-    rows = []
+def _cross_lingual(trials: list[Trial]) -> Iterator[Row]:
     for reduction in (_PAPER_CUT, _DEEP_CUT):
-        found = {
-            m: share(
-                t
-                for t in trials
-                if (t.prompt.kind, t.method, t.reduction) == ("cross-lingual", m, reduction)
-            )
-            for m in METHODS
-        }
-        rows.append(
-            at_least(
-                f"Question in English, text not, {100 * reduction:g} % reduction",
-                found["default"],
-                found["random"],
-                "the limit is random's; " + ", ".join(f"{m} {found[m]:.3f}" for m in METHODS[1:]),
-            )
-        )
-    return rows
+        found = _shares(trials, "cross-lingual", reduction)
+        metric = f"Question in English, text not, {100 * reduction:g} % reduction"
+        note = "the limit is random's; " + _others(found)
+        yield at_least(metric, found["default"], found["random"], note)
 
 
 def _asked(made: list[PromptCase]) -> list[Row]:
@@ -211,18 +163,12 @@ def _let_through(prompt: PromptCase) -> bool | None:
     return kept_in(found.messages, prompt.gold) if found else None
 
 
-def _table_7(made: list[PromptCase]) -> list[Row]:
+def _table_7(made: list[PromptCase]) -> Iterator[Row]:
     chosen = [p.messages for p in made if p.kind == "qa" and p.language == "English"]
     bags = [bag(messages) for messages in chosen]
     idf = inverse_frequencies(bags)
-    rows = [
-        Row(
-            "Table 7: BERTScore F1",
-            "not computed",
-            published=0.884,
-            note="needs RoBERTa-large, which is neither shipped nor fetched",
-        )
-    ]
+    note = "needs RoBERTa-large, which is neither shipped nor fetched"
+    yield Row("Table 7: BERTScore F1", "not computed", note, 0.884)
     for profile in ("paper", "default"):
         recalls, cosines = [], []
         for messages, words in zip(chosen, bags, strict=True):
@@ -233,72 +179,42 @@ def _table_7(made: list[PromptCase]) -> list[Row]:
             if found:
                 recalls.append(rouge_l_recall(messages, found.messages))
                 cosines.append(cosine(words, bag(found.messages), idf))
-        rows.append(
-            Row(
-                f"Table 7: compressibility, profile {profile}",
-                len(recalls) / len(chosen),
-                published=1.0,
+        metric, compressed = "Table 7: compressibility", len(recalls) / len(chosen)
+        yield Row(f"{metric}, profile {profile}", compressed, published=1.0)
+        for (name, (published, *theirs)), values in zip(
+            _TABLE_7.items(), (recalls, cosines), strict=True
+        ):
+            mean, *rest = quantiles(values)
+            note = (
+                f"p10, p50, p90: {', '.join(f'{value:.3f}' for value in rest)}; published "
+                f"{', '.join(map(str, theirs))}; it measures the cut, not what was lost"
             )
-        )
-        rows += [
-            _table_7_row(name, profile, values)
-            for name, values in (("ROUGE-L recall", recalls), ("TF-IDF cosine", cosines))
-        ]
-    return rows
-
-
-def _table_7_row(name: str, profile: str, values: list[float]) -> Row:
-    mean, *rest = quantiles(values)
-    published, *quantiles_published = _TABLE_7[name]
-    return Row(
-        f"Table 7: {name}, profile {profile}",
-        mean,
-        published=published,
-        ratio=mean / published,
-        note=f"p10, p50, p90: {', '.join(f'{value:.3f}' for value in rest)}; published "
-        f"{', '.join(map(str, quantiles_published))}; it measures the cut, not what was lost",
-    )
+            yield beside(f"Table 7: {name}, profile {profile}", mean, published, note)
 
 
 def _latencies() -> dict[str, list[tuple[int, float]]]:
     """Bytes and best time of each prompt, by band."""
-    found = {}
-    for token_range in TOKEN_RANGES:
-        texts = prompts_of(token_range)[:: 1 if token_range.tokens[1] < 16_000 else 4]
-        found[token_range.name] = list(
-            zip(map(size_of, texts), best_ms(texts, "default"), strict=True)
-        )
-    texts = prompts_of(TOKEN_RANGES[2])
-    found["Agent-heavy, 8K-12K, profile paper"] = list(
-        zip(map(size_of, texts), best_ms(texts, "paper"), strict=True)
-    )
-    texts = cjk_prompts()
-    found["Chinese and Japanese, 8K-12K"] = list(
-        zip(map(size_of, texts), best_ms(texts, "default"), strict=True)
-    )
+
+    def timed(texts: list[Messages], profile: compressor.Profile) -> list[tuple[int, float]]:
+        return list(zip(map(size_of, texts), best_ms(texts, profile), strict=True))
+
+    found = {
+        of.name: timed(prompts_of(of)[:: 1 if of.tokens[1] < 16_000 else 4], "default")
+        for of in TOKEN_RANGES
+    }
+    found["Agent-heavy, 8K-12K, profile paper"] = timed(prompts_of(TOKEN_RANGES[2]), "paper")
+    found["Chinese and Japanese, 8K-12K"] = timed(cjk_prompts(), "default")
     return found
 
 
-def _latency_rows(latencies: dict[str, list[tuple[int, float]]]) -> list[Row]:
-    rows = []
+def _latency_rows(latencies: dict[str, list[tuple[int, float]]]) -> Iterator[Row]:
     published = {token_range.name: token_range.published_ms for token_range in TOKEN_RANGES}
-    beside = TOKEN_RANGES[2].published_ms
     note = f"best of {ROUNDS} rounds for each prompt; the machine may be shared"
     for name, points in latencies.items():
         found = percentiles([ms for _, ms in points])
-        theirs = published.get(name) or (beside if "paper" in name else None)
-        for index, label in enumerate(("p50", "p95", "p99")):
-            known = theirs[index] if theirs else None
-            rows.append(
-                Row(
-                    f"Latency, {name}: {label}, ms",
-                    found[index],
-                    published=known,
-                    ratio=found[index] / known if known else None,
-                    note=note,
-                )
-            )
-    return rows
+        theirs = published.get(name.removesuffix(", profile paper")) or (None,) * 3
+        for label, ours, known in zip(("p50", "p95", "p99"), found, theirs, strict=True):
+            yield beside(f"Latency, {name}: {label}, ms", ours, known, note)
 
 
 def _safety() -> list[Row]:
@@ -328,17 +244,8 @@ def _safety_row(kind: str, vocabulary: str, *, exact: bool) -> Row:
 
 def _curves(trials: list[Trial]) -> dict[str, dict[str, list[float]]]:
     """Kind -> method -> share kept at each reduction."""
-    return {
-        kind: {
-            m: [
-                share(
-                    t
-                    for t in trials
-                    if (t.prompt.kind, t.method, t.reduction) == (kind, m, reduction)
-                )
-                for reduction in REDUCTIONS
-            ]
-            for m in METHODS
-        }
-        for kind in ("qa", "multi-hop", "cross-lingual")
-    }
+    found: dict[str, dict[str, list[float]]] = {}
+    for kind in ("qa", "multi-hop", "cross-lingual"):
+        shares = [_shares(trials, kind, reduction) for reduction in REDUCTIONS]
+        found[kind] = {m: [by[m] for by in shares] for m in METHODS}
+    return found

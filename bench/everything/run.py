@@ -16,9 +16,8 @@ import msgspec
 from bench.common.plot import Panel, draw
 from bench.common.report import Report, Row, at_least, at_most
 from bench.common.steps import scaled_s, tracked
-from bench.everything.figures import RunFigures
 from bench.everything.live import live
-from bench.everything.scene import RANKS, REPLICAS, TENANTS, TraceRequest, trace
+from bench.everything.scene import RANKS, REPLICAS, TENANTS, RunFigures, TraceRequest, trace
 from bench.everything.systems import ALL, OFF, SYSTEMS
 from bench.everything.virtual import MAX_WORKERS, simulated, workers_needed
 

@@ -12,12 +12,14 @@ from random import Random
 from typing import Final
 
 import msgspec
+import numpy as np
 import orjson
 
 from bench.common.fleet import MODEL
 from bench.common.texts import document
 from bench.compressor.prompts import english
 from simulator.engine.profiles import EngineProfile
+from simulator.fleet.traffic import Floats
 from simulator.mock_server import tokenizer
 
 REPLICAS: Final = 3
@@ -141,18 +143,12 @@ def _requests(index: int, tenant: TenantLoad, seconds: float, seed: int) -> Iter
     while at_s < high_s:
         output = draw.randint(*tenant.output_tokens)
         messages = _messages(tenant, draw)
+        asked = {"model": MODEL, "max_tokens": 2 * output, "mock_output_tokens": output}
+        asked["stream"] = True
         yield TraceRequest(
             at_s=at_s,
             tenant=index,
-            body=orjson.dumps(
-                {
-                    "model": MODEL,
-                    "messages": messages,
-                    "max_tokens": 2 * output,
-                    "mock_output_tokens": output,
-                    "stream": True,
-                }
-            ),
+            body=orjson.dumps({"messages": messages, **asked}),
             prompt_tokens=len(tokenizer.encode_chat(messages)),
             text_bytes=sum(len(m["content"].encode()) for m in messages),
             output_tokens=output,
@@ -173,3 +169,78 @@ def _retrieval(tokens: tuple[int, int]) -> list[list[dict[str, str]]]:
     """Passages with a question, of about so many tokens: what compression is for."""
     chars = (4 * tokens[0], 4 * tokens[1])
     return [case.messages for case in english(chars)]
+
+
+# -- what one run shows, live or simulated
+
+
+class TenantFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant."""
+
+    attained: float
+    """Share of all that it asked with its first token within the SLO."""
+    refused: float
+    """Share that was not served."""
+    p99_ttft_s: float
+    """Of what was served."""
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One system on the trace."""
+
+    tenants: tuple[TenantFigures, ...]
+    p99_ttft_s: float
+    """Of every served request."""
+    tokens_per_s: float
+    """Prompt and answer tokens of served requests over the whole run."""
+    utilisation: float
+    """Share of slot-time in use, over the whole run."""
+    compressed: int
+    lag_s: float = 0.0
+    """How late a live mock engine wrote its tokens, P99."""
+
+    @property
+    def promised(self) -> float:
+        """The least attainment of a tenant that is promised capacity."""
+        found = zip(self.tenants, TENANTS, strict=True)
+        return min(t.attained for t, tenant in found if tenant.service_class != "spot")
+
+
+def figures(
+    requests: list[TraceRequest],
+    ttft_s: Floats,
+    *,
+    busy_s: float,
+    length_s: float,
+    workers: int,
+    compressed: int,
+    lag_s: float = 0.0,
+) -> RunFigures:
+    """`ttft_s` is NaN for requests that were not served; `busy_s` sums their times in engines."""
+    owner = np.array([request.tenant for request in requests])
+    tokens = np.array([request.prompt_tokens + request.output_tokens for request in requests])
+    served = ~np.isnan(ttft_s)
+    return RunFigures(
+        tenants=tuple(
+            _tenant(ttft_s[owner == index], tenant.slo_ms / 1000)
+            for index, tenant in enumerate(TENANTS)
+        ),
+        p99_ttft_s=_p99(ttft_s[served]),
+        tokens_per_s=float(tokens[served].sum()) / length_s,
+        utilisation=busy_s / (workers * SLOTS * length_s),
+        compressed=compressed,
+        lag_s=lag_s,
+    )
+
+
+def _tenant(ttft_s: Floats, slo_s: float) -> TenantFigures:
+    served = ttft_s[~np.isnan(ttft_s)]
+    return TenantFigures(
+        attained=float((served <= slo_s).sum()) / max(1, len(ttft_s)),
+        refused=1 - len(served) / max(1, len(ttft_s)),
+        p99_ttft_s=_p99(served),
+    )
+
+
+def _p99(values: Floats) -> float:
+    return float(np.quantile(values, 0.99)) if len(values) else float("nan")

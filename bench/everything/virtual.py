@@ -6,8 +6,15 @@ import msgspec
 import numpy as np
 import yaml
 
-from bench.everything.figures import RunFigures, figures
-from bench.everything.scene import ENGINE, RANKS, REPLICAS, TENANTS, TraceRequest
+from bench.everything.scene import (
+    ENGINE,
+    RANKS,
+    REPLICAS,
+    TENANTS,
+    RunFigures,
+    TraceRequest,
+    figures,
+)
 from bench.everything.systems import Switches, config_of
 from gateway.settings import ConfigError, parse
 from planner.profile import NodeProfile

@@ -62,7 +62,7 @@ _KEYS: Final = {
 """Environment of the planned file, and the client's key."""
 
 
-def run(plot: Path | None = None, duration_s: float = scaled_s(120.0, 20.0)) -> Report:
+def run(plot: Path | None = None, duration_s: float = scaled_s(120.0, 90.0)) -> Report:
     """The sequence; `plot` is a folder for the plots of both replays."""
     with tempfile.TemporaryDirectory() as folder, bars() as bar:
         lab = CommandLab(Path(folder))

@@ -1,9 +1,11 @@
 """A model's token pool as stored in Redis, and the ledger against exported usage."""
 
+import contextlib
 import hashlib
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +13,8 @@ import msgspec
 from redis import Redis
 
 from bench.common.fleet import MODEL, Fleet, GatewayProcess
+from bench.common.redis_server import RedisServer
+from bench.common.report import Row, equals
 from gateway.store.redis.scripts import Calls, Scripts, record
 
 
@@ -47,6 +51,31 @@ def fleet_of(
         further=[{"entitlements": list(entitlements), **more} for more in further],
         server=server,
     )
+
+
+@contextlib.contextmanager
+def on_redis(
+    entitlements: Sequence[Mapping[str, Any]],
+    gateways: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Iterator[tuple[Fleet, list[Path], "Books"]]:
+    """So many gateways on a Redis of their own, and their exports.
+
+    `env`: of every second gateway; `more`: of `fleet_of`.
+    """
+    with (
+        RedisServer() as redis,
+        tempfile.TemporaryDirectory() as folder,
+        redis.client() as client,
+    ):
+        told, files = exports_in(Path(folder), gateways)
+        fleet = fleet_of(entitlements, [{**t, "state": {"url": redis.url}} for t in told], **more)
+        for replica in fleet.replicas[1::2]:
+            replica.env = env
+        with fleet:
+            yield fleet, files, Books(client)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,18 +200,30 @@ def settled(fleet: Fleet, token_pools: Books, limit_s: float) -> Snapshot:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         now = token_pools.snapshot()
-        if not now.leases and not fleet.leases() and not _busy(fleet):
+        if not now.leases and not fleet.leases() and not any(e.running() for e in fleet.engines):
             break
         time.sleep(0.05)
     time.sleep(1.0)  # exports are written twice a second
     return token_pools.snapshot()
 
 
-def _busy(fleet: Fleet) -> bool:
-    return any(engine.running() for engine in fleet.engines)
-
-
 def exports_in(folder: Path, count: int) -> tuple[list[dict[str, Any]], list[Path]]:
     """What each of so many gateways is told of its export, and the files."""
     files = [folder / f"usage-{n}.jsonl" for n in range(count)]
     return [{"usage_export": {"path": str(file)}} for file in files], files
+
+
+def books_rows(name: str, after: Snapshot, entries: Sequence[Entry]) -> Iterator[Row]:
+    """Nothing is left, and the ledger balances."""
+    yield equals(f"{name}: leases left, and sequences counted", after.leases + after.pool, 0)
+    debited, refunded, used = (
+        sum(getattr(e, figure) for e in entries) for figure in ("debited", "refunded", "used")
+    )
+    metric, note = "tokens that debited - refunded - used is off", f"{debited:,} - {refunded:,}"
+    yield equals(f"{name}: {metric}", sum(e.off for e in entries), 0, f"{note} = {used:,}")
+
+
+def exported_row(name: str, entries: Sequence[Entry]) -> Row:
+    """What was charged is what was exported for billing."""
+    off = sum(abs(e.used - e.exported) for e in entries)
+    return equals(f"{name}: tokens that used differs from what was exported", off, 0)

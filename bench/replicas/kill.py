@@ -7,26 +7,15 @@ Afterwards the fifty places are used again.
 """
 
 import asyncio
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from bench.common.fleet import Fleet
-from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_least, at_most, equals
-from bench.replicas.books import (
-    Books,
-    Entry,
-    Snapshot,
-    entitlement,
-    exports_in,
-    fleet_of,
-    ledger,
-    settled,
-)
+from bench.replicas.books import Books, books_rows, entitlement, ledger, on_redis, settled
 from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
 from gateway.admission.token_pool import LEASE_TTL_S
 
@@ -51,32 +40,37 @@ class Death(msgspec.Struct, kw_only=True):
     survivors: list[SentRequest] = msgspec.field(default_factory=list)
     again: int = 0
     """Most that were served at once in their places afterwards."""
-    after: Snapshot | None = None
-    entries: list[Entry] = msgspec.field(default_factory=list)
 
 
-def rows() -> list[Row]:
+def rows() -> Iterator[Row]:
     """All rows."""
+    entitlements = [
+        entitlement("holder", "elastic", concurrency=HELD, max_concurrency=HELD),
+        entitlement("guaranteed", "guaranteed", concurrency=SERVED),
+    ]
+    with on_redis(entitlements, GATEWAYS, window_tokens=65_536) as (fleet, files, books):
+        found = asyncio.run(_scenario(fleet, books))
+        after, entries = settled(fleet, books, 15.0), ledger(fleet.replicas[1], files)
+    yield equals("killed: leases that it held", found.held, HELD)
+    note = f"the first after {found.first_s:.1f} s; leases live {LEASE_TTL_S:g} s"
+    yield at_most("killed: s until all were back", found.last_s, LEASE_TTL_S, note)
+    failed = sum(s.status != 200 for s in found.survivors)
+    slowest_s = max((s.length_s for s in found.survivors), default=0.0)
+    note = f"of {len(found.survivors):,}; the slowest {slowest_s:.2f} s"
+    yield equals("killed: requests to the others that failed", failed, 0, note)
+    yield at_least("killed: of its places used at once afterwards", found.again, HELD * 0.9)
+    yield from books_rows("killed", after, entries)
+    holder = next(e for e in entries if e.name == "holder")
+    metric = "killed: tokens charged but not exported, less the dead one's estimates"
+    note = (
+        f"{found.estimates:,} tokens of {found.held} expired leases: nobody was left to say what "
+        "they used"
+    )
+    yield equals(metric, holder.used - holder.exported - found.estimates, 0, note)
+
+
+async def _scenario(fleet: Fleet, books: Books) -> Death:
     found = Death()
-    with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
-        gateways, files = exports_in(Path(folder), GATEWAYS)
-        entitlements = [
-            entitlement("holder", "elastic", concurrency=HELD, max_concurrency=HELD),
-            entitlement("guaranteed", "guaranteed", concurrency=SERVED),
-        ]
-        told = [{**more, "state": {"url": redis.url}} for more in gateways]
-        with (
-            fleet_of(entitlements, told, window_tokens=65_536) as fleet,
-            redis.client() as client,
-        ):
-            token_pools = Books(client)
-            asyncio.run(_scenario(fleet, token_pools, found))
-            found.after = settled(fleet, token_pools, 15.0)
-            found.entries = ledger(fleet.replicas[1], files)
-    return _rows(found)
-
-
-async def _scenario(fleet: Fleet, token_pools: Books, found: Death) -> None:
     urls = [replica.url for replica in fleet.replicas]
     holding, serving = ClientLoad(urls, _ENDLESS), ClientLoad(urls, _SHORT)
     serving.start(("guaranteed", 1 + n % (GATEWAYS - 1)) for n in range(SERVED))
@@ -84,18 +78,18 @@ async def _scenario(fleet: Fleet, token_pools: Books, found: Death) -> None:
     until_s = time.monotonic() + _ASKED_LIMIT_S
     while time.monotonic() < until_s:
         await asyncio.sleep(0.05)
-        if token_pools.snapshot().tenants.get("holder", 0) == HELD:
+        if books.snapshot().tenants.get("holder", 0) == HELD:
             break
     await asyncio.sleep(2.0)
     # Nobody asks in its name any more: what is in flight then was in flight before.
     stopping = asyncio.create_task(holding.stop())
     await asyncio.to_thread(fleet.kill_replica, fleet.replicas[0])
     died_s = time.monotonic()
-    leases = [e for e in token_pools.leases().values() if e["entitlement"] == "holder"]
+    leases = [e for e in books.leases().values() if e["entitlement"] == "holder"]
     found.held = len(leases)
     found.estimates = sum(lease["estimate_tokens"] for lease in leases)
     await stopping
-    while left := token_pools.snapshot().tenants["holder"]:
+    while left := books.snapshot().tenants["holder"]:
         if left < found.held and not found.first_s:
             found.first_s = time.monotonic() - died_s
         if time.monotonic() - died_s > 2 * LEASE_TTL_S:
@@ -107,45 +101,5 @@ async def _scenario(fleet: Fleet, token_pools: Books, found: Death) -> None:
     await asyncio.sleep(4.0)
     await again.stop()
     await serving.stop()
-    found.survivors = serving.sent
-    found.again = most_at_once(again.sent)
-
-
-def _rows(found: Death) -> list[Row]:
-    failed = [s for s in found.survivors if s.status != 200]
-    after = found.after
-    holder = next(e for e in found.entries if e.name == "holder")
-    assert after is not None
-    return [
-        equals("killed: leases that it held", found.held, HELD),
-        at_most(
-            "killed: s until all were back",
-            found.last_s,
-            LEASE_TTL_S,
-            f"the first after {found.first_s:.1f} s; leases live {LEASE_TTL_S:g} s",
-        ),
-        equals(
-            "killed: requests to the others that failed",
-            len(failed),
-            0,
-            f"of {len(found.survivors):,}; the slowest {_slowest(found.survivors):.2f} s",
-        ),
-        at_least("killed: of its places used at once afterwards", found.again, HELD * 0.9),
-        equals("killed: leases left, and sequences counted", after.leases + after.pool, 0),
-        equals(
-            "killed: tokens that debited - refunded - used is off",
-            sum(e.off for e in found.entries),
-            0,
-        ),
-        equals(
-            "killed: tokens charged but not exported, less the dead one's estimates",
-            holder.used - holder.exported - found.estimates,
-            0,
-            f"{found.estimates:,} tokens of {found.held} expired leases: nobody was left to "
-            "say what they used",
-        ),
-    ]
-
-
-def _slowest(sent: list[SentRequest]) -> float:
-    return max((s.length_s for s in sent), default=0.0)
+    found.survivors, found.again = serving.sent, most_at_once(again.sent)
+    return found

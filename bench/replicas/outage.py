@@ -12,10 +12,9 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from redis import Redis
@@ -31,7 +30,9 @@ from bench.replicas.books import (
     Books,
     Entry,
     Snapshot,
+    books_rows,
     entitlement,
+    exported_row,
     exports_in,
     fleet_of,
     ledger,
@@ -78,85 +79,82 @@ class OutageResult(msgspec.Struct, kw_only=True):
     """What each gateway logged of its requests."""
 
 
+_BOTH: Final = ("local_share", "local_share", "closed", "closed")
+
+
 def hanging() -> list[Row]:
     """One server."""
-    found = OutageResult()
-    modes = ("local_share", "local_share", "closed", "closed")
-    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
-        asyncio.run(_under_load(fleet, redis.hang, redis.resume, found))
-        with redis.client() as client:
-            _note(found, fleet, files, client)
     name = "Redis hanging"
-    exported = sum(abs(e.used - e.exported) for e in found.entries)
-    return [
-        *_rows(name, found, modes),
-        equals(f"{name}: tokens that used differs from what was exported", exported, 0),
-    ]
+    with RedisServer() as redis, redis.client() as client:
+        found = _outage(redis.url, _BOTH, redis.hang, redis.resume, client)
+    return [*_rows(name, found, _BOTH), exported_row(name, found.entries)]
 
 
 def cluster() -> list[Row]:
     """A cluster's node."""
-    found = OutageResult()
-    modes = ("local_share", "local_share")
+    name, modes = "a cluster's node killed", ("local_share", "local_share")
     with tempfile.TemporaryDirectory() as folder, RedisCluster(Path(folder)) as nodes:
-        port = nodes.owner(key_slot(_model_key().encode()))
+        with node(1) as nobody:  # connects to nothing
+            port = nodes.owner(key_slot(Books(nobody).key.encode()))
         breaking, mending = partial(nodes.kill, port), partial(nodes.start, port)
-        with _fleet_on(nodes.url, modes) as (fleet, files):
-            asyncio.run(_under_load(fleet, breaking, mending, found))
-            with node(port) as client:
-                _note(found, fleet, files, client, found.away_unix_s)
-    name = "a cluster's node killed"
+        with node(port) as client:
+            found = _outage(nodes.url, modes, breaking, mending, client, since=True)
     return [*_rows(name, found, modes), _lost(name, found)]
 
 
 def stopped() -> list[Row]:
     """One server that comes back empty."""
-    found = OutageResult()
-    modes = ("local_share", "local_share", "closed", "closed")
-    with RedisServer() as redis, _fleet_on(redis.url, modes) as (fleet, files):
-        asyncio.run(_under_load(fleet, redis.kill, redis.start, found))
-        with redis.client() as client:
-            _note(found, fleet, files, client, found.away_unix_s)
     name = "Redis stopped, back empty"
-    return [*_rows(name, found, modes), _lost(name, found)]
+    with RedisServer() as redis, redis.client() as client:
+        found = _outage(redis.url, _BOTH, redis.kill, redis.start, client, since=True)
+    return [*_rows(name, found, _BOTH), _lost(name, found)]
 
 
 def sentinel() -> list[Row]:
     """A master that its replica replaces; it stays away."""
-    found = OutageResult()
-    modes = ("local_share", "local_share", "closed", "closed")
+    name = "a master killed, its replica takes over"
     with (
         tempfile.TemporaryDirectory() as folder,
         SentinelledRedis(Path(folder)) as servers,
-        _fleet_on(servers.url, modes) as (fleet, files),
+        node(servers.replica) as client,
     ):
         breaking = partial(servers.kill, servers.master)
-        asyncio.run(_under_load(fleet, breaking, lambda: None, found, FAILOVER_S))
-        with node(servers.replica) as client:
-            _note(found, fleet, files, client)
-    name = "a master killed, its replica takes over"
-    return [
-        *_nobody_hung(name, found, modes),
-        *_right_after(name, found),
-        _lost(name, found),
-    ]
+        found = _outage(servers.url, _BOTH, breaking, lambda: None, client, FAILOVER_S)
+    return [*_nobody_hung(name, found, _BOTH), *_right_after(name, found), _lost(name, found)]
 
 
-def _note(
-    found: OutageResult,
-    fleet: Fleet,
-    files: Sequence[Path],
+def _outage(
+    url: str,
+    modes: Sequence[str],
+    breaking: Callable[[], None],
+    mending: Callable[[], None],
     client: Redis,
-    since_unix_s: float = 0.0,
-) -> None:
-    """The books of all, once nothing is in flight; exported is what was settled since then."""
-    found.after = settled(fleet, Books(client), 15.0)
-    found.entries = ledger(fleet.replicas[0], files, since_unix_s=since_unix_s)
-    found.lines = [LogReader(_log_beside(file)).new() for file in files]
+    away_s: float = AWAY_S,
+    *,
+    since: bool = False,
+) -> OutageResult:
+    """A gateway for each mode on one Redis, which breaks and is mended under load.
 
-
-def _log_beside(export: Path) -> Path:
-    return export.with_name(f"log-{export.name}")
+    `since`: what comes back is empty, and has what was settled since then.
+    """
+    found = OutageResult()
+    with tempfile.TemporaryDirectory() as folder:
+        gateways, files = exports_in(Path(folder), len(modes))
+        logs = [file.with_name(f"log-{file.name}") for file in files]
+        for more, log, mode in zip(gateways, logs, modes, strict=True):
+            more["state"] = {"url": url, "fail_mode": mode}
+            more["request_log"] = {"path": str(log)}
+        entitlements = [
+            entitlement("guaranteed", "guaranteed", concurrency=LIMITS["guaranteed"]),
+            entitlement("elastic", "elastic", concurrency=16, max_concurrency=LIMITS["elastic"]),
+        ]
+        with fleet_of(entitlements, gateways) as fleet:
+            asyncio.run(_under_load(fleet, breaking, mending, found, away_s))
+            found.after = settled(fleet, Books(client), 15.0)
+            since_s = found.away_unix_s if since else 0.0
+            found.entries = ledger(fleet.replicas[0], files, since_unix_s=since_s)
+            found.lines = [LogReader(log).new() for log in logs]
+    return found
 
 
 def _lost(name: str, found: OutageResult) -> Row:
@@ -171,36 +169,12 @@ def _lost(name: str, found: OutageResult) -> Row:
     )
 
 
-@contextmanager
-def _fleet_on(url: str, modes: Sequence[str]) -> Iterator[tuple[Fleet, list[Path]]]:
-    """A gateway for each mode, on one Redis, and their exports, each with a log beside it."""
-    with tempfile.TemporaryDirectory() as folder:
-        gateways, files = exports_in(Path(folder), len(modes))
-        for more, file, mode in zip(gateways, files, modes, strict=True):
-            more["state"] = {"url": url, "fail_mode": mode}
-            more["request_log"] = {"path": str(_log_beside(file))}
-        with fleet_of(_entitlements(), gateways) as fleet:
-            yield fleet, files
-
-
-def _model_key() -> str:
-    with node(1) as nobody:  # connects to nothing
-        return Books(nobody).key
-
-
-def _entitlements() -> list[dict[str, Any]]:
-    return [
-        entitlement("guaranteed", "guaranteed", concurrency=LIMITS["guaranteed"]),
-        entitlement("elastic", "elastic", concurrency=16, max_concurrency=LIMITS["elastic"]),
-    ]
-
-
 async def _under_load(
     fleet: Fleet,
     breaking: Callable[[], None],
     mending: Callable[[], None],
     found: OutageResult,
-    away_s: float = AWAY_S,
+    away_s: float,
 ) -> None:
     load = ClientLoad([r.url for r in fleet.replicas], _SHAPE)
     load.start(
@@ -231,46 +205,37 @@ def _up(fleet: Fleet) -> int:
     return sum(int(replica.metrics()["sluice_store_up"]) for replica in fleet.replicas)
 
 
-def _rows(name: str, found: OutageResult, modes: Sequence[str]) -> list[Row]:
+def _rows(name: str, found: OutageResult, modes: Sequence[str]) -> Iterator[Row]:
+    yield from _nobody_hung(name, found, modes)
     while_away = [
         s for s in found.sent if found.away_at_s + NOTICED_S <= s.at_s and s.end_s < found.back_at_s
     ]
-    rows = [*_nobody_hung(name, found, modes)]
     if "closed" in modes:
         closed = [s for s in while_away if modes[s.gateway] == "closed"]
         others = sum((s.status, s.reason) != (503, "state_unavailable") for s in closed)
-        rows.append(
-            equals(
-                f"{name}: closed, other answers than 503 state_unavailable",
-                others,
-                0,
-                f"of {len(closed):,}",
-            )
-        )
-    rows += _shares(name, found, modes, while_away)
-    return [
-        *rows,
-        equals(f"{name}: gateways that said so", found.seen_away, len(modes)),
-        *_right_after(name, found),
-    ]
+        metric = f"{name}: closed, other answers than 503 state_unavailable"
+        yield equals(metric, others, 0, f"of {len(closed):,}")
+    shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
+    served = sum(s.gateway in shared and s.status == 200 for s in while_away)
+    yield at_least(f"{name}: local_share, requests served while it was away", served, 100)
+    ended_s = found.away_unix_s + found.back_at_s - found.away_at_s
+    for tenant, limit in LIMITS.items():
+        logged = [[line for line in found.lines[n] if line.entitlement == tenant] for n in shared]
+        most = max(most_at_once(lines, found.away_unix_s + NOTICED_S, ended_s) for lines in logged)
+        metric = f"{name}: local_share, {tenant} at once at one gateway"
+        note = f"{limit} shared by {len(modes)}; {CLIENTS[tenant] // len(modes)} clients ask each"
+        yield at_most(metric, most, limit // len(modes), note)
+    yield equals(f"{name}: gateways that said so", found.seen_away, len(modes))
+    yield from _right_after(name, found)
 
 
-def _right_after(name: str, found: OutageResult) -> list[Row]:
-    after = found.after
-    assert after is not None
-    return [
-        at_most(f"{name}: s until all decide by it again", found.up_s, BACK_LIMIT_S),
-        equals(f"{name}: leases left, and sequences counted", after.leases + after.pool, 0),
-        equals(
-            f"{name}: tokens that debited - refunded - used is off",
-            sum(e.off for e in found.entries),
-            0,
-            f"used {sum(e.used for e in found.entries):,}",
-        ),
-    ]
+def _right_after(name: str, found: OutageResult) -> Iterator[Row]:
+    assert found.after is not None
+    yield at_most(f"{name}: s until all decide by it again", found.up_s, BACK_LIMIT_S)
+    yield from books_rows(name, found.after, found.entries)
 
 
-def _nobody_hung(name: str, found: OutageResult, modes: Sequence[str]) -> list[Row]:
+def _nobody_hung(name: str, found: OutageResult, modes: Sequence[str]) -> Iterator[Row]:
     failed = [
         s
         for s in found.sent
@@ -280,45 +245,10 @@ def _nobody_hung(name: str, found: OutageResult, modes: Sequence[str]) -> list[R
     served = [s.length_s for s in found.sent if s.status == 200]
     refused = [s.length_s for s in found.sent if s.status != 200]
     hung = sum(s > _SERVICE_S + 1.0 for s in served) + sum(s > 1.0 for s in refused)
-    return [
-        equals(
-            f"{name}: requests that took 1 s more than their engine",
-            hung,
-            0,
-            f"of {len(found.sent):,}; the slowest answer {max(served):.2f} s (engines may take "
-            f"{_SERVICE_S:.2f} s), the slowest refusal {max(refused, default=0):.2f} s",
-        ),
-        equals(
-            f"{name}: requests that failed",
-            len(failed),
-            0,
-            ", ".join(sorted({f"{s.status} {s.reason}" for s in failed})),
-        ),
-    ]
-
-
-def _shares(
-    name: str, found: OutageResult, modes: Sequence[str], while_away: Sequence[SentRequest]
-) -> list[Row]:
-    shared = [n for n, mode in enumerate(modes) if mode == "local_share"]
-    served = sum(s.gateway in shared and s.status == 200 for s in while_away)
-    rows = [at_least(f"{name}: local_share, requests served while it was away", served, 100)]
-    span = (
-        found.away_unix_s + NOTICED_S,
-        found.away_unix_s + found.back_at_s - found.away_at_s,
+    note = (
+        f"of {len(found.sent):,}; the slowest answer {max(served):.2f} s (engines may take "
+        f"{_SERVICE_S:.2f} s), the slowest refusal {max(refused, default=0):.2f} s"
     )
-    for tenant, limit in LIMITS.items():
-        share = limit // len(modes)
-        most = [
-            most_at_once((line for line in found.lines[n] if line.entitlement == tenant), *span)
-            for n in shared
-        ]
-        rows.append(
-            at_most(
-                f"{name}: local_share, {tenant} at once at one gateway",
-                max(most),
-                share,
-                f"{limit} shared by {len(modes)}; {CLIENTS[tenant] // len(modes)} clients ask each",
-            )
-        )
-    return rows
+    yield equals(f"{name}: requests that took 1 s more than their engine", hung, 0, note)
+    note = ", ".join(sorted({f"{s.status} {s.reason}" for s in failed}))
+    yield equals(f"{name}: requests that failed", len(failed), 0, note)

@@ -13,26 +13,25 @@ and one count of the metrics; every error has a known cause. A shorter run says 
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import httpx
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from bench.common.fleet import read_metrics
 from bench.common.gateway_books import LogReader, held, idle_page, outcomes
+from bench.common.plot import draw
 from bench.common.report import Report, Row, at_most, equals
-from bench.common.steps import scaled_s
+from bench.common.steps import bars, scaled_s
 from bench.common.tools import build_tools, scratch
 from bench.soak.books import LogTotals, book_rows
 from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
 from bench.soak.fill import fill
 from bench.soak.gateway import GatewaySample, SoakGateway
-from bench.soak.plot import plot_samples
-from bench.soak.trend import drift, memory_rows, most
+from bench.soak.trend import drift, memory_rows, most, panels
 from bench.soak.visits import Visitors
 from sluice.children import Children
 
@@ -60,7 +59,7 @@ def run(plot: Path | None = None) -> Report:
             asyncio.run(soak.run())
             rows = soak.rows()
     if plot is not None:
-        plot_samples(soak.samples, plot)
+        draw(plot, "soak", panels(soak.samples), 1)
     detail = {"samples": [msgspec.to_builtins(sample) for sample in soak.samples]}
     return Report(name="soak", rows=rows, detail=detail)
 
@@ -147,8 +146,9 @@ class Soak:
 
     async def _watch(self) -> None:
         """Sample, and read the log as it grows."""
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("soak", total=self._duration_s)
+        every_s = min(SAMPLE_S, self._duration_s / 60)
+        with bars() as bar:
+            step = bar("soak", round(self._duration_s / every_s))
             while not self._over:
                 at_s = time.monotonic() - self._begin_s
                 try:
@@ -156,8 +156,8 @@ class Soak:
                 except httpx.TransportError:
                     self._missed += 1  # its page did not come within 5 s
                 await asyncio.to_thread(self._read)
-                progress.update(task, completed=at_s)
-                await asyncio.sleep(min(SAMPLE_S, self._duration_s / 60))
+                step()
+                await asyncio.sleep(every_s)
 
     def _read(self) -> None:
         self._totals.add(self._log.new())
@@ -190,61 +190,43 @@ class Soak:
         await asyncio.to_thread(self._read)
         self._page = await asyncio.to_thread(read_metrics, self._gateway.url)
 
-    def _left_rows(self) -> list[Row]:
+    def _left_rows(self) -> Iterator[Row]:
         highest = most(self.samples)
-        return [
-            equals("leases at the end", held(self._page), 0, note=f"{highest.leases:.0f} at most"),
-            equals(
-                "waiting in the gateway", self._last.waiting, 0, note=f"{highest.waiting:.0f} seen"
-            ),
-            equals("sequences at the engines", self._at_engines, 0),
-            at_most(
-                "open files after the load less before",
-                self._last.fds - self._fds_before,
-                0,
-                note=f"{self._fds_before} before, {highest.fds} at most; left: {self._connections}",
-            ),
-        ]
+        note = f"{highest.leases:.0f} at most"
+        yield equals("leases at the end", held(self._page), 0, note)
+        note = f"{highest.waiting:.0f} seen"
+        yield equals("waiting in the gateway", self._last.waiting, 0, note)
+        yield equals("sequences at the engines", self._at_engines, 0)
+        note = f"{self._fds_before} before, {highest.fds} at most; left: {self._connections}"
+        more = self._last.fds - self._fds_before
+        yield at_most("open files after the load less before", more, 0, note)
 
     def _error_row(self) -> Row:
         examples = [*self._totals.uncaused, *self._visitors.strange]
         lost = sum(count for (_, how), count in self._visitors.ended.items() if how == "lost")
-        return equals(
-            "errors that nobody caused",
-            self._totals.uncaused_count + lost,
-            0,
-            note="; ".join(examples) or f"{self._totals.caused} that engines caused",
-        )
+        note = "; ".join(examples) or f"{self._totals.caused} that engines caused"
+        return equals("errors that nobody caused", self._totals.uncaused_count + lost, 0, note)
 
-    def _load_rows(self) -> list[Row]:
+    def _load_rows(self) -> Iterator[Row]:
         rates = "; ".join(
             f"{b.kind.name} {b.rate_per_s:.0f}/s of {b.capacity_per_s:.0f}" for b in self._bulks
         )
-        saturated = min(bulk.cores for bulk in self._bulks)
-        return [
-            Row(
-                "cores in use by the gateway",
-                self._busy,
-                f"offered {UTILISATION:.0%} of capacity, visitors included: {rates}; "
-                f"{saturated:.2f} cores or more when that was measured; ready and without a "
-                f"processor {self._delayed:.2f} of the time",
-            ),
-            Row(
-                "requests/s",
-                (self._totals.count - self._lines_before) / self._duration_s,
-                f"{self._totals.compressed} compressed, {self._totals.waited} waited, "
-                f"{self._totals.left_waiting} left the tight model's line; "
-                f"{self._turned_away} visitors turned away; "
-                f"{self._log.read_bytes / 1e9:.2f} GB of request log",
-            ),
-            Row(
-                "samples that the gateway did not give within 5 s",
-                self._missed,
-                f"{len(self.samples)} that it gave",
-            ),
-            Row(
-                "CPU of the gateway by tenth of the load, cores: most / least",
-                drift(self.samples),
-                "1 when requests cost at the end what they cost at the beginning",
-            ),
-        ]
+        note = (
+            f"offered {UTILISATION:.0%} of capacity, visitors included: {rates}; "
+            f"{min(bulk.cores for bulk in self._bulks):.2f} cores or more when that was measured; "
+            f"ready and without a processor {self._delayed:.2f} of the time"
+        )
+        yield Row("cores in use by the gateway", self._busy, note)
+        note = (
+            f"{self._totals.compressed} compressed, {self._totals.waited} waited, "
+            f"{self._totals.left_waiting} left the tight model's line; "
+            f"{self._turned_away} visitors turned away; "
+            f"{self._log.read_bytes / 1e9:.2f} GB of request log"
+        )
+        asked = self._totals.count - self._lines_before
+        yield Row("requests/s", asked / self._duration_s, note)
+        note = f"{len(self.samples)} that it gave"
+        yield Row("samples that the gateway did not give within 5 s", self._missed, note)
+        metric = "CPU of the gateway by tenth of the load, cores: most / least"
+        note = "1 when requests cost at the end what they cost at the beginning"
+        yield Row(metric, drift(self.samples), note)

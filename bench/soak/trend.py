@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row
+from bench.common.plot import Line, Panel
+from bench.common.report import Row, judged
 from bench.soak.gateway import GatewaySample
 
 WARM: Final = (1 / 6, 8 / 30)
@@ -54,15 +55,13 @@ def memory_rows(samples: Sequence[GatewaySample], duration_s: float) -> list[Row
     """What memory did."""
     grown = growth(samples, duration_s)
     first, last = samples[0], samples[-1]
+    note = (
+        f"RSS of the process tree {first.rss_kib / 1024:.0f} MiB at first, "
+        f"{last.rss_kib / 1024:.0f} at last; PSS {last.pss_kib / 1024:.0f}"
+    )
+    metric = "memory: median of the last tenth over that after warm-up, less 1"
     return [
-        Row(
-            "memory: median of the last tenth over that after warm-up, less 1",
-            grown,
-            target=f"< {MAX_GROWTH:g}",
-            holds=grown < MAX_GROWTH,
-            note=f"RSS of the process tree {first.rss_kib / 1024:.0f} MiB at first, "
-            f"{last.rss_kib / 1024:.0f} at last; PSS {last.pss_kib / 1024:.0f}",
-        ),
+        judged(metric, grown, f"< {MAX_GROWTH:g}", grown < MAX_GROWTH, note),
         Row(
             "memory: slope after warm-up, MiB a day",
             slope_mib_per_day(samples, duration_s),
@@ -93,3 +92,37 @@ def drift(samples: Sequence[GatewaySample]) -> float:
 
 def _kib(sample: GatewaySample) -> float:
     return float(sample.rss_kib)
+
+
+def panels(samples: Sequence[GatewaySample]) -> list[Panel]:
+    """Memory, rates and errors over the soak."""
+    minutes = [sample.at_s / 60 for sample in samples]
+
+    def panel(title: str, *lines: tuple[str, Sequence[float]]) -> Panel:
+        drawn = [Line(x=minutes, y=y, label=label) for label, y in lines]
+        return Panel(title=title, xlabel="minutes", ylim=(0, None), lines=drawn)
+
+    return [
+        panel(
+            "MiB, process tree",
+            ("RSS", [s.rss_kib / 1024 for s in samples]),
+            ("PSS", [s.pss_kib / 1024 for s in samples]),
+        ),
+        panel("requests/s", ("", _rate(samples, "requests"))),
+        panel("cores in use", ("", _rate(samples, "cpu_s"))),
+        panel("errors of engines/s", ("", _rate(samples, "errors"))),
+        panel(
+            "held",
+            ("leases, twice", [s.leases for s in samples]),
+            ("waiting", [s.waiting for s in samples]),
+            ("open files", [s.fds for s in samples]),
+        ),
+    ]
+
+
+def _rate(samples: Sequence[GatewaySample], figure: str) -> list[float]:
+    """A second, since the sample before."""
+    return [0.0] + [
+        (getattr(later, figure) - getattr(earlier, figure)) / max(1e-9, later.at_s - earlier.at_s)
+        for earlier, later in itertools.pairwise(samples)
+    ]

@@ -2,8 +2,14 @@
 
 import pytest
 
-from bench.compressor.fidelity import bag, cosine, inverse_frequencies, quantiles, rouge_l_recall
-from bench.compressor.hostile import texts
+from bench.compressor.figures import (
+    bag,
+    cosine,
+    inverse_frequencies,
+    quantiles,
+    rouge_l_recall,
+    texts,
+)
 from bench.compressor.prompts import PLACES, english, multi_hop, other_languages
 from bench.compressor.safety import VOCABULARIES, counter
 from bench.compressor.trials import METHODS, kept_in, size_of, trial

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from bench.everything.figures import figures
-from bench.everything.scene import BOUNDARY_TOKENS, TENANTS, TraceRequest, trace
+from bench.everything.scene import BOUNDARY_TOKENS, TENANTS, TraceRequest, figures, trace
 from bench.everything.systems import ALL, OFF, SYSTEMS, config_of
 from bench.everything.virtual import simulated, workers_needed
 from gateway.settings import parse
