@@ -65,14 +65,13 @@ BENCHES = {
         },
     ),
     "replicas": Bench(
-        "four gateways on one Redis: limits, a killed one, Redis away, restarts, observe",
+        "four gateways on one Redis: limits, a killed one, Redis away, restarts",
         {
             "sharing": "replicas.sharing:rows",
             "versions": "replicas.sharing:version_rows",
             "killed": "replicas.kill:rows",
             **_of("replicas.outage", "hanging", "cluster", "stopped", "sentinel"),
             "rolling": "replicas.rolling:rows",
-            "observe": "replicas.observe:rows",
         },
     ),
     "real-engine": Bench(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from bench.attacks.case import AttackCase
+from bench.attacks.cases import AttackCase
 
 CLIENTS: Final = 48
 _ANSWER_LIMIT_S: Final = 15.0

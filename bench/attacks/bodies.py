@@ -167,17 +167,8 @@ def _odd_numbers(rng: Random, raw: bytes) -> bytes:
 
 
 def _escapes(rng: Random, raw: bytes) -> bytes:
-    odd = (
-        b"\\ud800",
-        b"\\udc00\\ud800",
-        b"\\u12",
-        b"\\x41",
-        b"\\",
-        b"\n",
-        b"\xc3(",
-        b"\xed\xa0\x80",
-    )
-    return raw.replace(b"gateway", rng.choice(odd), 1)
+    odd = (b"\\ud800", b"\\udc00\\ud800", b"\\u12", b"\\x41", b"\\", b"\n", b"\xc3(")
+    return raw.replace(b"gateway", rng.choice((*odd, b"\xed\xa0\x80")), 1)
 
 
 _TREE_FAULTS: Final[tuple[Callable[[Random, dict[str, Any]], None], ...]] = (

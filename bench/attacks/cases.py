@@ -8,12 +8,27 @@ answer runs.
 
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from bench.attacks.bodies import HONEST, honest, hostile
-from bench.attacks.case import AttackCase, Step
-from bench.attacks.forms import PATHS, form
-from bench.common.everything_on import KEY
+from bench.common.everything_on import KEY, MODEL
+
+Step = bytes | float | Literal["half-close"]
+"""Bytes to send, seconds to wait, or the end of what the client sends."""
+
+
+class AttackCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection's life."""
+
+    family: str
+    steps: tuple[Step, ...]
+    whole: bool = False
+    """Whether a server must answer: one complete request, or a fault visible in what was sent."""
+    read_bytes: int | None = None
+    """How much of the answer is read before the client resets; None for all."""
+
 
 _CHAT: Final = "/v1/chat/completions"
 _JSON: Final = b"application/json"
@@ -23,48 +38,22 @@ _CONTROL: Final = (
     *("/admission/authorize", "/admission/settle", "/v1", "//", "/v1/chat/completions/", "/%2e%2e"),
     *("/v1/chat/completions?x=" + "a" * 3000, "/v1/chat%2fcompletions", "*", "http://h/v1/models"),
 )
-_KEYS: Final = (
-    *(
-        KEY,
-        KEY,
-        KEY,
-        KEY,
-        KEY,
-        KEY,
-        "wrong",
-        "",
-        "a" * 5000,
-        "\u00e9\u00e9",
-        f"{KEY} ",
-        f"{KEY}\x01",
-    ),
-)
+_KEYS: Final = (*(*(KEY,) * 6, "wrong", "", "a" * 5000, "\u00e9\u00e9", f"{KEY} ", f"{KEY}\x01"),)
 _STEERING: Final = (
     *("X-data-parallel-rank: 3", "x-gateway-inference-objective: a", "x-request-id: " + "r" * 2000),
     *("x-sluice-category: prose", "x-sluice-category: none", "x-sluice-compress: off"),
-    *(
-        "x-stainless-read-timeout: 0.001",
-        "x-stainless-read-timeout: 1e400",
-        "forwarded: for=1.1.1.1",
-    ),
+    *("x-stainless-read-timeout: 0.001", "x-stainless-read-timeout: 1e400"),
+    "forwarded: for=1.1.1.1",
 )
 _HEAD_FAULTS: Final = (
-    *(
-        "host:",
-        "host: a\r\nhost: b",
-        "content-length: 5",
-        "content-length: -1",
-        "content-length: +5",
-    ),
+    *("host:", "host: a\r\nhost: b", "content-length: 5", "content-length: -1"),
+    "content-length: +5",
     *("content-length: 99999999999999999999", "content-length: 0x10", "content-length: 5, 5"),
     *("transfer-encoding: chunked", "transfer-encoding: gzip, chunked", "transfer-encoding: x"),
     *("transfer-encoding:\x0bchunked", "content-encoding: gzip", "expect: 100-continue"),
     *("expect: 200-ok", "connection: upgrade\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk"),
-    *(
-        "connection: upgrade\r\nupgrade: websocket",
-        "connection: close",
-        "connection: keep-alive, x",
-    ),
+    *("connection: upgrade\r\nupgrade: websocket", "connection: close"),
+    "connection: keep-alive, x",
     *(" folded: 1", "bad name: 1", "no-colon", ": empty", "x\x00: 1", "x: \x00", "x: \xff\xfe"),
     *("x: " + "a" * 60_000, "x: " + "a" * 70_000, "\r\n".join(f"h{n}: {n}" for n in range(900))),
     *("te: trailers", "trailer: x-a", "accept-encoding: gzip;q=0", "cookie: " + "a=b; " * 2000),
@@ -235,16 +224,68 @@ def _chunked(rng: Random, body: bytes, *, odd: bool) -> bytes:
         at += size
         length = b"%x" % len(piece)
         if odd and rng.random() < 0.1:
-            length = rng.choice(
-                (
-                    b"0" * 20 + length,
-                    length + b";a=b",
-                    length + b" ",
-                    b"-1",
-                    b"ffffffffffffffff",
-                    b"g",
-                )
-            )
+            odd_ones = (b"0" * 20 + length, length + b";a=b", length + b" ", b"-1", b"f" * 16, b"g")
+            length = rng.choice(odd_ones)
         end = b"\r\n" if not odd or rng.random() < 0.95 else rng.choice((b"", b"\n", b"xx"))
         sent += length + b"\r\n" + piece + end
     return sent + b"0\r\n\r\n"
+
+
+# -- forms with a file: heads of parts, boundaries and ends that parsers read differently
+
+PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
+_DISPOSITIONS: Final = (
+    'form-data; name="model"',
+    "form-data; name=model",
+    'form-data; x-name="model"',
+    'form-data; name="model"; name="file"',
+    'form-data; name="mod\\"el"',
+    "form-data; name*=utf-8''model",
+    'form-data; filename="model"; name=prompt',
+    'form-data; name="priority"',
+    'form-data; name="vllm_xargs"',
+    'attachment; name="model"',
+    'form-data;name="model";',
+    'form-data; name="',
+    "form-data",
+    "",
+    'form-data; name="model"' * 200,
+    "form-data; " + 'name="a"; ' * 3000,
+)
+_FILES: Final = (
+    b"RIFF....WAVE",
+    b'\r\ncontent-disposition: form-data; name="model"\r\n\r\nother\r\n',
+    b"--",
+    b"\x00" * 3000,
+    b"-" * 5000,
+)
+
+
+def form(rng: Random, *, faulty: bool) -> tuple[bytes, bytes]:
+    """(content type, body)."""
+    boundary = rng.choice((b"x", b"----form1", b"-" * 70, b"a'()+_,-./:=?"))
+    parts = [
+        ('form-data; name="model"', MODEL.encode()),
+        ('form-data; name="file"; filename="a.wav"', rng.choice(_FILES) if faulty else _FILES[0]),
+    ]
+    if faulty:
+        for _ in range(rng.randint(1, 3)):
+            value = rng.choice((MODEL.encode(), b"other", b"", b"1", b"\xff" * 50))
+            parts.insert(rng.randint(0, len(parts)), (rng.choice(_DISPOSITIONS), value))
+        if rng.random() < 0.2:
+            del parts[rng.randrange(len(parts))]
+        if rng.random() < 0.05:
+            parts *= rng.choice((20, 400))
+    line = b"\r\n" if not faulty or rng.random() < 0.8 else rng.choice((b"\n", b"\r", b"\r\n\r\n"))
+    body = b"".join(
+        b"--%b%bcontent-disposition: %b%b%b%b%b"
+        % (boundary, line, disposition.encode(), line, line, value, line)
+        for disposition, value in parts
+    )
+    body += b"--%b--%b" % (boundary, line)
+    media = b"multipart/form-data; boundary=" + boundary
+    if faulty and rng.random() < 0.3:
+        body = body[: rng.randrange(len(body))]
+    if faulty and rng.random() < 0.2:
+        media = rng.choice((b"multipart/form-data", media + b"; boundary=y", media.upper(), b"x/y"))
+    return media, body

@@ -1,4 +1,4 @@
-"""`python -m bench scaling`: engines come and go by sluice_pool_desired_replicas, 1x, 4x, 1x.
+"""`bench changing-fleet scaling`: engines follow sluice_pool_desired_replicas, 1x, 4x, 1x.
 
 A gateway finds engines by the EndpointSlices of a Kubernetes API. A scaler reads the metric as
 KEDA does, and adds or removes endpoints; an engine that goes first asks the gateway to drain it, as
@@ -11,7 +11,7 @@ import os
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -72,36 +72,25 @@ def run() -> Report:
     """The whole bench."""
     with tempfile.TemporaryDirectory() as folder:
         seen = asyncio.run(load_step(Path(folder)))
-    return Report(name="scaling", rows=rows_of(seen))
+    return Report(name="changing-fleet scaling", rows=list(rows_of(seen)))
 
 
-def rows_of(seen: Seen) -> list[Row]:
+def rows_of(seen: Seen) -> Iterator[Row]:
     """The run, judged."""
     refused = ", ".join(f"{name} {seen.refused[name]}" for name in CLASSES)
-    rows = [
-        equals("requests that failed", seen.outcomes["failed"], 0),
-        at_least("requests", seen.outcomes["done"], 100, f"asked to come again: {refused}"),
-        equals("streams at engines that stopped", seen.cut, 0),
-        at_most("changes of direction", turns([n for _, n in seen.replicas]), 2),
-    ]
+    yield equals("requests that failed", seen.outcomes["failed"], 0)
+    yield at_least("requests", seen.outcomes["done"], 100, f"asked to come again: {refused}")
+    yield equals("streams at engines that stopped", seen.cut, 0)
+    yield at_most("changes of direction", turns([n for _, n in seen.replicas]), 2)
     begun_s = 0.0
     for times, lasts_s in PHASES:
         settled = [n for at_s, n in seen.replicas if 0 < at_s - begun_s <= lasts_s][-1]
         asked = planned(times * RATE)
-        rows.append(
-            at_most(
-                f"at {times}x: engines off the planner's answer",
-                abs(settled - asked),
-                1,
-                f"{settled} engines, planned {asked}",
-            )
-        )
+        metric = f"at {times}x: engines off the planner's answer"
+        yield at_most(metric, abs(settled - asked), 1, f"{settled} engines, planned {asked}")
         begun_s += lasts_s
-    rows += [
-        Row(f"{name}: streams within {SLO_MS} ms, %", 100 * share)
-        for name, share in seen.slo.items()
-    ]
-    return rows
+    for name, share in seen.slo.items():
+        yield Row(f"{name}: streams within {SLO_MS} ms, %", 100 * share)
 
 
 def turns(replicas: list[int]) -> int:

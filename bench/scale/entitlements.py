@@ -93,28 +93,25 @@ class EntitlementSet:
         """What the directory holds, into index, keyring and token pool."""
         await self.tenancy.begin(NO_FILE)
 
-    def admitted(self, entitlement: str) -> Lease:
-        """A lease for a request of an entitlement."""
+    def take(self, key: bytes | None = None) -> Lease:
+        """Authenticate and admit one request: of a tenant's key, or the next active entitlement."""
+        self.now_s += STEP_S
+        digest = key or digest_of(next(self._numbers) % self._active)
+        begin_ns = clock_ns()
+        principal = authenticate.authenticate(self.keyring, digest, self.now_s)
+        if key is not None:
+            principal = authenticate.entitled(principal, "m", self.now_s)
+        known_ns = clock_ns()
         ask = AdmissionRequest(
             lease_id=f"lease-{next(self._leases)}",
             model="m",
-            entitlement=entitlement,
+            entitlement=principal.entitlement,
             pool=0,
             alternates=(),
             estimate_tokens=500,
             sequences=1,
         )
-        return finished(self.store.admit(ask))
-
-    def take(self) -> Lease:
-        """Authenticate and admit one request of the next active entitlement."""
-        number = next(self._numbers)
-        self.now_s += STEP_S
-        key = digest_of(number % self._active)
-        begin_ns = clock_ns()
-        principal = authenticate.authenticate(self.keyring, key, self.now_s)
-        known_ns = clock_ns()
-        lease = self.admitted(principal.entitlement)
+        lease = finished(self.store.admit(ask))
         ended_ns = clock_ns()
         self.cpu.add("authenticate", begin_ns, known_ns)
         self.cpu.add("admit", known_ns, ended_ns)
@@ -151,7 +148,7 @@ def entitlement_point(size: Size) -> Figures:
     tenants.cpu.clear()
     for _ in range(size.requests):
         tenants.end(tenants.take())
-    found |= _parts(tenants.cpu)
+    found |= parts(tenants.cpu)
     found |= _chores(tenants)
     found |= _page(tenants, size)
     found["collection_ms"] = collection_ms()
@@ -174,7 +171,7 @@ def lease_point(size: Size) -> Figures:
         at = number * 7919 % len(held)
         tenants.end(held[at])
         held[at] = tenants.take()
-    found |= _parts(tenants.cpu)
+    found |= parts(tenants.cpu)
     _, found["renew_ms"], found["renew_hold_ms"] = watched(tenants.store.renew)
     found |= _chores(tenants)
     tenants.now_s += 31.0
@@ -182,7 +179,8 @@ def lease_point(size: Size) -> Figures:
     return found
 
 
-def _parts(cpu: Cpu) -> Figures:
+def parts(cpu: Cpu) -> Figures:
+    """CPU of a request's parts."""
     found: Figures = {}
     for part in ("authenticate", "admit", "settle"):
         found[f"{part}_us"] = cpu.mean_us(part)

@@ -17,11 +17,10 @@ from redis import Redis
 
 from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
+from bench.scale.entitlements import USED
 from bench.scale.measure import quantile
 from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
 from gateway.admission.terms import AdmissionRequest
-from gateway.ports import Settlement
-from gateway.records.attempt import Usage
 from gateway.records.entitlement import PROFILES
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
@@ -33,7 +32,6 @@ PACED_PER_S: Final = 500.0
 _PACED_S: Final = 6.0
 _PATIENCE: Final = 600
 _SLOW_US: Final = 1_000
-_USED: Final = Settlement(usage=Usage(prompt_tokens=400, completion_tokens=100), dispatched=True)
 Figures = dict[str, float]
 
 
@@ -132,7 +130,7 @@ class _Asks:
             )
         )
         self.latencies_ms.append((time.monotonic() - asked_s) * 1e3)
-        self._store.settle(lease, _USED)
+        self._store.settle(lease, USED)
 
     async def _settled(self) -> None:
         """Settlements are posted: those before this call are done after it."""

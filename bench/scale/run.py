@@ -45,13 +45,8 @@ def run(plot: Path | None = None) -> Report:
     ]
     rows = rows_of(points)
     if redis_program() is None:
-        rows.append(
-            Row(
-                "Redis: entitlements 1 to 100,000",
-                None,
-                "not measured: redis-server is not on PATH",
-            )
-        )
+        note = "not measured: redis-server is not on PATH"
+        rows.append(Row("Redis: entitlements 1 to 100,000", None, note))
     detail: dict[str, object] = {"points": msgspec.to_builtins(points)}
     if plot is not None:
         detail["plots"] = [draw(plot, "scale", panels_of(points))]

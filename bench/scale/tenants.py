@@ -13,10 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench.scale.entitlements import STEP_S, USED, EntitlementSet, kept
-from bench.scale.measure import Cpu, calm, clock_ns, resident_bytes, watched
+from bench.scale.entitlements import EntitlementSet, kept, parts
+from bench.scale.measure import calm, resident_bytes, watched
 from bench.scale.traffic import Size, entitlement_rows
-from gateway.pipeline import authenticate
 from gateway.records.tenancy import Row
 from gateway.store.sqlite_directory import SqliteDirectory
 
@@ -87,33 +86,10 @@ def _entered(rights: EntitlementSet) -> tuple[float, int, float]:
 
 def _requests(rights: EntitlementSet, size: Size) -> Figures:
     """Every key of the active tenants asks once; then a sample is timed."""
-    cpu, keys = Cpu(), (size.active or size.entitlements) * KEYS_EACH
+    keys = (size.active or size.entitlements) * KEYS_EACH
     for number in range(keys):
-        _ask(rights, cpu, number)
-    cpu.clear()
+        rights.end(rights.take(digest_of(*divmod(number, KEYS_EACH))))
+    rights.cpu.clear()
     for number in range(size.requests):
-        _ask(rights, cpu, number * STEP % keys)
-    found = {"authenticate_p99_us": cpu.quantile_us("authenticate", 0.99)}
-    for part in ("authenticate", "admit", "settle"):
-        found[f"{part}_p50_us"] = cpu.quantile_us(part, 0.5)
-    found["request_p50_us"] = sum(
-        found[f"{part}_p50_us"] for part in ("authenticate", "admit", "settle")
-    )
-    return found
-
-
-def _ask(rights: EntitlementSet, cpu: Cpu, number: int) -> None:
-    """Authenticate, admit and settle one request."""
-    digest = digest_of(number // KEYS_EACH, number % KEYS_EACH)
-    rights.now_s += STEP_S
-    begin_ns = clock_ns()
-    principal = authenticate.authenticate(rights.keyring, digest, 1.0)
-    chosen = authenticate.entitled(principal, "m", 1.0)
-    known_ns = clock_ns()
-    lease = rights.admitted(chosen.entitlement)
-    admitted_ns = clock_ns()
-    rights.store.settle(lease, USED)
-    ended_ns = clock_ns()
-    cpu.add("authenticate", begin_ns, known_ns)
-    cpu.add("admit", known_ns, admitted_ns)
-    cpu.add("settle", admitted_ns, ended_ns)
+        rights.end(rights.take(digest_of(*divmod(number * STEP % keys, KEYS_EACH))))
+    return parts(rights.cpu)

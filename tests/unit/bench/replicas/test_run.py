@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bench.common.raw_client import RawClient
-from bench.replicas.bodies import request
 from bench.replicas.books import exported
 from bench.replicas.load import SentRequest, most_at_once
 
@@ -21,15 +20,6 @@ def sent(begin_s: float, end_s: float, status: int = 200) -> SentRequest:
 def test_requests_at_once_are_counted_if_they_were_served() -> None:
     assert most_at_once([sent(0, 4), sent(3, 6), sent(4.1, 7), sent(3, 6, status=429)]) == 2
     assert most_at_once([]) == 0
-
-
-def test_every_odd_body_is_json_and_unlike_the_others() -> None:
-    bodies = [request(n)[1] for n in range(300)]
-    assert len(set(bodies)) == 300
-    for body in bodies:
-        assert json.loads(body)["model"] == "bench-model"
-    assert any(b"\\u" in body for body in bodies)
-    assert any(body != json.dumps(json.loads(body)).encode() for body in bodies)
 
 
 def test_an_exported_line_counts_once_and_since_when_it_is_asked(tmp_path: Path) -> None:

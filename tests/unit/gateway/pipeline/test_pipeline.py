@@ -311,9 +311,23 @@ async def test_the_usage_chunk_stays_when_the_client_asked_for_it() -> None:
     assert usage_chunk(10, 3) in bench.reply.body
 
 
-async def test_in_observe_mode_the_engine_receives_what_a_bare_relay_would_send() -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b""),
+        (b'":', b'"\t:\r\n '),
+        (b"e", b"\\u0065"),
+        (b"}]", b'}\n, {"role": "user", "content": "\\/ \\ud83c\\udf0a \xe2\x80\xa8"} ]'),
+        (b"{", b' {"x": [1E2, -0, 0.10, 1e-7, 12345678901234567890123, {"k ": null}] ,'),
+    ],
+    ids=["plain", "spaces", "escapes", "letters", "unknown fields"],
+)
+async def test_in_observe_mode_the_engine_receives_what_a_bare_relay_would_send(
+    before: bytes, after: bytes
+) -> None:
     bench = Bench(STREAM, served=served_model(table=short_and_long(observe=True)))
     body = chat_body(stream=True)
+    body = body.replace(before, after, 1) if before else body
     await bench.serve(incoming(body))
     assert bench.upstream.calls[0][1].body == body
     assert usage_chunk(10, 3) in bench.reply.body, "nothing was injected: nothing is stripped"
