@@ -57,8 +57,8 @@ def describe_fleet(
         "mode": "observe" if served.routing.observe else "enforce",
         "adapters": {
             name: {
-                pool.name: [pool.workers[i] for i in served.adapters.workers(name, index)[:SHOWN]]
-                for index, pool in enumerate(served.fleet.pools)
+                pool.name: [pool.workers[i] for i in served.adapters.workers(name, pool)[:SHOWN]]
+                for pool in served.fleet.pools
             }
             for name in served.adapters.names
         },

@@ -136,6 +136,7 @@ class PoolState:
         "may_be_empty",
         "name",
         "present",
+        "reports_cached",
         "revision",
         "slot_clock",
         "slots_per_worker",
@@ -189,14 +190,15 @@ class PoolState:
         """Unfinished sequences at each worker."""
         self.elsewhere = [0] * n
         """Sequences that other gateways have at each worker; see `heard`."""
-        self.total_elsewhere = 0
-        """Sum of `elsewhere`."""
         self.tokens = [0] * n
         """Reserved KV tokens (L_cost) of those sequences."""
-        self.total_active = self.total_tokens = 0
-        """Sum of `tokens`. Only `start` and `finish` change `active`, `tokens` and their sums."""
+        self.total_active = self.total_tokens = self.total_elsewhere = 0
+        """Sums of `active`, `tokens` and `elsewhere`; of the first two only `start` and `finish`
+        change anything."""
         self.kv_tokens: dict[int, int] = {}
         """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
+        self.reports_cached: set[int] = set()
+        """Workers that have told cached tokens: of them silence means none."""
         self.draining = [False] * n
         self.revision = 0
         """Rises with every change of health."""
@@ -206,8 +208,7 @@ class PoolState:
         """Derived: the time after which no worker is ejected."""
         self.sound = self.alive
         """Derived: alive and not ejected, from `sound_from_s` until `sound_until_s`."""
-        self.sound_from_s = inf
-        self.sound_until_s = -inf
+        self.sound_from_s, self.sound_until_s = inf, -inf
         self.inflight = 0
         """Sequences with a lease in this pool, queued and running."""
         self.cursor = 0

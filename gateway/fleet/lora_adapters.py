@@ -9,7 +9,7 @@
 - An adapter that the configuration does not name exists while a worker lists it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from gateway.fleet import fleet
@@ -19,10 +19,7 @@ from gateway.scheduling.baselines import CROWDED, SLACK
 MAX_ADAPTERS: Final = 4096
 """Most adapters known of one worker; further ones are ignored."""
 
-_Worker = tuple[int, int]
-"""(pool, worker)."""
-_Known = tuple[_Worker, frozenset[str], frozenset[str] | None, bool]
-"""A worker, the adapters that it lists, those that it runs if it said so, whether it is full."""
+_Worker = tuple[PoolState, int]
 
 
 class Adapters:
@@ -54,7 +51,7 @@ class Adapters:
         self._running: dict[_Worker, frozenset[str]] = {}
         self._full: set[_Worker] = set()
         """Workers that run as many adapters as they can."""
-        self._barred: dict[tuple[str, int], frozenset[int]] = {}
+        self._barred: dict[tuple[str, PoolState], frozenset[int]] = {}
         """Answers of `barred`, until a list changes."""
 
     def __contains__(self, name: str) -> bool:
@@ -65,39 +62,24 @@ class Adapters:
         """All adapters, sorted."""
         return sorted({*self.named, *self._listing})
 
-    def workers(self, name: str, pool: int) -> list[int]:
+    def workers(self, name: str, pool: PoolState) -> list[int]:
         """Workers of a pool that list an adapter."""
-        return sorted(worker for at, worker in self._listing.get(name, ()) if at == pool)
+        return sorted(worker for at, worker in self._listing.get(name, ()) if at is pool)
 
     def ready(self, name: str, pools: Sequence[PoolState], now_s: float) -> int:
         """Number of workers in the rotation that list an adapter."""
         having = self._listing.get(name, set[_Worker]())
         return sum(
-            (index, worker) in having
-            for index, pool in enumerate(pools)
-            for worker in fleet.available(pool, now_s)
+            (pool, worker) in having for pool in pools for worker in fleet.available(pool, now_s)
         )
 
-    def known(self, places: Mapping[int, int]) -> list[_Known]:
-        """What is known of each worker; `places`: pools of now -> pools of the answer."""
-        return [
-            ((places[pool], worker), names, self._running.get((pool, worker)), full)
-            for (pool, worker), names in self._lists.items()
-            if pool in places
-            for full in [(pool, worker) in self._full]
-        ]
-
-    def follow(self, known: Iterable[_Known]) -> None:
-        """Begin with this knowledge. Lists are to be read again: other names may count now."""
-        for place, names, running, full in known:
-            self._note(place, names)
-            if running is not None:
-                self._running[place] = running
-            if full:
-                self._full.add(place)
+    def use(self, named: Collection[str], *, discovers: bool) -> None:
+        """Use another configuration. Lists are to be read again: other names may count now."""
+        self.named, self.discovers = frozenset(named), discovers
+        self.any = bool(self.named) or bool(self._listing)
         self.doubted.update(self._lists)
 
-    def listed(self, pool: int, worker: int, names: Collection[str]) -> list[str]:
+    def listed(self, pool: PoolState, worker: int, names: Collection[str]) -> list[str]:
         """Note the adapters that a worker lists; returns those that it did not list before."""
         place = (pool, worker)
         found = frozenset(sorted(names)[:MAX_ADAPTERS])
@@ -107,13 +89,13 @@ class Adapters:
             self._note(place, found)
         return sorted(found - before)
 
-    def lost(self, pool: int, worker: int, name: str) -> None:
+    def lost(self, pool: PoolState, worker: int, name: str) -> None:
         """Note that a worker answered that it lacks an adapter."""
         place = (pool, worker)
         self._note(place, self._lists.get(place, frozenset[str]()) - {name})
         self.doubted.add(place)
 
-    def forget(self, pool: int, worker: int) -> None:
+    def forget(self, pool: PoolState, worker: int) -> None:
         """Forget a worker: it is gone."""
         place = (pool, worker)
         self._note(place, frozenset())
@@ -123,7 +105,7 @@ class Adapters:
         self._full.discard(place)
         self._barred.clear()
 
-    def running(self, pool: int, worker: int, names: Collection[str], most: int) -> None:
+    def running(self, pool: PoolState, worker: int, names: Collection[str], most: int) -> None:
         """Note the adapters that a worker runs now, and how many it can run at once."""
         place = (pool, worker)
         self._running[place] = frozenset(names)
@@ -132,23 +114,23 @@ class Adapters:
             (self._full.add if full else self._full.discard)(place)
             self._barred.clear()
 
-    def barred(self, name: str, pool: int) -> frozenset[int]:
+    def barred(self, name: str, pool: PoolState) -> frozenset[int]:
         """Workers of a pool that a request for an adapter must not go to."""
         known = self._barred.get((name, pool))
         if known is None:
-            having = {w for at, w in self._listing.get(name, ()) if at == pool}
-            lacking = {w for at, w in self._lists if at == pool} - having
-            full = {w for at, w in self._full if at == pool}
+            having = {w for at, w in self._listing.get(name, ()) if at is pool}
+            lacking = {w for at, w in self._lists if at is pool} - having
+            full = {w for at, w in self._full if at is pool}
             known = frozenset(lacking | full if having - full else lacking)
             self._barred[name, pool] = known
         return known
 
-    def warm(self, name: str, pool: int, state: PoolState, now_s: float) -> int:
+    def warm(self, name: str, state: PoolState, now_s: float) -> int:
         """The least loaded worker that runs an adapter now and is not crowded; -1 for none."""
         most = CROWDED * state.total_active / max(1, len(state.alive)) + SLACK
         best = -1
         for at, worker in self._listing.get(name, ()):
-            if at != pool or name not in self._running.get((at, worker), ()):
+            if at is not state or name not in self._running.get((at, worker), ()):
                 continue
             engine, load = state.engine_of[worker], state.active[worker]
             if not engine.up or state.draining[worker] or engine.leaving:

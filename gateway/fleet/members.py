@@ -107,6 +107,7 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.vacated_s[rank] = now_s
         fleet.heard(pool, rank, 0)
         pool.kv_tokens.pop(rank, None)
+        pool.reports_cached.discard(rank)
     pool.engines.remove(engine)
 
 

@@ -54,6 +54,14 @@ class ModelFleet:
     telemetry: tuple[TelemetryView, ...] = ()
     """By pool, where engines' own figures are read; else nothing."""
 
+    def stored_at(self, response_id: str | None) -> tuple[int, int] | None:
+        """(pool, worker) of a stored response; None if that is unknown or the pool is gone."""
+        location = self.response_affinity.find(response_id)
+        names = () if location is None else [pool.name for pool in self.pools]
+        if location is None or location.pool not in names:
+            return None
+        return names.index(location.pool), location.worker
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAdmission:
@@ -95,8 +103,6 @@ class ModelScheduling:
     Nothing at all: wherever there are any."""
     prefix_gossip: tuple[PrefixGossip | None, ...] = ()
     """By pool, what the other replicas are told of prefixes; with `prefixes`."""
-    reports_cached: set[tuple[int, int]] = field(default_factory=set)
-    """(pool, worker) of engines that have told cached tokens: of them silence means none."""
     salted: bool = False
     """Whether tenants' prefix caches are kept apart."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
@@ -233,11 +239,10 @@ def vacate(served: ModelRuntime, pool: int, workers: Collection[int], now_s: flo
     ranks = {rank for worker in workers for rank in state.engine_of[worker].ranks}
     for worker in workers:
         members.vacate(state, worker, now_s)
-    served.fleet.response_affinity.left(pool, ranks)
+    served.fleet.response_affinity.left(state.name, ranks)
     for rank in ranks:
         if served.fleet.telemetry:
             engine_telemetry.forget(served.fleet.telemetry[pool], rank)
         if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
             prefixes.left(rank)
-        scheduling.reports_cached.discard((pool, rank))
-        served.adapters.forget(pool, rank)
+        served.adapters.forget(state, rank)

@@ -310,7 +310,7 @@ class Prober:
         loaded.
         """
         state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        doubt = not state.engine_of[worker].up or (pool, worker) in served.adapters.doubted
+        doubt = not state.engine_of[worker].up or (state, worker) in served.adapters.doubted
         if not doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
             return "", False
         try:
@@ -400,7 +400,7 @@ class Prober:
                 continue
             known = True
             if running is not None:
-                served.adapters.running(pool, rank, running.names, running.most)
+                served.adapters.running(state, rank, running.names, running.most)
             for field in missing(sample):
                 if self._once(served, field):
                     _telemetry_log.warning(
@@ -427,12 +427,12 @@ class Prober:
         self, served: ModelRuntime, pool: int, worker: int, listed: list[str]
     ) -> None:
         """Note the LoRA adapters that an engine lists; log new and ignored ones."""
-        known, aliases = served.adapters, served.aliases
+        known, aliases, state = served.adapters, served.aliases, served.fleet.pools[pool]
         named = (*known.named, *aliases)
         taken = [n for n in listed if known.discovers or any(matches(a, n) for a in named)]
         met, new = set(known.names), list[str]()
-        for rank in served.fleet.pools[pool].engine_of[worker].ranks:
-            new = known.listed(pool, rank, taken)
+        for rank in state.engine_of[worker].ranks:
+            new = known.listed(state, rank, taken)
         address = served.fleet.workers[pool][worker].id
         if new:
             names = ", ".join(new[:_SHOWN])

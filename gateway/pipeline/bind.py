@@ -51,7 +51,7 @@ class Binder:
         pools, states = pools_of(attempts), served.fleet.pools
         adapter, adapters = attempts.facts.adapter, served.adapters
         if adapter and preferred is None and not tried:  # one that runs the adapter already
-            worker = adapters.warm(adapter, pools[0], states[pools[0]], now_s)
+            worker = adapters.warm(adapter, states[pools[0]], now_s)
             preferred = None if worker < 0 else (pools[0], worker)
         attempts.scheduler = None
         attempts.job = job = job_of(attempts, now_s)
@@ -231,9 +231,10 @@ def _leave_out(
     again: bool,
 ) -> bool:
     """Name the workers that failed the job or lack its adapter; whether any other is left."""
-    known = fleet.available(served.fleet.pools[pool], now_s)
+    state = served.fleet.pools[pool]
+    known = fleet.available(state, now_s)
     if adapter:
-        job.barred = served.adapters.barred(adapter, pool)
+        job.barred = served.adapters.barred(adapter, state)
         known = [w for w in known if w not in job.barred]
     job.excluded = excluded = [w for p, w in tried if p == pool]
     return bool(known) and (again or any(w not in excluded for w in known))
@@ -285,7 +286,7 @@ def _last_resort(
     for refused in (False, True) if not tried else (False,):
         for pool in pools:
             state = served.fleet.pools[pool]
-            barred = served.adapters.barred(adapter, pool) if adapter else NOBODY
+            barred = served.adapters.barred(adapter, state) if adapter else NOBODY
             known = fleet.last_resort(state, refused=refused)
             left = [w for w in known if (pool, w) not in tried and w not in barred]
             if left:

@@ -63,8 +63,7 @@ class Dispatcher:
         last: Fault | None = None
         preferred = None
         if facts.previous_response_id is not None:
-            known = served.fleet.response_affinity.find(facts.previous_response_id)
-            preferred = None if known is None else (known.pool, known.worker)
+            preferred = served.fleet.stored_at(facts.previous_response_id)
         try:
             while True:
                 binding = await self._bind(attempts, tried, preferred, last)
@@ -389,7 +388,7 @@ def _not_served(attempts: Attempts, binding: Binding) -> None:
     served, pool = attempts.served, attempts.served.fleet.pools[binding.pool]
     if adapter := attempts.facts.adapter:
         for rank in pool.engine_of[binding.worker].ranks:
-            served.adapters.lost(binding.pool, rank, adapter)
+            served.adapters.lost(pool, rank, adapter)
         return
     worker = served.fleet.workers[binding.pool][binding.worker]
     name = worker.served_model or served.name
@@ -404,7 +403,8 @@ def _remember(attempts: Attempts, binding: Binding, outcome: Outcome, response_i
         tokens += usage.prompt_tokens
     else:
         tokens += attempts.sending.estimate.input_tokens_total
-    location = ResponseLocation(binding.pool, binding.worker, attempts.principal.tenant, tokens)
+    pool = attempts.served.fleet.pools[binding.pool].name
+    location = ResponseLocation(pool, binding.worker, attempts.principal.tenant, tokens)
     attempts.served.fleet.response_affinity.remember(response_id, location)
 
 

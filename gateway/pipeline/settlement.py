@@ -285,11 +285,10 @@ def learn(progress: RequestProgress, taught: set[Lesson]) -> None:
     # What the worker was expected to hold of the prompt, against what it says it held.
     entry, binding = (None, None) if attempts is None else (attempts.entry, attempts.binding)
     if entry is not None and entry.expected and binding is not None and reported is not None:
-        scheduling, place = served.scheduling, (binding.pool, binding.worker)
+        pool, index = served.fleet.pools[binding.pool], served.scheduling.prefixes[binding.pool]
         if reported.cached_reported:
-            scheduling.reports_cached.add(place)
-        index = scheduling.prefixes[binding.pool]
-        if index is not None and place in scheduling.reports_cached:
+            pool.reports_cached.add(binding.worker)
+        if index is not None and binding.worker in pool.reports_cached:
             index.correct(binding.worker, entry.expected, reported.cached_tokens)
     # A conversation that an engine holds as it came: its next turn is not compressed.
     if served.compression is not None and sending.prompt.only_pool is None:

@@ -178,6 +178,7 @@ class FleetNotes:
             {t: h for h, t in enumerate(translation(names_of(pool), names)) if t >= 0}
             for pool, names in zip(pools, note.names, strict=True)
         ]
+        by_name = {pool.name: here for pool, here in zip(pools, places, strict=True)}
         for pool, ejected, here in zip(pools, note.ejected, places, strict=False):
             for place in ejected:
                 if place in here:
@@ -190,7 +191,7 @@ class FleetNotes:
         for count, (response_id, location) in enumerate(
             note.locations[len(note.locations) - new :]
         ):
-            here = places[location.pool] if 0 <= location.pool < len(places) else {}
+            here = by_name.get(location.pool, {})
             if location.worker in here:
                 located = location._replace(worker=here[location.worker])
                 served.fleet.response_affinity.learn(response_id, located)

@@ -10,7 +10,7 @@ prompts. The next turn has a point where the previous one ended
 comparing texts.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from gateway.scheduling.scheduler import Points
@@ -55,7 +55,7 @@ MAX_RESPONSES = 10_000
 class ResponseLocation(NamedTuple):
     """Where one stored response is, and whose it is."""
 
-    pool: int
+    pool: str
     worker: int
     tenant: str = ""
     tokens: int = 0
@@ -103,21 +103,7 @@ class ResponseAffinity:
         """Where the response is; None if unknown."""
         return None if response_id is None else self._locations.get(response_id)
 
-    def moved(self, places: Mapping[int, int]) -> "ResponseAffinity":
-        """The same where pools have other places now; what is remembered here later follows."""
-        found = ResponseAffinity()
-        for response_id, location in self._locations.items():
-            if location.pool in places:
-                found.learn(response_id, location._replace(pool=places[location.pool]))
-
-        def follow(response_id: str, location: ResponseLocation) -> None:
-            if location.pool in places:
-                found.remember(response_id, location._replace(pool=places[location.pool]))
-
-        self.on_remember = follow
-        return found
-
-    def left(self, pool: int, workers: Collection[int]) -> None:
+    def left(self, pool: str, workers: Collection[int]) -> None:
         """Forget what workers store: their engines are gone. Takes one pass over all responses."""
         gone = [
             response_id

@@ -128,8 +128,8 @@ def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
 def _aliases(served: ModelRuntime) -> Iterator[LiveFinding]:
     """Aliases that engines list as LoRA adapters."""
     for name in adapted_aliases(served, served.aliases):
-        for index, pool in enumerate(served.fleet.pools):
-            for worker in served.adapters.workers(name, index):
+        for pool in served.fleet.pools:
+            for worker in served.adapters.workers(name, pool):
                 yield LiveFinding(
                     model=served.name,
                     pool=pool.name,

@@ -74,7 +74,6 @@ def served_model(
     """
     known = {} if ready is None else {k: p for k, p in ready.parts.items() if k[0] == "pool"}
     parts = _Parts(known if before is None else {**known, **before.parts})
-    names = tuple(model.pools)
     held = [
         parts.of(partial(_pool, name, pool), "pool", name) for name, pool in model.pools.items()
     ]
@@ -99,7 +98,9 @@ def served_model(
     return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
-        adapters=_adapters(model, before),
+        adapters=parts.of(
+            partial(Adapters, model.loras, discovers=model.discover_loras), "adapters"
+        ),
         fallbacks=model.fallbacks,
         routing=_routing(model, watch, before),
         estimator=parts.of(
@@ -122,7 +123,7 @@ def served_model(
                 max_eject_s=config.health.max_eject_s,
                 stall_s=config.health.stall_s,
             ),
-            response_affinity=parts.of(ResponseAffinity, "responses", names),
+            response_affinity=parts.of(ResponseAffinity, "responses"),
             timeouts=PhaseTimeouts(
                 connect_s=timeouts.connect_s,
                 first_byte_s=timeouts.first_byte_s,
@@ -168,15 +169,6 @@ def _pool(name: str, pool: PoolConfig) -> tuple[PoolState, list[WorkerAddress]]:
     if pool.worker_hour is not None:
         state.slot_clock = SlotClock(pool.worker_hour)
     return state, list(pool.addresses)
-
-
-def _adapters(model: ModelConfig, before: ModelRuntime | None) -> Adapters:
-    found = Adapters(model.loras, discovers=model.discover_loras)
-    if before is not None:
-        names, then = list(model.pools), [pool.name for pool in before.fleet.pools]
-        places = {at: names.index(name) for at, name in enumerate(then) if name in names}
-        found.follow(before.adapters.known(places))
-    return found
 
 
 def _routing(
@@ -281,7 +273,6 @@ def _scheduling(
         prefix_gossip=tuple(gossip for _, gossip in prefixes) if indexed else (),
         salted=model.cache_salt,
         engine_priority=model.engine_priority,
-        reports_cached=parts.of(set, "reports cached", tuple(model.pools)),
     )
 
 

@@ -292,6 +292,8 @@ class ModelSet:
             for pool, state in zip(each.model.pools.values(), now.fleet.pools, strict=True):
                 state.slots_per_worker = pool.max_num_seqs
                 state.may_be_empty = pool.may_be_empty
+            if each.ready is not each.before:
+                now.adapters.use(each.model.loras, discovers=each.model.discover_loras)
             if old is not now:
                 self._retire_later(old, now)
         for gone in before.values():
@@ -310,10 +312,8 @@ class ModelSet:
         if old is None or each.ready is old:
             return each.ready
         # Built anew: engines may have come since.
-        new, schedulers = (
-            served_model(target, each.model, old, each.ready),
-            old.scheduling.schedulers,
-        )
+        schedulers = old.scheduling.schedulers
+        new = served_model(target, each.model, old, each.ready)
         if new.fleet.pools == old.fleet.pools:
             for field in fields(new):  # in place, for requests under way, too
                 setattr(old, field.name, getattr(new, field.name))
@@ -327,14 +327,14 @@ class ModelSet:
         if old is not None:
             kept = () if now is None else now.fleet.pools
             pools = [pool for pool in old.fleet.pools if pool not in kept]
+            for pool in pools:
+                old.fleet.response_affinity.left(pool.name, range(len(pool.workers)))
             self._retirees.append(_Retiree(old, pools, engines))
             self._gateway.served.retiring.append(old)
 
     def _retire(self, retiree: _Retiree) -> None:
         gateway, old = self._gateway, retiree.served
         gateway.served.retiring.remove(old)
-        # What started the process is never collected, and would keep all that came after it.
-        old.fleet.response_affinity.on_remember = None
         gateway.pools.forget(old)
         gateway.rotation.close_connections(retiree.engines)
         here = {m.name: [p.name for p in m.fleet.pools] for m in gateway.served.models}
@@ -345,7 +345,8 @@ class ModelSet:
             if pool not in retiree.pools:
                 continue
             gateway.prober.drop(pool)
-            for worker in pool.workers:
+            for place, worker in enumerate(pool.workers):
+                old.adapters.forget(pool, place)
                 gateway.metrics.ejections.values.pop((pool.name, worker), None)
             if pool.name not in here.get(old.name, ()):
                 gateway.metrics.forget(model=old.name, pool=pool.name)
@@ -368,9 +369,6 @@ def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:
     """Let requests that hold the earlier model use the pools that the next one shares with it."""
     pools = new.fleet.pools
     places = {here: pools.index(p) for here, p in enumerate(old.fleet.pools) if p in pools}
-    moved = old.fleet.response_affinity.moved(places)
-    new.fleet = replace(new.fleet, response_affinity=moved)
-    new.parts = {**new.parts, ("responses", tuple(p.name for p in pools)): moved}
     before = old.scheduling
     parts: dict[str, Any] = {}
     for name in ("schedulers", "predictors", "prefixes", "prefix_gossip", "follows_prefixes"):

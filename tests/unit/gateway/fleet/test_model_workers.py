@@ -154,9 +154,9 @@ def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     index = require(served.scheduling.prefixes[0])
     index.insert(prompt(1, 1000), 1)
     record(served.fleet.telemetry[0], 1, EngineSample(running=3.0), 0.0)
-    served.scheduling.reports_cached.add((0, 1))
-    served.fleet.response_affinity.remember("kept", ResponseLocation(pool=0, worker=0))
-    served.fleet.response_affinity.remember("gone", ResponseLocation(pool=0, worker=1))
+    served.fleet.pools[0].reports_cached.add(1)
+    served.fleet.response_affinity.remember("kept", ResponseLocation(pool="only", worker=0))
+    served.fleet.response_affinity.remember("gone", ResponseLocation(pool="only", worker=1))
     members.leave(served.fleet.pools[0], 1)
     model_runtime.vacate(served, 0, [1], 0.0)
     assert index.match(prompt(1, 1000)) == []
@@ -164,7 +164,7 @@ def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     assert place == 1
     assert index.match(prompt(1, 1000)) == []
     assert served.fleet.telemetry[0].samples[1] == EngineSample()
-    assert served.scheduling.reports_cached == set()
+    assert served.fleet.pools[0].reports_cached == set()
     assert served.fleet.response_affinity.find("kept") is not None
     assert served.fleet.response_affinity.find("gone") is None
 

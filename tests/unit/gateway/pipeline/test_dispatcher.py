@@ -370,7 +370,7 @@ async def test_the_index_is_told_of_the_prefix_that_was_sent_and_of_what_was_cac
         task, _ = bench.ask(name, incoming(chat_body(text, stream=True), request_id=name))
         await task
     assert len(bench.prefixes[SHORT]) > 1
-    assert bench.served.scheduling.reports_cached == {(SHORT, 0)}
+    assert bench.served.fleet.pools[SHORT].reports_cached == {0}
     assert bench.record_of("r2").scheduling.prefill_s is not None
 
 

@@ -930,9 +930,7 @@ async def test_a_streamed_response_is_remembered_too() -> None:
     done = event({"type": "response.completed", "response": {"id": "resp_7"}})
     bench = Bench(stream(created, done))
     await bench.serve(incoming(b'{"model":"m","input":"x","stream":true}', endpoint=RESPONSES))
-    location = bench.served.fleet.response_affinity.find("resp_7")
-    assert location is not None
-    assert (location.pool, location.worker) == (SHORT, 0)
+    assert bench.served.fleet.stored_at("resp_7") == (SHORT, 0)
 
 
 STORED = whole(
@@ -953,7 +951,7 @@ async def test_a_response_counts_what_it_continues() -> None:
 async def test_another_tenant_s_response_is_not_found() -> None:
     bench = Bench(STORED)
     bench.served.fleet.response_affinity.remember(
-        "resp_1", ResponseLocation(SHORT, 0, "somebody else", 18_500)
+        "resp_1", ResponseLocation("short", 0, "somebody else", 18_500)
     )
     then = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
     await bench.serve(incoming(then, endpoint=RESPONSES))
@@ -982,7 +980,7 @@ async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_fo
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (404, "response_not_found")
     assert not bench.upstream.calls
-    bench.served.fleet.response_affinity.remember("resp_1", ResponseLocation(SHORT, 0, "t", 5))
+    bench.served.fleet.response_affinity.remember("resp_1", ResponseLocation("short", 0, "t", 5))
     await bench.serve(with_key(CONTINUED), FakeReply())
     assert len(bench.upstream.calls) == 1
 
@@ -999,7 +997,7 @@ async def test_another_replica_s_fresh_response_is_waited_for() -> None:
     task = asyncio.create_task(bench.serve(with_key(CONTINUED)))
     await asyncio.sleep(0.02)
     assert bench.reply.refusal is None
-    bench.served.fleet.response_affinity.learn("resp_1", ResponseLocation(SHORT, 0, "t", 5))
+    bench.served.fleet.response_affinity.learn("resp_1", ResponseLocation("short", 0, "t", 5))
     await task
     assert bench.reply.status == 200
 
@@ -1098,7 +1096,7 @@ async def test_an_alias_that_is_an_adapter_is_sent_as_it_is() -> None:
     body = chat_body(model="alias")
     await bench.serve(incoming(body))
     assert json.loads(bench.upstream.calls[0][1].body)["model"] == "m"
-    for pool in range(len(bench.served.fleet.pools)):
+    for pool in bench.served.fleet.pools:
         bench.served.adapters.listed(pool, 0, ["alias"])
     await bench.serve(incoming(body, request_id="r2"), FakeReply())
     sent = json.loads(bench.upstream.calls[1][1].body)
@@ -1108,8 +1106,8 @@ async def test_an_alias_that_is_an_adapter_is_sent_as_it_is() -> None:
 async def test_an_adapter_that_disappears_while_it_is_asked_for_is_not_the_base_s() -> None:
     gone = whole(404, b'{"error": {"message": "The model `sql` does not exist."}}')
     bench = Bench(gone, gone, OK)
-    for pool in range(len(bench.served.fleet.pools)):
-        for worker in range(len(bench.served.fleet.workers[pool])):
+    for pool in bench.served.fleet.pools:
+        for worker in range(len(pool.workers)):
             bench.served.adapters.listed(pool, worker, ["alias"] if worker == 0 else [])
     await bench.serve(incoming(chat_body(model="alias")))
     assert bench.reply.refusal is not None

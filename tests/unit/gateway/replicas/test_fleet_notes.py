@@ -15,7 +15,7 @@ from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.unit.gateway.replicas.test_scheduler_notes import Boards
 
-HOME = ResponseLocation(pool=0, worker=1, tenant="t", tokens=7)
+HOME = ResponseLocation(pool="short", worker=1, tenant="t", tokens=7)
 
 
 class Replicas:

@@ -10,14 +10,14 @@ def known(*owned: tuple[str, str]) -> ResponseAffinity:
     """Responses remembered in order, each (id, tenant)."""
     found = ResponseAffinity()
     for response_id, tenant in owned:
-        found.remember(response_id, ResponseLocation(0, 0, tenant, 1))
+        found.remember(response_id, ResponseLocation("p", 0, tenant, 1))
     return found
 
 
 def test_a_remembered_response_is_found() -> None:
     found = ResponseAffinity()
-    found.remember("resp_1", ResponseLocation(1, 2, "t", 3))
-    assert found.find("resp_1") == (1, 2, "t", 3)
+    found.remember("resp_1", ResponseLocation("p", 2, "t", 3))
+    assert found.find("resp_1") == ("p", 2, "t", 3)
 
 
 def test_an_unknown_response_and_no_response_have_no_home() -> None:
@@ -53,11 +53,11 @@ def test_an_id_stays_whose_it_was() -> None:
 
 def test_what_the_workers_of_one_pool_stored_is_forgotten_when_they_are_gone() -> None:
     found = ResponseAffinity()
-    for pool in range(2):
+    for pool in "01":
         for worker in range(3):
             location = ResponseLocation(pool, worker, f"t{worker}")
             found.remember(f"{pool}.{worker}", location)
-    found.left(0, {0, 2})
+    found.left("0", {0, 2})
     assert [name for name in ("0.0", "0.1", "0.2", "1.0", "1.2") if found.find(name)] == [
         "0.1",
         "1.0",

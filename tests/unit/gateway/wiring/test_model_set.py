@@ -238,28 +238,18 @@ async def test_a_model_that_is_gone_retires_when_its_last_request_ended(
 
 async def test_a_response_is_still_found_after_its_pool_moved(reloaded: Reloaded) -> None:
     (before,) = reloaded.gateway.models
-    before.fleet.response_affinity.remember("r1", ResponseLocation(0, 1))
+    before.fleet.response_affinity.remember("r1", ResponseLocation("all", 1))
     reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
     await reloaded.reload()
-    before.fleet.response_affinity.remember("r2", ResponseLocation(0, 0))  # a request under way
+    before.fleet.response_affinity.remember("r2", ResponseLocation("all", 0))  # under way
     (after,) = reloaded.gateway.models
-    assert after.fleet.response_affinity.find("r1") == ResponseLocation(1, 1)
-    assert after.fleet.response_affinity.find("r2") == ResponseLocation(1, 0)
-
-
-async def test_a_model_that_retired_holds_on_to_none_that_came_after(
-    reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first one is part of what the process never collects."""
-    monkeypatch.setattr(reloading, "GRACE_S", 0.0)
-    (before,) = reloaded.gateway.models
-    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
+    assert (after.fleet.stored_at("r1"), after.fleet.stored_at("r2")) == ((1, 1), (1, 0))
+    assert before.fleet.stored_at("r2") == (0, 0)
+    after.fleet.response_affinity.remember("r3", ResponseLocation("small", 0))
+    reloaded.model["pools"] = {"all": pool(1, 2)}
     await reloaded.reload()
-    reloaded.gateway.reloading.models.sweep()
-    (after,) = reloaded.gateway.models
-    before.fleet.response_affinity.remember("r1", ResponseLocation(0, 0))
-    assert after.fleet.response_affinity.find("r1") is None
-    assert before.fleet.response_affinity.on_remember is None
+    (last,) = reloaded.gateway.models
+    assert (last.fleet.stored_at("r1"), last.fleet.stored_at("r3")) == ((0, 1), None)
 
 
 async def test_a_comparison_shows_no_value_of_the_environment(
