@@ -1,11 +1,29 @@
 """Algorithm 1 for N pools: which should serve, which could, and when to refuse."""
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from gateway.errors import ContextLengthExceeded
-from gateway.routing.routing import can_serve, defaulted_cap, larger_pools, plan_pool
+from gateway.fleet import engine_telemetry
+from gateway.fleet.engine_telemetry import EngineSample, TelemetryView
+from gateway.fleet.fleet import PoolState, unreachable
+from gateway.routing.routing import (
+    CompressionRules,
+    Routing,
+    can_serve,
+    defaulted_cap,
+    has_room,
+    larger_pools,
+    mostly_new,
+    plan_pool,
+    promised,
+    requested,
+    stay,
+)
 from tests.builders import LONG, SHORT, length_estimate, routing, short_and_long
 
 THREE = routing(("s", 4096, 2048), ("m", 16384, 8192), ("l", 65536, None))
@@ -147,3 +165,124 @@ def test_whatever_is_planned_can_serve_it_or_is_the_largest(
     able = {i for i, w in enumerate(windows) if can_serve(estimate, w)}
     assert plan.pool in able or plan.pool == len(windows) - 1
     assert set(plan.alternates) == able - {plan.pool}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("echo", b"true", "echo"),
+        ("echo", b"false", ""),
+        ("return_token_ids", b"true", "echo"),
+        ("suffix", b'"end"', "suffix"),
+        ("suffix", b'""', ""),
+        ("prompt_logprobs", b"0", "prompt_logprobs"),
+        ("prompt_logprobs", b"null", ""),
+        ("continue_final_message", b"true", "prefill"),
+        ("cache_control", b'{"type":"ephemeral"}', "cache_control"),
+        ("logprobs", b"true", ""),
+    ],
+)
+def test_members_that_promise_the_prompt_as_it_is(name: str, value: bytes, reason: str) -> None:
+    assert promised({"model": Raw(b'"m"'), name: Raw(value)}) == reason
+
+
+@pytest.mark.parametrize(
+    ("when", "header", "may"),
+    [
+        ("asked", None, True),
+        ("asked", True, True),
+        ("asked", False, False),
+        ("any", None, True),
+        ("any", False, False),
+        ("header", None, False),
+        ("header", True, True),
+        ("header", False, False),
+    ],
+)
+def test_the_header_forbids_everywhere_and_is_needed_only_where_the_model_says_so(
+    when: Literal["asked", "any", "header"], header: bool | None, may: bool
+) -> None:
+    assert requested(CompressionRules(when=when), header=header) is may
+
+
+def pool(inflight: int) -> PoolState:
+    state = PoolState("long", ("a", "b"), 4)
+    state.inflight = inflight
+    return state
+
+
+def test_a_pool_has_room_while_a_slot_is_free() -> None:
+    assert has_room(pool(7), None, 0.0)
+    assert not has_room(pool(8), None, 0.0)
+
+
+def test_slots_of_engines_that_are_gone_are_no_room() -> None:
+    state = pool(4)
+    unreachable(state, 1)
+    assert not has_room(state, None, 0.0)
+
+
+def test_what_other_gateways_run_counts_while_the_reading_is_fresh() -> None:
+    view = TelemetryView(2)
+    for worker in range(2):
+        sample = EngineSample(running=3.0, waiting=1.0)
+        engine_telemetry.record(view, worker, sample, 100.0)
+    assert not has_room(pool(0), view, 101.0)
+    assert has_room(pool(0), view, 100.0 + engine_telemetry.STALE_S + 1)
+
+
+TABLE = routing(("short", 16_384, 8192), ("middle", 32_768, 24_576), ("long", 131_072, None))
+
+
+def test_a_conversation_past_its_boundary_stays_where_its_prefix_is() -> None:
+    assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 0, 0)) == 0
+
+
+def test_it_moves_when_it_does_not_fit() -> None:
+    assert stay(1, TABLE, length_estimate(9000, cap=8000), (8500, 0, 0)) is None
+    assert stay(2, TABLE, length_estimate(16_384, output=300), (16_000, 0, 0)) is None
+
+
+def test_it_moves_when_the_planned_pool_holds_as_much() -> None:
+    assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 8500, 0)) is None
+
+
+def test_a_system_prompt_alone_does_not_hold_a_request_past_the_boundary() -> None:
+    assert stay(1, TABLE, length_estimate(12_000, output=300), (2000, 0, 0)) is None
+
+
+def test_tokens_past_the_boundary_count_as_a_cost() -> None:
+    # 4,108 tokens past it: a hit of as many does not pay.
+    estimate = length_estimate(12_000, output=300)
+    assert stay(1, TABLE, estimate, (4108, 0, 0)) is None
+    assert stay(1, TABLE, estimate, (4109, 0, 0)) == 0
+
+
+def test_the_cheapest_of_several_pools_is_taken() -> None:
+    estimate = length_estimate(14_000, output=300)
+    assert stay(2, TABLE, estimate, (13_000, 13_500, 0)) == 1
+    assert stay(2, TABLE, estimate, (13_000, 2000, 0)) == 0
+
+
+def test_a_larger_pool_never_holds_what_belongs_in_a_smaller_one() -> None:
+    assert stay(0, TABLE, length_estimate(5000), (0, 4900, 4900)) is None
+
+
+@given(st.integers(0, 2), st.integers(1, 140_000), st.tuples(*[st.integers(0, 140_000)] * 3))
+def test_whoever_stays_fits_and_saves_prefill(
+    planned: int, tokens: int, hits: tuple[int, int, int]
+) -> None:
+    table: Routing = TABLE
+    estimate = length_estimate(tokens)
+    pool = stay(planned, table, estimate, hits)
+    if pool is not None:
+        assert pool < planned
+        assert can_serve(estimate, table.pools[pool].window_tokens)
+        assert hits[pool] > hits[planned]
+
+
+def test_a_prompt_is_compressed_while_less_than_three_tenths_of_it_are_cached() -> None:
+    assert mostly_new(1000, (200, 290))
+    assert not mostly_new(1000, (300, 0))
+    assert not mostly_new(1000, (5000,))
+    assert mostly_new(0, ())

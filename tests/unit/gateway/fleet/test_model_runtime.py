@@ -10,9 +10,11 @@ from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import MEMORY, ModelCompression, ModelRuntime
 from gateway.pipeline.request_progress import require
+from gateway.records.decision import CompressionSection
 from gateway.routing.conversations import ResponseLocation
+from gateway.routing.routing import CompressionRules
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
@@ -242,3 +244,20 @@ def test_an_index_that_grew_matches_like_one_that_was_large_from_the_start(
     for name in range(10):
         points = prompt(name, 2000, shared=300)
         assert list(grown.match(points)) == list(large.match(points))
+
+
+CUT = CompressionSection(compressed="9->4", kept_share=0.5)
+
+
+def test_success_is_the_share_of_all_prompts_in_the_window_that_somebody_looked_at() -> None:
+    seen = ModelCompression(rules=CompressionRules())
+    for reason in (None, "not_busy", "spilled"):
+        seen.settled(CompressionSection(not_compressed=reason))
+    assert seen.success is None
+    for reason in ("tools", "category", "not_retrieval", "observed", "other_pool"):
+        seen.settled(CompressionSection(not_compressed=reason))
+    seen.settled(CUT)
+    assert seen.success == pytest.approx(0.5)
+    for _ in range(20 * MEMORY):
+        seen.settled(CUT)
+    assert seen.success == pytest.approx(1.0, abs=0.01)
