@@ -24,13 +24,14 @@ class PipelineBench:
         *script: Script,
         served: ModelRuntime | None = None,
         store: Any = None,
+        upstream: FakeUpstream | None = None,
         clock: FakeClock | None = None,
         keyring: Keyring | None = None,
         **more: Any,
     ) -> None:
         """`store`: the lease store, else a fake; `more`: further arguments of the pipeline."""
         self.served = served or served_model()
-        self.upstream = FakeUpstream(list(script))
+        self.upstream = upstream or FakeUpstream(list(script))
         self.store: Any = store or FakeStore()
         self.clock = clock or FakeClock()
         self.metrics, self.sink, self.reply = Metrics(), ListSink(), FakeReply()

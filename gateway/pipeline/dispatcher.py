@@ -170,6 +170,8 @@ class Dispatcher:
             attempts.facts,
             reply,
             self._clock,
+            call,
+            answer_lines(attempts),
             strip_usage=usage,
             strip_running=running,
             bytes_per_token=attempts.sending.estimate.ratio,
@@ -191,9 +193,8 @@ class Dispatcher:
         waiting = self._watch_wait(attempts, relay)
         try:
             self._binder.expect_first(attempts, relay)
-            lines = answer_lines(attempts)
             attempts.timer.end("dispatch")
-            answer = await relay.run(self._upstream, worker, call, lines)
+            answer = await relay.run(self._upstream, worker)
             attempts.told = None if relay.broke is None else told(relay.broke)
             result = answer.label if isinstance(answer, Outcome) else answer.result
         except asyncio.CancelledError:

@@ -52,27 +52,10 @@ class Relay:
     """One attempt: `run` it, or ask `cut_short` what it came to when the client left."""
 
     __slots__ = (
-        "_answered",
-        "_bytes_per_token",
-        "_clock",
-        "_end_bytes",
-        "_endpoint",
-        "_facts",
-        "_last_s",
-        "_meter",
-        "_reply",
-        "_response_id",
-        "_started_s",
-        "_strip_running",
-        "_strip_usage",
-        "_timer",
-        "_window_tokens",
-        "broke",
-        "first_s",
-        "on_end",
-        "on_first",
-        "priority_refused",
-        "sent",
+        *("_answered", "_bytes_per_token", "_call", "_clock", "_end_bytes", "_endpoint"),
+        *("_facts", "_last_s", "_lines", "_meter", "_reply", "_response_id", "_started_s"),
+        *("_strip_running", "_strip_usage", "_timer", "_window_tokens", "broke", "first_s"),
+        *("on_end", "on_first", "priority_refused", "sent"),
     )
 
     def __init__(
@@ -81,6 +64,8 @@ class Relay:
         facts: BodyFacts,
         reply: ClientReply,
         clock: Callable[[], float],
+        call: UpstreamCall,
+        lines: Lines,
         *,
         strip_usage: bool,
         strip_running: bool,
@@ -88,7 +73,9 @@ class Relay:
         window_tokens: int,
         timer: StageTimer = UNTIMED,
     ) -> None:
-        """`facts`: what the client asked for; `window_tokens`: of the pool as configured.
+        """`facts`: what the client asked for; `lines`: of the answer's head.
+
+        `window_tokens`: of the pool as configured.
 
         `strip_usage`, `strip_running`, `bytes_per_token`: see `StreamMeter`.
         """
@@ -96,6 +83,8 @@ class Relay:
         self._facts = facts
         self._reply = reply
         self._clock = clock
+        self._call = call
+        self._lines = lines
         self._started_s = incoming.received_s
         self.first_s: float | None = None
         """When the answer's first byte came (of a whole answer: all of it)."""
@@ -122,15 +111,13 @@ class Relay:
         self.broke: Refusal | None = None
         """What the event said that ended a broken stream."""
 
-    async def run(
-        self, upstream: Upstream, worker: WorkerAddress, call: UpstreamCall, lines: Lines
-    ) -> Outcome | Fault:
+    async def run(self, upstream: Upstream, worker: WorkerAddress) -> Outcome | Fault:
         """Forward the call; an Outcome when the client was answered, else a Fault."""
         self.sent = True
         response: UpstreamResponse | None = None
         try:
-            response = await upstream.open(worker, call)
-            return await self._read(response, call, lines)
+            response = await upstream.open(worker, self._call)
+            return await self._read(response)
         except UpstreamFailure as failure:
             self.sent = response is not None or failure.kind not in ("local", "connect")
             return Fault(kind=failure.kind, message=str(failure))
@@ -138,9 +125,7 @@ class Relay:
             if response is not None:
                 response.abort()
 
-    async def _read(
-        self, response: UpstreamResponse, call: UpstreamCall, lines: Lines
-    ) -> Outcome | Fault:
+    async def _read(self, response: UpstreamResponse) -> Outcome | Fault:
         """Read and send an answer as what it is. Raises UpstreamFailure before a byte was sent."""
         if (fault := _unreadable(response)) is not None:
             return fault
@@ -155,10 +140,10 @@ class Relay:
                 first = await response.read()
                 events = self._facts.stream and begins_events(first)
                 if not events and not (is_json(kind) and begins_whole(self._endpoint, first)):
-                    return await self._large(response, kind, lines, first)
+                    return await self._large(response, kind, first)
         if response.status == 200 and events:
-            return await self._stream(response, kind, lines, call, first)
-        return await self._whole(response, kind, lines, call, first)
+            return await self._stream(response, kind, first)
+        return await self._whole(response, kind, first)
 
     def cut_short(self) -> Outcome:
         """What was served when the client left: the tokens delivered so far."""
@@ -182,12 +167,7 @@ class Relay:
     # -- streams
 
     async def _stream(
-        self,
-        response: UpstreamResponse,
-        kind: bytes,
-        lines: Lines,
-        call: UpstreamCall,
-        first: bytes,
+        self, response: UpstreamResponse, kind: bytes, first: bytes
     ) -> Outcome | Fault:
         """A stream of events; `first` was read of it already."""
         self._meter = meter = StreamMeter(
@@ -197,8 +177,8 @@ class Relay:
             bytes_per_token=self._bytes_per_token,
             choices=self._facts.choices_per_prompt * self._facts.measure.prompts,
         )
-        head = _stream_head(kind, lines)
-        ready = await self._first_events(response, meter, call, head, first)
+        head = self._stream_head(kind)
+        ready = await self._first_events(response, meter, head, first)
         if isinstance(ready, Fault):
             return ready
         if self._endpoint is RESPONSES:
@@ -282,12 +262,7 @@ class Relay:
             self.on_first(self.first_s)
 
     async def _first_events(
-        self,
-        response: UpstreamResponse,
-        meter: StreamMeter,
-        call: UpstreamCall,
-        head: Lines,
-        data: bytes,
+        self, response: UpstreamResponse, meter: StreamMeter, head: Lines, data: bytes
     ) -> bytes | Fault:
         """The first whole events, or the fault that came instead of them; `data` was read already.
 
@@ -295,7 +270,7 @@ class Relay:
         They are no part of an answer: another worker can still take over. They keep an engine from
         its idle deadline, not from beginning in the time for its first byte.
         """
-        until_s = self._clock() + call.timeouts.first_byte_s
+        until_s = self._clock() + self._call.timeouts.first_byte_s
         while True:
             data = data or await response.read()
             ready = meter.feed(data)
@@ -314,7 +289,7 @@ class Relay:
                 return Fault(kind="timeout", message="the engine sent comments and no event")
         if meter.failed_in_band:
             error = in_band_error(ready)
-            fault = overflow_of(400, error, self._facts, call.size, self._window_tokens)
+            fault = overflow_of(400, error, self._facts, self._call.size, self._window_tokens)
             if fault is not None:
                 return fault
             if (status := in_band_status(error)) >= 500:
@@ -340,12 +315,7 @@ class Relay:
     # -- whole answers
 
     async def _whole(
-        self,
-        response: UpstreamResponse,
-        kind: bytes,
-        lines: Lines,
-        call: UpstreamCall,
-        first: bytes,
+        self, response: UpstreamResponse, kind: bytes, first: bytes
     ) -> Outcome | Fault:
         """An answer that is sent when all of it is there, unless it is too large to hold.
 
@@ -355,7 +325,7 @@ class Relay:
         if body is None:
             body, ended = await _read_some(response, first)
             if response.status == 200 and not ended:
-                return await self._large(response, kind, lines, body)
+                return await self._large(response, kind, body)
         status, answer = response.status, Answer()
         if status == 200:
             answer = read_answer(body)
@@ -363,7 +333,7 @@ class Relay:
                 status = in_band_status(in_band_error(body))
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
-            fault = overflow_of(status, body, self._facts, call.size, self._window_tokens)
+            fault = overflow_of(status, body, self._facts, self._call.size, self._window_tokens)
             fault = fault or _fault_of(status, kind, body, response.headers)
             if fault is not None:
                 return fault
@@ -378,21 +348,19 @@ class Relay:
         shaped = not self._reply.started and has_error_shape(body, anthropic=anthropic)
         if status >= 400 and not shaped:
             message = engine_message(body) or f"The engine refused with status {status}."
-            await self._reply.refuse(EngineRefusal(status, message), lines)
+            await self._reply.refuse(EngineRefusal(status, message), self._lines)
         else:
-            await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, lines), body)
+            await self._reply.send(status, b"content-type: %b\r\n%b" % (kind, self._lines), body)
         self._timer.end("forward")
         return outcome
 
-    async def _large(
-        self, response: UpstreamResponse, kind: bytes, lines: Lines, first: bytes
-    ) -> Outcome:
+    async def _large(self, response: UpstreamResponse, kind: bytes, first: bytes) -> Outcome:
         """An answer that is too large to hold; `first` is its beginning."""
         self._meter = meter = BodyMeter(self._endpoint, bytes_per_token=self._bytes_per_token)
         meter.feed(first)
         if self._endpoint is RESPONSES:
             self._response_id = response_id(first)
-        return await self._relay(response, _stream_head(kind, lines), meter, first)
+        return await self._relay(response, self._stream_head(kind), meter, first)
 
     def _whole_outcome(self, answer: Answer) -> Outcome:
         usage = answer.usage
@@ -401,6 +369,9 @@ class Relay:
         if self._endpoint is RESPONSES:
             self._response_id = answer.id
         return self._outcome(usage, answer.finish_reason, completed=True)
+
+    def _stream_head(self, kind: bytes) -> Lines:
+        return b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, self._lines)
 
     # -- figures
 
@@ -429,10 +400,6 @@ class Relay:
             tpot_s=tpot_s,
             response_id=self._response_id,
         )
-
-
-def _stream_head(kind: bytes, lines: Lines) -> Lines:
-    return b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, lines)
 
 
 def _counted(tokens: int) -> Usage:
@@ -465,7 +432,7 @@ def _unreadable(response: UpstreamResponse) -> Fault | None:
     """
     if response.status < 400 and response.status != 200:
         return Fault(kind="protocol", message=f"it answered with status {response.status}")
-    encoding = next((v for name, v in response.headers if name == b"content-encoding"), b"")
+    encoding = _header(response.headers, b"content-encoding")
     if encoding and encoding.lower() != b"identity":
         name = encoding[:32].decode("latin-1")
         return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")

@@ -141,30 +141,9 @@ class Attempts:
     """A request that holds a lease, and the dispatcher's account of it, which settlement reads."""
 
     __slots__ = (
-        "assumed_turn",
-        "binding",
-        "blamed",
-        "done",
-        "entry",
-        "facts",
-        "guilty",
-        "incoming",
-        "job",
-        "lease",
-        "moved",
-        "over",
-        "principal",
-        "queue_s",
-        "relay",
-        "rescued",
-        "scheduler",
-        "sender",
-        "sending",
-        "sent_s",
-        "served",
-        "slot_nano",
-        "timer",
-        "told",
+        *("assumed_turn", "binding", "blamed", "done", "entry", "facts", "guilty", "incoming"),
+        *("job", "lease", "moved", "over", "principal", "queue_s", "relay", "rescued"),
+        *("scheduler", "sender", "sending", "sent_s", "served", "slot_nano", "timer", "told"),
         "whole",
     )
 
@@ -293,63 +272,48 @@ def known_lines(progress: RequestProgress) -> Lines:
     """The headers of an answer that tell how far its request got."""
     if progress.attempts is not None:
         return answer_lines(progress.attempts)
-    return response_lines(
-        progress.incoming.request_id,
-        progress.served,
-        progress.sent_estimate,
-        None if progress.lease is None else progress.lease.current,
-        asked_model=None if progress.facts is None else progress.facts.model,
-    )
+    served, facts, estimate = progress.served, progress.facts, progress.sent_estimate
+    lines = f"x-request-id: {progress.incoming.request_id}\r\n"
+    if served is not None and facts is not None and served.name != facts.model:
+        lines += f"x-sluice-model: {served.name}\r\n"
+    if estimate is not None:
+        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
+    if served is not None and progress.lease is not None:
+        lines += _lease_lines(served, progress.lease.current)
+    return lines.encode()
 
 
 def answer_lines(attempts: Attempts) -> Lines:
     """The same for an admitted request."""
-    return response_lines(
-        attempts.incoming.request_id,
-        attempts.served,
-        attempts.sending.estimate,
-        attempts.lease.current,
-        attempts.binding,
-        attempts.sending.prompt,
-        attempts.queue_s,
-        attempts.facts.model,
-    )
-
-
-def response_lines(
-    request_id: str,
-    served: ModelRuntime | None,
-    estimate: LengthEstimate | None,
-    lease: Lease | None,
-    binding: Binding | None = None,
-    prompt: Prompt | None = None,
-    queue_s: float = 0.0,
-    asked_model: str | None = None,
-) -> Lines:
-    """The x-sluice-* and x-ratelimit-* headers of what is known."""
-    lines = f"x-request-id: {request_id}\r\n"
-    if served is not None and asked_model is not None and served.name != asked_model:
+    served, lease, binding = attempts.served, attempts.lease.current, attempts.binding
+    lines = f"x-request-id: {attempts.incoming.request_id}\r\n"
+    if served.name != attempts.facts.model:
         lines += f"x-sluice-model: {served.name}\r\n"
-    if estimate is not None:
-        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
-    if served is not None and lease is not None and binding is not None:
+    lines += f"x-sluice-estimated-tokens: {attempts.sending.estimate.fit_tokens}\r\n"
+    if binding is not None:
         pool = served.fleet.pools[binding.pool]
         lines += (
             f"x-sluice-pool: {pool.name}\r\n"
             f"x-sluice-worker: {pool.workers[binding.worker]}\r\n"
             f"x-sluice-spilled: {'true' if lease.spilled else 'false'}\r\n"
-            f"x-sluice-compressed: {'none' if prompt is None else prompt.compressed}\r\n"
-            f"x-sluice-queue-ms: {int(queue_s * 1000)}\r\n"
+            f"x-sluice-compressed: {attempts.sending.prompt.compressed}\r\n"
+            f"x-sluice-queue-ms: {int(attempts.queue_s * 1000)}\r\n"
         )
-    if lease is not None and lease.uses:
+    return (lines + _lease_lines(served, lease)).encode()
+
+
+def _lease_lines(served: ModelRuntime, lease: Lease) -> str:
+    """Budgets that warn, and x-ratelimit-* where limits are enforced."""
+    lines = ""
+    if lease.uses:
         warned = [
             f"{limit.scope} {limit.name}: {title(limit)} "
             f"{100 * use.level // max(1, use.amount)}% used"
             for limit, use in zip(lease.asked, lease.uses, strict=True)
             if 0 < limit.warn <= use.level
         ]
-        lines += f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
-    if lease is not None and lease.limits is not None and not lease.would_deny:
-        observed = served is not None and (served.routing.observe or served.admission.observe)
-        lines += "" if observed else limit_lines(lease.limits)
-    return lines.encode()
+        lines = f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
+    observed = lease.would_deny or served.routing.observe or served.admission.observe
+    if lease.limits is None or observed:
+        return lines
+    return lines + limit_lines(lease.limits)

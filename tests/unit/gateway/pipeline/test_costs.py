@@ -7,25 +7,13 @@ import pytest
 
 from gateway.fleet.fleet import SlotClock
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.metrics import Metrics
-from gateway.pipeline.authenticate import Keyring
-from gateway.pipeline.pipeline import Pipeline
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
-from gateway.records.request import Incoming
 from gateway.records.usage import token_price
 from tests.builders import answer_body, changed, chat_body, error_answer, incoming, served_model
-from tests.fakes import (
-    HANG,
-    FakeClock,
-    FakeReply,
-    FakeStore,
-    FakeUpstream,
-    ListSink,
-    Script,
-    whole,
-)
+from tests.fakes import HANG, FakeUpstream, Script, whole
+from tests.pipeline_bench import PipelineBench
 
 PRICED = changed(served_model(), price=token_price(0.60, 1.80, 0.15))
 ANSWER = whole(200, answer_body(prompt=10, completion=3))
@@ -43,37 +31,23 @@ class SlowUpstream(FakeUpstream):
         return answer
 
 
-class Gateway:
+class Gateway(PipelineBench):
     def __init__(self, served: ModelRuntime, *script: Script) -> None:
-        self.clock, self.sink, self.metrics = FakeClock(), ListSink(), Metrics()
-        self.upstream = SlowUpstream(list(script))
-        self.pipeline = Pipeline(
-            wall_clock=lambda: 0.0,
-            models={"m": served},
-            keyring=Keyring({}),
-            store=FakeStore(),
-            upstream=self.upstream,
-            metrics=self.metrics,
-            records=self.sink,
-            clock=self.clock,
-            log_prompts=False,
-        )
+        self.slow = SlowUpstream(list(script))
+        super().__init__(served=served, upstream=self.slow)
 
-    async def serve(self, request: Incoming | None = None) -> DecisionRecord:
-        await self.pipeline.serve(request or incoming(), FakeReply())
-        await asyncio.sleep(0)
-        return self.sink.records[-1]
+    async def run(self) -> DecisionRecord:
+        await self.serve()
+        return self.record
 
     async def cancelled_after(self, seconds: float) -> DecisionRecord:
         """Serve a request whose client leaves after so long, without an answer."""
-        task = asyncio.create_task(self.serve(incoming(chat_body(stream=True))))
+        task = self.begin(incoming(chat_body(stream=True)))
         await self.upstream.hanging.wait()
         self.clock.advance(seconds)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await self.leave(task)
         await asyncio.sleep(0)
-        return self.sink.records[-1]
+        return self.record
 
 
 def hourly() -> ModelRuntime:
@@ -85,21 +59,21 @@ def hourly() -> ModelRuntime:
 
 async def test_a_request_costs_its_tokens_at_the_models_price() -> None:
     gateway = Gateway(PRICED, ANSWER)
-    record = await gateway.serve()
+    record = await gateway.run()
     assert record.usage.cost_nano == 10 * 600 + 3 * 1800
     assert gateway.metrics.cost.values == {("m", record.tenant): 10 * 600 + 3 * 1800}
 
 
 async def test_what_is_refunded_costs_nothing() -> None:
     gateway = Gateway(PRICED, E500, E500, E500)
-    record = await gateway.serve()
+    record = await gateway.run()
     assert record.usage.cost_nano is None
     assert not gateway.metrics.cost.values
 
 
 async def test_a_model_without_prices_has_no_cost() -> None:
     gateway = Gateway(served_model(), ANSWER)
-    assert (await gateway.serve()).usage.cost_nano is None
+    assert (await gateway.run()).usage.cost_nano is None
     assert not gateway.metrics.cost.values
 
 
@@ -112,7 +86,7 @@ async def test_a_request_costs_its_slots_share_of_its_worker() -> None:
 
 async def test_time_at_a_worker_that_failed_counts_as_well() -> None:
     gateway = Gateway(hourly(), E500, HANG)
-    gateway.upstream.answer_after = lambda: gateway.clock.advance(4.0)
+    gateway.slow.answer_after = lambda: gateway.clock.advance(4.0)
     record = await gateway.cancelled_after(8.0)
     assert len(record.attempts) == 2
     assert record.usage.cost_nano == pytest.approx((4 + 8) * 1_000_000 / 8)

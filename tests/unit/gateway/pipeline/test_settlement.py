@@ -15,6 +15,7 @@ from gateway.payload.body import read_body
 from gateway.pipeline.forward import Relay
 from gateway.pipeline.request_progress import RequestLease, RequestProgress, Sending
 from gateway.pipeline.settlement import TOGETHER_S, Settler, record_of
+from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import (
     AdmissionSection,
@@ -214,6 +215,8 @@ def sent_relay(first_s: float | None = None) -> Relay:
         read_body(asked.endpoint, asked.body),
         FakeReply(),
         lambda: 0.0,
+        UpstreamCall(method="POST", path="/", lines=b"", body=b""),
+        b"",
         strip_usage=False,
         strip_running=False,
         bytes_per_token=4.0,
