@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from gateway.settings.problems import install
+from gateway.settings.source import install
 from sluice.plain_output import PlainOutput, plain_lines
 
 _PIPE_WIDTH: Final = 10_000

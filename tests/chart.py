@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.settings.json_schema import schema
+from gateway.settings.config import schema
 
 ROOT: Final = Path(__file__).parents[1]
 CHART: Final = ROOT / "deploy/helm/sluice"

@@ -5,13 +5,12 @@ line, column, dotted path and fix. Secrets are `SecretStr` and never appear in m
 """
 
 from gateway.settings.checks import unfit_ports, unfit_workers
-from gateway.settings.config import Config
-from gateway.settings.json_schema import schema
+from gateway.settings.config import Config, schema
 from gateway.settings.loading import load, parse
 from gateway.settings.model import ModelConfig, SchedulingConfig
 from gateway.settings.notices import remarks
-from gateway.settings.problems import ConfigError, Problem
 from gateway.settings.server import HealthConfig
+from gateway.settings.source import ConfigError, Problem
 from gateway.settings.tenants import EntitlementConfig
 
 __all__ = [

@@ -20,9 +20,8 @@ from gateway.settings.entitlement_checks import (
 )
 from gateway.settings.model import ModelConfig, PoolConfig
 from gateway.settings.names import Found, check_engines, check_names, check_references
-from gateway.settings.problems import KEY, KeyPath, install
 from gateway.settings.server import unfit_engine_tls, unfit_pem
-from gateway.settings.source import Document
+from gateway.settings.source import KEY, Document, KeyPath, install
 from gateway.settings.tenants import EntitlementConfig
 from gateway.settings.token_pools import limits_tenants
 from gateway.settings.types import Section

@@ -15,8 +15,7 @@ from pydantic_core import ErrorDetails
 from gateway.records.record import Record, without_credentials
 from gateway.settings.config import Config
 from gateway.settings.model import ModelConfig, PoolConfig
-from gateway.settings.problems import KeyPath, dotted
-from gateway.settings.source import Document
+from gateway.settings.source import Document, KeyPath, dotted
 from gateway.settings.types import EnvValue, Section, stand_in
 
 FIXED: Final = (

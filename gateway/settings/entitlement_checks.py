@@ -14,7 +14,7 @@ from gateway.settings.config import Config
 from gateway.settings.explain import nearest
 from gateway.settings.model import ModelConfig
 from gateway.settings.names import Found, unknown
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 from gateway.settings.tenants import EntitlementConfig, TenantConfig
 from gateway.settings.token_pools import fields_of, shape_of
 

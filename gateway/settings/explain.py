@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.settings.config import Config
-from gateway.settings.problems import KEY, KeyPath, shown
-from gateway.settings.source import Document
+from gateway.settings.source import KEY, Document, KeyPath, shown
 from gateway.settings.types import EnvValue, Section
 
 _LITELLM: Final = (

@@ -13,8 +13,7 @@ from gateway.settings.checks import check_relations, unfit_limits
 from gateway.settings.compare import only_secrets, stand_in_for_references
 from gateway.settings.config import Config, digest_of
 from gateway.settings.explain import explain, first_problem
-from gateway.settings.problems import ConfigError, Problem, dotted
-from gateway.settings.source import MAX_BYTES, read
+from gateway.settings.source import MAX_BYTES, ConfigError, Problem, dotted, read
 from gateway.settings.tenants import (
     EntitlementConfig,
     KeyLimitsConfig,

@@ -11,8 +11,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from gateway.settings.explain import nearest
-from gateway.settings.problems import KEY, KeyPath
-from gateway.settings.source import Document
+from gateway.settings.source import KEY, Document, KeyPath
 from gateway.settings.worker import WorkerConfig
 
 Found = Iterator[tuple[KeyPath, str, str]]

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from gateway.records.attempt import EngineTls
 from gateway.records.record import without_credentials
-from gateway.settings.problems import install
+from gateway.settings.source import install
 from gateway.settings.tenants import KeyDigest
 from gateway.settings.types import (
     Amount,

@@ -100,7 +100,7 @@ def substitute(text: str, environ: Mapping[str, str] | None) -> str:
     return EnvValue(result) if found else result
 
 
-def plain(text: str) -> object:
+def unquoted(text: str) -> object:
     """The value of an unquoted YAML scalar: null, a flag, a number or the text itself."""
     if text in {"", "~", "null", "Null", "NULL"}:
         return None
@@ -149,7 +149,7 @@ def typed(value: object) -> object:
     """An environment value as the number or flag that it spells; other values unchanged."""
     if not isinstance(value, EnvValue):
         return value
-    found = plain(str(value))
+    found = unquoted(str(value))
     return value if isinstance(found, str) else found
 
 

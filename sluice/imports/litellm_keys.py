@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 from sluice.imports.fleet import Model
 from sluice.imports.litellm_limits import (
     LIMITS,

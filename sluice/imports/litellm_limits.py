@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any, Final
 
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 from gateway.settings.tenants import MAX_DAYS
 from gateway.settings.types import MAX_MONEY
 from sluice.imports.litellm_rows import number, whole

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from gateway.records.endpoint import matches
 from gateway.records.usage import DECIMALS
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 from sluice.imports.fleet import Engine, Model
 from sluice.imports.litellm_rows import whole
 from sluice.imports.report import Report

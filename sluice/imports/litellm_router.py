@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 from sluice.imports.fleet import Model
 from sluice.imports.litellm_models import reference
 from sluice.imports.report import Report

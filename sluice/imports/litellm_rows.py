@@ -5,7 +5,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gateway.settings.problems import KeyPath
+from gateway.settings.source import KeyPath
 
 _ALL: Final = frozenset({"all-team-models", "all-proxy-models", "*"})
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")

@@ -5,8 +5,7 @@ import re
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.settings.problems import KeyPath
-from gateway.settings.source import Document
+from gateway.settings.source import Document, KeyPath
 from sluice.imports.fleet import Engine, Model, closed
 from sluice.imports.litellm_rows import whole
 from sluice.imports.report import Report

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Final, Literal
 
 from gateway.records.record import Record
-from gateway.settings.problems import KeyPath, dotted
+from gateway.settings.source import KeyPath, dotted
 
 Fate = Literal["taken", "approximated", "left out"]
 _UNSET: Final[tuple[object, ...]] = (None, "", [], {})

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.settings.problems import install
+from gateway.settings.source import install
 from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
 from predictor.rows import Found, read_rows
 from sluice.terminal import JsonOption, PlainConsole, refuse

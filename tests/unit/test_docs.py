@@ -26,7 +26,7 @@ from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import ENDPOINTS
 from gateway.routing.retry import FaultKind
 from gateway.settings import parse
-from gateway.settings.problems import install
+from gateway.settings.source import install
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server import tokenizer
 from simulator.mock_server.api.faults import KINDS
