@@ -12,7 +12,7 @@ from typing import Final
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
 from gateway.records.attempt import HealthRules
-from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.replicas.notes import SchedulerNotes
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing import PoolShape, Routing
 from gateway.scheduling.prefix_index import PrefixIndex

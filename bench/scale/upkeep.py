@@ -26,7 +26,7 @@ from gateway.fleet.engine_metrics import read_page
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.payload.members import by_name
-from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.replicas.notes import SchedulerNotes
 from gateway.scheduling.prefix_digests import points_of
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.settings import ConfigError, HealthConfig, SchedulingConfig, parse

@@ -20,12 +20,10 @@ import msgspec
 from gateway.control.peers import understood
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
-from gateway.replicas.bus import Bus
+from gateway.replicas.bus import Bus, Presence, Seed
 from gateway.replicas.calls import Address, ReplicaCalls
-from gateway.replicas.fleet_notes import FleetNotes
 from gateway.replicas.learned_notes import LearnedNotes
-from gateway.replicas.presence import Presence, Seed
-from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.replicas.notes import FleetNotes, SchedulerNotes
 from gateway.scheduling import prefix_digests as digests
 from gateway.settings import Config
 from gateway.store.backends import open_notes

@@ -10,9 +10,8 @@ from redis.crc import key_slot
 
 from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
-from gateway.replicas.bus import LASTING, LIMIT_S, MAX_BYTES, SILENT_S, Bus
+from gateway.replicas.bus import LASTING, LIMIT_S, MAX_BYTES, SILENT_S, Bus, Presence, Seed
 from gateway.replicas.calls import Address
-from gateway.replicas.presence import Presence, Seed
 from gateway.store.redis.exchange import RedisExchange, key_of
 from gateway.store.redis.route import TIMEOUT_S
 from tests.fakes import FakeClock

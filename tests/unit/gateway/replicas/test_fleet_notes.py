@@ -8,8 +8,8 @@ import pytest
 
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
-from gateway.replicas import fleet_notes
-from gateway.replicas.fleet_notes import LOCATIONS_SHARED_S, FleetNotes
+from gateway.replicas import notes as fleet_notes
+from gateway.replicas.notes import LOCATIONS_SHARED_S, FleetNotes
 from gateway.routing.conversations import ResponseAffinity, ResponseLocation
 from tests.builders import served_model
 from tests.fakes import FakeClock
@@ -209,7 +209,7 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         replicas.served[0].fleet.response_affinity.remember(f"r{number}", HOME)
     replicas.exchange()
     (reported,) = replicas.boards.notes["replica 0"].values()
-    note = fleet_notes._decode(reported)
+    note = fleet_notes._decode_fleet(reported)
     assert list(note.drains) == ["w7", "w8", "w9"]
     assert len(note.locations) == fleet_notes.MAX_LOCATIONS_SHARED
 

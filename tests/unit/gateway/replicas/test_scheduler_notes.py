@@ -9,7 +9,7 @@ import pytest
 
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.pipeline.request_progress import require
-from gateway.replicas.scheduler_notes import SchedulerNotes
+from gateway.replicas.notes import SchedulerNotes
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
