@@ -108,6 +108,8 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     """Name of the key that the proxy presented."""
     received_s: float
     received_unix_s: float
+    ends_s: float
+    """When it expires without a report."""
 
 
 def facts_of(request: AuthorizeBody) -> BodyFacts:

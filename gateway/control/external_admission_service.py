@@ -21,7 +21,6 @@ is the service. Rules:
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from heapq import heapify, heappop, heappush
 from typing import Final, TypeVar
 
 import msgspec
@@ -81,60 +80,6 @@ _usage: Final = msgspec.json.Decoder(UsageReport).decode
 _B = TypeVar("_B", bound=msgspec.Struct)
 
 
-def _too_many(message: str) -> RateLimited:
-    return RateLimited(
-        f"{message} Report usage when a request ends.",
-        reason="too_many_leases",
-        code="rate_limit_exceeded",
-        retry_after_s=5.0,
-    )
-
-
-class HeldSlots:
-    """Places taken by leases that are held or being requested."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-        self._each: Counter[str] = Counter()
-        self._slots: Counter[tuple[str, str]] = Counter()
-        """Sequences of leases beyond reserved baselines, by model and pool."""
-
-    def take(self, tenant: str) -> None:
-        """Take a place. Raises Unavailable, or RateLimited if the tenant is at its limit."""
-        if self._taken >= MAX_HELD:
-            raise Unavailable(
-                "This gateway holds as many leases as it can. Report usage when a request ends.",
-                reason="too_many_leases",
-                retry_after_s=5.0,
-            )
-        if self._each[tenant] >= MAX_HELD_EACH:
-            raise _too_many(
-                f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was not reported."
-            )
-        self._taken += 1
-        self._each[tenant] += 1
-
-    def free(self, tenant: str) -> None:
-        """Give back a place."""
-        self._taken -= 1
-        self._each[tenant] -= 1
-        if not self._each[tenant]:
-            del self._each[tenant]
-
-    def take_slots(self, lease: Lease, pool: str, most: int) -> None:
-        """Count a lease's sequences in its pool. Raises RateLimited at `most` sequences."""
-        taken = self._slots[lease.model, pool] + lease.sequences
-        if taken > most:
-            raise _too_many(
-                f"Leases of other proxies hold as many slots of this pool as they may ({most})."
-            )
-        self._slots[lease.model, pool] = taken
-
-    def free_slots(self, lease: Lease, pool: str) -> None:
-        """Give back what `take_slots` counted."""
-        self._slots[lease.model, pool] -= lease.sequences
-
-
 class AdmissionService:
     """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
 
@@ -168,8 +113,9 @@ class AdmissionService:
         self.arrival: Awaitable[None] | None = None
         """Of the last settlement: awaited before a proxy hears that its lease ended."""
         self._held: dict[str, ExternalLease] = {}
-        self._places = HeldSlots()
-        self._deadlines: list[tuple[float, str]] = []
+        self._taken: Counter[object] = Counter()
+        """Leases held or being requested, of all (None) and by tenant; and by (model, pool)
+        their sequences beyond reserved baselines."""
         self._settled: OrderedDict[str, tuple[str, Settled]] = OrderedDict()
 
     @property
@@ -190,7 +136,6 @@ class AdmissionService:
         `key` names the key that the proxy presented, `entitlement` the one that it asks for; None
         for the key's first.
         """
-        self.sweep()
         lease_id = self._new_id()
         now_s, unix_s = self._clock(), self._wall_clock()
         served: ModelRuntime | None = None
@@ -198,7 +143,16 @@ class AdmissionService:
         lease: Lease | None = None
         if self._draining():
             raise shutting_down()
-        self._places.take(principal.tenant)
+        tenant = principal.tenant
+        if self._taken[None] >= MAX_HELD:
+            raise Unavailable(
+                "This gateway holds as many leases as it can. Report usage when a request ends.",
+                reason="too_many_leases",
+                retry_after_s=5.0,
+            )
+        what = f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was not reported."
+        self._take(tenant, 1, MAX_HELD_EACH, what)
+        self._taken[None] += 1
         try:
             served = stage_plan.find_model(self._models, request.model)
             principal = stage_authenticate.entitled(
@@ -222,7 +176,7 @@ class AdmissionService:
             raise
         finally:
             if lease is None:
-                self._places.free(principal.tenant)
+                self._free_place(tenant)
         self._held[lease_id] = ExternalLease(
             lease=lease,
             served=served,
@@ -233,11 +187,8 @@ class AdmissionService:
             key=key,
             received_s=now_s,
             received_unix_s=unix_s,
+            ends_s=now_s + request.lease_s,
         )
-        if len(self._deadlines) > 2 * len(self._held) + 1_000:  # many of leases that ended
-            self._deadlines = [due for due in self._deadlines if due[1] in self._held]
-            heapify(self._deadlines)
-        heappush(self._deadlines, (now_s + request.lease_s, lease_id))
         cap = defaulted_cap(served.routing, estimate, lease.pool)
         return AuthorizeAnswer(
             lease_id=lease.id,
@@ -263,14 +214,33 @@ class AdmissionService:
         pool = served.fleet.pools[lease.pool]
         slots = sum(pool.present) * pool.slots_per_worker
         share = served.admission.held_share / self._replicas(served.name)
+        most = max(1, int(slots * share))
+        what = f"Leases of other proxies hold as many slots of this pool as they may ({most})."
         try:
-            self._places.take_slots(lease, pool.name, max(1, int(slots * share)))
+            self._take((lease.model, pool.name), lease.sequences, most, what)
         except Refusal:
             self._store.settle(
                 lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
             )
             raise
         return pool.name
+
+    def _take(self, of: object, count: int, most: int, what: str) -> None:
+        """Take places of a tenant or a pool. Raises RateLimited, which says `what` is taken."""
+        if self._taken[of] + count > most:
+            raise RateLimited(
+                f"{what} Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._taken[of] += count
+
+    def _free_place(self, tenant: str) -> None:
+        self._taken[None] -= 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
 
     def evict(self, lease_id: str) -> None:
         """End a lease that must give way; ignores leases that are not held here."""
@@ -284,7 +254,6 @@ class AdmissionService:
         Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
         BadRequest for impossible usage (see `usage_of`).
         """
-        self.sweep()
         known = self._settled.get(report.lease_id)
         if known is not None and known[0] == tenant:
             return known[1]
@@ -307,10 +276,8 @@ class AdmissionService:
     def sweep(self) -> None:
         """End expired leases and charge their estimates."""
         now_s = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, lease_id = heappop(self._deadlines)
-            if (open_lease := self._held.get(lease_id)) is not None:
-                self._end(open_lease, "expired", estimated_usage(open_lease))
+        for open_lease in [held for held in self._held.values() if held.ends_s <= now_s]:
+            self._end(open_lease, "expired", estimated_usage(open_lease))
 
     def start(self) -> None:
         """Start sweeping; call within the running loop."""
@@ -340,9 +307,9 @@ class AdmissionService:
         """
         lease, served = open_lease.lease, open_lease.served
         del self._held[lease.id]
-        self._places.free(open_lease.principal.tenant)
+        self._free_place(open_lease.principal.tenant)
         if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
-            self._places.free_slots(lease, open_lease.slots_of)
+            self._taken[lease.model, open_lease.slots_of] -= lease.sequences
         held_s = self._clock() - open_lease.received_s
         usage, held_tokens = with_time_held(open_lease, usage, held_s)
         unix_s = self._wall_clock()

@@ -767,13 +767,6 @@ async def test_what_is_remembered_of_ended_leases_is_bounded(
     assert (await bench.usage(leases[1], prompt_tokens=1)).status_code == 200
 
 
-async def test_deadlines_of_ended_leases_are_cleared_away(bench: Bench) -> None:
-    for _ in range(1_500):
-        lease = (await bench.authorize()).json()["lease_id"]
-        await bench.usage(lease, status="failed")
-    assert len(bench.desk._deadlines) < 1_100
-
-
 async def test_a_client_that_leaves_amid_its_body_is_no_bug(bench: Bench) -> None:
     pieces = [{"type": "http.request", "body": b"{", "more_body": True}]
     sent: list[Any] = []
