@@ -1,29 +1,93 @@
-"""The tree of refusals: one exception type per HTTP status, each with a machine-readable reason.
+"""Refusals: each has a machine-readable reason, and the table says what its client gets.
 
 Every refusal that a client sees is a `Refusal`. Adapters translate foreign errors once, to
 `UpstreamFailure` or `StateFailure`. `gateway.http.problems` renders refusals; this module only
 defines them.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
 
 
 class SluiceError(Exception):
     """Base of all exceptions that Sluice raises on purpose."""
 
 
+REASONS: Final[Mapping[int, str]] = {
+    400: """
+        bad_configuration bad_request chunks_too_small context_length_exceeded duplicate_key
+        empty_body exceeds_entitlement https_required invalid_cursor invalid_entitlement
+        invalid_form invalid_http_request invalid_json invalid_tenant invalid_type invalid_utf8
+        invalid_value missing_field too_complex too_deep too_many_members""",
+    401: """
+        invalid_admin_key invalid_api_key missing_api_key token_algorithm_refused
+        token_audience_wrong token_claim_missing token_expired token_issuer_unknown
+        token_key_unknown token_malformed token_not_yet_valid token_signature_wrong
+        token_tenant_refused token_too_large""",
+    403: """
+        admin_closed entitlement_expired entitlement_not_of_key entitlement_suspended
+        entitlement_unknown key_expired key_suspended model_not_entitled operator_cannot_change
+        tenant_suspended token_tenant_unknown token_without_role token_without_tenant
+        viewer_cannot_change""",
+    404: """
+        budget_not_found decision_not_found entitlement_not_found key_not_found lease_not_found
+        model_not_found no_ledger pool_not_found response_not_found tenant_not_found unknown_path
+        worker_not_found""",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    409: """
+        entitlement_changed entitlement_exists entitlement_in_file entitlement_in_use key_ambiguous
+        key_exists key_in_file key_rotating tenant_changed tenant_exists tenant_in_file
+        tenant_in_use too_many_keys too_many_tenants worker_discovered worker_exists""",
+    412: "entitlement_changed tenant_changed",
+    413: "request_too_large",
+    415: "unsupported_content_encoding unsupported_content_type",
+    429: """
+        budget budget_reserved concurrency evicted key_concurrency key_requests kv priority
+        queue_full queue_timeout reader_busy tokens too_many_body_bytes too_many_leases
+        too_many_reports too_many_viewers""",
+    431: "headers_too_large",
+    500: "internal_error",
+    502: "engine_connection_broken engine_error engine_stream_broken engines_ended",
+    503: """
+        engine_busy entitlement_degraded entitlement_pending gateway_exhausted keys_not_read
+        ledger_unavailable no_worker_ready reader_busy replica_silent shutting_down
+        state_unavailable token_keys_unavailable too_many_body_bytes too_many_connections
+        too_many_leases too_much_unsent""",
+    504: "engine_silent engine_timeout",
+}
+"""Every reason for which the gateway refuses a request, by status; docs/operate/errors.md says what
+each means. An engine's own refusal has its status (`engine_refused`)."""
+_STATUS: Final = {r: status for status, reasons in REASONS.items() for r in reasons.split()}
+_CODES: Final = {
+    reason: code
+    for code, reasons in {
+        None: """
+            bad_request empty_body invalid_form invalid_http_request invalid_json invalid_utf8
+            response_not_found too_complex too_deep too_many_members""",
+        "insufficient_quota": "budget",
+        "invalid_api_key": REASONS[401],
+        "missing_required_parameter": "missing_field",
+        "rate_limit_exceeded": """
+            budget_reserved concurrency key_concurrency key_requests kv priority queue_full
+            queue_timeout tokens""",
+    }.items()
+    for reason in reasons.split()
+}
+"""Codes of errors whose code is not the reason, as OpenAI's clients know them."""
+_TYPES: Final = {"tokens": "tokens", "budget": "insufficient_quota"}
+
+
 class Refusal(SluiceError):
     """A request refused with a status, an OpenAI error type and code, and a reason.
 
-    x-sluice-reason and the metrics carry `reason`, and so does `code` unless it is given (None:
-    null). `retry_after_s` becomes Retry-After and retry-after-ms; `should_retry` becomes
-    x-should-retry unless it is None.
+    `REASONS` gives the status where the class does not. x-sluice-reason and the metrics carry
+    `reason`, and so does `code` unless the table or the caller says otherwise (None: null).
+    `retry_after_s` becomes Retry-After and retry-after-ms; `should_retry` becomes x-should-retry
+    unless it is None.
     """
 
-    status = 400
-    type = "invalid_request_error"
-    coded = True
-    """Whether the reason is the error's code where no other is given."""
+    status = 0
 
     def __init__(
         self,
@@ -37,13 +101,16 @@ class Refusal(SluiceError):
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
+        self.status = status = self.status or _STATUS.get(reason, 400)
+        by_status = {403: "permission_denied", 429: "requests"}.get(status, "invalid_request_error")
+        self.type = _TYPES.get(reason, "server_error" if status >= 500 else by_status)
         self.figures = ""
         """Limit, used and requested of what admission refused for, as the message tells them."""
         self.headers = headers
         """Further response headers (x-ratelimit-*)."""
         self.message = message
         self.reason = reason
-        self.code = code if code != "" else reason if self.coded else None
+        self.code = code if code != "" else _CODES.get(reason, reason)
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
@@ -65,7 +132,7 @@ def told(refusal: Refusal) -> Told:
 class BadRequest(Refusal):
     """400: the body or the headers are invalid or not supported."""
 
-    coded = False
+    status = 400
 
 
 class ContextLengthExceeded(BadRequest):
@@ -74,9 +141,7 @@ class ContextLengthExceeded(BadRequest):
     def __init__(
         self, message: str, *, prompt_tokens: int, window_tokens: int, param: str = "messages"
     ) -> None:
-        super().__init__(
-            message, reason="context_length_exceeded", code="context_length_exceeded", param=param
-        )
+        super().__init__(message, reason="context_length_exceeded", param=param)
         self.prompt_tokens = prompt_tokens
         self.window_tokens = window_tokens
 
@@ -91,7 +156,6 @@ class Forbidden(Refusal):
     """403: the key is known but lacks the permission."""
 
     status = 403
-    type = "permission_denied"
 
 
 class NotFound(Refusal):
@@ -100,28 +164,10 @@ class NotFound(Refusal):
     status = 404
 
 
-class MethodNotAllowed(Refusal):
-    """405: the route does not support this method."""
-
-    status = 405
-
-
-class RequestTimeout(Refusal):
-    """408: the request takes too long to arrive."""
-
-    status = 408
-
-
 class Conflict(Refusal):
     """409: an admin's change conflicts with the present state."""
 
     status = 409
-
-
-class PreconditionFailed(Refusal):
-    """412: the entitlement is no longer at the version that the client named (If-Match)."""
-
-    status = 412
 
 
 class TooLarge(Refusal):
@@ -133,36 +179,16 @@ class TooLarge(Refusal):
         super().__init__(message, reason="request_too_large")
 
 
-class UnsupportedMedia(Refusal):
-    """415: a content type or encoding the gateway does not read."""
-
-    status = 415
-
-
 class RateLimited(Refusal):
     """429: a limit on requests (concurrency, KV, priority, queue) was reached."""
 
     status = 429
-    type = "requests"
-
-
-class TokensLimited(RateLimited):
-    """429: the entitlement exceeded its token rate."""
-
-    type = "tokens"
-
-
-class QuotaExceeded(RateLimited):
-    """429: a budget is used up; no retry helps before it resets."""
-
-    type = "insufficient_quota"
 
 
 class Unavailable(Refusal):
     """503: no worker or service that the request needs is ready now."""
 
     status = 503
-    type = "server_error"
 
 
 class KeysAwaited(Unavailable):
@@ -173,29 +199,9 @@ class EngineRefusal(Refusal):
     """4xx: the engine refused; rendered in the endpoint's error shape if it was in another."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message, reason="engine_refused", code=None)
         self.status = status
-
-
-class InternalError(Refusal):
-    """500: a bug in the gateway."""
-
-    status = 500
-    type = "server_error"
-
-
-class UpstreamBroken(Refusal):
-    """502: every engine tried failed before a byte reached the client."""
-
-    status = 502
-    type = "server_error"
-
-
-class UpstreamTimeout(Refusal):
-    """504: an engine did not answer in time."""
-
-    status = 504
-    type = "server_error"
+        super().__init__(message, reason="engine_refused", code=None)
+        self.type = "invalid_request_error"
 
 
 FailureKind = Literal["local", "connect", "reset", "timeout", "protocol"]

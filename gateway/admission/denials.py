@@ -21,10 +21,8 @@ from gateway.admission.terms import Denial, Grant
 from gateway.errors import (
     BadRequest,
     Forbidden,
-    QuotaExceeded,
     RateLimited,
     Refusal,
-    TokensLimited,
     Unavailable,
 )
 from gateway.records.lease import Limits
@@ -94,18 +92,15 @@ def _of_entitlement(denial: Denial, entitlement: str, figures: str, jitter: floa
             f"'{entitlement}' gets {denial.limit:.0f} at most, however long you wait. Send a "
             "shorter prompt, ask for fewer output tokens or fewer choices.",
             reason=reason,
-            code=reason,
         )
     headers: Headers = ()
     if reason in ("tokens", "concurrency") and not denial.of_pool:
         kind = b"tokens" if reason == "tokens" else b"requests"
         headers = _reported(denial, kind, span(min(MAX_S, max(0.0, denial.wait_s))))
-    kind_of = TokensLimited if reason == "tokens" else RateLimited
-    return kind_of(
+    return RateLimited(
         f"Rate limit reached for the entitlement '{entitlement}' on {_LIMITED[reason]}: {figures}. "
         f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=reason,
-        code="rate_limit_exceeded",
         retry_after_s=wait_s,
         should_retry=True,
         headers=headers,
@@ -120,12 +115,11 @@ def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refu
         shown(limit, denial.requested),
     )
     if reason == "budget":
-        return QuotaExceeded(
+        return RateLimited(
             f"You exceeded the {title(limit)} of {_owner(limit)}: "
             f"{shown(limit, denial.used - denial.reserved)} of {most} are used, and this request "
             f"needs {requested}. resets_at: {resets_at(limit, denial.resets_unix_s)}. {WHERE}",
             reason=reason,
-            code="insufficient_quota",
             retry_after_s=float(ceil(max(1.0, denial.wait_s))),
             should_retry=False,
         )
@@ -141,7 +135,6 @@ def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refu
             f"This request needs {requested}, and the {what} of {_owner(limit)} is {most}, however "
             f"long you wait. {advice}, in several requests.",
             reason=reason,
-            code=reason,
         )
     wait_s = float(retry_after_s(denial.wait_s, jitter))
     if reason == "key_requests":
@@ -153,7 +146,6 @@ def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refu
         f"Rate limit reached for {_owner(limit)} on {what}: {figures}. "
         f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=reason,
-        code="rate_limit_exceeded",
         retry_after_s=wait_s,
         should_retry=True,
         headers=() if limit.budget else _reported(denial, b"requests", f"{wait_s:.0f}s"),

@@ -239,7 +239,9 @@ def _other_changes(app: APIRouter, control: Control) -> None:
             try:
                 text = body.decode("utf-8-sig")
             except UnicodeDecodeError:
-                raise BadRequest("The file is not UTF-8.", reason="bad_configuration") from None
+                raise BadRequest(
+                    "The file is not UTF-8.", reason="bad_configuration", code=None
+                ) from None
             found = msgspec.to_builtins(await control.reload.compare(text))
         else:
             found = {"changes": msgspec.to_builtins(await control.reload.reload())}

@@ -29,7 +29,7 @@ from gateway.control.management_port import managed
 from gateway.control.metrics_page import write
 from gateway.control.openapi import openapi_document
 from gateway.control.surface import Control, read_within
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Refusal, Unauthorized
+from gateway.errors import BadRequest, NotFound, Refusal, Unauthorized
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -170,7 +170,6 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
             raise Unauthorized(
                 "Only replicas of this gateway ask here.",
                 reason="invalid_admin_key",
-                code="invalid_api_key",
             )
         asked = await read_within(request, MAX_ASKED_BYTES, too_large(MAX_ASKED_BYTES))
         try:
@@ -245,7 +244,7 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers={"allow": allowed})
             error.headers = {"allow": allowed}
-            refusal = MethodNotAllowed(
+            refusal = Refusal(
                 f"{request.method} is not allowed on {request.url.path}.",
                 reason="method_not_allowed",
             )

@@ -156,7 +156,6 @@ async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
         raise Unauthorized(
             "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
             reason="invalid_admin_key",
-            code="invalid_api_key",
         )
     return found
 

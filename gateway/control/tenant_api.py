@@ -46,6 +46,7 @@ def tenant_router(control: Control) -> APIRouter:
             raise BadRequest(
                 "The key opens no such entitlement now. Begin with the first page.",
                 reason="invalid_cursor",
+                code=None,
                 param="after",
             )
         start = 0 if after is None else names.index(after) + 1

@@ -14,13 +14,10 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from gateway.errors import (
-    InternalError,
     KeysAwaited,
-    MethodNotAllowed,
     Refusal,
     TooLarge,
     Unavailable,
-    UnsupportedMedia,
 )
 from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import error_body, error_event, error_headers
@@ -225,7 +222,7 @@ class DataPlane:
             await self._pipeline.serve(incoming, reply)
         except Exception:  # noqa: BLE001 - last resort: a bug must not leave a bare 500
             _log.exception("request %s failed inside the gateway", incoming.request_id)
-            broken = InternalError(
+            broken = Refusal(
                 "The gateway failed on this request; its log has the request id and the cause.",
                 reason="internal_error",
             )
@@ -248,17 +245,17 @@ class DataPlane:
         `length` is the announced body length in bytes, -1 for a body in chunks. Raises Refusal.
         """
         if method != "POST":
-            raise MethodNotAllowed(f"Use POST for {endpoint.path}.", reason="method_not_allowed")
+            raise Refusal(f"Use POST for {endpoint.path}.", reason="method_not_allowed")
         if self.draining and not self.last_requests:
             raise shutting_down()
         if not head.plain_body:
-            raise UnsupportedMedia(
+            raise Refusal(
                 "Send the body without content-encoding; the gateway reads plain JSON.",
                 reason="unsupported_content_encoding",
             )
         if not (head.form_body if endpoint.multipart else head.json_body):
             kind = "multipart/form-data" if endpoint.multipart else "application/json"
-            raise UnsupportedMedia(
+            raise Refusal(
                 f"Send the body as content-type: {kind}.", reason="unsupported_content_type"
             )
         if length > self.max_body_bytes:

@@ -26,7 +26,7 @@ from typing import Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.errors import BadRequest, Refusal, RequestTimeout, Unavailable
+from gateway.errors import BadRequest, Refusal, Unavailable
 from gateway.http.body_bytes import COUNTED_FROM_BYTES, LARGE_BYTES, BodyBytes, LargeBodies
 from gateway.http.client_connection import INBOUND_TIMEOUT_S, ClientConnection, no_room
 from gateway.http.cors import Cors, Headers
@@ -59,12 +59,6 @@ _NOT_READ: Final = b"\n"
 _VIA_ASGI: Final = frozenset({b"HEAD", b"OPTIONS"})
 """Only uvicorn's ASGI path omits the body in answers to HEAD."""
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
-
-
-class HeadTooLarge(Refusal):
-    """431: the head or trailers exceed the gateway's limits."""
-
-    status = 431
 
 
 class _EnoughError(Exception):
@@ -185,7 +179,7 @@ class GatewayProtocol(ClientConnection):
             self.transport.close()
             return
         self._reject(
-            RequestTimeout(
+            Refusal(
                 f"The request did not arrive within {INBOUND_TIMEOUT_S:g} seconds. "
                 "Send it faster, or make it smaller.",
                 reason="request_timeout",
@@ -212,7 +206,6 @@ class GatewayProtocol(ClientConnection):
                         f"in all. Send chunks of {MIN_CHUNK_BYTES} bytes or more, or send "
                         "content-length instead.",
                         reason="chunks_too_small",
-                        code="chunks_too_small",
                     )
                 )
             else:
@@ -346,7 +339,7 @@ class GatewayProtocol(ClientConnection):
 
     def _refuse_head(self) -> None:
         self._reject(
-            HeadTooLarge(
+            Refusal(
                 f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
                 f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
                 reason="headers_too_large",

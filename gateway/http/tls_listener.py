@@ -40,7 +40,6 @@ _HANDSHAKE: Final = 0x16
 _HTTPS_REQUIRED: Final = BadRequest(
     "This port speaks HTTPS. Begin the URL with https://.",
     reason="https_required",
-    code="https_required",
 )
 _failed = RareLog(logging.getLogger("sluice.tls"), "failed TLS handshake")
 

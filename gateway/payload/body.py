@@ -208,7 +208,6 @@ def _duplicate(names: list[str]) -> BadRequest:
     return BadRequest(
         f"Duplicate key '{name[:64]}' in the request body.",
         reason="duplicate_key",
-        code="duplicate_key",
         param=name[:64],
     )
 

@@ -98,6 +98,7 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
         raise BadRequest(
             "Send the form with exactly one field 'model'.",
             reason="duplicate_key" if models else "missing_field",
+            code=None,
             param="model",
         )
     name = body[models[0].start : models[0].end]

@@ -25,7 +25,6 @@ def missing(param: str) -> BadRequest:
     return BadRequest(
         f"Missing required parameter: '{param}'.",
         reason="missing_field",
-        code="missing_required_parameter",
         param=param,
     )
 
@@ -35,7 +34,6 @@ def invalid(param: str, why: str) -> BadRequest:
     return BadRequest(
         f"Invalid value for '{param}': {why}",
         reason="invalid_value",
-        code="invalid_value",
         param=param,
     )
 
@@ -67,12 +65,11 @@ def undecodable(error: Exception, within: str = "") -> BadRequest:
     want, got = _nouns(types["want"]), _nouns(types["got"])
     if not path:
         return BadRequest(
-            f"The request body must be {want}, but it is {got}.", reason="invalid_type"
+            f"The request body must be {want}, but it is {got}.", reason="invalid_type", code=None
         )
     return BadRequest(
         f"Invalid type for '{path}': expected {want}, but got {got} instead.",
         reason="invalid_type",
-        code="invalid_type",
         param=path,
     )
 

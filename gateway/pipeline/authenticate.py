@@ -287,7 +287,6 @@ def authenticate(
         raise Unauthorized(
             "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'.",
             reason="missing_api_key",
-            code="invalid_api_key",
         )
     principal = keyring.find(key_digest)
     if principal is None and verifier is not None and token is not None:

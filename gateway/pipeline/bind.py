@@ -160,7 +160,6 @@ class Binder:
             f"No worker of '{served.name}' had room within {whole_s:.0f} s. "
             "Please try again later.",
             reason="queue_timeout",
-            code="rate_limit_exceeded",
             retry_after_s=_RETRY_S,
             should_retry=True,
         )
@@ -327,7 +326,6 @@ def _full(served: ModelRuntime) -> RateLimited:
         f"{served.scheduling.queue.limit} requests wait for a worker of '{served.name}' already. "
         "Please try again later.",
         reason="queue_full",
-        code="rate_limit_exceeded",
         retry_after_s=_RETRY_S,
         should_retry=True,
     )

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from gateway.errors import EngineRefusal, Refusal, UpstreamBroken, UpstreamFailure, UpstreamTimeout
+from gateway.errors import EngineRefusal, Refusal, UpstreamFailure
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.payload.answers import Answer, read_answer, response_id
 from gateway.payload.dialects import (
@@ -300,10 +300,9 @@ class Relay:
     async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
         self._last_s = self._clock()
         slow = failure.kind == "timeout"
-        error = UpstreamTimeout if slow else UpstreamBroken
         status = 504 if slow else 502
         reason = "engine_silent" if slow else "engine_stream_broken"
-        self.broke = error(
+        self.broke = Refusal(
             f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
             reason=reason,
         )

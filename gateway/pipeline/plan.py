@@ -142,7 +142,6 @@ def continued(served: ModelRuntime, facts: BodyFacts, principal: Principal) -> B
         raise NotFound(
             f"Response with id '{facts.previous_response_id}' not found.",
             reason="response_not_found",
-            code=None,
             param="response_id",
         )
     measure = facts.measure

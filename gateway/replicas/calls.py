@@ -73,7 +73,6 @@ class ReplicaCalls:
             raise Unavailable(
                 "Another gateway, which may know more, does not answer now. Try again.",
                 reason="replica_silent",
-                code="replica_silent",
                 retry_after_s=RETRY_S,
             )
         return answers

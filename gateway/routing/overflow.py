@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.errors import Refusal, Unavailable, UpstreamBroken, UpstreamTimeout
+from gateway.errors import Refusal, Unavailable
 from gateway.records.request import BodyFacts
 from gateway.routing.retry import MEMORY_S, Fault, Harm
 
@@ -167,9 +167,9 @@ def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
     `told`: what the client would be told of the last attempt, if it was made just now.
     """
     if told is None:
-        told = UpstreamBroken("The request was not sent.", reason="engine_error")
+        told = Refusal("The request was not sent.", reason="engine_error")
         if harm == "ended":  # no other model's turn either
-            told = UpstreamBroken("The request was not sent.", reason="engines_ended")
+            told = Refusal("The request was not sent.", reason="engines_ended")
     what = "ended at" if harm == "ended" else "failed on"
     told.message += (
         f" Two engines {what} this very request, so no other gets it for {MEMORY_S:g} s: "
@@ -205,13 +205,13 @@ def engine_refusal(fault: Fault) -> Refusal:
                 why = f"No engine serves this model at present.{detail}"
             return Unavailable(why, reason="no_worker_ready", retry_after_s=2.0)
         case "timeout":
-            return UpstreamTimeout("The engine did not answer in time.", reason="engine_timeout")
+            return Refusal("The engine did not answer in time.", reason="engine_timeout")
         case "server_error":
             why = f"The engine failed ({fault.message}).{detail}"
-            return UpstreamBroken(why, reason="engine_error")
+            return Refusal(why, reason="engine_error")
         case _:
             why = f"The engine's answer broke off before it began: {fault.message}."
-            return UpstreamBroken(why, reason="engine_connection_broken")
+            return Refusal(why, reason="engine_connection_broken")
 
 
 def has_error_shape(body: bytes, *, anthropic: bool) -> bool:

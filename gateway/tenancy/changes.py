@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import PreconditionFailed
+from gateway.errors import Refusal
 from gateway.records.record import Record
 from gateway.records.tenancy import Denial, DirectoryChange, Row, RowKind
 from gateway.tenancy.tenancy import Tenancy
@@ -145,9 +145,9 @@ class AdminChanges:
 
     @staticmethod
     def _check_revision(name: str, revision: int, asked: int | None, *, reason: str) -> None:
-        """Raises PreconditionFailed if it is at another revision than the one asked for."""
+        """Raises Refusal if it is at another revision than the one asked for."""
         if asked is not None and revision != asked:
-            raise PreconditionFailed(
+            raise Refusal(
                 f"'{name}' was changed since: it is at revision {revision}. Read it again.",
                 reason=reason,
                 param="if-match",

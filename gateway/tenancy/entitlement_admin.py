@@ -377,7 +377,6 @@ def _place_of(cursor: str | None) -> PagePosition:
         raise BadRequest(
             "after: not a cursor; give the `next` of an earlier page, or leave it out.",
             reason="invalid_cursor",
-            code="invalid_cursor",
             param="after",
         )
     return int(number), name
@@ -388,7 +387,6 @@ def _refused(error: BadTerms) -> BadRequest:
     return BadRequest(
         f"{error}.",
         reason="invalid_entitlement",
-        code="invalid_entitlement",
         param=f"{error.field}.{error.part}" if error.part else error.field,
     )
 

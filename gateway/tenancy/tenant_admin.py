@@ -197,7 +197,7 @@ class TenantAdmin(AdminChanges):
         return await self._change(name, who, work)
 
     def _tenant(self, name: str, version: int | None = None) -> TenantInForce:
-        """A tenant that is listed. Raises NotFound, PreconditionFailed."""
+        """A tenant that is listed. Raises NotFound, Refusal."""
         tenant = self._tenancy.tenant(name)
         if not tenant.exists:
             raise NotFound(
@@ -542,7 +542,7 @@ def _grace_s(fields: Mapping[str, object]) -> float:
 
 def _invalid(field: str | None, message: str) -> BadRequest:
     """The 400 answer for a bad field."""
-    return BadRequest(message, reason="invalid_tenant", code="invalid_tenant", param=field)
+    return BadRequest(message, reason="invalid_tenant", param=field)
 
 
 def _in_file(name: str, fix: str) -> Conflict:

@@ -144,7 +144,6 @@ class KeySet:
             f"The token {which}, and '{issuer}' publishes no such key for {algorithm}. "
             "Get a new token from it.",
             reason="token_key_unknown",
-            code="invalid_api_key",
         )
 
     def _ask(self) -> bool:
@@ -418,4 +417,4 @@ def _malformed(why: str) -> Unauthorized:
 
 
 def _refused(what: str, *, reason: str) -> Unauthorized:
-    return Unauthorized(f"The token {what}", reason=reason, code="invalid_api_key")
+    return Unauthorized(f"The token {what}", reason=reason)

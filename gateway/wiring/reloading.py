@@ -109,7 +109,7 @@ class Reloading:
         async with self._lock:
             running = self._gateway.config
             if not running.origin.file:
-                raise BadRequest("This gateway has no file.", reason="bad_configuration")
+                raise BadRequest("This gateway has no file.", reason="bad_configuration", code=None)
             successful = False
             self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
             try:
@@ -156,7 +156,6 @@ class Reloading:
                     f"The alias '{taken[0]}' of '{served.name}' is a LoRA adapter of its engines. "
                     "Name it in `loras`, and remove the alias.",
                     reason="bad_configuration",
-                    code="bad_configuration",
                 )
 
     def hang_up(self, then: Callable[[], None] = lambda: None) -> None:
@@ -434,7 +433,7 @@ def _compared(running: Config, text: str) -> Comparison:
 
 
 def _refused(error: Exception) -> BadRequest:
-    return BadRequest(str(error), reason="bad_configuration", code="bad_configuration")
+    return BadRequest(str(error), reason="bad_configuration")
 
 
 def _digest_of(file: Path) -> str:

@@ -301,7 +301,6 @@ class AdmissionRuntime:
             raise BadRequest(
                 f"{problem.path}: {problem.message}; {problem.fix}.",
                 reason=code,
-                code=code,
                 param=problem.path,
             ) from None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S
-from gateway.errors import QuotaExceeded, RateLimited, Refusal
+from gateway.errors import RateLimited, Refusal
 from gateway.ports import Budgets, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Lease
@@ -110,7 +110,7 @@ async def test_a_used_up_budget_says_what_is_used_and_when_it_resets(opener: Ope
     try:
         opened.store.settle(await take(opened, "a", budget), used(9_950))
         found = await refusal(opened, "b", budget)
-        assert isinstance(found, QuotaExceeded)
+        assert found.reason == "budget"
         assert (found.status, found.type, found.code) == (429, *["insufficient_quota"] * 2)
         assert found.should_retry is False
         assert found.retry_after_s == 1_385_200, "until it resets, for loops of their own"
@@ -302,7 +302,7 @@ async def test_a_new_windows_used_up_budget_is_used_up_whatever_still_runs(opene
         await opened.store.renew()
         opened.store.settle(await take(opened, "new", day), used(1_000))
         found = await refusal(opened, "b", day)
-        assert isinstance(found, QuotaExceeded)
+        assert found.reason == "budget"
         assert found.should_retry is False
         opened.store.settle(running, used(850))
         assert (await seen(opened, day)).used == 1_000, "the old one counts in its own day"

@@ -17,8 +17,10 @@ import typer.main
 import gateway.pipeline.dispatcher
 import gateway.pipeline.pipeline
 from bench.__main__ import BENCHES
+from gateway import errors
 from gateway.admission.admission import DenialReason
 from gateway.control.metrics_page import MetricsPage
+from gateway.errors import REASONS
 from gateway.metrics import Metrics
 from gateway.payload.head import FORWARDED
 from gateway.payload.members import STEERING_FIELDS
@@ -254,47 +256,43 @@ def decision_fields() -> Iterator[str]:
             yield field.name
 
 
-def test_every_refusal_reason_is_documented() -> None:
-    documented = [
-        name
-        for row in rows_of(section_of("docs/operate/errors.md", "Errors"))
-        for name in code_of(row[0])
-    ]
-    assert sorted(documented) == sorted(refusal_reasons())  # each in one row
+STATUSES = {
+    reason: {status for status, several in REASONS.items() if reason in several.split()}
+    for reason in " ".join(REASONS.values()).split()
+}
+"""Those of each reason for which the gateway refuses."""
 
 
-def refusal_reasons() -> set[str]:
-    """Literal reasons of all refusals raised in the gateway, and those of admission."""
+def test_every_refusal_is_documented_with_its_statuses() -> None:
+    rows = rows_of(section_of("docs/operate/errors.md", "Errors"))
+    documented = [name for row in rows for name in code_of(row[0])]
+    assert sorted(documented) == sorted({*STATUSES, "engine_refused"})  # each in one row
+    for reasons, told, *_ in rows:
+        if told.replace(", ", "").isdecimal():  # others: the engine's, or in the stream
+            found = set().union(*(STATUSES[name] for name in code_of(reasons)))
+            assert {int(status) for status in told.split(", ")} == found, reasons
+
+
+def test_every_reason_of_a_refusal_is_in_the_table() -> None:
     found = set(get_args(DenialReason))
     for path in ROOT.glob("gateway/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in (
-                "Plan",
-                "CompressResult",
-            ):
-                found |= set(_literal_reasons(node))
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "reason":
-                found |= set(_chosen_reasons(node.value))
-    return found
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in REFUSALS:
+                found |= {
+                    name.value
+                    for keyword in call.keywords
+                    if keyword.arg == "reason"
+                    for name in ast.walk(keyword.value)
+                    if isinstance(name, ast.Constant)
+                }
+    assert found <= STATUSES.keys() | {"engine_refused"}
 
 
-def _literal_reasons(call: ast.Call) -> Iterator[str]:
-    for keyword in call.keywords:
-        value = keyword.value
-        if (
-            keyword.arg == "reason"
-            and isinstance(value, ast.Constant)
-            and isinstance(value.value, str)
-        ):
-            yield value.value
-
-
-def _chosen_reasons(value: ast.expr) -> Iterator[str]:
-    """Both arms of a conditional expression that chooses a refusal's reason, not a plan's."""
-    for node in ast.walk(value):
-        name = str(node.value) if isinstance(node, ast.Constant) else ""
-        if name.startswith(("engine_", "entitlement_", "key_")):
-            yield name
+REFUSALS = {
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.Refusal)
+}
 
 
 def test_plan_reasons_are_documented() -> None:

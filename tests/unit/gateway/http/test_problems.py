@@ -7,19 +7,17 @@ from gateway.errors import (
     BadRequest,
     ContextLengthExceeded,
     Forbidden,
-    MethodNotAllowed,
     NotFound,
     RateLimited,
     Refusal,
     TooLarge,
     Unauthorized,
     Unavailable,
-    UnsupportedMedia,
-    UpstreamBroken,
-    UpstreamTimeout,
 )
 from gateway.http.problems import error_body, error_event, error_headers
 from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Dialect, Endpoint
+
+INVALID = "invalid_request_error"
 
 
 def test_openai_clients_get_the_four_members() -> None:
@@ -35,30 +33,40 @@ def test_openai_clients_get_the_four_members() -> None:
 
 
 def test_what_is_not_known_is_null_not_absent() -> None:
-    error = orjson.loads(error_body(BadRequest("x", reason="r")))["error"]
+    error = orjson.loads(error_body(BadRequest("x", reason="bad_request")))["error"]
     assert (error["param"], error["code"]) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("refusal", "status", "openai", "anthropic"),
     [
-        (BadRequest("x", reason="r"), 400, "invalid_request_error", "invalid_request_error"),
+        (BadRequest("x", reason="r"), 400, INVALID, INVALID),
         (
             ContextLengthExceeded("x", prompt_tokens=9, window_tokens=8),
             400,
-            "invalid_request_error",
-            "invalid_request_error",
+            INVALID,
+            INVALID,
         ),
         (Unauthorized("x", reason="r"), 401, "invalid_request_error", "authentication_error"),
         (Forbidden("x", reason="r"), 403, "permission_denied", "permission_error"),
         (NotFound("x", reason="r"), 404, "invalid_request_error", "not_found_error"),
-        (MethodNotAllowed("x", reason="r"), 405, "invalid_request_error", "invalid_request_error"),
+        (
+            Refusal("x", reason="method_not_allowed"),
+            405,
+            INVALID,
+            INVALID,
+        ),
         (TooLarge("x"), 413, "invalid_request_error", "request_too_large"),
-        (UnsupportedMedia("x", reason="r"), 415, "invalid_request_error", "invalid_request_error"),
+        (
+            Refusal("x", reason="unsupported_content_type"),
+            415,
+            INVALID,
+            INVALID,
+        ),
         (RateLimited("x", reason="r"), 429, "requests", "rate_limit_error"),
-        (UpstreamBroken("x", reason="r"), 502, "server_error", "api_error"),
+        (Refusal("x", reason="engine_error"), 502, "server_error", "api_error"),
         (Unavailable("x", reason="r"), 503, "server_error", "overloaded_error"),
-        (UpstreamTimeout("x", reason="r"), 504, "server_error", "timeout_error"),
+        (Refusal("x", reason="engine_timeout"), 504, "server_error", "timeout_error"),
     ],
 )
 def test_each_status_has_its_type_in_both_dialects(
@@ -82,7 +90,7 @@ def test_a_context_overflow_has_the_code_clients_look_for() -> None:
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_an_in_band_error_is_an_event_of_the_endpoint_s_own_shape(endpoint: Endpoint) -> None:
-    refusal = UpstreamBroken("x", reason="r", code="c")
+    refusal = Refusal("x", reason="engine_error", code="c")
     event = error_event(refusal, endpoint.name, endpoint.dialect)
     *first, data = event.removesuffix(b"\n\n").split(b"\n")
     assert first == ([] if endpoint in {CHAT, COMPLETIONS} else [b"event: error"])

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.admission.terms import AdmissionRequest
-from gateway.errors import RateLimited, Refusal, TokensLimited, Unavailable
+from gateway.errors import RateLimited, Refusal, Unavailable
 from gateway.pipeline.authenticate import Keyring
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
@@ -123,7 +123,7 @@ async def test_a_model_full_of_higher_priority_falls_back() -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        TokensLimited("too fast", reason="tokens", retry_after_s=3.0),
+        RateLimited("too fast", reason="tokens", retry_after_s=3.0),
         RateLimited("too many", reason="concurrency"),
         RateLimited("queued out", reason="queue_full"),
         Unavailable("degraded", reason="entitlement_degraded"),
