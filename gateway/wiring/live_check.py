@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
@@ -63,8 +65,8 @@ async def look(config: Config) -> list[LiveFinding]:
                 for worker in [engine.ranks[0] for engine in state.engines]
             )
         )
-        found = (one for served in models for one in (*_workers(served), *_aliases(served)))
-        return [*await _store(config), *_sources(discovery), *found]
+        engines = chain.from_iterable(map(_engines, models))
+        return [*await _store(config), *_sources(discovery), *engines]
     finally:
         await discovery.close()
         await prober.close()
@@ -105,8 +107,10 @@ def _sources(discovery: Discovery) -> Iterator[LiveFinding]:
         )
 
 
-def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
+def _engines(served: ModelRuntime) -> Iterator[LiveFinding]:
+    """Workers, and aliases that engines list as LoRA adapters."""
     for pool in served.fleet.pools:
+        finding = partial(LiveFinding, model=served.name, pool=pool.name)
         for place, name in members.present(pool):
             engine = pool.engine_of[place]
             problem = engine.why_down or engine.remark
@@ -115,26 +119,12 @@ def _workers(served: ModelRuntime) -> Iterator[LiveFinding]:
                 fix = f"set {fix}"
             elif problem:
                 fix = next((how for word, how in _FIXES if word in problem), _OTHER)
-            yield LiveFinding(
-                model=served.name,
-                pool=pool.name,
-                worker=name,
-                ready=engine.up,
-                problem=problem,
-                fix=fix,
-            )
-
-
-def _aliases(served: ModelRuntime) -> Iterator[LiveFinding]:
-    """Aliases that engines list as LoRA adapters."""
-    for name in adapted_aliases(served, served.aliases):
-        for pool in served.fleet.pools:
-            for worker in served.adapters.workers(name, pool):
-                yield LiveFinding(
-                    model=served.name,
-                    pool=pool.name,
+            yield finding(worker=name, ready=engine.up, problem=problem, fix=fix)
+        for alias in adapted_aliases(served, served.aliases):
+            for worker in served.adapters.workers(alias, pool):
+                yield finding(
                     worker=pool.workers[worker],
                     ready=False,
-                    problem=f"the alias {name} is a LoRA adapter here",
-                    fix=f"move {name} from `aliases` to `loras`",
+                    problem=f"the alias {alias} is a LoRA adapter here",
+                    fix=f"move {alias} from `aliases` to `loras`",
                 )

@@ -33,7 +33,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from io import RawIOBase
 from typing import Any, Final, NamedTuple
 
 from gateway.background_task import BackgroundTasks
@@ -294,8 +293,7 @@ class Replica:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if process.stdin is not None:
                 # The pipe stays open: its end tells the replica that this process is gone.
-                packed = pickle.dumps(setup)
-                process.stdin.write(len(packed).to_bytes(8) + packed)
+                process.stdin.write(pickle.dumps(setup))
                 await process.stdin.drain()
         status = await process.wait()
         late.cancel()
@@ -339,9 +337,11 @@ class ReplicaSetup(NamedTuple):
 
 def replica() -> int:
     """Be a replica until SIGTERM, or until the supervisor is gone; returns the exit status."""
-    pipe = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - kept open
-    # Trusted: it comes from our own supervisor over a private pipe.
-    setup: ReplicaSetup = pickle.loads(_exactly(pipe, int.from_bytes(_exactly(pipe, 8))))  # noqa: S301
+    try:
+        # Trusted: it comes from our own supervisor over a private pipe.
+        setup: ReplicaSetup = pickle.load(sys.stdin.buffer)  # noqa: S301
+    except (EOFError, pickle.UnpicklingError):
+        return 1  # the supervisor is gone
     for name, level in setup.levels.items():
         logging.getLogger(name or None).setLevel(level)
     logging.basicConfig(
@@ -352,18 +352,10 @@ def replica() -> int:
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
 
-    origin = Origin({}, supervisor=pipe.fileno(), sockets=setup.sockets, succeeds=setup.succeeds)
+    origin = Origin(
+        {}, supervisor=sys.stdin.fileno(), sockets=setup.sockets, succeeds=setup.succeeds
+    )
     return run_alone(setup.config, on_ready=ready, origin=origin, warns=setup.number == 1)
-
-
-def _exactly(pipe: RawIOBase, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        part = pipe.read(count - len(found))
-        if not part:
-            raise SystemExit(1)  # the supervisor is gone
-        found += part
-    return found
 
 
 if __name__ == "__main__":
