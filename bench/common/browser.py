@@ -28,13 +28,8 @@ class Browser:
     def __init__(self) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = str(shutil.which("chromium"))
-        for flag in (
-            "headless=new",
-            "no-sandbox",
-            "disable-gpu",
-            "disable-dev-shm-usage",
-            "hide-scrollbars",
-        ):
+        flags = "headless=new no-sandbox disable-gpu disable-dev-shm-usage hide-scrollbars"
+        for flag in flags.split():
             options.add_argument(f"--{flag}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(

@@ -32,39 +32,13 @@ _PLAIN = frozenset(string.ascii_letters + " .,;:'\"-?!")
 _DOCSTRING = re.compile(r'^[ \t]*r?"""(.*?)"""[ \t]*\n', re.DOTALL | re.MULTILINE)
 _LINES_PER_CHUNK = 12
 _MARKS = frozenset("()[]{}=<>")
-_VOCABULARY = [
-    "alpha",
-    "invoice",
-    "customer",
-    "delivery",
-    "region",
-    "warehouse",
-    "status",
-    "pending",
-    "shipped",
-    "active",
-    "archived",
-    "temperature",
-    "pressure",
-    "sensor",
-    "gateway",
-    "upstream",
-    "retry",
-    "summary",
-    "description",
-    "payload",
-    "network",
-    "profile",
-    "birthday",
-    "language",
-    "country",
-    "currency",
-    "balance",
-    "account",
-    "transfer",
-    "deposit",
-    "withdrawal",
-]
+_VOCABULARY: Final = (
+    *("alpha", "invoice", "customer", "delivery", "region", "warehouse", "status", "pending"),
+    *("shipped", "active", "archived", "temperature", "pressure", "sensor", "gateway"),
+    *("upstream", "retry", "summary", "description", "payload", "network", "profile"),
+    *("birthday", "language", "country", "currency", "balance", "account", "transfer"),
+    *("deposit", "withdrawal"),
+)
 
 
 class SampleText(msgspec.Struct, frozen=True):

@@ -43,12 +43,6 @@ def build(folder: Path, name: str) -> Path | None:
     return out
 
 
-def caches_lost(tool: Path) -> float:
-    """How many times as long memory takes after a pause of 1 ms: see native/quiet.c."""
-    found = subprocess.run([str(tool)], check=True, capture_output=True, text=True)
-    return float(found.stdout)
-
-
 def start_engines(children: Children, engine: Path, count: int, tick_us: int) -> list[int]:
     """Ports of engines whose ticks are spread evenly over one of `tick_us`."""
     ports = free_ports(count)

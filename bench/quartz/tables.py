@@ -5,10 +5,10 @@ Tables 4 to 8, 14B model: four RTX 6000, measured. Ours: four engine models, sim
 the directions, not the figures.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from bench.common.report import Row, at_least, between, judged
-from bench.common.report import beside as _beside
+from bench.common.report import Row, at_least, beside, between, judged
 from bench.quartz.lab import Results, mean_of, paired
 
 # P95 ms, P99 ms, violations %, tokens/s.
@@ -53,7 +53,31 @@ _TABLE_8: Final[dict[str, dict[str, tuple[float, float, float]]]] = {
         "QUARTZ": (0.946, 8.73, 1.58),
     },
 }
-_SECTION_5_4: Final = {"Chat": (2517, 2214), "RAG": (4928, 3847), "Mixed Bursty": (5413, 3688)}
+_SECTION_5_4: Final = {
+    workload: {"FIFO-LL": (before,), "QUARTZ": (after,)}
+    for workload, before, after in (
+        *(("Chat", 2517, 2214), ("RAG", 4928, 3847)),
+        ("Mixed Bursty", 5413, 3688),
+    )
+}
+
+
+Column = tuple[str, str, float]
+"""What is told, the figure, its unit."""
+_P95, _P99, _JAIN = (
+    ("P95 TTFT, ms", "p95_s", 1e3),
+    ("P99 TTFT, ms", "p99_s", 1e3),
+    ("Jain", "jain", 1.0),
+)
+_LATE: Final = ("violations, %", "violations", 100.0)
+_FAIR: Final = (_JAIN, ("max wait, s", "max_wait_s", 1.0), ("long slowdown", "long_slowdown", 1.0))
+_CELLS: Final[tuple[tuple[str, str, Mapping[str, Sequence[float]], Sequence[Column]], ...]] = (
+    ("Table 4", "Mixed", _TABLE_4, (_P95, _P99, _LATE, ("tokens/s", "tokens_per_s", 1.0))),
+    *(("Section 5.4", workload, cells, (_P99,)) for workload, cells in _SECTION_5_4.items()),
+    ("Table 5", "Mixed", _TABLE_5, (_P99, _LATE, _JAIN)),
+    *(("Table 8", workload, cells, _FAIR) for workload, cells in _TABLE_8.items()),
+)
+"""Table, workload, published figures by policy, columns."""
 
 
 def table_rows(results: Results) -> list[Row]:
@@ -71,42 +95,22 @@ def table_rows(results: Results) -> list[Row]:
         for workload in ("Mixed", "Mixed Bursty")
         for policy in ("FIFO-P2C", "Oracle")
     ]
-    for policy, (p95, p99, late, tokens) in _TABLE_4.items():
-        name = f"Table 4, Mixed, {policy}"
-        rows += [
-            _beside(f"{name}: P95 TTFT, ms", 1000 * of("Mixed", policy, "p95_s"), p95),
-            _beside(f"{name}: P99 TTFT, ms", 1000 * of("Mixed", policy, "p99_s"), p99),
-            _beside(f"{name}: violations, %", 100 * of("Mixed", policy, "violations"), late),
-            _beside(f"{name}: tokens/s", of("Mixed", policy, "tokens_per_s"), tokens),
-        ]
-    for workload, (before, after) in _SECTION_5_4.items():
-        for policy, value in (("FIFO-LL", before), ("QUARTZ", after)):
-            metric = f"Section 5.4, {workload}, {policy}: P99 TTFT, ms"
-            rows.append(_beside(metric, 1000 * of(workload, policy, "p99_s"), value))
-    for policy, (p99, missed, jain) in _TABLE_5.items():
-        name = f"Table 5, Mixed, {policy}"
-        rows += [
-            _beside(f"{name}: P99 TTFT, ms", 1000 * of("Mixed", policy, "p99_s"), p99),
-            _beside(f"{name}: violations, %", 100 * of("Mixed", policy, "violations"), missed),
-            _beside(f"{name}: Jain", of("Mixed", policy, "jain"), jain),
-        ]
+    for table, workload, cells, columns in _CELLS:
+        for policy, published in cells.items():
+            for column, value in zip(columns, published, strict=True):
+                text, figure, scale = column
+                measured = scale * of(workload, policy, figure)
+                rows.append(beside(f"{table}, {workload}, {policy}: {text}", measured, value))
     for workload, covered in _TABLE_6.items():
         share = of(workload, "QUARTZ", "coverage")
         low, high = (0.93, 0.96) if workload == "Mixed" else (0.90, 1.0)
         metric = f"Table 6, {workload}: calibrated coverage at .95, after 1,000 requests"
         rows.append(between(metric, share, low, high, published=covered))
-    for workload, cells in _TABLE_7.items():
-        for policy, published in cells.items():
+    for workload, met in _TABLE_7.items():
+        for policy, published_met in met.items():
             measured = 100 - 100 * of(workload, policy, "violations")
-            rows.append(_beside(f"Table 7, {workload}, {policy}: SLO met, %", measured, published))
-    for workload, fair in _TABLE_8.items():
-        for policy, (jain, wait, slow) in fair.items():
-            name = f"Table 8, {workload}, {policy}"
-            rows += [
-                _beside(f"{name}: Jain", of(workload, policy, "jain"), jain),
-                _beside(f"{name}: max wait, s", of(workload, policy, "max_wait_s"), wait),
-                _beside(f"{name}: long slowdown", of(workload, policy, "long_slowdown"), slow),
-            ]
+            metric = f"Table 7, {workload}, {policy}: SLO met, %"
+            rows.append(beside(metric, measured, published_met))
     return rows
 
 

@@ -4,14 +4,13 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sluice.children import Children, free_ports
+from bench.common.fleet import Fleet
 
 
 def sluice(*arguments: object, timeout_s: float = 600.0) -> tuple[int, Any]:
@@ -31,16 +30,11 @@ def sluice(*arguments: object, timeout_s: float = 600.0) -> tuple[int, Any]:
 @contextlib.contextmanager
 def gateway(config: dict[str, Any]) -> Iterator[str]:
     """A gateway with this configuration on a free port; its URL once it is ready."""
-    with Children() as children, tempfile.TemporaryDirectory() as folder:
-        port = free_ports(1)[0]
-        file = Path(folder) / "sluice.yaml"
-        server = {"host": "127.0.0.1", "port": port, **config.get("server", {})}
-        file.write_text(yaml.safe_dump({"version": 1, **config, "server": server}), "utf-8")
-        command = [sys.executable, "-m", "sluice", "serve", "-c", str(file)]
-        children.start([*command, "--log-level", "error"], quiet=True)
-        url = f"http://127.0.0.1:{port}"
-        children.wait_for(f"{url}/ready")
-        yield url
+    fleet = Fleet(short=0, long=0)
+    server = {"host": "127.0.0.1", "port": fleet.port, **config.get("server", {})}
+    fleet.replicas[0].config = {"version": 1, **config, "server": server}
+    with fleet:
+        yield fleet.url
 
 
 def written(folder: Path, config: dict[str, Any]) -> Path:

@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Final
 
 import uvloop
 from redis import Redis
 
-from bench.common.pacer import arrivals
 from bench.common.redis_server import RedisServer
 from bench.scale.entitlements import USED
 from bench.scale.measure import quantile
@@ -110,10 +110,13 @@ class _Asks:
         await self._settled()
 
     async def paced(self, rate: float, seconds: float) -> None:
-        """Requests when the pacer says so."""
+        """Requests at random times, whatever became of earlier ones; late ones count as late."""
+        draw, due_s = Random(f"paced/{rate:.0f}"), time.monotonic()
+        end_s = due_s + seconds
         async with asyncio.TaskGroup() as tasks:
-            async for asked_s in arrivals(rate, seconds):
-                tasks.create_task(self._one(asked_s))
+            while (due_s := due_s + draw.expovariate(rate)) < end_s:
+                await asyncio.sleep(due_s - time.monotonic())
+                tasks.create_task(self._one(due_s))
         await self._settled()
 
     async def _one(self, asked_s: float) -> None:
