@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from gateway.records.record import Record, without_credentials
 from gateway.settings.config import Config
-from gateway.settings.model import ModelConfig, PoolConfig
 from gateway.settings.source import Document, KeyPath, dotted
 from gateway.settings.types import EnvValue, Section, stand_in
 
@@ -79,7 +78,13 @@ def merged(before: Config, after: Config) -> Config:
             else {name: getattr(old.compression, name) for name in OWN_PROCESSES}
         )
         compression = model.compression.model_copy(update=kept)
-        pools = {name: _merged_pool(old, name, pool) for name, pool in model.pools.items()}
+        billed = {} if old is None else old.pools
+        pools = {
+            name: pool.model_copy(update={part: getattr(billed[name], part) for part in BY_HOUR})
+            if name in billed
+            else pool
+            for name, pool in model.pools.items()
+        }
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
     fixed: dict[str, Section] = {name: getattr(before, name) for name in FIXED}
     keys = {name: getattr(after.server, name) for name in KEYS}
@@ -90,21 +95,12 @@ def merged(before: Config, after: Config) -> Config:
             path: written
             for config in (before, after)
             for path, written in config.origin.references.items()
-            if _is_fixed(path) is (config is before)
+            # Of settings that change only with a restart, those before.
+            if (path[0] != "models" and _FIXED.fullmatch(dotted(path)) is not None)
+            is (config is before)
         }
     )
     return found
-
-
-def _is_fixed(path: KeyPath) -> bool:
-    """Whether a setting outside the models changes only with a restart."""
-    return path[0] != "models" and _FIXED.fullmatch(dotted(path)) is not None
-
-
-def _merged_pool(old: ModelConfig | None, name: str, pool: PoolConfig) -> PoolConfig:
-    if old is None or name not in old.pools:
-        return pool
-    return pool.model_copy(update={part: getattr(old.pools[name], part) for part in BY_HOUR})
 
 
 def _compared(path: str, before: object, after: object) -> Iterator[Change]:

@@ -168,7 +168,11 @@ def _wording(detail: ErrorDetails) -> tuple[str, str]:
         return str(context["message"]), str(context["fix"])
     if kind in _WANTED:
         wanted = _WANTED[kind]
-        return f"expected {wanted}, found {_kind(value)}", _how(wanted, detail)
+        fix, unit = _HOW[wanted], _unit(detail)
+        of_text = type(value) is str and wanted.endswith("number")
+        if of_text and re.fullmatch(r"[0-9][0-9., ]* ?[A-Za-z]{1,12}", value) is not None:
+            fix = "write the number alone" + (f": the key's unit is {unit}" if unit else "")
+        return f"expected {wanted}, found {_kind(value)}", fix
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         found = f", found {value}" if isinstance(value, int | float) else ""
@@ -189,17 +193,6 @@ def _wording(detail: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch":
         return "not a usable name", "use letters, digits, `.`, `_` and `-`, without blanks"
     return "not a valid value", "see the schema that `sluice schema` prints"
-
-
-def _how(wanted: str, detail: ErrorDetails) -> str:
-    """How the value is written; a number with a unit gets the key's own."""
-    value = detail["input"]
-    if type(value) is not str or not wanted.endswith("number"):
-        return _HOW[wanted]
-    if re.fullmatch(r"[0-9][0-9., ]* ?[A-Za-z]{1,12}", value) is None:
-        return _HOW[wanted]
-    unit = _unit(detail)
-    return "write the number alone" + (f": the key's unit is {unit}" if unit else "")
 
 
 def _unit(detail: ErrorDetails) -> str:

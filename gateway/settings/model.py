@@ -5,7 +5,7 @@ from itertools import accumulate, starmap
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.records.attempt import WorkerAddress
 from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
@@ -165,11 +165,6 @@ DISCOVERED: Final = 64
 """Most discovered workers of a pool that reservations may count on, unless `replicas.max` says."""
 
 
-def _listed(value: object) -> object:
-    """One URL is short for a list of it."""
-    return (value,) if isinstance(value, str) else value
-
-
 class ReplicasConfig(Section):
     """How many workers a pool may have. The gateway itself starts and stops none."""
 
@@ -192,7 +187,10 @@ class PoolConfig(Section):
     workers: Annotated[
         tuple[Worker, ...],
         Field(min_length=1, max_length=10_000),
-        BeforeValidator(_listed, json_schema_input_type=str | tuple[str | WorkerConfig, ...]),
+        BeforeValidator(
+            lambda v: (v,) if isinstance(v, str) else v,
+            json_schema_input_type=str | tuple[str | WorkerConfig, ...],
+        ),
     ]
     """URLs, or mappings for workers that need a key, a served name or a CA. A URL such as
     dns://host:port or k8s://service/NAME.NAMESPACE:port finds engines at run time."""
@@ -216,6 +214,13 @@ class PoolConfig(Section):
     """Tell an llm-d router or another Inference Gateway before the engines each request's tenant
     and class: x-llm-d-inference-fairness-id and -objective, x-gateway-inference-fairness-id and
     -objective. Default: only where an inferencepool:// names the engines."""
+
+    @model_validator(mode="after")
+    def _with_tls(self) -> "PoolConfig":
+        for worker in self.workers:
+            if self.tls is not None:
+                worker.note_tls(self.tls.address())
+        return self
 
     @property
     def worker_hour(self) -> float | None:
@@ -277,20 +282,6 @@ class PoolConfig(Section):
         return fewest, most
 
 
-def _with_tls(pool: PoolConfig) -> PoolConfig:
-    if pool.tls is not None:
-        for worker in pool.workers:
-            worker.note_tls(pool.tls.address())
-    return pool
-
-
-Pool = Annotated[PoolConfig, AfterValidator(_with_tls)]
-
-
-def _by_window(pools: Mapping[str, PoolConfig]) -> Mapping[str, PoolConfig]:
-    return dict(sorted(pools.items(), key=lambda item: item[1].max_model_len))
-
-
 class ModelConfig(Section):
     """One model, served by one or more pools."""
 
@@ -326,9 +317,9 @@ class ModelConfig(Section):
     Engines obey it only with priority scheduling on: vLLM's --scheduling-policy priority,
     SGLang's --enable-priority-scheduling."""
     pools: Annotated[
-        Mapping[Label, Pool],
+        Mapping[Label, PoolConfig],
         Field(min_length=1, max_length=64),
-        AfterValidator(_by_window),
+        AfterValidator(lambda pools: dict(sorted(pools.items(), key=lambda p: p[1].max_model_len))),
     ]
     """Name -> pool; one or more. Pools are ordered by window, whatever their order in the file."""
     cache_salt: Flag = False

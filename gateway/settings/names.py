@@ -85,7 +85,10 @@ def at(root: object, pattern: str) -> list[tuple[KeyPath, Any]]:
         elif step == "*":
             found = [((*path, key), item) for path, value in found for key, item in _items(value)]
         else:
-            found = [((*path, step), _member(value, step)) for path, value in found]
+            found = [
+                ((*path, step), v.get(step) if isinstance(v, Mapping) else getattr(v, step, None))
+                for path, v in found
+            ]
     return [(path, value) for path, value in found if value is not None]
 
 
@@ -93,10 +96,6 @@ def _items(value: Any) -> Iterable[tuple[str | int, Any]]:
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, tuple) else ()
-
-
-def _member(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def check_names(document: Document, root: Mapping[str, object]) -> Found:

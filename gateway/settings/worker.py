@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from msgspec.structs import replace
-from pydantic import AfterValidator, BeforeValidator, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, PrivateAttr, model_validator
 
 from gateway.records.attempt import (
     ClusterAccess,
@@ -194,15 +194,6 @@ def _from_url(value: object) -> object:
     return {"discover" if is_source(text) else "url": text}
 
 
-def _one_place(worker: "WorkerConfig") -> "WorkerConfig":
-    if (worker.url is None) == (worker.discover is None):
-        reject(
-            "a worker has a `url` or a `discover`, one of them",
-            "give the engine's url, or the place that names engines",
-        )
-    return worker
-
-
 class WorkerConfig(Section):
     """One engine, or a place that names engines at run time."""
 
@@ -228,6 +219,15 @@ class WorkerConfig(Section):
     `data_parallel_rank` (every SGLang)."""
 
     _tls: EngineTls = PrivateAttr(default_factory=EngineTls)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "WorkerConfig":
+        if (self.url is None) == (self.discover is None):
+            reject(
+                "a worker has a `url` or a `discover`, one of them",
+                "give the engine's url, or the place that names engines",
+            )
+        return self
 
     @property
     def id(self) -> str:
@@ -292,5 +292,4 @@ class WorkerConfig(Section):
 Worker = Annotated[
     WorkerConfig,
     BeforeValidator(_from_url, json_schema_input_type=str | WorkerConfig),
-    AfterValidator(_one_place),
 ]
