@@ -1,9 +1,245 @@
-"""What only the embedded ledger does; its contract is in tests/contract/test_lease_store.py."""
+"""The embedded store: its ledger and upkeep, and how long it holds the loop.
 
+Its contract is in tests/contract/test_lease_store.py.
+"""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Coroutine, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
+from gateway.admission.counters import Journal
+from gateway.admission.terms import AdmissionRequest
+from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.errors import RateLimited
 from gateway.fleet import fleet
-from gateway.store.memory_leases import MemoryLeases
-from tests.builders import LONG, SHORT, ask, served_model
+from gateway.ports import Settlement
+from gateway.records.attempt import Usage
+from gateway.records.entitlement import Entitlement
+from gateway.records.lease import Lease
+from gateway.store.memory_leases import SLICE, MemoryLeases
+from gateway.store.sqlite_leases import collect
+from tests.builders import LONG, SHORT, ask, changed, served_model
 from tests.fakes import FakeClock
+from tests.token_pools import NOW_S, entitled, pool
+
+USED = Settlement(usage=Usage(prompt_tokens=50, completion_tokens=0), dispatched=True)
+
+
+class Opened:
+    def __init__(self, *entitlements: Entitlement, observe: bool = False, **terms: Any) -> None:
+        self.clock = FakeClock(NOW_S)
+        self.book = pool(*entitlements, **{"slots": (4, 4), **terms})
+        self.served = changed(served_model(), observe=observe)
+        self.store = MemoryLeases(
+            {"m": self.served}, self.clock, {"m": self.book}, wall_clock=self.clock
+        )
+
+    async def admit(self, lease_id: str, name: str = "e", **more: Any) -> Lease:
+        known = {"pool": 0, "alternates": (), "estimate_tokens": 100, "sequences": 1, **more}
+        return await self.store.admit(
+            AdmissionRequest(lease_id=lease_id, model="m", entitlement=name, **known)
+        )
+
+
+async def test_a_lease_knows_when_and_by_whom_it_was_issued() -> None:
+    opened = Opened(entitled())
+    lease = await opened.admit("a")
+    assert lease.issued_unix_s == NOW_S
+    assert opened.book.leases["a"].owner == opened.store.owner
+
+
+async def test_admission_may_only_be_observed() -> None:
+    opened = Opened(entitled(limit=1), observe=True)
+    await opened.admit("a")
+    assert (await opened.admit("b")).would_deny == "concurrency"
+
+
+async def test_settling_goes_by_the_request_s_own_time() -> None:
+    opened = Opened(entitled())
+    lease = await opened.admit("a")
+    opened.clock.advance(18.0)
+    opened.store.settle(lease, msgspec.structs.replace(USED, unix_s=NOW_S + 15))
+    assert opened.book.pools[0].service_s == pytest.approx(6.0)
+
+
+async def test_the_first_tick_is_a_whole_tick_after_the_start() -> None:
+    opened = Opened(entitled(tokens_per_s=10.0))
+    await opened.store.tick()
+    opened.store.settle(await opened.admit("a", estimate_tokens=100), USED)
+    opened.clock.advance(4.9)
+    await opened.store.tick()
+    assert opened.book.accounts["e"].served == 50
+    opened.clock.advance(0.1)
+    await opened.store.tick()
+    assert opened.book.accounts["e"].served == 0
+    assert opened.book.ticked_s == NOW_S + 5
+
+
+async def test_a_tick_reaps_whatever_has_expired() -> None:
+    opened = Opened(entitled(baseline=300), slots=(300, 1))
+    for number in range(200):
+        await opened.admit(f"{number}", estimate_tokens=1)
+    opened.clock.advance(LEASE_TTL_S)
+    await opened.store.tick()
+    assert opened.book.pools[0].inflight == 0
+    assert opened.store.active == 200, "their requests still run here"
+
+
+async def test_renewing_keeps_all_that_run_here() -> None:
+    opened = Opened(entitled(baseline=600), slots=(600, 1))
+    for number in range(600):
+        await opened.admit(f"{number}", estimate_tokens=1)
+    opened.clock.advance(LEASE_TTL_S - 1)
+    await opened.store.renew()
+    opened.clock.advance(2.0)
+    await opened.store.tick()
+    assert opened.book.pools[0].inflight == 600
+
+
+async def test_who_gives_way_is_told_and_frees_its_place_by_settling() -> None:
+    opened = Opened(entitled("g", "guaranteed", baseline=4), entitled("p", "preemptible"))
+    reported: list[str] = []
+    opened.store.on_evict(reported.append)
+    leases = {}
+    for name in "abc":
+        leases[name] = await opened.admit(name, "p")
+        opened.clock.advance(1.0)
+    for number in range(2):
+        protected = await opened.admit(f"g{number}", "g")
+    assert protected.contended
+    await opened.store.reclaim(protected)
+    await opened.store.reclaim(protected)
+    assert reported == ["c"]
+    opened.store.settle(leases["c"], USED)
+    assert opened.book.pools[0].inflight == 4
+
+
+async def test_reclaiming_for_a_lease_that_has_ended_evicts_nobody() -> None:
+    opened = Opened(entitled("g", "guaranteed", baseline=1), entitled("p", "preemptible"))
+    reported: list[str] = []
+    opened.store.on_evict(reported.append)
+    lease = await opened.admit("g", "g")
+    opened.store.settle(lease, USED)
+    await opened.store.reclaim(lease)
+    assert reported == []
+
+
+async def test_an_unforced_transfer_that_is_denied_leaves_the_lease_where_it_is() -> None:
+    opened = Opened(entitled(baseline=(4, 0)), slots=(4, 1))
+    lease = await opened.admit("a")
+    with pytest.raises(RateLimited):
+        await opened.store.transfer(lease, 1, force=False)
+    assert [p.inflight for p in opened.served.fleet.pools] == [1, 0]
+    moved = await opened.store.transfer(lease, 1)
+    assert (moved.pool, [p.inflight for p in opened.book.pools]) == (1, [0, 1])
+
+
+async def test_an_entitlement_goes_once_nothing_of_it_is_in_flight() -> None:
+    opened = Opened(entitled())
+    lease = await opened.admit("a")
+    assert not await opened.store.remove("m", "e")
+    opened.store.settle(lease, USED)
+    assert await opened.store.remove("m", "e")
+    assert await opened.store.view("m", ["e"]) == []
+
+
+# -- how long the loop is held
+
+COUNT = 20_000
+
+
+def many() -> tuple[TokenPool, list[Entitlement]]:
+    """A model of many entitlements of all classes."""
+    classes = ("dedicated", "guaranteed", "elastic", "spot", "preemptible")
+    entitlements = [
+        Entitlement(
+            name=f"e{n}",
+            model="m",
+            service_class=classes[n % 5],  # type: ignore[arg-type]
+            baseline=(1, 1),
+            slo_ms=500 + n % 1000,
+            tokens_per_s=10.0,
+            created=n,
+        )
+        for n in range(1, COUNT + 1)
+    ]
+    return pool(*entitlements, slots=(1000, 1000), bound_until=(0, 0)), entitlements
+
+
+async def pauses_of(work: Awaitable[Any]) -> int:
+    """How often some work lets requests go between."""
+    pauses = 0
+    steps = work.__await__()
+    while True:
+        try:
+            next(steps)
+        except StopIteration:
+            return pauses
+        pauses += 1
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[tuple[TokenPool, list[Entitlement]]]:
+    """With the collector away from what stays, as in the gateway."""
+    made = many()
+    gc.collect()
+    gc.freeze()
+    yield made
+    gc.unfreeze()
+
+
+def test_no_step_of_a_tick_holds_the_loop(crowd: tuple[TokenPool, list[Entitlement]]) -> None:
+    token_pool, _ = crowd
+    clock = FakeClock(NOW_S)
+    store = MemoryLeases({"m": served_model()}, clock, {"m": token_pool}, wall_clock=clock)
+
+    def tick() -> Coroutine[Any, Any, None]:
+        clock.advance(5.0)
+        token_pool.ticked_s = clock() - 5.0
+        for account in token_pool.accounts.values():
+            account.debt = 0.5
+        token_pool.active = set(token_pool.accounts)
+        return store.tick()
+
+    assert asyncio.run(pauses_of(tick())) >= len(token_pool.accounts) // SLICE - 1
+
+
+def test_no_step_of_a_change_of_capacity_holds_the_loop(
+    crowd: tuple[TokenPool, list[Entitlement]],
+) -> None:
+    token_pool, entitlements = crowd
+    store = MemoryLeases({"m": served_model()}, FakeClock(NOW_S), {"m": token_pool})
+    slots = [(1000, 1000)]
+
+    async def change() -> None:
+        slots[0] = (1000, 1000) if slots[0][0] == 10 else (10, 10)
+        capacity = Capacity(slots=slots[0], kv_bytes=(0, 0), tokens_per_s=0.0)
+        for state in assess_capacity(entitlements, capacity, NOW_S):
+            await asyncio.sleep(0)
+            if state is not None:
+                terms = msgspec.structs.replace(
+                    token_pool.terms, slots=slots[0], bound_until=state.bound_until
+                )
+                await store.change("m", terms)
+
+    assert asyncio.run(pauses_of(change())) >= len(entitlements) // ASSESS_SLICE
+
+
+def test_no_step_of_a_copy_holds_the_loop(crowd: tuple[TokenPool, list[Entitlement]]) -> None:
+    token_pool, _ = crowd
+
+    def copy() -> Coroutine[Any, Any, Any]:
+        token_pool.journal = Journal()
+        token_pool.journal.accounts = set(token_pool.accounts)
+        return collect({"m": token_pool}, token_pool.limits)
+
+    assert asyncio.run(pauses_of(copy())) >= len(token_pool.accounts) // 250
+    token_pool.journal = None
 
 
 async def test_workers_that_are_ejected_leave_the_pool_overloaded_until_they_return() -> None:

@@ -1,19 +1,22 @@
-"""What a process remembers of buckets in Redis, and hands its share when Redis goes away."""
+"""What a process remembers of Redis, and hands its share when Redis goes away."""
 
+import msgspec
 import pytest
 
 from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial, Grant
 from gateway.admission.token_pool import TokenPool, depth_tokens, surplus_level
 from gateway.records.lease import Lease
+from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.store.redis.fallback import (
+    KnownLimits,
     note_charge,
     note_decision,
     note_view,
     share_of,
     take_back,
 )
-from gateway.store.redis.lease_codec import RedisLease
+from gateway.store.redis.lease_codec import NOTHING, RedisLease
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 RATE = 10.0
@@ -162,3 +165,50 @@ def test_the_surplus_is_as_it_was_read() -> None:
     note_view(token_pool, redis, LATER_S, NOW_S)
     share = share_of(token_pool, (), 2, NOW_S)
     assert (share.surplus, share.surplus_per_s) == (250 / 2, 25)
+
+
+DAY_S = 86_400
+LIMITS = [
+    Limit(
+        id=f"tenant:{name}:tokens:day",
+        scope="tenant",
+        name=name,
+        unit="tokens",
+        amount=1_000,
+        window="day",
+    )
+    for name in ("stays", "goes")
+]
+
+
+def grant() -> Grant:
+    """A request that holds 10 tokens of each limit, of which 70 are used."""
+    found = granted(pool(entitled()))
+    held = tuple(Holding(limit.id, "tokens", NOW_S, 10) for limit in LIMITS)
+    return msgspec.structs.replace(
+        found, held=held, uses=tuple(LimitUse(70, 1_000, False) for _ in LIMITS)
+    )
+
+
+def levels_known(known_limits: KnownLimits) -> set[str]:
+    """The limits of which a share knows a level."""
+    book = known_limits.begin(1, (), 1)
+    found = set(book.counters)
+    known_limits.end(1)
+    return found
+
+
+def test_a_limit_that_nobody_defines_is_forgotten_once_its_window_is_over() -> None:
+    found = KnownLimits()
+    encoder = found.encoder
+    encoder.asked(LIMITS, NOTHING, NOW_S, "hash")
+    stays, goes = (limit.id for limit in LIMITS)
+    found.note(LIMITS, grant(), NOW_S)
+    found.sweep(stays.__eq__, NOW_S + DAY_S)
+    assert levels_known(found) == {stays, goes}
+    found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what a share left
+    assert levels_known(found) == {stays}
+    found.note(LIMITS, grant(), NOW_S)
+    found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what Redis told
+    assert levels_known(found) == {stays}
+    assert set(encoder._known) == {stays}
