@@ -10,7 +10,6 @@ from math import inf
 from typing import Final
 
 from gateway.fleet import fleet, members
-from gateway.fleet.binding import least_loaded
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.scheduler import Job, Match
 
@@ -18,7 +17,10 @@ CROWDED: Final = 1.25
 SLACK: Final = 4.0
 """Requests."""
 COMPARED: Final = 64
-"""Most workers examined for the least loaded."""
+"""Most workers compared per request; in a larger pool the next request compares the next ones.
+The least loaded of 64 balances as well as that of thousands, at a fixed cost."""
+RETAINED_CANDIDATES: Final = 8
+"""Most candidates with their scores in a decision record."""
 HOLDERS: Final = 16
 """Most holders of one prefix examined in a fleet of more than `COMPARED` workers."""
 
@@ -165,8 +167,34 @@ class Immediate:
         return NOTHING
 
 
+def least_loaded(
+    pool: PoolState, choice: Sequence[int]
+) -> tuple[int, float, Sequence[tuple[int, float]]]:
+    """The worker of the least score, that score, and some (worker, score) compared with it."""
+    if len(choice) > COMPARED:
+        at = pool.cursor * COMPARED % len(choice)
+        choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
+    kv, active = pool.tokens, pool.active
+    kv_unit = 1.0 / (pool.total_tokens or 1)
+    active_unit = 1.0 / (pool.total_active or 1)
+    scores = [kv[i] * kv_unit + active[i] * active_unit for i in choice]
+    least = min(scores)
+    compared = tuple(zip(choice[:RETAINED_CANDIDATES], scores, strict=False))
+    pool.cursor += 1
+    if scores.count(least) == 1:
+        return choice[scores.index(least)], least, compared
+    ties = [i for i, score in zip(choice, scores, strict=True) if score <= least]
+    return ties[(pool.cursor - 1) % len(ties)], least, compared
+
+
 class LeastLoaded(Immediate):
-    """Least share of reserved tokens plus of sequences, as in `gateway.fleet.binding`."""
+    """Least share of reserved tokens plus of sequences, each queued ones included.
+
+    The score is in [0, 2], lower is better, and 0 in an idle pool; ties rotate over the workers in
+    order. For independent replicas this equals or beats join-shortest-queue on mean TPOT and cuts
+    its p99 (docs/develop/benches/bfio.md). Counts are this gateway's own in-flight work, including
+    requests that wait in the engine's queue.
+    """
 
     __slots__ = ()
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.fleet import fleet
-from gateway.fleet.binding import bind_least_loaded
 from gateway.fleet.fleet import PoolState
+from gateway.scheduling.baselines import least_loaded
 from simulator.fleet.traffic import Random
 
 
@@ -40,11 +40,12 @@ class LeastLoadedDispatch(Dispatcher):
     """The gateway's own policy: least share of reserved tokens plus share of sequences."""
 
     def pick(self, request: int, now_s: float) -> int:
-        binding = bind_least_loaded(0, self._pool, now_s)
-        if binding is None:
+        choice = fleet.available(self._pool, now_s)
+        if not choice:
             return -1
-        fleet.start(self._pool, binding.worker, 1, self._tokens[request])
-        return binding.worker
+        worker = choice[0] if len(choice) == 1 else least_loaded(self._pool, choice)[0]
+        fleet.start(self._pool, worker, 1, self._tokens[request])
+        return worker
 
     def finish(self, worker: int, request: int) -> None:
         fleet.finish(self._pool, worker, 1, self._tokens[request])
@@ -53,7 +54,7 @@ class LeastLoadedDispatch(Dispatcher):
 class ShortestQueue(Dispatcher):
     """Join the shortest queue: fewest sequences sent and not finished; ties in turn.
 
-    A test checks that it chooses as `bind_least_loaded` does if requests have no tokens. It takes
+    A test checks that it chooses as `least_loaded` does if requests have no tokens. It takes
     O(log n): instances are kept in order, grouped by load.
     """
 

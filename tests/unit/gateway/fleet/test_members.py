@@ -8,11 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.fleet import fleet, members
-from gateway.fleet.binding import bind_least_loaded
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S, WARM_UP_S
 from gateway.fleet.progress import Pending
 from gateway.records.attempt import HealthRules
+from gateway.scheduling.baselines import LeastLoaded
+from gateway.scheduling.scheduler import Job
+
+
+def bound(pool: PoolState, now_s: float) -> int:
+    """The worker that a request is bound to; -1 for none."""
+    job = Job(None, 10, 10, now_s)
+    LeastLoaded(pool).submit(job, now_s)
+    return job.worker
 
 
 def pool_of(*workers: str) -> PoolState:
@@ -107,11 +115,10 @@ def test_the_share_of_a_new_worker_rises_to_an_even_share() -> None:
     for second in range(int(WARM_UP_S) + 10):
         chosen: Counter[int] = Counter()
         for n in range(per_s):
-            binding = bind_least_loaded(0, pool, second + n / per_s)
-            assert binding is not None
-            chosen[binding.worker] += 1
-            fleet.start(pool, binding.worker, 1, 100)
-            running.append(binding.worker)
+            worker = bound(pool, second + n / per_s)
+            chosen[worker] += 1
+            fleet.start(pool, worker, 1, 100)
+            running.append(worker)
             if len(running) > 40:
                 fleet.finish(pool, running.pop(0), 1, 100)
         shares.append(chosen[new] / per_s)
@@ -129,17 +136,14 @@ def test_new_workers_share_at_once_where_no_other_serves() -> None:
     for place in range(2):
         fleet.probed(pool, place, ok=True)
     assert not pool.warming
-    chosen = [bind_least_loaded(0, pool, 0.0) for _ in range(4)]
-    assert {binding.worker for binding in chosen if binding is not None} == {0, 1}
+    assert {bound(pool, 0.0) for _ in range(4)} == {0, 1}
 
 
 def test_a_request_goes_to_new_workers_when_only_they_are_left() -> None:
     pool = pool_of("a")
     members.join(pool, ["b"], 0.0, up=True)
     fleet.unreachable(pool, 0)
-    binding = bind_least_loaded(0, pool, 1.0)
-    assert binding is not None
-    assert binding.worker == 1
+    assert bound(pool, 1.0) == 1
 
 
 class Membership(RuleBasedStateMachine):
@@ -198,14 +202,14 @@ class Membership(RuleBasedStateMachine):
 
     @rule()
     def start(self) -> None:
-        binding = bind_least_loaded(0, self.pool, self.now_s)
-        if binding is None:
+        worker = bound(self.pool, self.now_s)
+        if worker < 0:
             return
         pending = Pending(None, self.now_s, 1.0, lambda: 0)
-        fleet.start(self.pool, binding.worker, 1, 7)
-        self.pool.engine_of[binding.worker].progress.begin(pending)
-        assert not self.pool.engine_of[binding.worker].leaving
-        self.running.append((binding.worker, self.pool.workers[binding.worker], pending))
+        fleet.start(self.pool, worker, 1, 7)
+        self.pool.engine_of[worker].progress.begin(pending)
+        assert not self.pool.engine_of[worker].leaving
+        self.running.append((worker, self.pool.workers[worker], pending))
 
     @precondition(lambda self: self.running)
     @rule()

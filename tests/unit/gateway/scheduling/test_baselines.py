@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from gateway.fleet import fleet
-from gateway.fleet.binding import bind_least_loaded
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import LeastLoaded, RoundRobin, Sticky
 from tests.unit.gateway.scheduling.scheduled import job_of, pool_of
@@ -18,19 +17,6 @@ def served(scheduler: Any, pool: PoolState, count: int, **more: Any) -> list[int
         fleet.start(pool, job.worker, 1, job.kv_tokens)
         found.append(job.worker)
     return found
-
-
-def test_least_loaded_chooses_as_binding_does() -> None:
-    one, other = pool_of(5), pool_of(5)
-    scheduler = LeastLoaded(one)
-    for i in range(200):
-        job = job_of(kv_tokens=137 * (i % 7) + 1)
-        scheduler.submit(job, 0.0)
-        fleet.start(one, job.worker, 1, job.kv_tokens)
-        bound = bind_least_loaded(0, other, 0.0)
-        assert bound is not None
-        fleet.start(other, bound.worker, 1, job.kv_tokens)
-        assert (job.worker, job.score) == (bound.worker, bound.score)
 
 
 def test_round_robin_takes_turns() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from gateway.fleet import fleet
-from gateway.fleet.binding import COMPARED, RETAINED_CANDIDATES, bind_least_loaded
 from gateway.fleet.fleet import PoolState
-from gateway.records.attempt import Binding, HealthRules
-from gateway.scheduling.baselines import LeastLoaded
+from gateway.records.attempt import HealthRules
+from gateway.scheduling.baselines import COMPARED, RETAINED_CANDIDATES, LeastLoaded
 from gateway.scheduling.scheduler import Job
 from sluice.build import compiled
 
@@ -18,15 +17,14 @@ def pool(workers: int = 3) -> PoolState:
     return PoolState("p", tuple(f"w{i}" for i in range(workers)), 8)
 
 
-def bound(state: PoolState, *, exclude: tuple[int, ...] = ()) -> Binding:
-    binding = bind_least_loaded(1, state, 0.0, exclude)
-    assert binding is not None
-    return binding
+def bound(state: PoolState, *, excluded: tuple[int, ...] = ()) -> Job:
+    job = Job(None, 10, 10, 0.0, excluded=excluded)
+    assert LeastLoaded(state).submit(job, 0.0) == (job,)
+    return job
 
 
 def test_an_idle_pool_scores_zero() -> None:
-    binding = bound(pool())
-    assert (binding.pool, binding.score) == (1, 0.0)
+    assert bound(pool()).score == 0.0
 
 
 def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
@@ -34,7 +32,7 @@ def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
     fleet.start(state, 0, 1, 900)
     fleet.start(state, 1, 3, 100)
     binding = bound(state)
-    assert dict(binding.candidates) == pytest.approx({"w0": 0.9 + 0.25, "w1": 0.1 + 0.75})
+    assert dict(binding.candidates) == pytest.approx({0: 0.9 + 0.25, 1: 0.1 + 0.75})
     assert binding.worker == 1
     assert binding.score == pytest.approx(0.85)
 
@@ -58,17 +56,7 @@ def test_ties_go_round_only_among_the_best() -> None:
 
 
 def test_workers_already_tried_are_not_chosen() -> None:
-    assert {bound(pool(3), exclude=(0, 2)).worker for _ in range(4)} == {1}
-
-
-def test_nobody_left_is_none() -> None:
-    assert bind_least_loaded(0, pool(2), 0.0, (0, 1)) is None
-
-
-def test_a_pool_that_is_down_is_none() -> None:
-    state = pool(1)
-    fleet.unreachable(state, 0)
-    assert bind_least_loaded(0, state, 0.0) is None
+    assert {bound(pool(3), excluded=(0, 2)).worker for _ in range(4)} == {1}
 
 
 def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
@@ -108,11 +96,8 @@ class Looked(list[int]):
 @pytest.mark.parametrize("workers", [100, 2000])
 def test_of_many_workers_as_many_are_looked_at_whatever_the_fleet(workers: int) -> None:
     state = pool(workers)
-    scheduler = LeastLoaded(state)
     for number in range(50):
         fleet.start(state, number, 1, 100)
     state.active, state.tokens = Looked(state.active), Looked(state.tokens)
     bound(state)
-    job = Job(owner=None, prompt_tokens=10, output_tokens=10, arrived_s=0.0)
-    assert scheduler.submit(job, 0.0) == (job,)
-    assert (state.active.times, state.tokens.times) == (2 * COMPARED + 1, 2 * COMPARED)
+    assert (state.active.times, state.tokens.times) == (COMPARED + 1, COMPARED)
