@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.usage import request_log, writing
+from gateway.usage import request_log
 from gateway.usage.request_log import MAX_IN_PIECE, DecisionRing, Records, RequestLog
 from tests.builders import decision
 from tests.fakes import ListSink
@@ -48,90 +48,6 @@ async def test_a_line_names_its_schema_and_leaves_out_what_is_not_known(tmp_path
     assert "worker" not in line
 
 
-async def test_an_existing_log_is_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "l.jsonl"
-    for name in "ab":
-        log, _ = log_at(path)
-        log.open()
-        log.append(decision(name))
-        await log.close()
-    assert [r.request_id for r in lines(path)] == ["a", "b"]
-
-
-async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
-    log, _ = log_at(tmp_path / "l.jsonl")
-    log.start()
-    log.append(decision("a"))
-    await log.close()
-    assert len(lines(tmp_path / "l.jsonl")) == 1
-
-
-async def test_flushing_nothing_makes_no_file(tmp_path: Path) -> None:
-    log, _ = log_at(tmp_path / "l.jsonl")
-    await log.flush()
-    assert not (tmp_path / "l.jsonl").exists()
-
-
-def test_a_log_that_cannot_be_opened_says_so_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    log, _ = log_at(tmp_path / "file" / "l.jsonl")
-    with pytest.raises(OSError, match=r"exists|Not a directory"):
-        log.open()
-
-
-async def test_what_cannot_be_written_is_kept_and_written_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "l.jsonl"
-    path.mkdir()  # opening it fails, as a full disk does
-    log, metrics = log_at(path)
-    for name in "abc":
-        log.append(decision(name))
-        await log.flush()
-    assert caplog.text.count("cannot be written") == 1, "one line in the log, not one a flush"
-    path.rmdir()
-    log.append(decision("d"))
-    await log.flush()
-    assert [r.request_id for r in lines(path)] == ["a", "b", "c", "d"]
-    assert metrics.log_dropped.values == {}
-
-
-async def test_lines_that_are_joined_while_they_wait_stay_whole_and_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "JOINED", 3)
-    path = tmp_path / "l.jsonl"
-    path.mkdir()
-    log, metrics = log_at(path)
-    names = [f"{n}" for n in range(11)]
-    for name in names[:7]:
-        log.append(decision(name))
-    await log.flush()
-    path.rmdir()
-    for name in names[7:]:
-        log.append(decision(name))
-    await log.flush()
-    assert [r.request_id for r in lines(path)] == names
-    assert path.read_bytes().endswith(b"\n")
-    assert metrics.log_dropped.values == {}
-
-
-async def test_beyond_the_bound_records_are_dropped_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request_log, "MAX_PENDING", 3)
-    path = tmp_path / "l.jsonl"
-    path.mkdir()
-    log, metrics = log_at(path)
-    for n in range(5):
-        log.append(decision(f"{n}"))
-        await log.flush()
-    assert metrics.log_dropped.values == {(): 2}
-    path.rmdir()
-    await log.flush()
-    assert [r.request_id for r in lines(path)] == ["0", "1", "2"]
-
-
 async def test_a_decision_goes_to_ring_log_and_further_sinks(tmp_path: Path) -> None:
     ring, other = DecisionRing(5), ListSink()
     log, _ = log_at(tmp_path / "l.jsonl")
@@ -165,12 +81,6 @@ async def test_what_is_no_decision_goes_to_the_log_alone(tmp_path: Path) -> None
     await log.flush()
     assert len(ring) == 0
     assert (tmp_path / "l.jsonl").read_bytes() == b'{"event":"boundary"}\n'
-
-
-def test_the_fake_sink_keeps_everything() -> None:
-    sink = ListSink()
-    sink.append(decision("a"))
-    assert [r.request_id for r in sink.records] == ["a"]
 
 
 async def test_recorded_bodies_that_wait_are_bounded(

@@ -1,6 +1,5 @@
 """Usage for billing: every charged request is in the file, whatever the disk does."""
 
-import asyncio
 import errno
 import json
 import os
@@ -11,8 +10,7 @@ import pytest
 
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.usage import usage_export
-from gateway.usage.usage_export import UsageExport, append_synced, usage_line
+from gateway.usage.usage_export import UsageExport, usage_line
 from tests.builders import decision
 
 
@@ -109,28 +107,7 @@ def test_without_a_time_of_settlement_it_is_the_arrival_and_the_duration() -> No
     assert line.time_unix_s == 102.5
 
 
-async def test_lines_come_in_order_and_one_each(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    export, _ = export_at(path)
-    for name in "abc":
-        export.append(charged(name))
-    await export.flush()
-    await export.flush()
-    assert ids(path) == ["a", "b", "c"]
-    assert path.read_bytes().endswith(b"}\n")
-
-
 # -- restarts and rotation
-
-
-async def test_a_restart_appends(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    for name in "ab":
-        export, _ = export_at(path)
-        export.open()
-        export.append(charged(name))
-        await export.close()
-    assert ids(path) == ["a", "b"]
 
 
 async def test_a_line_torn_by_a_crash_spoils_no_other(tmp_path: Path) -> None:
@@ -227,85 +204,8 @@ async def test_a_batch_is_synced_before_it_counts_as_written(
     assert export.pending == 0
 
 
-async def test_a_disk_that_stays_full_drops_the_newest_and_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(usage_export, "MAX_PENDING", 2)
-    path = tmp_path / "u.jsonl"
-    export, metrics = export_at(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", FullDisk(0))
-        for name in "abcd":
-            export.append(charged(name))
-            await export.flush()
-    assert metrics.usage_dropped.values == {(): 2}
-    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
-    await export.flush()
-    assert ids(path) == ["a", "b"]
-
-
-def test_an_export_that_cannot_be_opened_says_so_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    export, _ = export_at(tmp_path / "file" / "u.jsonl")
-    with pytest.raises(OSError, match=r"exists|Not a directory"):
-        export.open()
-
-
 def test_opening_adds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "u.jsonl"
     path.write_bytes(b'{"torn')
     export_at(path)[0].open()
     assert path.read_bytes() == b'{"torn'
-
-
-# -- the background task
-
-
-async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
-    export, _ = export_at(tmp_path / "u.jsonl")
-    export.start()
-    export.append(charged("a"))
-    await export.close()
-    assert ids(tmp_path / "u.jsonl") == ["a"]
-
-
-async def test_what_a_full_disk_keeps_from_being_written_at_shutdown_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "write", FullDisk(0))
-    export, metrics = export_at(tmp_path / "u.jsonl")
-    export.start()
-    export.append(charged("a"))
-    await export.close()
-    assert metrics.usage_dropped.values == {(): 1}
-
-
-async def test_lines_that_come_during_a_write_go_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "u.jsonl"
-    export, _ = export_at(path)
-    loop = asyncio.get_running_loop()
-
-    def slow(target: Path, data: bytes) -> None:
-        asyncio.run_coroutine_threadsafe(late(), loop).result(5)
-        append_synced(target, data)
-
-    async def late() -> None:
-        export.append(charged("b"))
-
-    export.append(charged("a"))
-    with monkeypatch.context() as patched:
-        patched.setattr(usage_export, "append_synced", slow)
-        await export.flush()
-    assert (ids(path), export.pending) == (["a"], 1)
-    await export.flush()
-    assert ids(path) == ["a", "b"]
-
-
-async def test_two_flushes_at_once_write_each_line_once(tmp_path: Path) -> None:
-    export, _ = export_at(tmp_path / "u.jsonl")
-    for name in "abc":
-        export.append(charged(name))
-    await asyncio.gather(export.flush(), export.flush())
-    assert ids(tmp_path / "u.jsonl") == ["a", "b", "c"]

@@ -1,5 +1,6 @@
-"""A file that several processes append to: no line falls into another."""
+"""Lines written by a thread: none is lost, and none falls into another process's."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -7,12 +8,18 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.usage import writing
+from gateway.metrics import Metrics
+from gateway.usage import request_log, usage_export, writing
+from gateway.usage.ledger import Ledger
+from gateway.usage.request_log import RequestLog
+from gateway.usage.usage_export import UsageExport
 from gateway.usage.writing import append
+from tests.builders import decision
 
 BATCHES, LINES, WRITERS = 40, 60, 4
 WRITER = f"""
@@ -92,3 +99,147 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         append(tmp_path / "log", b"x\n")
+
+
+# -- lines that wait to be written, in each format
+
+
+class Rig:
+    """A writer of one format, and its file."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / "lines.jsonl"
+        self.metrics = Metrics()
+        self.dropped = self.metrics.usage_dropped
+        self.writer: RequestLog | UsageExport
+        if kind == "log":
+            self.writer, self.dropped = (
+                RequestLog(self.path, self.metrics),
+                self.metrics.log_dropped,
+            )
+        else:
+            ledger = None
+            if kind == "ledger":
+                ledger = Ledger(folder / "l.db", keep_days=9, currency="EUR")
+            self.writer = UsageExport(self.path, self.metrics, ledger)
+
+    def append(self, *names: str) -> None:
+        for name in names:
+            record = decision(name, lease_id=name, charge_tokens=1, settled_unix_s=12.5)
+            self.writer.append(record)
+
+    def ids(self) -> list[str]:
+        found = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        return [line.get("id") or line["request_id"] for line in found]
+
+
+FORMATS = ["log", "export", "ledger"]
+
+
+@pytest.fixture(params=FORMATS)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+    return Rig(request.param, tmp_path)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No file can be written until it is undone."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        for module in (request_log, usage_export):
+            patched.setattr(module, "append", failing)
+        yield patched
+
+
+async def test_lines_come_in_order_and_one_each(rig: Rig) -> None:
+    rig.writer.open()
+    rig.append(*"abc")
+    await asyncio.gather(rig.writer.flush(), rig.writer.flush())
+    await rig.writer.flush()
+    assert (rig.ids(), rig.writer.pending) == (["a", "b", "c"], 0)
+    assert rig.path.read_bytes().endswith(b"}\n")
+    await rig.writer.close()
+
+
+async def test_closing_writes_what_is_left_and_a_restart_appends(tmp_path: Path, rig: Rig) -> None:
+    for name in "ab":
+        again = Rig(rig.kind, tmp_path)
+        again.writer.open()
+        again.writer.start()
+        again.append(name)
+        await again.writer.close()
+    assert rig.ids() == ["a", "b"]
+
+
+def test_a_file_that_cannot_be_opened_says_so_at_once(rig: Rig) -> None:
+    rig.path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        rig.writer.open()
+
+
+@pytest.mark.parametrize("kind", ["log", "export"])
+async def test_what_cannot_be_written_is_kept_whole_and_in_order(
+    tmp_path: Path, kind: str, full: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig, names = Rig(kind, tmp_path), [f"{n}" for n in range(11)]
+    full.setattr(writing, "JOINED", 3)
+    for name in names[:7]:
+        rig.append(name)
+        await rig.writer.flush()
+    assert caplog.text.count("cannot be written") == 1, "one line in the log, not one a flush"
+    full.undo()
+    rig.append(*names[7:])
+    await rig.writer.flush()
+    assert rig.ids() == names
+    assert rig.dropped.values == {}
+
+
+@pytest.mark.parametrize("kind", ["log", "export"])
+async def test_beyond_the_bound_the_newest_are_dropped_and_counted(
+    tmp_path: Path, kind: str, full: pytest.MonkeyPatch
+) -> None:
+    for module in (request_log, usage_export):
+        full.setattr(module, "MAX_PENDING", 3)
+    rig = Rig(kind, tmp_path)
+    for n in range(5):
+        rig.append(f"{n}")
+        await rig.writer.flush()
+    assert rig.dropped.values == {(): 2}
+    full.undo()
+    await rig.writer.flush()
+    assert rig.ids() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("kind", ["log", "export"])
+async def test_what_is_not_written_at_shutdown_is_counted(
+    tmp_path: Path, kind: str, full: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(kind, tmp_path)
+    rig.append("a")
+    await rig.writer.close()
+    assert rig.dropped.values == {(): 1}
+
+
+async def test_lines_that_come_during_a_write_go_with_the_next(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    rig.writer.open()
+    rig.append("a")
+
+    def slow(batch: bytes) -> OSError | None:
+        loop.call_soon_threadsafe(rig.append, "b")
+        return write(batch)
+
+    write = rig.writer._write
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.writer, "_write", slow)
+        await rig.writer.flush()
+    assert (rig.ids(), rig.writer.pending) == (["a"], 1)
+    await rig.writer.flush()
+    assert rig.ids() == ["a", "b"]
+    await rig.writer.close()
