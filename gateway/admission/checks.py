@@ -119,7 +119,9 @@ def decide(
     bursts = funded == "surplus" and terms.tokens_per_s > 0 and not stated and not reserved
     w = min(w, BURST_WEIGHT) if bursts else w
     found = place(token_pool, account, request, w)
-    if bursts and (found.denied or _sought(token_pool, account, found.pool)):
+    # A pool that lately refused another tenant, which comes before bursts beyond a rate.
+    sought = bursts and token_pool.pools[found.pool].others_refused(account.tenant, BURST_WEIGHT)
+    if sought or (bursts and found.denied):
         return _over_rate(token_pool, account, tokens, now_s)
     if not found.denied:
         return found, funded, w
@@ -368,11 +370,6 @@ def _kv_over(token_pool: TokenPool, pool: int, kv_bytes: int, allowance: int) ->
     """Whether a pool's KV would exceed its capacity plus an allowance, in bytes."""
     capacity = token_pool.terms.kv_of(pool)
     return capacity > 0 and token_pool.pools[pool].kv_bytes + kv_bytes > capacity + allowance
-
-
-def _sought(token_pool: TokenPool, account: Account, pool: int) -> bool:
-    """Whether a pool lately refused another tenant that comes before bursts beyond a rate."""
-    return token_pool.pools[pool].others_refused(account.tenant, BURST_WEIGHT) > 0
 
 
 def _pool_denial(

@@ -360,7 +360,7 @@ def _resets_s(counter: Counter, span: Span, start_s: float, amount: int) -> floa
 def span_of(window: str, zone: str, unix_s: float) -> Span:
     """The slice of a window that holds a time."""
     if window in CALENDAR:
-        start_s, next_s = _calendar(window, _zone(zone), unix_s)
+        start_s, next_s = _calendar(window, zone, unix_s)
         return Span(start_s, next_s, 0, 0)
     if window == "minute":
         step_s, kept_s = MINUTE_STEP_S, MINUTE_S
@@ -381,11 +381,8 @@ def counted_s(window: str) -> int:
     return _COUNTED_S.get(window, _LONGEST_S)
 
 
-def _zone(name: str) -> tzinfo:
-    return UTC if name == "UTC" else ZoneInfo(name)  # which the library keeps
-
-
-def _calendar(window: str, zone: tzinfo, unix_s: float) -> tuple[float, float]:
+def _calendar(window: str, name: str, unix_s: float) -> tuple[float, float]:
+    zone = UTC if name == "UTC" else ZoneInfo(name)  # which the library keeps
     here = datetime.fromtimestamp(unix_s, zone)
     if window == "hour":
         # Counted back from now: an hour that clocks repeat is an hour of its own.

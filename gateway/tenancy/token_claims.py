@@ -23,15 +23,23 @@ VERIFIED_FOR_S: Final = 300.0
 
 def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) -> TokenIdentity:
     """The identity that a token's claims describe; `exp` is its expiry in Unix seconds."""
-    listed = rules.entitlements_claim
+    listed, tenant = rules.entitlements_claim, _claim(claims, rules.tenant_claim)
+    if isinstance(tenant, list) and len(tenant) == 1:
+        (tenant,) = tenant  # a text, never a part of it, or a list of one text
+    role = None
+    if rules.role_claim is not None:  # the highest of those that its values stand for
+        said = {rules.roles.get(value) for value in _values(claims, rules.role_claim)}
+        role = next((role for role in reversed(ROLES) if role in said), None)
+    subject = claims.get("sub")
+    name = subject[:MAX_NAME] if isinstance(subject, str) else ""
     return TokenIdentity(
         issuer=rules.issuer,
-        name=f"jwt:{_printable(claims.get('sub'))}",
+        name="jwt:" + "".join(c if c.isascii() and c.isprintable() else "?" for c in name),
         until_unix_s=exp + rules.leeway_s,
-        tenant=_tenant(_claim(claims, rules.tenant_claim)),
+        tenant=tenant if isinstance(tenant, str) and tenant else None,
         tenant_claim=rules.tenant_claim,
         entitlements=None if listed is None else _values(claims, listed),
-        role=None if rules.role_claim is None else _role(_values(claims, rules.role_claim), rules),
+        role=role,
     )
 
 
@@ -53,19 +61,6 @@ def unknown_tenant(who: TokenIdentity) -> Forbidden:
     )
 
 
-def _tenant(value: object) -> str | None:
-    """The one tenant that a claim names: a text, never a part of it, or a list of one text."""
-    if isinstance(value, list) and len(value) == 1:
-        (value,) = value
-    return value if isinstance(value, str) and value else None
-
-
-def _role(said: tuple[str, ...], rules: IssuerRules) -> str | None:
-    """The highest of the roles that values of a claim stand for."""
-    found = {rules.roles.get(value) for value in said}
-    return next((role for role in reversed(ROLES) if role in found), None)
-
-
 def _values(claims: Mapping[str, object], name: str) -> tuple[str, ...]:
     """A claim's values: a list of texts, or one text with blanks between them."""
     value = _claim(claims, name)
@@ -83,11 +78,6 @@ def _claim(claims: Mapping[str, object], name: str) -> object:
     head, dot, rest = name.partition(".")
     inner = claims.get(head)
     return _claim(inner, rest) if dot and isinstance(inner, dict) else None
-
-
-def _printable(subject: object) -> str:
-    text = subject if isinstance(subject, str) else ""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:MAX_NAME])
 
 
 # -- tokens that were verified

@@ -213,27 +213,23 @@ def _keys_of(content: bytes, algorithms: tuple[str, ...]) -> Keys:
     """The usable keys of a JWKS. Raises ValueError if there are none."""
     found: Keys = {}
     for each in msgspec.json.decode(content, type=_Jwks).keys[:MAX_KEYS]:
-        if isinstance(each, dict) and each.get("use", "sig") == "sig":
-            for algorithm in algorithms:
-                key = _key(each, algorithm)
-                if key is not None:
-                    found[str(each.get("kid") or ""), algorithm] = key
+        # A private key has no place in a JWKS: whoever reads it there can sign.
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig" or "d" in each:
+            continue
+        for algorithm in algorithms:
+            family = _FAMILIES[algorithm[:2]]
+            if each.get("kty") != family or each.get("alg", algorithm) != algorithm:
+                continue
+            try:
+                key = PyJWK(each, algorithm)
+            except (PyJWTError, KeyError, TypeError, ValueError):
+                continue
+            weak = isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS
+            if not weak:
+                found[str(each.get("kid") or ""), algorithm] = key
     if not found:
         raise ValueError(f"a JWKS without a usable key for {', '.join(algorithms)}")
     return found
-
-
-def _key(data: dict[str, Any], algorithm: str) -> PyJWK | None:
-    """A key for one algorithm; None where it is not meant for it."""
-    if data.get("kty") != _FAMILIES[algorithm[:2]] or data.get("alg", algorithm) != algorithm:
-        return None
-    try:
-        key = PyJWK(data, algorithm)
-    except (PyJWTError, KeyError, TypeError, ValueError):
-        return None
-    weak = isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS
-    # A private key has no place in a JWKS: whoever reads it there can sign.
-    return None if weak or "d" in data else key
 
 
 # -- tokens
