@@ -38,14 +38,6 @@ class Counter:
             held = values.get(labels, 0)
         values[labels] = held + by
 
-    def forget(self, **labels: str) -> None:
-        """Drop the series with these labels."""
-        _drop(self.values, self.labels, {name: (value,) for name, value in labels.items()})
-
-    def forget_all(self, label: str, values: Collection[str]) -> None:
-        """Drop the series with one of these values of a label."""
-        _drop(self.values, self.labels, {label: values})
-
 
 class Histogram:
     """A family of cumulative histograms by label values."""
@@ -70,25 +62,6 @@ class Histogram:
             row = self.series[labels] = [0.0] * (len(self.bounds) + 2)
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
-
-    def forget(self, **labels: str) -> None:
-        """Drop the series with these labels."""
-        _drop(self.series, self.labels, {name: (value,) for name, value in labels.items()})
-
-    def forget_all(self, label: str, values: Collection[str]) -> None:
-        """Drop the series with one of these values of a label."""
-        _drop(self.series, self.labels, {label: values})
-
-
-def _drop(
-    series: dict[tuple[str, ...], Any],
-    names: tuple[str, ...],
-    labels: Mapping[str, Collection[str]],
-) -> None:
-    if labels.keys() <= set(names):
-        wanted = [(names.index(name), values) for name, values in labels.items()]
-        for key in [k for k in series if all(k[at] in values for at, values in wanted)]:
-            del series[key]
 
 
 SECONDS = (
@@ -212,13 +185,22 @@ class Metrics:
 
     def forget(self, **labels: str) -> None:
         """Drop the series with these labels, in all families that have them."""
-        for family in self.families():
-            family.forget(**labels)
+        self._drop({name: (value,) for name, value in labels.items()})
 
     def forget_all(self, label: str, values: Collection[str]) -> None:
         """Drop the series with one of these values of a label, in all families that have it."""
+        self._drop({label: values})
+
+    def _drop(self, labels: Mapping[str, Collection[str]]) -> None:
         for family in self.families():
-            family.forget_all(label, values)
+            names = family.labels
+            if labels.keys() <= set(names):
+                wanted = [(names.index(name), values) for name, values in labels.items()]
+                series: dict[tuple[str, ...], Any] = (
+                    family.values if isinstance(family, Counter) else family.series
+                )
+                for key in [k for k in series if all(k[at] in v for at, v in wanted)]:
+                    del series[key]
 
     def families(self) -> list[Counter | Histogram]:
         """All families, for the renderer."""

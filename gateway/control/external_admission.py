@@ -222,7 +222,7 @@ def with_time_held(
     price_tokens = int(
         held_s * open_lease.served.admission.slot_tokens_per_s * open_lease.estimate.sequences
     )
-    used_tokens = 0 if usage is None else _charge(open_lease, usage)
+    used_tokens = 0 if usage is None else charge_of(open_lease, usage)
     missing_tokens = price_tokens - used_tokens
     if missing_tokens <= 0:
         return usage, 0
@@ -244,27 +244,13 @@ def nano_held(open_lease: ExternalLease, held_s: float) -> float:
     return pool.slot_clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)
 
 
-def _charge(open_lease: ExternalLease, usage: Usage) -> int:
+def charge_of(open_lease: ExternalLease, usage: Usage) -> int:
+    """In the entitlement's tokens."""
     return charge_tokens(
         open_lease.served.admission.profile,
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
-    )
-
-
-def settled_as(
-    open_lease: ExternalLease, ending: Ending, usage: Usage | None, held_tokens: int = 0
-) -> Settled:
-    """The settlement of a lease; `usage` None is a full refund."""
-    return Settled(
-        lease_id=open_lease.lease.id,
-        status=ending,
-        charge_tokens=None if usage is None else _charge(open_lease, usage),
-        prompt_tokens=None if usage is None else usage.prompt_tokens,
-        completion_tokens=None if usage is None else usage.completion_tokens,
-        cached_tokens=None if usage is None else usage.cached_tokens,
-        held_tokens=held_tokens,
     )
 
 

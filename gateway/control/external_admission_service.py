@@ -35,12 +35,12 @@ from gateway.control.external_admission import (
     ExternalLease,
     Settled,
     UsageReport,
+    charge_of,
     estimated_usage,
     facts_of,
     lesson_of,
     nano_held,
     refused_record,
-    settled_as,
     settled_record,
     usage_of,
     with_time_held,
@@ -324,7 +324,15 @@ class AdmissionService:
             ),
             heard=True,
         )
-        settled = settled_as(open_lease, ending, usage, held_tokens)
+        settled = Settled(
+            lease_id=lease.id,
+            status=ending,
+            charge_tokens=None if usage is None else charge_of(open_lease, usage),
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            held_tokens=held_tokens,
+        )
         self._settled[lease.id] = (open_lease.principal.tenant, settled)
         if len(self._settled) > RETAINED_SETTLED:
             self._settled.popitem(last=False)

@@ -6,50 +6,41 @@ unchanged, so every request schema allows further members.
 
 from typing import Any
 
+Schema = dict[str, Any]
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+def _object(required: str, **properties: Any) -> Schema:
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+_STRING, _BOOLEAN = {"type": "string"}, {"type": "boolean"}
 _TEXT = {"type": "string", "minLength": 1}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 2147483647}
 _MODEL = {"type": "string", "minLength": 1, "maxLength": 256}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"type": "string", "enum": ["system", "user", "assistant"]},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                    },
-                },
-            ]
-        },
-        "name": {"type": "string"},
-    },
-}
-_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_PROMPT = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "minItems": 1, "items": _TEXT},
-        _TOKEN_IDS,
-        {"type": "array", "minItems": 1, "items": _TOKEN_IDS},
-    ]
-}
+_PART = _object("type text", type={"const": "text"}, text=_STRING)
+_MESSAGES = _array(
+    _object(
+        "role content",
+        role={"type": "string", "enum": ["system", "user", "assistant"]},
+        content={"anyOf": [_STRING, _array(_PART)]},
+        name=_STRING,
+    )
+)
+_TOKEN_IDS = _array({"type": "integer", "minimum": 0})
+_PROMPT = {"anyOf": [_TEXT, _array(_TEXT), _TOKEN_IDS, _array(_TOKEN_IDS)]}
 _STREAM = {
-    "stream": {"type": "boolean"},
-    "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+    "stream": _BOOLEAN,
+    "stream_options": {"type": "object", "properties": {"include_usage": _BOOLEAN}},
 }
 
-_BODIES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+_BODIES: dict[str, tuple[str, str, Schema]] = {
     "/v1/chat/completions": (
         "Chat completion",
-        ["model", "messages"],
+        "model messages",
         {
             "messages": _MESSAGES,
             "max_tokens": _LIMIT,
@@ -60,59 +51,57 @@ _BODIES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     ),
     "/v1/completions": (
         "Completion",
-        ["model", "prompt"],
+        "model prompt",
         {"prompt": _PROMPT, "max_tokens": _LIMIT, **_STREAM},
     ),
-    "/v1/embeddings": ("Embeddings", ["model", "input"], {"input": _PROMPT}),
+    "/v1/embeddings": ("Embeddings", "model input", {"input": _PROMPT}),
     "/v1/responses": (
         "Response",
-        ["model", "input"],
+        "model input",
         {
-            "input": {"anyOf": [{"type": "string"}, _MESSAGES]},
-            "instructions": {"type": "string"},
+            "input": {"anyOf": [_STRING, _MESSAGES]},
+            "instructions": _STRING,
             "max_output_tokens": _LIMIT,
-            "stream": {"type": "boolean"},
+            "stream": _BOOLEAN,
         },
     ),
     "/v1/messages": (
         "Anthropic message",
-        ["model", "messages", "max_tokens"],
-        {"messages": _MESSAGES, "max_tokens": _LIMIT, "stream": {"type": "boolean"}},
+        "model messages max_tokens",
+        {"messages": _MESSAGES, "max_tokens": _LIMIT, "stream": _BOOLEAN},
     ),
     "/v1/messages/count_tokens": (
         "Token count of an Anthropic message",
-        ["model", "messages"],
+        "model messages",
         {"messages": _MESSAGES},
     ),
-    "/tokenize": ("Token count of a prompt", ["model", "prompt"], {"prompt": {"type": "string"}}),
+    "/tokenize": ("Token count of a prompt", "model prompt", {"prompt": _STRING}),
     "/v1/rerank": (
         "Rerank documents",
-        ["model", "query", "documents"],
-        {"query": _TEXT, "documents": {"type": "array", "minItems": 1, "items": _TEXT}},
+        "model query documents",
+        {"query": _TEXT, "documents": _array(_TEXT)},
     ),
     "/v1/score": (
         "Score pairs of texts",
-        ["model", "text_1", "text_2"],
-        {"text_1": _TEXT, "text_2": _PROMPT["anyOf"][1]},
+        "model text_1 text_2",
+        {"text_1": _TEXT, "text_2": _array(_TEXT)},
     ),
 }
-
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
-            },
-        }
-    },
+_READ = {
+    "/v1/models": "Models that this key may use",
+    "/health": "The process is alive",
+    "/ready": "It can serve",
 }
+_ERROR = _object(
+    "error",
+    error=_object(
+        "message type param code",
+        message=_STRING,
+        type=_STRING,
+        param={"type": ["string", "null"]},
+        code={"type": ["string", "integer", "null"]},
+    ),
+)
 _REFUSALS = {
     "400": "The request cannot be served as sent; the message says what to change.",
     "401": "No API key, or an unknown one.",
@@ -130,19 +119,16 @@ _REFUSALS = {
 
 def openapi_document(version: str) -> dict[str, Any]:
     """The whole document (OpenAPI 3.1)."""
-    paths: dict[str, Any] = {path: {"post": _operation(path)} for path in _BODIES}
-    for path, summary in (
-        ("/v1/models", "Models that this key may use"),
-        ("/health", "The process is alive"),
-        ("/ready", "It can serve"),
-    ):
-        paths[path] = {
-            "get": {
-                "operationId": path.strip("/").replace("/", "_"),
-                "summary": summary,
-                "responses": {"200": _json("OK", {"type": "object"}), **_refusals()},
-            }
-        }
+    paths: dict[str, Any] = {}
+    for path, (summary, required, properties) in _BODIES.items():
+        answer = _json("The engine's answer", {"type": "object"})
+        answer["content"]["text/event-stream"] = {"schema": _STRING}
+        operation = _operation(path, summary, answer)
+        schema = _object(required, model=_MODEL, **properties)
+        content = {"application/json": {"schema": schema}}
+        paths[path] = {"post": {**operation, "requestBody": {"required": True, "content": content}}}
+    for path, summary in _READ.items():
+        paths[path] = {"get": _operation(path, summary, _json("OK", {"type": "object"}))}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -159,27 +145,15 @@ def openapi_document(version: str) -> dict[str, Any]:
     }
 
 
-def _operation(path: str) -> dict[str, Any]:
-    summary, required, properties = _BODIES[path]
-    schema = {
-        "type": "object",
-        "required": required,
-        "properties": {"model": _MODEL, **properties},
-    }
-    answer = _json("The engine's answer", {"type": "object"})
-    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+def _operation(path: str, summary: str, answer: Schema) -> Schema:
+    error = {"$ref": "#/components/schemas/Error"}
+    refusals = {status: _json(text, error) for status, text in _REFUSALS.items()}
     return {
         "operationId": path.strip("/").replace("/", "_"),
         "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": answer, **_refusals()},
+        "responses": {"200": answer, **refusals},
     }
 
 
-def _refusals() -> dict[str, Any]:
-    reference = {"$ref": "#/components/schemas/Error"}
-    return {status: _json(text, reference) for status, text in _REFUSALS.items()}
-
-
-def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _json(description: str, schema: Schema) -> Schema:
     return {"description": description, "content": {"application/json": {"schema": schema}}}

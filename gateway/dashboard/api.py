@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Annotated, Any, Final
 
@@ -178,17 +178,18 @@ def _text(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    rules: Sequence[str] = (
-        "default-src 'none'",
-        f"script-src '{_hash(script)}'",
-        f"style-src '{_hash(style)}'",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
     )
-    return "; ".join(rules)
 
 
 def _hash(text: str) -> str:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 
 from gateway.metrics import MAX_SERIES
 from gateway.records.decision import DecisionRecord
-from gateway.telemetry.names import PROVIDER, error_type, operation
+from gateway.telemetry.spans import PROVIDER, error_type, operation
 
 _DURATION: Final = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,

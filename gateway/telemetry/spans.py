@@ -15,13 +15,30 @@ from opentelemetry.util.types import AttributeValue
 from gateway.payload.head import QUEUE, child_id
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Trace
-from gateway.telemetry.names import PROVIDER, error_type, operation
 
 SCOPE: Final = InstrumentationScope("sluice")
+PROVIDER: Final = "sluice"
+"""The conventions name who serves the model; which engine it is, the gateway does not know."""
+_OPERATIONS: Final = {
+    "chat": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+}
 _MAX_NAME: Final = 256
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 Attributes = Mapping[str, AttributeValue | None]
+
+
+def operation(record: DecisionRecord) -> str:
+    """`gen_ai.operation.name`; the endpoint's own name where the conventions know none."""
+    return _OPERATIONS.get(record.endpoint, record.endpoint)
+
+
+def error_type(record: DecisionRecord) -> str | None:
+    """`error.type`: the reason of a refusal, else how the request ended; None of a success."""
+    return None if record.outcome == "ok" else record.reason or record.outcome
 
 
 class _Times(NamedTuple):
