@@ -33,11 +33,6 @@ def present(pool: PoolState) -> Iterator[tuple[int, str]]:
     return ((i, name) for i, name in enumerate(pool.workers) if pool.present[i])
 
 
-def place_of(pool: PoolState, worker_id: str) -> int:
-    """A worker's place; -1 if the pool has no such worker."""
-    return next((i for i, name in present(pool) if name == worker_id), -1)
-
-
 def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False) -> tuple[int, ...]:
     """Add an engine, with an id for each of its ranks; returns their places.
 

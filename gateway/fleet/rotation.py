@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final
 
-from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.fleet import EngineState, PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -21,11 +20,10 @@ from gateway.records.attempt import WorkerAddress
 
 CONFIGURED: Final = "the configuration"
 ADMIN: Final = "an admin"
-SWEEP_S: Final = 0.25
 _SPREAD: Final = 0.001
 """Seconds between the first probes of engines that come together."""
 VACATE_BATCH: Final = 32
-"""Engines removed between two turns of the requests."""
+"""Engines removed at once, so that requests need not wait."""
 
 _log = logging.getLogger("sluice.workers")
 
@@ -66,7 +64,6 @@ class Rotation:
         """By pool, the engines by name; without those that leave because another took the name."""
         for served in models:
             self._follow(served)
-        self._background = BackgroundTasks()
 
     def _follow(self, served: ModelRuntime) -> list[int]:
         """Serve a model; returns its pools that are new here."""
@@ -78,13 +75,6 @@ class Rotation:
                 engine.sources.add(CONFIGURED)
                 known[engine_id(_addresses(served, pool, engine))] = engine
         return new
-
-    async def start(self) -> None:
-        """Remove engines that finished, from now on."""
-        self._background.start(self._run())
-
-    async def close(self) -> None:
-        await self._background.close()
 
     def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:
         """Engine -> who names it; leaving engines have nobody."""
@@ -158,11 +148,8 @@ class Rotation:
         """Name one more engine; False if others name it with another key, model or ranks."""
         return self._name(self._models[model], pool, source, engine_id(engine), engine, 0.0)
 
-    def sweep(self) -> bool:
-        """Remove leaving engines that serve nothing any more, at most VACATE_BATCH.
-
-        Returns whether there may be more of them.
-        """
+    def sweep(self) -> None:
+        """Remove leaving engines that serve nothing any more, at most VACATE_BATCH."""
         left = VACATE_BATCH
         for served in self._models.values():
             for pool, state in enumerate(served.fleet.pools):
@@ -171,7 +158,6 @@ class Rotation:
                 if gone:
                     self._vacate(served, pool, gone)
                 left -= len(gone)
-        return not left
 
     def _name(
         self,
@@ -240,15 +226,6 @@ class Rotation:
                 self._disconnect(address)
                 self._metrics.ejections.values.pop((state.name, address.id), None)
             _log.info("worker %s of %s/%s is gone", name, served.name, state.name)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            try:
-                while self.sweep():  # noqa: ASYNC110 - requests run in between
-                    await asyncio.sleep(0)
-            except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("removing workers failed")
 
 
 class RotationLog:

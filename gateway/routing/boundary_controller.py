@@ -4,11 +4,9 @@
 requests in flight keep their plan.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.background_task import BackgroundTasks
 from gateway.fleet.engine_telemetry import TelemetryView
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
@@ -30,14 +28,13 @@ class BoundaryController:
         self._models = models
         self._metrics = metrics
         self._clock = clock
-        self._background = BackgroundTasks()
+        self._due_s = clock() + SAMPLE_S
 
-    async def start(self) -> None:
-        """Sample once a minute from now on."""
-        self._background.start(self._run())
-
-    async def close(self) -> None:
-        await self._background.close()
+    def tick(self) -> None:
+        """Look once a minute; called more often."""
+        if self._clock() >= self._due_s:
+            self._due_s = self._clock() + SAMPLE_S
+            self.look()
 
     def look(self) -> list[Move]:
         """Sample every model, apply and log the moves, and return them."""
@@ -47,14 +44,6 @@ class BoundaryController:
                 self._look_at_lengths(served.name, served.watch)
                 moves += self._move(served, served.watch)
         return moves
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            try:
-                self.look()
-            except Exception:  # noqa: BLE001 - a defect here must not end the watch
-                _log.exception("looking at the boundaries failed")
 
     def _move(self, served: ModelRuntime, watch: BoundaryWatch) -> list[Move]:
         control, pools = watch.control, served.fleet.pools[:-1]

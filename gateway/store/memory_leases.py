@@ -127,7 +127,9 @@ class MemoryLeases:
             token_pool.limits = self.limits
 
     up = True
-    alone_total = failures_total = dropped_total = 0
+    alone_total = 0
+    failures_total = 0
+    dropped_total = 0
     """As the shared store: nothing is away from this one."""
 
     def replicas(self, model: str) -> int:

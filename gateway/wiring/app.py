@@ -320,8 +320,6 @@ class Gateway:
             for part in (
                 self.replicas,
                 self.prober,
-                self.boundaries,
-                self.rotation,
                 self.discovery,
                 self.reloading,
             ):
@@ -342,19 +340,29 @@ class Gateway:
                     await writer.flush()
 
     async def _tick(self) -> None:
-        """Let schedulers handle events that no request triggers."""
+        """Do what no request triggers."""
+        chores = (
+            self._charge_fleet,
+            lambda: self.pipeline.tick(self.served.retiring),
+            self.rotation.sweep,
+            self.reloading.sweep,
+            self.boundaries.tick,
+            lambda: self.rotation_log.look(self.served.models, self._clock()),
+            self._tell_state,
+        )
         while True:
             await asyncio.sleep(_TICK_S)
-            try:
-                for bill in self.bill.due(self._clock(), self._replicas()):
-                    self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
-                    if self.export is not None:
-                        self.export.bill(bill)
-                self.pipeline.tick(self.served.retiring)
-                self.rotation_log.look(self.served.models, self._clock())
-                self._tell_state()
-            except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("scheduler tick failed")
+            for chore in chores:
+                try:
+                    chore()
+                except Exception:  # noqa: BLE001 - a defect must end neither the task nor others
+                    _log.exception("a chore failed")
+
+    def _charge_fleet(self) -> None:
+        for bill in self.bill.due(self._clock(), self._replicas()):
+            self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
+            if self.export is not None:
+                self.export.bill(bill)
 
     def _tell_state(self) -> None:
         """Log once that the state store went or returned; its parts log their own causes."""

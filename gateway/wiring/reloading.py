@@ -47,8 +47,6 @@ from predictor.artifact import ArtifactError
 LOOK_EVERY_S: Final = 2.0
 RETRY_S: Final = 10.0
 """When a reload is tried again that failed for another reason than the file."""
-RETIRE_EVERY_S: Final = 1.0
-"""How often models that are gone are looked at."""
 
 GRACE_S: Final = 5.0
 """A model that is gone stays at least this long, for requests that read its name just before."""
@@ -89,7 +87,6 @@ class Reloading:
     async def start(self) -> None:
         """Watch the file by its content from now on."""
         self._started = True
-        self._background.start(self._retire())
         if self._gateway.config.origin.file:
             self._background.start(self._watch())
 
@@ -191,13 +188,9 @@ class Reloading:
         except Exception:  # noqa: BLE001 - a defect must not end the watch
             _log.exception("the reload failed")
 
-    async def _retire(self) -> None:
-        while True:
-            await asyncio.sleep(RETIRE_EVERY_S)
-            try:
-                self.models.sweep()
-            except Exception:  # noqa: BLE001 - a defect must not end the task
-                _log.exception("retiring models failed")
+    def sweep(self) -> None:
+        """Retire models that are gone and serve nothing any more."""
+        self.models.sweep()
 
 
 class _Next(NamedTuple):

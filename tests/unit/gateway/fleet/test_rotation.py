@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,7 @@ from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
-from gateway.fleet.rotation import CONFIGURED, SWEEP_S, Engine, Rotation, RotationLog
+from gateway.fleet.rotation import CONFIGURED, Engine, Rotation, RotationLog
 from gateway.metrics import Metrics
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.routing.conversations import ResponseAffinity
@@ -74,7 +73,6 @@ class Bench:
                 await asyncio.sleep(0.001)
 
     async def close(self) -> None:
-        await self.rotation.close()
         await self.prober.close()
 
 
@@ -98,7 +96,7 @@ async def test_a_dropped_engine_serves_to_the_end_and_is_gone_then() -> None:
     bench = Bench("kept")
     await bench.apply(engine("a"))
     await bench.until_up("kept", "a")
-    place = members.place_of(bench.pool, "a")
+    place = bench.pool.workers.index("a")
     fleet.start(bench.pool, place, 1, 10)
     bench.metrics.ejections.add("only", "a")
     await bench.apply()
@@ -197,17 +195,6 @@ async def test_engines_that_come_and_go_all_day_leave_nothing_behind() -> None:
     await bench.close()
 
 
-async def test_the_sweep_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.fleet.rotation.SWEEP_S", 0.001)
-    bench = Bench("a")
-    await bench.rotation.start()
-    bench.rotation.remove("m", 0, CONFIGURED, "a")
-    async with asyncio.timeout(5):
-        while bench.names:  # noqa: ASYNC110 - nor does the sweep
-            await asyncio.sleep(0.001)
-    await bench.close()
-
-
 async def test_two_thousand_engines_at_once_hold_up_no_request() -> None:
     bench = Bench()
     joined = []
@@ -248,32 +235,9 @@ async def test_a_turn_removes_a_few_engines_in_one_pass_over_what_is_known(
     monkeypatch.setattr(
         ResponseAffinity, "left", lambda _self, _pool, workers: passes.append(len(workers))
     )
-    assert [bench.rotation.sweep() for _ in range(3)] == [True, True, False]
+    for _ in range(3):
+        bench.rotation.sweep()
     assert passes == [20, 20, 10]
-    assert bench.names == []
-    await bench.close()
-
-
-async def test_the_sweep_goes_on_until_all_that_finished_are_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gateway.fleet.rotation.VACATE_BATCH", 2)
-    bench = Bench()
-    await bench.apply(*many(7))
-    await bench.apply()
-    slept = []
-
-    async def sleep(delay_s: float) -> None:
-        slept.append(delay_s)
-        if len(slept) > 10:
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr("gateway.fleet.rotation.asyncio", SimpleNamespace(sleep=sleep))
-    running = asyncio.ensure_future(bench.rotation._run())
-    while len(slept) <= 10:  # noqa: ASYNC110 - the sweep sets no event
-        await asyncio.sleep(0)
-    running.cancel()
-    assert slept[:5] == [SWEEP_S, 0, 0, 0, SWEEP_S]
     assert bench.names == []
     await bench.close()
 

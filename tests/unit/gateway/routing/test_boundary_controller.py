@@ -134,11 +134,16 @@ def test_a_model_without_a_watch_is_left_alone() -> None:
     assert chore.look() == []
 
 
-async def test_it_starts_and_ends() -> None:
+def test_it_looks_once_a_minute() -> None:
     world = World()
-    await world.chore.start()
-    await world.chore.close()
-    assert boundary(world.served) == 8192
+    for second in range(601):
+        world.now_s = float(second)
+        if second % 60 == 0:
+            world.preempted += 20.0
+            world.finished += 1000.0
+            world.report()
+        world.chore.tick()
+    assert (boundary(world.served) or 0) < 8192
 
 
 def settled(*results: tuple[str, str], **fields: Any) -> DecisionRecord:
