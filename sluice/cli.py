@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from sluice.operate.former_words import in_present_words
 from sluice.plain_output import plain_output
 
 app = typer.Typer(
@@ -92,6 +93,6 @@ def register(verb: str = "") -> None:
 def main() -> None:
     """Entry point of the console script and of `python -m sluice`."""
     plain_output()
-    arguments = sys.argv[1:]
+    arguments = in_present_words(sys.argv[1:])
     register(arguments[0] if arguments else "")
     app(arguments)
