@@ -39,7 +39,12 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
     app = APIRouter()
     turns = _Turns()
 
-    async def answer(query: UsageQuery) -> Response:
+    async def answer(by: str, first: str | None, last: str | None, tenant: str | None) -> Response:
+        """The rows, or where there are too many, the first of them and no total."""
+        try:
+            query = query_of(by, first, last, tenant)
+        except ValueError as error:
+            raise BadRequest(f"{error}.", reason="bad_request") from None
         if read is None:
             raise NotFound(
                 "This gateway keeps no ledger: its operator can set `ledger.path`.",
@@ -53,7 +58,18 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
                 raise Unavailable(
                     "The ledger cannot be read now.", reason="ledger_unavailable"
                 ) from None
-        return _shown(found)
+        more, rows = len(found.rows) > MAX_ROWS, lines_of(found)
+        return json_response(
+            {
+                "by": query.by,
+                "from": query.first_day,
+                "to": query.last_day,
+                "currency": found.currency,
+                "rows": rows[:MAX_ROWS],
+                "more": more,
+                "total": None if more else figures(total(found)),
+            }
+        )
 
     @app.get("/admin/usage", dependencies=[Depends(admin_guard(control.keys))])
     async def usage(
@@ -62,7 +78,7 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
         last: Annotated[Day, Query(alias="to")] = None,
     ) -> Response:
         """Usage and cost of all tenants."""
-        return await answer(_query(by, first, last, None))
+        return await answer(by, first, last, None)
 
     @app.get("/v1/sluice/usage")
     async def own_usage(
@@ -73,7 +89,7 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
     ) -> Response:
         """Usage and cost of this key's tenant."""
         principal = await control.authenticate(read_head(request.scope["headers"]))
-        return await answer(_query(by, first, last, principal.tenant))
+        return await answer(by, first, last, principal.tenant)
 
     return app
 
@@ -104,26 +120,3 @@ class _Turns:
             self._asked[tenant] -= 1
             if not self._asked[tenant]:
                 del self._asked[tenant], self._locks[tenant]
-
-
-def _query(by: str, first: str | None, last: str | None, tenant: str | None) -> UsageQuery:
-    try:
-        return query_of(by, first, last, tenant)
-    except ValueError as error:
-        raise BadRequest(f"{error}.", reason="bad_request") from None
-
-
-def _shown(report: UsageReport) -> Response:
-    """The rows, or where there are too many, the first of them and no total."""
-    more = len(report.rows) > MAX_ROWS
-    rows = lines_of(report)
-    found: dict[str, object] = {
-        "by": report.query.by,
-        "from": report.query.first_day,
-        "to": report.query.last_day,
-        "currency": report.currency,
-        "rows": rows[:MAX_ROWS] if more else rows,
-        "more": more,
-        "total": None if more else figures(total(report)),
-    }
-    return json_response(found)

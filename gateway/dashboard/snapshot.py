@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -228,7 +228,7 @@ def wrong_now(
 
     `recent` are the requests of the last minute.
     """
-    found = [] if store_up else [_item("bad", _STORE)]
+    found = [] if store_up else [("bad", _STORE)]
     out = [row for row in workers if row["state"] in ("down", "ejected")]
     for pool in pools:
         place = (pool["model"], pool["pool"])
@@ -236,14 +236,14 @@ def wrong_now(
             mine = [row["not_ready"] for row in out if (row["model"], row["pool"]) == place]
             why = next(filter(None, mine), "its workers are ejected or draining, or it has none")
             text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
-            found.append(_item("bad", text))
+            found.append(("bad", text))
     for each in out[:_WORKERS]:
         at = f"{each['model']}/{each['pool']}"
         why = each["not_ready"] or "it failed or asked for a pause; it is tried again by itself"
         text = f"Worker {each['id']} of {at} is {each['state']}: {why}."
-        found.append(_item("warn", text))
+        found.append(("warn", text))
     if len(out) > _WORKERS:
-        found.append(_item("warn", f"{len(out) - _WORKERS} more workers are out."))
+        found.append(("warn", f"{len(out) - _WORKERS} more workers are out."))
     spent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for brief in recent:
@@ -252,11 +252,7 @@ def wrong_now(
         elif brief.outcome in ("upstream_error", "internal_error"):
             failed[brief.model or "?"] += 1
     for who, n in spent.most_common(_WORKERS):
-        found.append(_item("warn", f"{n} requests of {who} met a spent budget."))
+        found.append(("warn", f"{n} requests of {who} met a spent budget."))
     for name, n in failed.most_common(_WORKERS):
-        found.append(_item("warn", f"{n} requests to {name} failed."))
-    return found
-
-
-def _item(level: str, text: str) -> dict[str, Any]:
-    return {"level": level, "text": text}
+        found.append(("warn", f"{n} requests to {name} failed."))
+    return [{"level": level, "text": text} for level, text in found]

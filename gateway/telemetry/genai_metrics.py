@@ -78,31 +78,28 @@ class _Family:
 
     def metric(self, start_ns: int, now_ns: int) -> Metric | None:
         """All series as the SDK exports them; None without any."""
-        points = [
-            self._point(*item, start_ns, now_ns)
-            for item in list(self._series.items())
-            if any(item[1].counts)
-        ]
+        points = []
+        for values, series in list(self._series.items()):
+            counts = list(series.counts)
+            if not any(counts):
+                continue
+            named = zip(self._labels, values, strict=True)
+            points.append(
+                HistogramDataPoint(
+                    attributes={name: value for name, value in named if value},
+                    start_time_unix_nano=start_ns,
+                    time_unix_nano=now_ns,
+                    count=sum(counts),
+                    sum=series.total,
+                    bucket_counts=counts,
+                    explicit_bounds=self._bounds,
+                    min=series.smallest,
+                    max=series.largest,
+                )
+            )
         if not points:
             return None
         return Metric(*self._about, HistogramData(points, AggregationTemporality.CUMULATIVE))
-
-    def _point(
-        self, values: Labels, series: _Series, start_ns: int, now_ns: int
-    ) -> HistogramDataPoint:
-        counts = list(series.counts)
-        named = zip(self._labels, values, strict=True)
-        return HistogramDataPoint(
-            attributes={name: value for name, value in named if value},
-            start_time_unix_nano=start_ns,
-            time_unix_nano=now_ns,
-            count=sum(counts),
-            sum=series.total,
-            bucket_counts=counts,
-            explicit_bounds=self._bounds,
-            min=series.smallest,
-            max=series.largest,
-        )
 
 
 _OF = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")

@@ -496,64 +496,51 @@ async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     await bench.client.aclose()
 
 
-async def test_a_failed_request_is_refunded(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("report", "charge", "outcome"),
+    [
+        ({"status": "failed"}, None, "upstream_error"),
+        ({"status": "failed", "prompt_tokens": 100, "completion_tokens": 5}, 105, "upstream_error"),
+        ({"status": "cancelled", "completion_tokens": 7}, 107, "disconnected"),
+        ({"prompt_tokens": 10, "cached_tokens": 5_000}, 1, "ok"),
+        ({"prompt_tokens": 8192}, 8192, "ok"),
+    ],
+    ids=[
+        "refunded",
+        "failed-midway",
+        "prompt-as-estimated",
+        "cached-beyond-prompt",
+        "whole-window",
+    ],
+)
+async def test_a_report_is_charged_by_how_the_request_ended(
+    bench: Bench, report: dict[str, Any], charge: int | None, outcome: str
+) -> None:
     lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease, status="failed")
-    assert answer.json()["charge_tokens"] is None
-    assert (bench.account.used, bench.account.total) == (0, 0)
-    assert bench.account.debited == bench.account.refunded == 150
-    assert bench.sink.records[0].outcome == "upstream_error"
-
-
-async def test_a_request_that_failed_midway_is_charged_what_it_used(bench: Bench) -> None:
-    lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease, status="failed", prompt_tokens=100, completion_tokens=5)
-    assert answer.json()["charge_tokens"] == 105
-
-
-async def test_a_cancelled_request_is_charged_its_prompt_as_estimated(bench: Bench) -> None:
-    lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease, status="cancelled", completion_tokens=7)
-    assert answer.json()["charge_tokens"] == 107
-    assert bench.sink.records[0].outcome == "disconnected"
-
-
-async def test_a_served_request_must_say_its_prompt(bench: Bench) -> None:
-    lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease)
-    assert error(answer)[0] == 400
-    assert answer.json()["error"]["param"] == "prompt_tokens"
-    assert bench.desk.held == 1, "it can still be reported"
-
-
-async def test_usage_that_no_engine_of_the_window_could_have_is_refused(bench: Bench) -> None:
-    lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease, prompt_tokens=8193)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_tokens")
-    assert (await bench.usage(lease, prompt_tokens=8192)).status_code == 200
+    answer = (await bench.usage(lease, **report)).json()
+    assert (answer["charge_tokens"], bench.sink.records[0].outcome) == (charge, outcome)
+    assert (bench.account.used, bench.account.total) == (charge or 0, 0)
+    assert (answer["cached_tokens"] or 0) <= (answer["prompt_tokens"] or 0)
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "completion_tokens", "field"),
-    [(8_150, 50, "completion_tokens"), (100, 51, "completion_tokens"), (0, 5, "prompt_tokens")],
-    ids=["beyond the window together", "beyond the request's own limit", "no prompt"],
+    ("report", "field"),
+    [
+        ({}, "prompt_tokens"),
+        ({"prompt_tokens": 8193}, "prompt_tokens"),
+        ({"prompt_tokens": 8_150, "completion_tokens": 50}, "completion_tokens"),
+        ({"prompt_tokens": 100, "completion_tokens": 51}, "completion_tokens"),
+        ({"prompt_tokens": 0, "completion_tokens": 5}, "prompt_tokens"),
+    ],
+    ids=["unsaid", "beyond-the-window", "together", "beyond-the-limit", "no-prompt"],
 )
 async def test_a_proxy_is_believed_no_more_than_an_engine(
-    bench: Bench, prompt_tokens: int, completion_tokens: int, field: str
+    bench: Bench, report: dict[str, Any], field: str
 ) -> None:
     lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(
-        lease, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-    )
+    answer = await bench.usage(lease, **report)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert bench.desk.held == 1, "it can still be reported"
-
-
-async def test_more_cached_than_prompt_tokens_are_not_believed(bench: Bench) -> None:
-    lease = (await bench.authorize()).json()["lease_id"]
-    answer = await bench.usage(lease, prompt_tokens=10, cached_tokens=5_000)
-    assert answer.json()["cached_tokens"] == 10
-    assert answer.json()["charge_tokens"] == 1
 
 
 async def test_another_tenant_can_neither_settle_a_lease_nor_learn_of_it(bench: Bench) -> None:
