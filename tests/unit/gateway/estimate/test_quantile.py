@@ -29,13 +29,6 @@ def test_buckets_are_within_seven_percent(tokens: int) -> None:
     assert bucket_of(edge) == bucket_of(tokens)
 
 
-def test_quantile_of_whole_answers() -> None:
-    rng = random.Random(1)
-    lengths = [int(rng.lognormvariate(5, 1)) + 1 for _ in range(1500)]
-    true = sorted(lengths)[int(0.95 * len(lengths))]
-    assert 0.9 * true <= filled(lengths).quantile() <= 1.15 * true
-
-
 def test_censoring_recovers_the_true_quantile() -> None:
     rng = random.Random(2)
     histogram, naive, lengths = LengthHistogram(), LengthHistogram(), []
@@ -69,13 +62,6 @@ def test_weights_stay_bounded_over_a_long_life() -> None:
     for i in range(120_000):
         histogram.add(50 + i % 10, cut=i % 7 == 0)
     assert 50 <= histogram.quantile() <= 70
-
-
-def test_the_quantile_is_cached_between_lessons() -> None:
-    histogram = filled([100] * 1000)
-    first = histogram.quantile()
-    histogram.add(100_000, cut=False)
-    assert histogram.quantile() is first
 
 
 def test_own_answers_count_from_twenty_whole_ones_on() -> None:

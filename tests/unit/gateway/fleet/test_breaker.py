@@ -3,14 +3,6 @@
 from gateway.fleet.breaker import FIRST_PAUSE_S, MAX_PAUSE_S, Breaker
 
 
-def test_at_first_it_allows_and_promises_nothing() -> None:
-    breaker = Breaker()
-    assert breaker.allows(0.0)
-    before = breaker.closed
-    breaker.succeeded()
-    assert (before, breaker.closed) == (False, True)
-
-
 def test_one_failure_is_forgiven_the_second_opens() -> None:
     breaker = Breaker()
     breaker.succeeded()
@@ -34,14 +26,3 @@ def test_pauses_double_up_to_a_bound_and_are_jittered() -> None:
     assert pauses[-1] == MAX_PAUSE_S / 2
     breaker.failed(0.0, 0.999)
     assert MAX_PAUSE_S * 0.99 < breaker.retry_at_s <= MAX_PAUSE_S
-
-
-def test_a_success_forgets_the_failures() -> None:
-    breaker = Breaker()
-    for _ in range(5):
-        breaker.failed(0.0, 0.5)
-    breaker.succeeded()
-    breaker.failed(0.0, 0.5)
-    assert breaker.closed
-    breaker.failed(0.0, 0.0)
-    assert breaker.retry_at_s == FIRST_PAUSE_S / 2

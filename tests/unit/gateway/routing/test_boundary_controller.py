@@ -100,17 +100,6 @@ def test_overflows_of_one_tenant_move_the_boundary_only_where_it_is_alone(
     assert (boundary(world.served) or 0) < 8192 if lowered else boundary(world.served) == 8192
 
 
-def test_rescues_of_this_gateway_count_too() -> None:
-    world = World()
-    watch = world.served.watch
-    assert watch is not None
-    for _ in range(5):
-        watch.requests[0] += 100
-        watch.rescues[0] += 5
-        world.minutes(1, preempted=0.0)
-    assert boundary(world.served) == 7372
-
-
 def test_lengths_that_drift_are_logged_once_each_way(caplog: pytest.LogCaptureFixture) -> None:
     world = World(planned=((1000, 0.5), (8000, 1.0)))
     watch = world.served.watch
@@ -126,12 +115,6 @@ def test_lengths_that_drift_are_logged_once_each_way(caplog: pytest.LogCaptureFi
         "lengths of m are not those that were planned for: distance 0.50; plan again",
         "lengths of m are as planned again",
     ]
-
-
-def test_a_model_without_a_watch_is_left_alone() -> None:
-    plain = served_model()
-    chore = BoundaryController([plain], Metrics(), clock=lambda: 0.0)
-    assert chore.look() == []
 
 
 def test_it_looks_once_a_minute() -> None:

@@ -58,13 +58,6 @@ def test_the_longest_unused_are_forgotten_first() -> None:
     assert found == [True, False, True, True]
 
 
-def test_what_is_too_short_for_a_prefix_is_no_conversation() -> None:
-    known = Conversations()
-    known.remember("t", prompt("hi"))
-    assert len(known) == 0
-    assert not known.continues("t", prompt("hi"))
-
-
 def known(*owned: tuple[str, str]) -> ResponseAffinity:
     """Responses remembered in order, each (id, tenant)."""
     found = ResponseAffinity()
@@ -73,27 +66,11 @@ def known(*owned: tuple[str, str]) -> ResponseAffinity:
     return found
 
 
-def test_a_remembered_response_is_found() -> None:
-    found = ResponseAffinity()
-    found.remember("resp_1", ResponseLocation("p", 2, "t", 3))
-    assert found.find("resp_1") == ("p", 2, "t", 3)
-
-
-def test_an_unknown_response_and_no_response_have_no_home() -> None:
-    assert known().find("resp_1") is None
-    assert known().find(None) is None
-
-
 def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "MAX_RESPONSES", 2)
     found = known(("a", "t"), ("b", "t"), ("c", "t"))
     assert [bool(found.find(name)) for name in "abc"] == [False, True, True]
     assert len(found) == 2
-
-
-def test_remembering_again_forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_RESPONSES", 2)
-    assert known(("a", "t"), ("b", "t"), ("b", "t")).find("a")
 
 
 def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

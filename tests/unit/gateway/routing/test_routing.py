@@ -17,7 +17,6 @@ from gateway.routing.routing import (
     can_serve,
     defaulted_cap,
     has_room,
-    larger_pools,
     mostly_new,
     plan_pool,
     promised,
@@ -27,24 +26,6 @@ from gateway.routing.routing import (
 from tests.builders import LONG, SHORT, length_estimate, routing, short_and_long
 
 THREE = routing(("s", 4096, 2048), ("m", 16384, 8192), ("l", 65536, None))
-
-
-def test_a_prompt_of_200_tokens_is_short() -> None:
-    plan = plan_pool(short_and_long(), length_estimate(200))
-    assert (plan.pool, plan.reason) == (SHORT, "within_boundary")
-
-
-def test_a_prompt_of_20000_tokens_is_long() -> None:
-    plan = plan_pool(short_and_long(), length_estimate(20_000))
-    assert (plan.pool, plan.reason, plan.alternates) == (LONG, "over_window", ())
-
-
-def test_a_prompt_of_7000_with_max_tokens_4000_is_long_though_its_expected_output_is_small() -> (
-    None
-):
-    """The engine would refuse 11,000 tokens in a window of 8,192: the cap is a hard constraint."""
-    plan = plan_pool(short_and_long(), length_estimate(7000, cap=4000, output=50))
-    assert (plan.pool, plan.alternates) == (LONG, ())
 
 
 def test_a_habitual_cap_does_not_leave_the_short_pool_when_its_window_holds_it() -> None:
@@ -92,11 +73,6 @@ def test_two_smaller_alternates_come_with_the_larger_first() -> None:
     assert plan_pool(table, length_estimate(1000, output=10)).alternates == (1, 0)
 
 
-def test_the_only_pool_says_so() -> None:
-    plan = plan_pool(routing(("all", 8192, None)), length_estimate(200))
-    assert (plan.pool, plan.alternates, plan.reason) == (0, (), "only_pool")
-
-
 def test_what_even_the_lowest_plausible_count_cannot_fit_is_refused() -> None:
     with pytest.raises(ContextLengthExceeded) as refused:
         plan_pool(short_and_long(), length_estimate(100_000, lowest=65_537), "prompt")
@@ -136,11 +112,6 @@ def test_a_defaulted_limit_shrinks_to_what_fits_the_pool_that_serves(pool: int, 
 def test_a_defaulted_limit_is_at_least_one_token() -> None:
     table = short_and_long(default_max_tokens=4096)
     assert defaulted_cap(table, length_estimate(9000), SHORT) == 1
-
-
-def test_larger_pools_are_those_after_it() -> None:
-    assert list(larger_pools(THREE, 0)) == [1, 2]
-    assert list(larger_pools(THREE, 2)) == []
 
 
 @given(
@@ -238,11 +209,6 @@ def test_a_conversation_past_its_boundary_stays_where_its_prefix_is() -> None:
     assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 0, 0)) == 0
 
 
-def test_it_moves_when_it_does_not_fit() -> None:
-    assert stay(1, TABLE, length_estimate(9000, cap=8000), (8500, 0, 0)) is None
-    assert stay(2, TABLE, length_estimate(16_384, output=300), (16_000, 0, 0)) is None
-
-
 def test_it_moves_when_the_planned_pool_holds_as_much() -> None:
     assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 8500, 0)) is None
 
@@ -262,10 +228,6 @@ def test_the_cheapest_of_several_pools_is_taken() -> None:
     estimate = length_estimate(14_000, output=300)
     assert stay(2, TABLE, estimate, (13_000, 13_500, 0)) == 1
     assert stay(2, TABLE, estimate, (13_000, 2000, 0)) == 0
-
-
-def test_a_larger_pool_never_holds_what_belongs_in_a_smaller_one() -> None:
-    assert stay(0, TABLE, length_estimate(5000), (0, 4900, 4900)) is None
 
 
 @given(st.integers(0, 2), st.integers(1, 140_000), st.tuples(*[st.integers(0, 140_000)] * 3))

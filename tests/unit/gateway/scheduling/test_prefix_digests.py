@@ -105,13 +105,6 @@ def test_tenants_share_points_where_engines_share_their_caches() -> None:
     assert found == points(body, adapter="adapter-a")
 
 
-def test_plain_prompts_have_points_and_batches_none() -> None:
-    prompt = json.dumps({"model": "m", "prompt": WORDS * 30}).encode()
-    assert points(prompt, "completions")[-1][0] == len(json.dumps(WORDS * 30)) - 1
-    batch = json.dumps({"model": "m", "prompt": [WORDS * 30, WORDS]}).encode()
-    assert points(batch, "completions") == ()
-
-
 def test_responses_items_without_roles_are_messages_too() -> None:
     items: list[Any] = [{"type": "message", "role": "user", "content": WORDS * 20}]
     before = points(json.dumps({"model": "m", "input": items}).encode(), "responses")
@@ -133,10 +126,6 @@ def test_an_input_text_of_responses_and_a_system_prompt_of_messages_count() -> N
 @pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "score", "tokenize", "speech"])
 def test_other_endpoints_have_none(endpoint: str) -> None:
     assert points(chat(WORDS * 30), endpoint) == ()
-
-
-def test_short_texts_have_none() -> None:
-    assert points_of("chat", by_name(chat("Hi.")), 3) == ()
 
 
 def test_a_very_long_prompt_has_few_points() -> None:

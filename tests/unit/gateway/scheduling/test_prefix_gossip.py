@@ -188,15 +188,6 @@ def test_where_nobody_listens_nothing_is_kept() -> None:
     assert teller.chapters()["chapters"] == []
 
 
-def test_what_was_told_often_enough_is_forgotten() -> None:
-    teller = heard()
-    for number in range(50):
-        teller.sent(other(number), 0, 0.25)
-    assert len(teller) == 50
-    assert [len(teller.chapters()["chapters"]) for _ in range(3)] == [1, 1, 0]
-    assert len(teller) == 0
-
-
 def test_what_waits_to_be_told_is_bounded_and_the_newest() -> None:
     teller, hearer, index = heard(), PrefixGossip(), PrefixIndex(2)
     for number in range(MAX_RUNS + 100):

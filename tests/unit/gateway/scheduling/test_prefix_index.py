@@ -29,22 +29,6 @@ def test_the_longest_match_comes_first_and_masks_grow() -> None:
     assert index.match(prompt(1, 2000, shared=300)) == [(1000, 0b001), (500, 0b011), (300, 0b111)]
 
 
-def test_lengths_in_bytes_become_tokens() -> None:
-    index = PrefixIndex(1)
-    expected = index.insert(prompt(1, 1000), 0, 0.25)
-    assert expected == ExpectedHit(0, 0, 0)
-    assert index.match(prompt(1, 1000), 0.25) == [(250, 1)]
-    assert index.insert(prompt(1, 2000), 0, 0.25).hit_tokens == 250
-
-
-def test_nothing_matches_an_unknown_or_empty_prompt() -> None:
-    index = PrefixIndex(2)
-    index.insert(prompt(1, 1000), 0)
-    assert index.match(prompt(2, 1000)) == []
-    assert index.match(()) == []
-    assert index.insert((), 0) == ExpectedHit(0, 0, 0)
-
-
 def test_a_forgotten_worker_holds_nothing_until_it_is_sent_something() -> None:
     index = PrefixIndex(2)
     for worker in (0, 1):
@@ -159,14 +143,6 @@ def test_memory_of_an_index_that_is_hammered_stays_bounded() -> None:
     kept = sum(len(chunk) for _, chunk in index._chunks) + len(index._chunk)
     assert len(index) == 5 * 62
     assert kept <= MIN_ENTRIES
-
-
-@pytest.mark.parametrize(
-    ("workers", "entries", "capacity"), [(-1, 8192, 1), (1, 8191, 1), (1, 8192, 0)]
-)
-def test_sizes_that_make_no_index_are_refused(workers: int, entries: int, capacity: int) -> None:
-    with pytest.raises(ValueError, match="prefix index"):
-        PrefixIndex(workers, max_entries=entries, capacity_tokens=capacity)
 
 
 STEPS = st.lists(

@@ -8,7 +8,6 @@ from gateway.fleet import fleet
 from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.quartz_profile import DEFAULT, QuartzProfile
 from gateway.scheduling.scheduler import Job
-from gateway.scheduling.schedulers import NAMES, make_scheduler
 from tests.unit.gateway.scheduling.scheduled import (
     RATE,
     Proportional,
@@ -281,19 +280,6 @@ def test_the_prediction_that_is_observed_is_the_one_at_dispatch() -> None:
     assert predictor.observed[0] == pytest.approx((0, 0.6, 0.4))
 
 
-def test_what_other_processes_assigned_and_served_is_taken_in() -> None:
-    one, other = quartz_of(pool_of(2)), quartz_of(pool_of(2))
-    one.merge({"other": other.state()}, 0.0)
-    job = job_of(20_000, client="a", preferred=0)
-    other.submit(job, 0.0)
-    one.merge({"other": other.state()}, 0.0)
-    assert one.wait_s(0, 0.0) == pytest.approx(2.0)
-    other.first_token(job, 2.0)
-    one.merge({"other": other.state()}, 2.0)
-    assert one.wait_s(0, 2.0) == 0.0
-    assert one.shares.kilotokens("a", 2.0) == pytest.approx(20.0)
-
-
 def test_malformed_states_are_ignored() -> None:
     scheduler = quartz_of(pool_of(2))
     for served in (3, {"a": "b"}, {"a": 1.0}, {"a": "b"}, {"a": 2.0}):
@@ -308,16 +294,6 @@ def test_without_quantiles_it_goes_by_the_mean() -> None:
     job = job_of(1000)
     scheduler.submit(job, 0.0)
     assert job.score == pytest.approx(0.1 + 8 * 0.1)
-
-
-def test_every_name_makes_a_scheduler_and_no_other_does() -> None:
-    for name in NAMES:
-        scheduler = make_scheduler(name, pool_of(2), predictor=Proportional())
-        assert len(scheduler.submit(job_of(), 0.0)) == 1, name
-    with pytest.raises(ValueError, match="unknown scheduler"):
-        make_scheduler("best", pool_of(1))
-    with pytest.raises(ValueError, match="needs a predictor"):
-        make_scheduler("quartz", pool_of(1))
 
 
 @pytest.mark.parametrize(

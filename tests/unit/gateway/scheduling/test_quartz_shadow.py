@@ -55,14 +55,6 @@ def test_it_says_where_quartz_would_bind_and_what_would_be_gained() -> None:
     assert job.would_s == pytest.approx(1000 / RATE)
 
 
-def test_where_quartz_agrees_both_predictions_are_one() -> None:
-    scheduler, _ = shadowed("round-robin", 2)
-    job = job_of(4000, match=((3000, 0b01),))
-    scheduler.submit(job, 0.0)
-    assert (job.worker, job.would_bind) == (0, 0)
-    assert job.would_s == job.expected_s == pytest.approx(1000 / RATE)
-
-
 def test_it_learns_from_first_tokens_on_the_worker_that_was_chosen() -> None:
     predictor = Proportional()
     scheduler, _ = shadowed("round-robin", 2, predictor)
@@ -118,13 +110,3 @@ def test_a_busy_pool_predicts_some_requests_and_counts_the_backlog_of_all() -> N
     assert len(predictor.observed) == len(advised)
     scheduler.submit(last := job_of(1000), 5.0)
     assert last.backlog_tokens == 0
-
-
-def test_with_no_worker_there_is_nothing_to_predict() -> None:
-    predictor = Proportional()
-    scheduler, pool = shadowed("least-loaded", 2, predictor)
-    fleet.unreachable(pool, 0)
-    fleet.unreachable(pool, 1)
-    job = job_of()
-    assert list(scheduler.submit(job, 0.0)) == []
-    assert (job.state, job.would_bind, predictor.predicted) == ("nowhere", -1, 0)

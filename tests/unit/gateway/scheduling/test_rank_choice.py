@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,19 +34,6 @@ def imbalance(loads: Sequence[float], pairs: list[tuple[int, int]], jobs: Sequen
     return len(after) * max(after) - sum(after)
 
 
-def test_one_request_goes_to_the_least_loaded_rank_with_room() -> None:
-    assert pick([50, 10, 30], [1, 0, 1], [job(5)]) == [(0, 2)]
-
-
-def test_one_slot_takes_the_longest_request_that_fits_under_the_fullest_rank() -> None:
-    jobs = [job(10), job(80), job(95), job(150)]
-    assert pick([900, 1000, 700], [1, 0, 0], jobs) == [(2, 0)]
-
-
-def test_one_slot_takes_the_shortest_where_none_fits() -> None:
-    assert pick([1000, 1000], [1, 0], [job(30), job(20), job(40)]) == [(1, 0)]
-
-
 def test_a_tie_goes_to_the_rank_that_holds_more_of_the_prompt() -> None:
     assert pick([0, 0, 0], [1, 1, 1], [job(64, match=((48, 0b100), (16, 0b110)))]) == [(0, 2)]
 
@@ -55,11 +41,6 @@ def test_a_tie_goes_to_the_rank_that_holds_more_of_the_prompt() -> None:
 def test_who_was_passed_over_for_too_long_goes_first() -> None:
     jobs = [job(10), job(99), job(20)]
     assert pick([900, 1000], [1, 0], jobs, [0.0, 1.0, 5.0], maxage=4.0) == [(2, 0)]
-
-
-def test_nothing_is_chosen_without_room_or_without_requests() -> None:
-    assert pick([1, 2], [0, 0], [job(1)]) == []
-    assert pick([1, 2], [1, 1], []) == []
 
 
 loads = st.lists(st.integers(0, 5000), min_size=2, max_size=6)
@@ -98,23 +79,3 @@ def test_every_free_slot_is_filled_once(
     assert len({item for item, _ in pairs}) == len(pairs)
     for index, cap in enumerate(caps):
         assert sum(at == index for _, at in pairs) <= cap
-
-
-def test_the_solver_is_asked_where_several_slots_are_free() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def solve(
-        load: Sequence[float],
-        cap: Sequence[int],
-        sizes: Sequence[float],
-        waits: Sequence[float],
-        *,
-        maxage: float | None,
-    ) -> list[tuple[int, int]]:
-        asked.append((len(load), len(sizes)))
-        return [(1, 1)]
-
-    found = choose(solve, [4, 5], [1.0, 2.0], [1, 1], [job(1), job(2)], [0.0, 0.0], 9.0)
-    assert found == [(1, 1)]
-    assert asked == [(2, 2)]
-    assert imbalance([1.0, 2.0], found, [job(1), job(2)]) == pytest.approx(3.0)

@@ -20,17 +20,6 @@ def job(order: int, key: float = 0.0, priority_class: int = 1, preferred: int = 
     return made
 
 
-def test_the_first_are_those_of_least_key_then_of_least_order() -> None:
-    line = RankLine()
-    late, early, tied = job(0, 2.0), job(1, 1.0), job(2, 1.0)
-    for one in (late, tied, early):
-        line.put(one)
-    assert line.first(1, 2) == [early, tied]
-    line.take(early)
-    assert line.first(1, 9) == [tied, late]
-    assert (list(line.waiting), line.total) == ([0, 2, 0], 2)
-
-
 def test_who_must_go_to_one_rank_stands_apart_until_that_rank_is_away() -> None:
     line = RankLine()
     preferring, free = job(0, preferred=3), job(1)

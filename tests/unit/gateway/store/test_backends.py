@@ -4,8 +4,6 @@ import pytest
 
 from gateway.settings.server import StateConfig, StateUrl
 from gateway.store.backends import backend_of, open_directory, open_notes, sqlite_path
-from gateway.store.sqlite_directory import SqliteDirectory
-from gateway.store.sqlite_file import SqliteNotes
 
 REDIS = (
     "redis://:secret@h:1/0",
@@ -27,13 +25,6 @@ def test_every_url_of_redis_that_settings_accept_is_shared_and_opens_redis(url: 
 def test_memory_and_a_file_are_one_gateway_s(url: str) -> None:
     assert not StateConfig(url=StateUrl(url)).shared
     assert backend_of(url) == url.partition(":")[0]
-
-
-def test_memory_and_sqlite_open_their_stores() -> None:
-    assert open_notes("memory://", "r") is None
-    assert isinstance(open_notes("sqlite:///a/b.db", "r"), SqliteNotes)
-    for url in ("memory://", "sqlite:///a/b.db"):
-        assert isinstance(open_directory(url), SqliteDirectory)
 
 
 def test_a_file_is_relative_with_three_slashes_and_absolute_with_four() -> None:

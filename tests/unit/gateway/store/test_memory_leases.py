@@ -15,7 +15,6 @@ from gateway.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
 from gateway.admission.counters import Journal
 from gateway.admission.terms import AdmissionRequest
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
-from gateway.errors import RateLimited
 from gateway.fleet import fleet
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
@@ -46,38 +45,12 @@ class Opened:
         )
 
 
-async def test_a_lease_knows_when_and_by_whom_it_was_issued() -> None:
-    opened = Opened(entitled())
-    lease = await opened.admit("a")
-    assert lease.issued_unix_s == NOW_S
-    assert opened.book.leases["a"].owner == opened.store.owner
-
-
-async def test_admission_may_only_be_observed() -> None:
-    opened = Opened(entitled(limit=1), observe=True)
-    await opened.admit("a")
-    assert (await opened.admit("b")).would_deny == "concurrency"
-
-
 async def test_settling_goes_by_the_request_s_own_time() -> None:
     opened = Opened(entitled())
     lease = await opened.admit("a")
     opened.clock.advance(18.0)
     opened.store.settle(lease, msgspec.structs.replace(USED, unix_s=NOW_S + 15))
     assert opened.book.pools[0].service_s == pytest.approx(6.0)
-
-
-async def test_the_first_tick_is_a_whole_tick_after_the_start() -> None:
-    opened = Opened(entitled(tokens_per_s=10.0))
-    await opened.store.tick()
-    opened.store.settle(await opened.admit("a", estimate_tokens=100), USED)
-    opened.clock.advance(4.9)
-    await opened.store.tick()
-    assert opened.book.accounts["e"].served == 50
-    opened.clock.advance(0.1)
-    await opened.store.tick()
-    assert opened.book.accounts["e"].served == 0
-    assert opened.book.ticked_s == NOW_S + 5
 
 
 async def test_a_tick_reaps_whatever_has_expired() -> None:
@@ -127,16 +100,6 @@ async def test_reclaiming_for_a_lease_that_has_ended_evicts_nobody() -> None:
     opened.store.settle(lease, USED)
     await opened.store.reclaim(lease)
     assert reported == []
-
-
-async def test_an_unforced_transfer_that_is_denied_leaves_the_lease_where_it_is() -> None:
-    opened = Opened(entitled(baseline=(4, 0)), slots=(4, 1))
-    lease = await opened.admit("a")
-    with pytest.raises(RateLimited):
-        await opened.store.transfer(lease, 1, force=False)
-    assert [p.inflight for p in opened.served.fleet.pools] == [1, 0]
-    moved = await opened.store.transfer(lease, 1)
-    assert (moved.pool, [p.inflight for p in opened.book.pools]) == (1, [0, 1])
 
 
 async def test_an_entitlement_goes_once_nothing_of_it_is_in_flight() -> None:
@@ -253,10 +216,3 @@ async def test_workers_that_are_ejected_leave_the_pool_overloaded_until_they_ret
     assert (await store.admit(ask("x", alternates=(LONG,)))).pool == LONG
     clock.advance(5.0)
     assert (await store.admit(ask("y", alternates=(LONG,)))).pool == SHORT
-
-
-async def test_models_are_counted_apart() -> None:
-    one, two = served_model(name="one"), served_model(name="two")
-    store = MemoryLeases({"one": one, "two": two}, FakeClock())
-    await store.admit(ask("a", model="one"))
-    assert (one.fleet.pools[SHORT].inflight, two.fleet.pools[SHORT].inflight) == (1, 0)

@@ -118,14 +118,6 @@ async def test_the_first_step_publishes_what_the_workers_hold() -> None:
     assert kept.terms.largest_tokens == 100
 
 
-async def test_nothing_is_published_while_nothing_changes() -> None:
-    kept = UpkeepRig(OLD)
-    for _ in range(20):
-        await kept.step()
-    assert len(kept.store.published) == 1
-    assert kept.store.ticks == 20
-
-
 async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -150,18 +142,6 @@ async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_th
     ]
 
 
-async def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
-    kept = UpkeepRig(msgspec.structs.replace(OLD, tokens_per_s=20.0), SPOT)
-    await kept.step()
-    for worker in (0, 1):
-        fleet.drain(kept.served.fleet.pools[0], worker, on=True)
-    for _ in range(3):
-        await kept.step()
-    assert kept.terms.slots == (0, 2)
-    await kept.admit("s", "spot", pool=1)
-    await kept.admit("a", "old", pool=1)
-
-
 async def test_one_that_never_fitted_is_pending() -> None:
     kept = UpkeepRig(OLD)
     await kept.step()
@@ -173,12 +153,6 @@ async def test_one_that_never_fitted_is_pending() -> None:
     await kept.step()
     assert [view.state for view in await kept.store.view("m", ["new"])] == ["pending"]
     assert [view.state for view in await kept.store.view("m", ["old"])] == ["bound"]
-
-
-async def test_a_configured_mean_slo_stays() -> None:
-    kept = UpkeepRig(OLD, base=Terms(slots=(8, 2), mean_slo_ms=15_250.0))
-    await kept.step()
-    assert kept.terms.mean_slo_ms == 15_250
 
 
 async def test_what_engines_say_of_their_kv_counts_where_nothing_is_stated() -> None:
@@ -250,18 +224,6 @@ async def test_replicas_hold_what_is_reserved_admitted_and_denied() -> None:
     assert kept.keeper.desired_replicas("unmanaged", 0) == 0
 
 
-async def test_refused_demand_asks_for_more_and_falls_after_the_cooldown() -> None:
-    kept = UpkeepRig(SPOT)
-    await kept.step()
-    kept.book.pools[0].refused_sequences = 10
-    await kept.step(5.0)
-    assert kept.keeper.desired_replicas("m", 0) == 3  # two a second for five seconds
-    await kept.step(290.0)
-    assert kept.keeper.desired_replicas("m", 0) == 3
-    await kept.step(20.0)
-    assert kept.keeper.desired_replicas("m", 0) == 1
-
-
 @pytest.mark.parametrize(
     ("terms", "asked"),
     [
@@ -299,14 +261,6 @@ async def test_a_pending_entitlement_within_the_most_replicas_starts_scaling() -
     await kept.step()
     assert [v.state for v in await kept.store.view("m", ["new"])] == ["pending"]
     assert kept.keeper.desired_replicas("m", 0) == 5
-
-
-async def test_started_it_steps_by_itself_until_closed() -> None:
-    kept = UpkeepRig(SPOT)
-    await kept.keeper.start()
-    assert len(kept.store.published) == 1
-    await kept.keeper.close()
-    await kept.keeper.close()
 
 
 async def test_of_many_entitlements_a_slice_is_read_at_a_time() -> None:

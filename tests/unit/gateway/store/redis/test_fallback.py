@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission.admission import AdmissionRequest, Grant
 from gateway.admission.token_pool import TokenPool, depth_tokens, surplus_level
 from gateway.records.lease import Lease
 from gateway.records.limit import Holding, Limit, LimitUse
@@ -50,10 +50,6 @@ def level_of(token_pool: TokenPool, at: float = NOW_S) -> float:
     return share.accounts["e"].level
 
 
-def test_a_bucket_that_nobody_heard_of_is_full() -> None:
-    assert level_of(known()) == DEPTH
-
-
 def test_a_grant_says_what_is_left_and_it_fills_again() -> None:
     redis, token_pool = known(), known()
     note_decision(token_pool, "e", 70, granted(redis, estimate_tokens=70), NOW_S)
@@ -66,18 +62,6 @@ def test_a_refusal_says_what_is_left() -> None:
     granted(redis, estimate_tokens=95)
     note_decision(token_pool, "e", 20, denied(redis, "b", estimate_tokens=20), NOW_S)
     assert level_of(token_pool) == 5
-
-
-def test_a_refusal_for_another_s_sake_says_nothing() -> None:
-    token_pool = known()
-    note_decision(token_pool, "e", 20, Denial(reason="concurrency", limit=3, used=3), NOW_S)
-    assert level_of(token_pool) == DEPTH
-
-
-def test_nothing_is_known_of_an_entitlement_that_is_gone() -> None:
-    token_pool = known()
-    note_decision(token_pool, "gone", 20, Denial(reason="tokens"), NOW_S)
-    assert level_of(token_pool) == DEPTH
 
 
 @pytest.mark.parametrize(("cost", "left"), [(0, 100), (30, 70), (250, -150)])
@@ -94,12 +78,6 @@ def test_counters_that_were_read_say_what_is_left() -> None:
     granted(redis, estimate_tokens=90)
     note_view(token_pool, redis, LATER_S, NOW_S)
     assert level_of(token_pool) == 10 + RATE
-
-
-def test_counters_of_what_was_never_used_say_nothing() -> None:
-    token_pool = known()
-    note_view(token_pool, known(), NOW_S, NOW_S)
-    assert level_of(token_pool) == DEPTH
 
 
 def test_what_leases_cost_on_average_deepens_a_bucket() -> None:
@@ -131,13 +109,6 @@ def test_what_a_share_used_is_missing_in_the_next(replicas: int) -> None:
     assert share_of(token_pool, (), replicas, NOW_S).accounts["e"].level < 1
     later = share_of(token_pool, (), replicas, LATER_S)
     assert later.accounts["e"].level == pytest.approx(RATE / replicas, abs=1)
-
-
-def test_what_a_share_left_alone_stays_as_it_was_heard() -> None:
-    redis, token_pool = known(), known()
-    note_decision(token_pool, "e", 70, granted(redis, estimate_tokens=70), NOW_S)
-    take_back(token_pool, share_of(token_pool, (), 2, NOW_S), 2)
-    assert level_of(token_pool) == 30
 
 
 def test_a_lease_that_the_surplus_paid_is_paid_back_there() -> None:

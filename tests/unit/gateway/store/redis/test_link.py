@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.store.redis import link as redis_link
-from gateway.store.redis.link import COMPANIONS, Op, RedisLink, RedisWire
+from gateway.store.redis.link import Op, RedisLink, RedisWire
 from gateway.store.redis.route import route_of
-from gateway.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts
+from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
 from tests.fakes import FakeClock
 
 TURNS = 20
@@ -66,10 +66,6 @@ async def turns(holds: Callable[[], bool] = lambda: False) -> None:
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Posts wait for a call however long it takes."""
     monkeypatch.setattr(redis_link, "POST_WAIT_S", 3600.0)
-
-
-def test_only_what_shares_a_script_waits_for_a_call() -> None:
-    assert set(GROUPED) > COMPANIONS
 
 
 @pytest.mark.usefixtures("never")

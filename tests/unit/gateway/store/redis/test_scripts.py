@@ -1,15 +1,12 @@
 """How calls of scripts are written, and which servers a URL names; no Redis needed."""
 
-from pathlib import Path
-
-import msgspec
 import pytest
 from redis.crc import key_slot
 
-from gateway.store.redis import link, scripts
+from gateway.store.redis import link
 from gateway.store.redis import route as redis_route
 from gateway.store.redis.link import Op
-from gateway.store.redis.scripts import GROUPED, MAX_GROUPED, Calls, Scripts, argument
+from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
 from gateway.store.redis.token_pools import (
     MAX_TICKED,
     MIN_TICKED,
@@ -19,27 +16,6 @@ from gateway.store.redis.token_pools import (
 )
 from tests.fakes import FakeClock
 
-LUA = Path(scripts.__file__).with_name("lua")
-OPERATIONS = sorted(Scripts().all)
-
-
-@pytest.mark.parametrize("name", [*OPERATIONS, *GROUPED])
-def test_every_script_says_what_it_is_given_and_what_it_returns(name: str) -> None:
-    head = (LUA / f"{name}.lua").read_text().split("\n\n")[0]
-    lines = head.splitlines()
-    assert all(line.startswith("--") for line in lines)
-    assert lines[0].startswith(f"-- {name}, version {scripts.VERSION}: ")
-    assert "-- KEYS     see book.lua" in lines
-    given = "-- arg      {" if name in GROUPED else "-- ARGV[1]  {"
-    assert any(line.startswith(given) for line in lines)
-    assert "\n-- Returns " in head
-
-
-def test_the_book_names_every_key_in_the_order_they_are_given() -> None:
-    head = (LUA / "book.lua").read_text().split("\n\n")[0]
-    named = [line.split()[2] for line in head.splitlines() if line[4:6].strip().isdigit()]
-    assert [key.rpartition(":")[2] for key in Calls(Scripts(), "m", 0).all_keys()] == named[:13]
-
 
 @pytest.mark.parametrize("model", ["m", "org/model-7b", "a{b}c", "}{", "ä b"])
 def test_all_keys_of_a_model_are_in_one_slot(model: str) -> None:
@@ -47,17 +23,6 @@ def test_all_keys_of_a_model_are_in_one_slot(model: str) -> None:
     assert len({key_slot(key.encode()) for key in calls.all_keys()}) == 1
     assert len(set(calls.all_keys())) == 13 + 3 * 4
     assert not set(calls.all_keys()) & set(Calls(Scripts(), model + "x", 3).all_keys())
-
-
-def test_a_call_is_one_command_with_its_keys_and_its_argument() -> None:
-    calls = Calls(Scripts(), "m", 1)
-    packed = calls.packed("reap", argument(most=3))
-    parts = packed.split(b"\r\n")
-    assert parts[0] == b"*%d" % (3 + 17 + 1)
-    words = parts[2::2]
-    assert words[:3] == [b"EVALSHA", calls.scripts.all["reap"].sha, b"17"]
-    assert [word.decode() for word in words[3:20]] == calls.all_keys()
-    assert msgspec.msgpack.decode(words[20]) == {"most": 3}
 
 
 def test_calls_that_may_share_a_script_do_in_their_order() -> None:
