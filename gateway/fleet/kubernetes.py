@@ -121,7 +121,7 @@ class KubernetesApi:
                 watching = asyncio.create_task(self._watch(path, params, collection, changed))
                 watching.add_done_callback(partial(_set, changed))
                 try:
-                    while True:
+                    while not watching.done():  # it may end during the pause
                         await changed.wait()
                         if watching.done():
                             break

@@ -148,6 +148,25 @@ async def test_missing_rights_are_told_with_the_fix(server: KubeServer, tmp_path
     await api.close()
 
 
+async def test_a_watch_that_fails_just_after_a_change_is_not_waited_for(
+    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "TOGETHER_S", 0.3)
+    api = api_of(server, tmp_path)
+    async with asyncio.timeout(10), aclosing(api.follow(PATH)) as sets:
+        await reached(sets)
+        following = asyncio.ensure_future(reached(sets, "a"))
+        await asyncio.sleep(0.05)
+        await server.put(PATH, pod("a", "10.0.0.1"))
+        await asyncio.sleep(0.05)
+        server.token = "another"
+        await server.cut()
+        await following
+        with pytest.raises(DiscoveryFailure, match="answered 401"):
+            await exhausted(sets)
+    await api.close()
+
+
 async def test_outside_a_cluster_the_fix_is_told() -> None:
     with pytest.raises(DiscoveryFailure, match="SLUICE_KUBERNETES_URL"):
         await reached(KubernetesApi(None).follow(PATH))
