@@ -121,10 +121,12 @@ class BoundaryWatch:
             for engine in view.samples
             if engine.preemptions_total is not None and engine.finished_total is not None
         ]
-        engines = (view.preemptions, view.finished) if tell else (0.0, 0.0)
-        now = (self.requests[pool], self.rescues[pool], self.overruns[pool], *engines)
+        engines = (view.preemptions, view.finished)
         # What engines counted before the first sample is nothing that happened since.
         before = self._sampled[pool] or (0, 0, 0, *engines)
+        if not tell:
+            engines = before[3], before[4]
+        now = (self.requests[pool], self.rescues[pool], self.overruns[pool], *engines)
         self._sampled[pool] = now
         wrong, self._wrong[pool] = self._wrong[pool], Counter()
         sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet import engine_telemetry
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -225,3 +226,17 @@ def test_what_engines_count_between_two_samples_is_summed_over_restarts() -> Non
     told(1, 7.0, 60.0)
     second = watch.sample(0, pool, view)
     assert (second.preemptions, second.finished) == (15.0, 80.0)
+
+
+def test_while_no_engine_tells_its_counters_nothing_falls_or_rises() -> None:
+    state, view, watch = PoolState("short", ["w"], 8), TelemetryView(1), BoundaryWatch(2)
+    told = EngineSample(preemptions_total=0.0, finished_total=0.0)
+    record(view, 0, told, 0.0)
+    watch.sample(0, state, view)
+    record(view, 0, EngineSample(preemptions_total=50.0, finished_total=1000.0), 60.0)
+    assert watch.sample(0, state, view).finished == 1000.0
+    engine_telemetry.forget(view, 0)  # the pool is empty for a while
+    assert (watch.sample(0, state, view).finished, view.finished) == (0.0, 1000.0)
+    record(view, 0, told, 180.0)
+    again = watch.sample(0, state, view)
+    assert (again.preemptions, again.finished) == (0.0, 0.0)
