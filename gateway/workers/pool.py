@@ -14,6 +14,7 @@ Rules:
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -273,7 +274,10 @@ class WorkerPool:
                 job.answer.set_result(answer)
 
     async def _replacement(self) -> "WorkerProcess":
-        """Start a worker; retries forever, with growing pauses. Calls fail meanwhile."""
+        """Start a worker; retries forever, with growing pauses, and for a call if there is none.
+
+        Calls fail meanwhile.
+        """
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -282,7 +286,11 @@ class WorkerPool:
                 self._log.error("no worker, next try in %g s: %s", pause_s, error)
                 if not self._workers:
                     self._fail_waiting(NoWorker(str(error)))
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    while self._workers or not self._queue.waiting:
+                        self._wake.clear()
+                        await self._wake.wait()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _started(self) -> "WorkerProcess":

@@ -5,15 +5,18 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 import gateway.workers.bodies
-from gateway.errors import BadRequest
+import gateway.workers.pool
+from gateway.errors import BadRequest, Unavailable
 from gateway.payload.body import (
     HEAVY_BYTES,
     LIGHT_BYTES,
@@ -126,6 +129,20 @@ async def test_a_process_that_died_or_was_not_waited_for_is_replaced(reader: Bod
             await reader.read(*worst(8 * 2**20)["ids"], "a")
     other = PLAIN.replace(b'"n":2', b'"n":3')
     assert (await reader.read(CHAT, other, "a")).sequences_per_prompt == 3
+
+
+async def test_while_no_process_can_be_started_bodies_are_refused_at_once(
+    reader: BodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And read as soon as one can, whatever pause the next try was to keep."""
+    monkeypatch.setattr(gateway.workers.pool, "_FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("too many processes")))
+    async with asyncio.timeout(30.0):
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="cannot be read"):
+                await reader.read(CHAT, PLAIN, "a")
+        monkeypatch.undo()
+        await reader.read(CHAT, PLAIN, "a")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
