@@ -18,10 +18,12 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from hmac import compare_digest
 from io import BytesIO
 from itertools import chain
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -582,7 +584,12 @@ class GatewayProtocol(ClientConnection):
 
 
 def _path(url: bytes) -> str:
-    return url.partition(b"?")[0].decode("latin-1")
+    """The path as ASGI gets it: decoded, and without the host that clients of proxies name."""
+    path = url.partition(b"?")[0]
+    if not path.startswith(b"/") or b"%" in path:
+        with suppress(httptools.HttpParserInvalidURLError):
+            path = httptools.parse_url(url).path or b""
+    return unquote(path.decode("latin-1"))
 
 
 def _lowered(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

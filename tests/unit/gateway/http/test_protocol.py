@@ -465,6 +465,17 @@ async def test_a_client_that_leaves_cancels_its_request(
     await until(lambda: gateway.plane.running == 0)
 
 
+@pytest.mark.parametrize("url", [b"http://x:80" + CHAT.path.encode(), b"/v1/chat%2Fcompletions"])
+async def test_so_does_one_that_spells_the_path_in_an_unusual_way(
+    gateway: Gateway, url: bytes
+) -> None:
+    client = await gateway.connect()
+    await client.send(request(b"hang").replace(CHAT.path.encode(), url, 1))
+    await until(lambda: gateway.pipeline.started)
+    await client.leave()
+    await until(lambda: gateway.pipeline.cancelled)
+
+
 async def test_a_client_that_leaves_after_its_answer_cancels_nothing(gateway: Gateway) -> None:
     client = await gateway.connect()
     await client.send(request())
