@@ -145,13 +145,14 @@ class Supervisor:
 
     async def _wait_ready(self) -> None:
         """Wait until every replica serves, or one fails."""
-        waits: list[asyncio.Future[Any]] = [
-            asyncio.gather(*(replica.ready.wait() for replica in self.replicas)),
-            asyncio.ensure_future(self.ending.wait()),
+        # No gather: of one that is cancelled, asyncio logs an error.
+        waits: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._all_ready()),
+            asyncio.create_task(self.ending.wait()),
         ]
         await asyncio.wait(waits, timeout=START_S, return_when="FIRST_COMPLETED")
-        for future in waits:
-            future.cancel()
+        for wait in waits:
+            wait.cancel()
         if self.ending.is_set():
             return
         if not all(replica.ready.is_set() for replica in self.replicas):
@@ -162,6 +163,10 @@ class Supervisor:
         self.origin.ready()
         if self._on_ready is not None:
             self._on_ready(self.port)
+
+    async def _all_ready(self) -> None:
+        for replica in self.replicas:
+            await replica.ready.wait()
 
     def _hung_up(self) -> None:
         """Have every replica reload the configuration."""

@@ -1,6 +1,7 @@
 """The supervisor's patience with replicas that die, and what it does with one only."""
 
 import asyncio
+import gc
 import socket
 import sys
 from pathlib import Path
@@ -171,6 +172,20 @@ async def test_a_successor_that_hangs_at_its_start_is_not_listed_and_killed(
     assert not replica.serves
     await asyncio.wait_for(keeping, 20)
     assert caplog.text.count("ended with status -9") == MAX_DEATHS
+
+
+async def test_one_that_is_ended_before_its_replicas_serve_logs_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = Supervisor(config(2), None)
+    waiting = asyncio.create_task(made._wait_ready())
+    await asyncio.sleep(0)
+    made.ending.set()
+    await waiting
+    await asyncio.sleep(0)
+    del waiting
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_only_replicas_that_serve_now_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
