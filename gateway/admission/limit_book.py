@@ -341,7 +341,12 @@ def used_of(holding: Holding, spent: Spent | None) -> int:
 
 
 def _resets_s(counter: Counter, span: Span, start_s: float, amount: int) -> float:
-    """When so much is free again: by the calendar at the next window, else as slices age."""
+    """When so much is free again: by the calendar at the next window, else as slices age.
+
+    0 for nothing: then reservations alone take the room, and nobody knows when they end.
+    """
+    if amount <= 0:
+        return 0.0
     if not span.step_s:
         return span.next_s
     freed = 0

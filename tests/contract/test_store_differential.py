@@ -477,6 +477,30 @@ def test_a_clock_that_is_set_leaves_the_same_levels_of_limits(redis_process: Red
                 pair.compare_views()
 
 
+@pytest.mark.parametrize("window", ["1d", "day"])
+def test_what_only_reservations_refuse_resets_at_no_known_time(
+    redis_process: RedisServer, window: str
+) -> None:
+    budget = _limit("tokens", 2_000, window)
+    with redis_process.client() as client:
+        pair = Pair(client, Terms(slots=(4, 4)))
+        pair.define(Entitlement(name="a", model="m"))
+        asked = AdmissionRequest(
+            lease_id="", entitlement="a", pool=0, estimate_tokens=1_500, limits=(budget,)
+        )
+        # A refused request begins a slice in the policy, and none in the scripts.
+        too_large = msgspec.structs.replace(asked, estimate_tokens=3_000)
+        pair.admit(too_large, observe=False)
+        for lease_id, passed_s in (("fits", 5_760.0), ("waits", 1.0)):
+            pair.now_s += passed_s
+            pair.admit(msgspec.structs.replace(asked, lease_id=lease_id), observe=False)
+            pair.compare()
+        assert "denied: budget_reserved" in pair.met
+        _, over, _ = pair.book.limits.weigh(asked, pair.now_s)
+        assert over is not None
+        assert over.resets_unix_s == 0
+
+
 @pytest.mark.parametrize(
     "owed", [{"tokens_per_s": 50.0}, {"baseline": (2,)}, {"kv_bytes": 2_000}], ids=str
 )

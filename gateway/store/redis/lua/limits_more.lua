@@ -60,8 +60,10 @@ local function recall(counter, limit, start_s)
   return early
 end
 
--- When so much is free again: by the calendar at the next window, else as slices age.
+-- When so much is free again: by the calendar at the next window, else as slices age. 0 for
+-- nothing: then reservations alone take the room, and nobody knows when they end.
 local function resets_s(counter, limit, start_s, amount)
+  if amount <= 0 then return 0 end
   if limit.step_s == 0 then return limit.next_s end
   local freed = 0
   for i = SLICES, #counter - 1, 2 do
