@@ -143,7 +143,7 @@ real-engine: $(VENV)/.dev
 	$(BIN)/python -m bench real-engine $(ARGS)
 
 walk: $(VENV)/.dev
-	@$(BIN)/python -m bench.common.walk $(ARGS)
+	@$(BIN)/python -m tests.walk $(ARGS)
 
 # A copy of the tree in which what decides is compiled (docs/adr/0007): a copy, for beside its
 # source a compiled module would run whatever is edited. It is the image's wheel.

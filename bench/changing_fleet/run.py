@@ -14,9 +14,9 @@ import httpx
 import yaml
 
 from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway, until_workers
-from bench.changing_fleet.worlds import KINDS, KubeWorld, world_of
 from bench.common.report import Row, at_least, at_most, equals
 from bench.common.steps import scaled, scaled_s
+from tests.worlds import KINDS, KubeWorld, world_of
 
 CLIENTS = 100
 """Each streams one answer of a quarter of a second after another."""

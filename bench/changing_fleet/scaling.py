@@ -22,7 +22,6 @@ import yaml
 
 from bench.changing_fleet import fleet
 from bench.changing_fleet.fleet import ADMIN, Engines, gateway, until_workers
-from bench.changing_fleet.worlds import KubeWorld, World, world_of
 from bench.common.fleet import read_metrics
 from bench.common.report import Report, Row, at_least, at_most, equals
 from planner.goals import Goals
@@ -31,6 +30,7 @@ from planner.profile import NodeProfile
 from planner.records import Question
 from planner.workload.synthetic import synthetic
 from sluice.hash_key import hashed_key
+from tests.worlds import KubeWorld, World, world_of
 
 STEP_S: Final = 0.4
 """Between two parts of an answer; 12 parts are an answer."""

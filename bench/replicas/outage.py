@@ -22,7 +22,6 @@ from redis.crc import key_slot
 
 from bench.common.fleet import Fleet
 from bench.common.gateway_books import Line, LogReader, most_at_once
-from bench.common.redis_nodes import RedisCluster, SentinelledRedis, node
 from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_least, at_most, equals
 from bench.common.steps import scaled_s
@@ -39,6 +38,7 @@ from bench.replicas.books import (
     settled,
 )
 from bench.replicas.load import ClientLoad, LoadShape, SentRequest
+from tests.redis_nodes import RedisCluster, SentinelledRedis, node
 
 AWAY_S: Final = scaled_s(20.0, 6.0)
 FAILOVER_S: Final = 1.0

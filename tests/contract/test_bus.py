@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
 from gateway.replicas.bus import LASTING, LIMIT_S, MAX_BYTES, SILENT_S, Bus, Presence, Seed
 from gateway.replicas.calls import Address
 from gateway.store.redis.exchange import RedisExchange, key_of
 from gateway.store.redis.route import TIMEOUT_S
 from tests.fakes import FakeClock
+from tests.redis_nodes import RedisCluster
 
 pytestmark = pytest.mark.redis
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.changing_fleet.worlds import KINDS, World, world_of
 from gateway.background_task import BackgroundTasks
 from gateway.fleet import discovery as runner
 from gateway.fleet import discovery_dns as dns_source
@@ -17,6 +16,7 @@ from gateway.fleet.discovery import Source
 from gateway.ports import DiscoveryFailure, Sets
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
+from tests.worlds import KINDS, World, world_of
 
 PORT = 8000
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from bench.common.browser import Browser, installed, until
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from tests.browser import Browser, installed, until
 
 VIEWER_KEY = "sk-test-viewer"
 AXE = Path(__file__).parent / "axe"

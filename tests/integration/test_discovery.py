@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway, until_workers
-from bench.changing_fleet.worlds import KINDS, KubeWorld, world_of
+from tests.worlds import KINDS, KubeWorld, world_of
 
 
 @pytest.mark.parametrize("kind", KINDS)

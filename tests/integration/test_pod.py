@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.changing_fleet.kube import KubeServer, slice_of
 from gateway.fleet.kubernetes import SLICES
 from sluice.children import free_ports
 from sluice.hash_key import hashed_key
 from tests.chart import HELM, Manifest, rendered
+from tests.kube import KubeServer, slice_of
 from tests.pod import Pod
 
 pytestmark = [

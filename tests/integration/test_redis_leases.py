@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
-from bench.common.redis_nodes import RedisCluster, SentinelledRedis
 from bench.common.redis_server import RedisServer, redis_program
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
@@ -31,6 +30,7 @@ from gateway.store.redis.scripts import Calls, Scripts, argument, grouped
 from gateway.store.redis.token_pools import FailMode
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
+from tests.redis_nodes import RedisCluster, SentinelledRedis
 from tests.token_pools import NOW_S
 
 pytestmark = pytest.mark.redis

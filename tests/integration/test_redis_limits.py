@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer, redis_program
 from gateway.admission.terms import Terms
 from gateway.errors import RateLimited, Unavailable
@@ -17,6 +16,7 @@ from gateway.records.limit import Limit
 from gateway.store.redis.leases import RedisLeases
 from tests.fakes import FakeClock
 from tests.integration.test_redis_leases import asked, eventually, opened, tenant, used
+from tests.redis_nodes import RedisCluster
 from tests.token_pools import NOW_S
 
 pytestmark = pytest.mark.redis

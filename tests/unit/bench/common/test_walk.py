@@ -2,8 +2,8 @@
 
 import asyncio
 
-from bench.common.walk import ENTRY, WIDTH, Walk, page, walk
 from gateway.fleet.probes import LoopWatch
+from tests.walk import ENTRY, WIDTH, Walk, page, walk
 
 MAX_GATEWAY_FILES = 50
 

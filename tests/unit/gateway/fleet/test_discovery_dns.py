@@ -7,12 +7,12 @@ import pytest
 from dns.asyncresolver import Resolver
 from dns.name import from_text
 
-from bench.changing_fleet.name_server import NameServer
 from gateway.fleet import discovery_dns as dns
 from gateway.fleet.discovery_dns import sets_of_dns
 from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import DiscoverySource
 from gateway.settings.worker import source_of
+from tests.name_server import NameServer
 
 
 def discovery(server: NameServer, name: str, scheme: str = "http") -> Sets:

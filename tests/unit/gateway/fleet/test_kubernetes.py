@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.changing_fleet.kube import KubeServer, pod, slice_of
 from gateway.fleet import kubernetes
 from gateway.fleet.kubernetes import (
     PODS,
@@ -24,6 +23,7 @@ from gateway.fleet.kubernetes import (
 from gateway.ports import DiscoveryFailure
 from gateway.records.attempt import ClusterAccess, FoundEngine
 from gateway.settings.worker import source_of
+from tests.kube import KubeServer, pod, slice_of
 
 PATH = PODS.format("ns")
 

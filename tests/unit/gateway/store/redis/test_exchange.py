@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.redis_nodes import RedisCluster
 from bench.common.redis_server import RedisServer
 from gateway.store.redis.exchange import RedisExchange
+from tests.redis_nodes import RedisCluster
 
 pytestmark = pytest.mark.redis
 

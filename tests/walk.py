@@ -26,7 +26,7 @@ from bench.common.raw_client import RawClient
 from gateway.settings import load
 from gateway.wiring.serving import serve
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 TRACED: Final = ("gateway", "predictor")
 TIMERS: Final = frozenset({"gateway/fleet/probes.py"})
 """Files whose timers run beside requests, in no task that could tell them apart."""

@@ -1,4 +1,4 @@
-"""`python -m bench.dashboard.screenshots URL FOLDER`: the pictures in the documentation.
+"""`python -m tests.screenshots URL FOLDER`: the pictures in the documentation.
 
 URL is a running gateway whose dashboard is open, such as the demo's.
 """
@@ -11,10 +11,10 @@ import httpx
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from bench.common.browser import Browser, until
 from sluice.operate.gateway_client import GatewayClient
 from sluice.top.command import once_of
 from sluice.top.screen import screen
+from tests.browser import Browser, until
 
 _SETTLE_S = 20.0
 """Until the lines of the tiles have something to show."""

@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.changing_fleet.kube import KubeServer, pod, slice_of
-from bench.changing_fleet.name_server import NameServer
 from gateway.fleet.discovery import sets_of_file
 from gateway.fleet.discovery_dns import sets_of_dns
 from gateway.fleet.kubernetes import PODS, POOLS, SLICES, KubernetesApi, sets_of_kubernetes
 from gateway.ports import Sets
 from gateway.records.attempt import ClusterAccess
 from gateway.settings.worker import source_of
+from tests.kube import KubeServer, pod, slice_of
+from tests.name_server import NameServer
 
 NAMESPACE = "ns"
 

@@ -1,1 +1,0 @@
-"""What the dashboard costs, and pictures of it."""
