@@ -6,7 +6,6 @@ and 7. Prompts are generated when the bench runs (bench.compressor.prompts). Not
 
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import compressor
@@ -25,7 +24,6 @@ from bench.compressor.figures import (
     quantiles,
     rouge_l_recall,
 )
-from bench.compressor.plot import plots
 from bench.compressor.prompts import PLACES, Messages, PromptCase, prompts
 from bench.compressor.safety import REDUCTIONS as SAFETY_REDUCTIONS
 from bench.compressor.safety import VOCABULARIES, kinds, measured
@@ -42,8 +40,8 @@ _TABLE_7: Final = {
 }
 
 
-def run(plot: Path | None = None) -> Report:
-    """All rows; `plot` is a folder for the plots."""
+def run() -> Report:
+    """All rows."""
     # One thread: nothing here multiplies matrices, and the cores may be shared.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     compressor.warm()
@@ -62,10 +60,6 @@ def run(plot: Path | None = None) -> Report:
         *_safety(),
     ]
     detail: dict[str, Any] = {"retention": _curves(trials)}
-    if plot is not None:
-        shares = {place: _shares(trials, "qa", _DEEP_CUT, place) for place in PLACES}
-        by_place = {str(m): {str(p): shares[p][m] for p in PLACES} for m in METHODS}
-        detail["plots"] = plots(plot, _curves(trials), by_place, latencies)
     return Report(name="compressor", rows=rows, detail=detail)
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from bench.common.plot import Panel
 from bench.common.report import Row, equals
 from bench.common.steps import bars, scaled, scaled_s
 from bench.common.tools import Figures, HttpLoad, spent
@@ -190,19 +189,3 @@ def ratios_of(case: Case, rounds: list[Round], name: str) -> list[float]:
     """A contender's figure over the router's, in each round that counts."""
     counted = [figures for figures in counting(case, rounds, name) if figures[ROUTER]["us"] > 0]
     return [figures[name]["us"] / figures[ROUTER]["us"] for figures in counted]
-
-
-def panels_of(seen: Seen) -> list[Panel]:
-    """A panel for each case: its figure by contender."""
-    return [
-        Panel(
-            title=case.label,
-            bars={
-                "": {
-                    name: [figures[name]["us"] for figures in counting(case, rounds, name)]
-                    for name in (rounds[0] if rounds else ())
-                }
-            },
-        )
-        for case, rounds in seen.values()
-    ]

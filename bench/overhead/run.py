@@ -23,14 +23,13 @@ from typing import Final
 import httpx
 
 from bench.common.everything_on import MODEL
-from bench.common.plot import draw
 from bench.common.report import Report, Row, at_least, at_most, equals
 from bench.common.steps import scaled, scaled_s
 from bench.common.tools import Figures, HttpLoad, bodies, build_tools, rss_kib, scratch
 from bench.overhead.field import EMBEDDED, LEAST_LOADED, NAMES, ON_REDIS, ROUTER, field, may_open
 from bench.overhead.peers import Make, sluice
 from bench.overhead.rate import rate_rows
-from bench.overhead.rounds import CONNECTIONS, RUN_S, Case, counting, measured, panels_of, rows_of
+from bench.overhead.rounds import CONNECTIONS, RUN_S, Case, counting, measured, rows_of
 
 CHUNKS: Final = 64
 TICK_US: Final = 1000
@@ -41,7 +40,7 @@ NEAR: Final = (EMBEDDED, ON_REDIS, ROUTER, "nginx")
 Tools = tuple[Path, Path]
 
 
-def main(plot: Path | None = None) -> Report:
+def main() -> Report:
     """A whole answer and a 64-chunk stream at saturation, first bytes at 50/s, memory; all."""
     with _tools() as (folder, tools):
         if tools is None:
@@ -64,10 +63,10 @@ def main(plot: Path | None = None) -> Report:
             )
             for kind in body
         ]
-        return _by_rounds("main", folder, tools, NAMES, cases, TICK_US, plot)
+        return _by_rounds("main", folder, tools, NAMES, cases, TICK_US)
 
 
-def variants(plot: Path | None = None) -> Report:
+def variants() -> Report:
     """Other answers, bodies and numbers of open connections.
 
     Bodies of 200 KB are prompts of some 44,000 tokens: they go to the long pool.
@@ -81,7 +80,7 @@ def variants(plot: Path | None = None) -> Report:
             for connections in (1, CONNECTIONS["stream" if chunks else "whole"], MANY)
             if connections in (1, MANY) or body_kb > 2 or chunks == 1000  # `main` has the others
         ]
-        return _by_rounds("variants", folder, tools, NEAR, cases, TICK_US, plot)
+        return _by_rounds("variants", folder, tools, NEAR, cases, TICK_US)
 
 
 def _variant(folder: Path, chunks: int, body_kb: int, connections: int) -> Case:
@@ -94,7 +93,7 @@ def _variant(folder: Path, chunks: int, body_kb: int, connections: int) -> Case:
     return Case(label, body, kind, connections, run_s, saturates=connections > 1)
 
 
-def streams(plot: Path | None = None) -> Report:
+def streams() -> Report:
     """CPU of a chunk with 32 and 120 streams at an engine's pace, 5 ms a chunk.
 
     An unsaturated gateway wakes for each chunk, so one costs more than if many are read at once.
@@ -115,7 +114,7 @@ def streams(plot: Path | None = None) -> Report:
             for count in (32, 120)
         ]
         names = (EMBEDDED, LEAST_LOADED, ROUTER, "nginx")
-        return _by_rounds("streams", folder, tools, names, cases, 5000, plot)
+        return _by_rounds("streams", folder, tools, names, cases, 5000)
 
 
 def _by_rounds(
@@ -125,7 +124,6 @@ def _by_rounds(
     names: Sequence[str],
     cases: Sequence[Case],
     tick_us: int,
-    plot: Path | None,
 ) -> Report:
     if lacking := may_open(2 * MANY):
         return Report(name=f"overhead {name}", rows=[Row(name, None, lacking)])
@@ -137,8 +135,6 @@ def _by_rounds(
             mib = rss_kib(contender.pids["self"]) / 1024
             rows.append(Row(f"{contender.name}: RSS MiB after the rounds", mib))
     detail: dict[str, object] = {label: rounds for label, (_, rounds) in seen.items()}
-    if plot is not None:
-        detail["plots"] = [draw(plot, f"overhead-{name}", panels_of(seen))]
     return Report(name=f"overhead {name}", rows=rows, detail=detail)
 
 

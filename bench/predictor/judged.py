@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from predictor.artifact import PoolSection
 from predictor.judge import Floats, pinball, replay
@@ -35,9 +34,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     pinball_s: float
     wide: float
     """Calibrated quantile over actual, both summed: what coverage costs."""
-    rolling: tuple[float, ...]
-    """Calibrated coverage over 200 rows, nominal rows included, for the plot."""
-    rolling_raw: tuple[float, ...]
 
 
 def judged(
@@ -47,11 +43,9 @@ def judged(
     predictor: PrefillPredictor,
 ) -> Judged:
     """Calibrate on `before`, then judge on `shifted`."""
-    first = replay(section, before, predictor)
+    replay(section, before, predictor)
     actual, _, raw, quantile, _ = replay(section, shifted, predictor)
     within, within_raw = actual <= quantile, actual <= raw
-    all_within = np.concatenate([first[0] <= first[3], within])
-    all_raw = np.concatenate([first[0] <= first[2], within_raw])
     return Judged(
         raw=float(within_raw.mean()),
         calibrated=float(within.mean()),
@@ -62,8 +56,6 @@ def judged(
         pinball_raw_s=pinball(actual, raw, predictor.alpha),
         pinball_s=pinball(actual, quantile, predictor.alpha),
         wide=float(quantile.sum() / actual.sum()),
-        rolling=_rolling(all_within),
-        rolling_raw=_rolling(all_raw),
     )
 
 
@@ -104,7 +96,3 @@ def cpu_us(call: Callable[[], object]) -> float:
 def _short_ms(actual: Floats, quantile: Floats) -> float:
     missed = actual > quantile
     return float((quantile - actual)[missed].mean() * 1000) if missed.any() else 0.0
-
-
-def _rolling(within: np.ndarray) -> tuple[float, ...]:
-    return tuple(np.convolve(within, np.ones(200) / 200, "valid")[::20].tolist())

@@ -8,7 +8,6 @@ nominal requests, on three seeds. Rows show the mean, targets hold for the worst
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import mean
 from typing import Any, Final, Literal
 
@@ -18,7 +17,6 @@ from bench.common.report import Report, Row, at_least, at_most
 from bench.common.report import judged as judged_row
 from bench.common.steps import bars, scaled
 from bench.predictor.judged import SETTLED, Judged, cpu_us, judged, learned_after
-from bench.predictor.plot import plots
 from bench.predictor.runs import (
     NOMINAL_REQUESTS,
     SHIFT_REQUESTS,
@@ -51,8 +49,8 @@ _KINDS: Final = ("raw", "calibrated")
 _SLOW_LOAD: Final = shape_of(rate=7.0)
 
 
-def run(plot: Path | None = None) -> Report:
-    """Everything; `plot` is a folder for the plots."""
+def run() -> Report:
+    """Everything."""
     with bars() as bar:
         step = bar("prefills", 1 + len(SEEDS) * (len(SHIFTS) + 3))
 
@@ -75,8 +73,6 @@ def run(plot: Path | None = None) -> Report:
     rows = [*coverage_rows(found), *_other_ways(tree, boosted, before, after)]
     rows += [*pinball_rows(tree, boosted), *_slow_rows(tree, slow), *cost_rows(tree, boosted)]
     detail: dict[str, Any] = {"seeds": len(SEEDS), "trained on": len(trained_on)}
-    if plot is not None:
-        detail["plots"] = plots(plot, found, tree)
     return Report(name="predictor", rows=rows, detail=detail)
 
 

@@ -26,7 +26,6 @@ from typing import Any, Final
 import msgspec
 
 from bench.common.fleet import Fleet, read_metrics
-from bench.common.plot import Panel, draw
 from bench.common.redis_server import RedisServer, redis_program
 from bench.common.report import Report, Row, at_least, at_most, equals, quantile
 from bench.common.steps import scaled, tracked
@@ -144,7 +143,7 @@ _FIGURES: Final[dict[str, Callable[[Run], float]]] = {
 }
 
 
-def run(plot: Path | None = None) -> Report:
+def run() -> Report:
     """All systems on all workloads, by turns."""
     there = {
         SEVERAL: redis_program() is not None,
@@ -156,20 +155,11 @@ def run(plot: Path | None = None) -> Report:
     for number, workload, place in tracked(turns, "runs"):
         name = systems[(place + number) % len(systems)]
         found[workload, name].append(measure(name, workload, number))
-    detail: dict[str, object] = {}
-    if plot is not None:
-        detail["plots"] = [draw(plot, "quartz-live", list(_panels(systems, found)), 4)]
     rows = [row for workload in WORKLOADS for row in rows_of(workload, systems, found)]
     missing = [name for name in SYSTEMS if name not in systems]
     if missing:
         rows.append(Row("not installed (make bench-peers)", ", ".join(missing)))
-    return Report(name="quartz live", rows=rows, detail=detail)
-
-
-def _panels(systems: Sequence[str], found: Found) -> Iterator[Panel]:
-    for workload, (label, figure) in product(WORKLOADS, _FIGURES.items()):
-        runs = {name: [figure(r) for r in found[workload, name] if not r.void] for name in systems}
-        yield Panel(title=f"{workload}: {label}", bars={"": runs})
+    return Report(name="quartz live", rows=rows)
 
 
 def rows_of(workload: str, systems: Sequence[str], found: Found) -> list[Row]:

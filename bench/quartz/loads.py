@@ -20,7 +20,7 @@ nearly all of it is completed. Copy its rows into `_KNEES`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from bench.common.plot import Line, Panel, draw
 from bench.common.report import Report, Row, at_least, at_most, judged
 from bench.common.steps import Advance, bars, scaled, tracked
 from bench.quartz.lab import WORKERS, LabFigures, figures, interval, make, processes
@@ -133,7 +132,7 @@ Found = Mapping[tuple[LoadCell, str], Sequence[LabFigures]]
 """By cell and policy, one entry a seed."""
 
 
-def run(plot: Path | None = None, data: Path | None = None) -> Report:
+def run(data: Path | None = None) -> Report:
     """The whole ground, or the part that the environment names."""
     cells = [LoadCell(scene=s, workers=w, load=x) for s, w, x in product(SCENES, FLEETS, LOADS)]
     tasks: list[Task] = [
@@ -150,11 +149,6 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
             step()
         told = target_rows(range(SEEDS), bar("targets", VARIANTS * SEEDS))
     detail: dict[str, object] = {"seeds": SEEDS, "rows": _table(found)}
-    if plot is not None:
-        detail["plots"] = [
-            draw(plot, f"quartz-loads-{s.lower().replace(' ', '-')}", list(_panels(found, s)), 4)
-            for s in SCENES
-        ]
     return Report(name="quartz loads", rows=[*rows(found), *told], detail=detail)
 
 
@@ -256,29 +250,6 @@ def _table(found: Found) -> list[dict[str, object]]:
         }
         for cell, policy in sorted(found)
     ]
-
-
-def _panels(found: Found, scene: str) -> Iterator[Panel]:
-    """TTFT, violations and hits over load; a row a fleet."""
-    for workers, (field, label) in product(
-        FLEETS,
-        (
-            ("p50_s", "P50 TTFT, s"),
-            ("p99_s", "P99 TTFT, s"),
-            ("violations", "SLO violations, share"),
-            ("hit", "cached prompt tokens, share"),
-        ),
-    ):
-        cells = [LoadCell(scene=scene, workers=workers, load=load) for load in LOADS]
-        yield Panel(
-            title=f"{scene}, {workers} workers: {label}",
-            xlabel="load, share of the knee",
-            log="y" if field.endswith("_s") else "",
-            lines=[
-                Line(x=LOADS, y=[_mean(found, c, p, field) for c in cells], style="o-", label=p)
-                for p in (DEFAULT, *OTHERS)
-            ],
-        )
 
 
 # -- tenants with unequal targets: every second client expects its first token within TIGHT_S, the

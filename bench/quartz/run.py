@@ -9,11 +9,10 @@ every policy. A worker process for each core is started, nothing else.
 from pathlib import Path
 from typing import Final
 
-from bench.common.plot import Panel, draw
 from bench.common.report import Report
 from bench.common.steps import bars, scaled
 from bench.quartz import scenes
-from bench.quartz.lab import POLICIES, Results, Task, run_all
+from bench.quartz.lab import POLICIES, Task, run_all
 from bench.quartz.tables import other_rows, table_rows, target_rows
 from bench.quartz.workloads import MOONCAKE_FILE
 
@@ -28,17 +27,10 @@ _WHICH: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("More RAG", "Low Reuse", "Large Budget"), _SHIFTS),
     "Agents": (*_PLAIN, "QUARTZ, endless index"),
 }
-_DRAWN: Final = {
-    "policies": ("FIFO-LL", "TokenFair", "Locality-aware", "cache-aware", "PointPred", "QUARTZ"),
-    "ablations": (
-        *("FIFO-LL", "No Locality Feature", "Queueing-only", "Routing-only", "No Calibration"),
-        *("No Fairness", "QUARTZ"),
-    ),
-}
 
 
-def run(plot: Path | None = None, data: Path | None = None) -> Report:
-    """All rows; `plot` is a folder for the plots, `data` one with the Mooncake trace."""
+def run(data: Path | None = None) -> Report:
+    """All rows; `data` is a folder with the Mooncake trace."""
     tasks: list[Task] = [
         (workload, seed, _MAIN, None)
         for workload in ("Mixed", "Mixed Bursty")
@@ -51,27 +43,4 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
     rows += [*table_rows(results), *other_rows(results)]
     traced = data is not None and (data / MOONCAKE_FILE).is_file()
     detail: dict[str, object] = {"seeds": SEEDS, "mooncake": "trace" if traced else "synthetic"}
-    if plot is not None:
-        detail["plots"] = [draw(plot, f"quartz-{name}", _panels(results, policies))
-                           for name, policies in _DRAWN.items()]  # fmt: skip
     return Report(name="quartz", rows=rows, detail=detail)
-
-
-def _panels(results: Results, policies: tuple[str, ...]) -> list[Panel]:
-    """Tails and violations by policy."""
-    return [
-        Panel(
-            xlabel=label,
-            bars={
-                workload: {
-                    policy: [scale * getattr(f, field) for f in results[workload, policy]]
-                    for policy in policies
-                }
-                for workload in ("Mixed", "Mixed Bursty")
-            },
-        )
-        for label, field, scale in (
-            ("P99 TTFT, s", "p99_s", 1.0),
-            ("SLO violations, % of requests", "violations", 100.0),
-        )
-    ]

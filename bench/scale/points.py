@@ -4,7 +4,9 @@ SIZE is JSON; the figures go to stdout as JSON. Each point gets a fresh process,
 memory is its own and no point affects the next.
 """
 
+import gc
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -14,11 +16,14 @@ from bench.scale.entitlements import entitlement_point, lease_point
 from bench.scale.measure import calm, collection_ms, pauses, quantile, resident_bytes, watched
 from bench.scale.redis import redis_point
 from bench.scale.tenants import tenant_point
-from bench.scale.traffic import Size
-from bench.scale.upkeep import file_point, index_point, upkeep_point
+from bench.scale.traffic import ChatBodies, Size
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
 from gateway.control.metrics_page import MetricsPage, write
 from gateway.fleet import fleet
+from gateway.payload.members import by_name
+from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.settings import SchedulingConfig
 
 Figures = dict[str, float]
 
@@ -70,12 +75,24 @@ def _away(loaded: Loaded, size: Size, found: Figures) -> None:
     found["ejected_times"] = found["bind_ejected_p50_us"] / found["bind_p50_us"]
 
 
+def index_point(size: Size) -> Figures:
+    """Memory of a prefix index that so many prompts of conversations went through."""
+    talk, facts = ChatBodies(8 * size.workers), 4_000
+    index = PrefixIndex(size.workers, max_entries=SchedulingConfig().prefix_entries)
+    bodies = (talk.body() for _ in range(size.requests))
+    gc.collect()
+    tracemalloc.start()
+    for number, body in enumerate(bodies):
+        index.insert(points_of("chat", by_name(body), facts), number % size.workers, 0.25)
+    size_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {"entries": len(index), "bytes": size_bytes, "bytes_each": size_bytes / len(index)}
+
+
 KINDS: Final[Mapping[str, Callable[[Size], Figures]]] = {
     "workers": workers,
     "entitlements": entitlement_point,
     "leases": lease_point,
-    "upkeep": upkeep_point,
-    "file": file_point,
     "index": index_point,
     "redis": redis_point,
     "tenants": tenant_point,

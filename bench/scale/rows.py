@@ -8,15 +8,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bench.common.plot import Line, Panel
 from bench.common.report import Row, at_most
 from bench.scale.traffic import Size
 
 BIND_TIMES: Final = 2.0
 """Bind and queue of 2,000 workers over that of 4, at the median."""
 REQUEST_TIMES: Final = 1.5
-SHARE: Final = 0.05
-"""Of a core, that reading pages or probing may take."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +86,6 @@ EACH: Final[dict[str, tuple[Told, ...]]] = {
         ),
     ),
     "index": (Told("prefix index, bytes an entry", "bytes_each", "{entries:,.0f} entries"),),
-    "file": (Told("a file of them: read and checked, ms", "parse_ms", "{text_bytes:,.0f} bytes"),),
 }
 LARGEST: Final[dict[str, tuple[Told, ...]]] = {
     "workers": (
@@ -108,26 +104,6 @@ LARGEST: Final[dict[str, tuple[Told, ...]]] = {
             "{used_kib:.0f} with 32 requests in flight and 8 conversations",
             scale=_KIB,
         ),
-    ),
-    "upkeep": (
-        Told(
-            "engines' pages, share of a core",
-            "pages_share",
-            "{page_us:.0f} us each without sockets, {page_parse_us:.0f} of them parsing 45 KB; "
-            "each every {page_interval_s:.1f} s",
-            SHARE,
-        ),
-        Told(
-            "health probes, share of a core",
-            "probes_share",
-            "{probe_us:.0f} us each without sockets, every {probe_interval_s:g} s",
-            SHARE,
-        ),
-        _hold("a round of probes", "probes_hold_ms"),
-        _hold("the scheduler's tick", "tick_us", "four times a second", 1e-3),
-        _hold("notes for one other process", "notes_ms", "once a second"),
-        _hold("a worker goes or returns", "flap_ms"),
-        _hold("the keeper's step", "keeper_ms", "four times a second"),
     ),
     "entitlements": (
         _hold("tick", "tick_hold_ms", "{tick_ms:.0f} ms in all"),
@@ -247,15 +223,14 @@ def is_few(size: Size) -> bool:
 def counted(point: Point) -> int:
     """The size that its ladder changes."""
     size = point.size
-    by = {"workers": size.workers, "upkeep": size.workers, "index": size.workers}
-    return {**by, "leases": size.leases}.get(point.kind, size.entitlements)
+    by = {"workers": size.workers, "index": size.workers, "leases": size.leases}
+    return by.get(point.kind, size.entitlements)
 
 
 def who(point: Point) -> str:
     """A point in words."""
     what = {
         "workers": f"{point.size.policy}, {{}} workers",
-        "upkeep": "{} workers",
         "index": "{} workers",
         "leases": "{} open leases",
         "tenants": "{} tenants with 3 keys",
@@ -263,41 +238,3 @@ def who(point: Point) -> str:
     }.get(point.kind, "{} entitlements")
     some = f", {point.size.active} active" if is_few(point.size) else ""
     return what.format(f"{counted(point):,}") + some
-
-
-def panels_of(points: Sequence[Point]) -> list[Panel]:
-    """Cost by size, both axes logarithmic."""
-    whole = [ladder for ladder in ladders_of(points) if not is_few(ladder[-1].size)]
-
-    def lines(*wanted: tuple[str, str, float]) -> list[Line]:
-        return [
-            Line(
-                x=[counted(p) for p in ladder],
-                y=[scale * p.figures[figure] for p in ladder],
-                style="o-",
-                label=f"{ladder[0].kind} {ladder[0].size.policy}: {figure}",
-            )
-            for kind, figure, scale in wanted
-            for ladder in whole
-            if ladder[0].kind == kind
-        ]
-
-    costs = [("workers", "request_us"), ("workers", "bind_p50_us"), ("entitlements", "request_us")]
-    costs += [("leases", "request_us"), ("redis", "own_us"), ("redis", "redis_us")]
-    holds = [("entitlements", "tick_hold_ms", 1.0), ("entitlements", "survey_hold_ms", 1.0)]
-    holds += [("leases", "admit_most_us", 1e-3), ("upkeep", "probes_hold_ms", 1.0)]
-    holds += [("workers", "pause_ms", 1.0)]
-    return [
-        Panel(
-            title="CPU-us a request",
-            xlabel="workers, entitlements or open leases",
-            log="xy",
-            lines=lines(*((kind, figure, 1.0) for kind, figure in costs)),
-        ),
-        Panel(
-            title="longest hold of the event loop, ms",
-            xlabel="workers, entitlements or open leases",
-            log="xy",
-            lines=lines(*holds),
-        ),
-    ]

@@ -10,16 +10,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bench.common.plot import draw
 from bench.common.redis_server import redis_program
 from bench.common.report import Report, Row
 from bench.common.steps import scaled, tracked
-from bench.scale.rows import Point, panels_of, rows_of
+from bench.scale.rows import Point, rows_of
 from bench.scale.traffic import Size
 
 POLICIES: Final = ("quartz", "least-loaded", "sticky")
@@ -27,16 +25,14 @@ WORKERS: Final = (4, 16, 64, 256, 1_024, 2_000)
 ENTITLEMENTS: Final = (1, 10, 100, 10_000, 100_000)
 LEASES: Final = (100, 1_000, 10_000)
 TENANTS: Final = (10, 100_000)
-FILE: Final = (1, 100, 1_000, 6_000)
-"""Entitlements in a configuration file, which is 1 MiB at most."""
 FEW: Final = 100
 """Active ones, where not all are."""
 _PROMPTS: Final = 40_000
 _POINT_S: Final = 900.0
 
 
-def run(plot: Path | None = None) -> Report:
-    """All ladders; `plot` is a folder for the picture."""
+def run() -> Report:
+    """All ladders."""
     most = int(os.environ.get("SLUICE_BENCH_MOST", "1000000"))
     asked = list(ladders(most, scaled(4000, 200), redis=redis_program() is not None))
     points = [
@@ -47,16 +43,12 @@ def run(plot: Path | None = None) -> Report:
     if redis_program() is None:
         note = "not measured: redis-server is not on PATH"
         rows.append(Row("Redis: entitlements 1 to 100,000", None, note))
-    detail: dict[str, object] = {"points": msgspec.to_builtins(points)}
-    if plot is not None:
-        detail["plots"] = [draw(plot, "scale", panels_of(points))]
-    return Report(name="scale", rows=rows, detail=detail)
+    return Report(name="scale", rows=rows, detail={"points": msgspec.to_builtins(points)})
 
 
 def ladders(most: int, requests: int, *, redis: bool) -> Iterator[tuple[str, Size]]:
     """(kind, size) of every point, sizes up to `most`."""
     for workers in _up_to(most, WORKERS):
-        yield "upkeep", Size(workers=workers)
         for policy in POLICIES:
             yield "workers", Size(workers=workers, policy=policy, requests=requests)
     for entitlements in _up_to(most, ENTITLEMENTS):
@@ -71,8 +63,6 @@ def ladders(most: int, requests: int, *, redis: bool) -> Iterator[tuple[str, Siz
         yield "tenants", Size(entitlements=tenants, requests=requests)
         if tenants > FEW:
             yield "tenants", Size(entitlements=tenants, active=FEW, requests=requests)
-    for entitlements in _up_to(most, FILE):
-        yield "file", Size(entitlements=entitlements)
     for workers in _up_to(most, (WORKERS[0], WORKERS[-1])):
         yield "index", Size(workers=workers, requests=min(_PROMPTS, 10 * requests))
 

@@ -23,7 +23,6 @@ import msgspec
 
 from bench.common.fleet import read_metrics
 from bench.common.gateway_books import LogReader, held, idle_page, outcomes
-from bench.common.plot import draw
 from bench.common.report import Report, Row, at_most, equals
 from bench.common.steps import bars, scaled_s
 from bench.common.tools import build_tools, scratch
@@ -31,7 +30,7 @@ from bench.soak.books import LogTotals, book_rows
 from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
 from bench.soak.fill import fill
 from bench.soak.gateway import GatewaySample, SoakGateway
-from bench.soak.trend import drift, memory_rows, most, panels
+from bench.soak.trend import drift, memory_rows, most
 from bench.soak.visits import Visitors
 from sluice.children import Children
 
@@ -46,7 +45,7 @@ SETTLED_S: Final = 30.0
 """After the load, until nothing may be left."""
 
 
-def run(plot: Path | None = None) -> Report:
+def run() -> Report:
     """Half an hour, or a share of it."""
     with scratch() as name:
         folder = Path(name)
@@ -58,8 +57,6 @@ def run(plot: Path | None = None) -> Report:
             soak = Soak(SoakGateway(folder, children, tools[0]), tools[1], folder, MINUTES * 60)
             asyncio.run(soak.run())
             rows = soak.rows()
-    if plot is not None:
-        draw(plot, "soak", panels(soak.samples), 1)
     detail = {"samples": [msgspec.to_builtins(sample) for sample in soak.samples]}
     return Report(name="soak", rows=rows, detail=detail)
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from bench.common.plot import Line, Panel
 from bench.common.report import Row, judged
 from bench.soak.gateway import GatewaySample
 
@@ -92,37 +91,3 @@ def drift(samples: Sequence[GatewaySample]) -> float:
 
 def _kib(sample: GatewaySample) -> float:
     return float(sample.rss_kib)
-
-
-def panels(samples: Sequence[GatewaySample]) -> list[Panel]:
-    """Memory, rates and errors over the soak."""
-    minutes = [sample.at_s / 60 for sample in samples]
-
-    def panel(title: str, *lines: tuple[str, Sequence[float]]) -> Panel:
-        drawn = [Line(x=minutes, y=y, label=label) for label, y in lines]
-        return Panel(title=title, xlabel="minutes", ylim=(0, None), lines=drawn)
-
-    return [
-        panel(
-            "MiB, process tree",
-            ("RSS", [s.rss_kib / 1024 for s in samples]),
-            ("PSS", [s.pss_kib / 1024 for s in samples]),
-        ),
-        panel("requests/s", ("", _rate(samples, "requests"))),
-        panel("cores in use", ("", _rate(samples, "cpu_s"))),
-        panel("errors of engines/s", ("", _rate(samples, "errors"))),
-        panel(
-            "held",
-            ("leases, twice", [s.leases for s in samples]),
-            ("waiting", [s.waiting for s in samples]),
-            ("open files", [s.fds for s in samples]),
-        ),
-    ]
-
-
-def _rate(samples: Sequence[GatewaySample], figure: str) -> list[float]:
-    """A second, since the sample before."""
-    return [0.0] + [
-        (getattr(later, figure) - getattr(earlier, figure)) / max(1e-9, later.at_s - earlier.at_s)
-        for earlier, later in itertools.pairwise(samples)
-    ]

@@ -87,11 +87,9 @@ def test_runs_of_the_collector_are_seen() -> None:
 def test_ladders_stop_at_the_largest_size_asked() -> None:
     asked = list(ladders(100, 50, redis=False))
     assert {kind for kind, _ in asked} == {
-        "upkeep",
         "workers",
         "entitlements",
         "leases",
-        "file",
         "index",
         "tenants",
     }
