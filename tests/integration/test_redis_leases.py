@@ -170,18 +170,6 @@ async def test_every_key_is_one_that_the_script_was_given_and_of_its_model(
         assert found <= {*calls.all_keys(), calls.limits_key(one_server=True)}
 
 
-async def test_a_second_process_finds_what_the_first_defined(redis_server: RedisServer) -> None:
-    async with (
-        opened(redis_server.url, tenant(limit=1), owner="a") as one,
-        opened(redis_server.url, owner="b") as two,
-    ):
-        await one.admit(asked("a"))
-        with pytest.raises(RateLimited) as refused:
-            await two.admit(asked("b"))
-        assert refused.value.reason == "concurrency"
-        assert await one.remove("m", "e") is False
-
-
 async def test_a_lease_that_another_process_took_can_be_settled_here(
     redis_server: RedisServer,
 ) -> None:
@@ -194,20 +182,6 @@ async def test_a_lease_that_another_process_took_can_be_settled_here(
         assert (await account(two)).used == 20
         one.settle(lease, used(10, 10))
         assert (await account(one)).used == 20
-
-
-async def test_a_transfer_is_refused_where_the_pool_is_full_and_the_lease_stays(
-    redis_server: RedisServer,
-) -> None:
-    terms = Terms(slots=(4, 1), headroom=0)
-    async with opened(redis_server.url, tenant(), terms=terms) as store:
-        await store.admit(asked("long", pool=LONG))
-        lease = await store.admit(asked("short"))
-        with pytest.raises(RateLimited):
-            await store.transfer(lease, LONG, force=False)
-        assert [pool.inflight for pool in await store.pools("m")] == [1, 1]
-        moved = await store.transfer(lease, LONG)
-        assert (moved.pool, [p.inflight for p in await store.pools("m")]) == (LONG, [0, 2])
 
 
 async def test_a_cancelled_admission_leaves_nothing(redis_server: RedisServer) -> None:
@@ -426,19 +400,6 @@ async def test_a_lease_taken_alone_is_told_twice_and_counted_once(
         assert (sum(seen.inflight), seen.debited, seen.refunded, seen.used) == (0, 100, 70, 30)
 
 
-async def test_redis_may_hang_and_go_on_under_load_and_every_token_is_counted(
-    own_server: RedisServer,
-) -> None:
-    async with opened(own_server.url, tenant(limit=6)) as store:
-        total = await load_during(
-            store, own_server.hang, own_server.resume, own_server.hang, own_server.resume
-        )
-        await eventually(lambda: store.up)
-        seen = await account(store)
-        assert (seen.inflight, seen.used, store.dropped_total) == ((0, 0), total, 0)
-        assert seen.debited - seen.refunded == seen.used
-
-
 async def test_redis_may_be_started_anew_under_load_and_nothing_stays_in_flight(
     own_server: RedisServer,
 ) -> None:
@@ -587,20 +548,6 @@ async def test_a_redis_that_fell_behind_is_told_the_latest_leases_before_it_deci
         assert await inflight(store) == 0
 
 
-async def test_a_redis_that_is_emptied_under_way_is_told_everything(
-    redis_server: RedisServer,
-) -> None:
-    async with opened(redis_server.url, tenant(limit=6)) as store:
-        held = await store.admit(asked("held"))
-        with redis_server.client() as client:
-            client.flushall()
-        await store.admit(asked("b"))
-        await eventually(lambda: store.up)
-        assert await inflight(store) == 2
-        store.settle(held, REFUND)
-        assert await inflight(store) == 1
-
-
 async def test_a_lease_that_expired_while_redis_was_away_is_taken_up_again(
     own_server: RedisServer,
 ) -> None:
@@ -619,18 +566,6 @@ async def test_a_lease_that_expired_while_redis_was_away_is_taken_up_again(
         store.settle(lease, used(30, 30))
         seen = await account(store)
         assert (sum(seen.inflight), seen.debited, seen.refunded, seen.used) == (0, 100, 40, 60)
-
-
-async def test_a_store_without_its_redis_starts_and_finds_it_later(own_server: RedisServer) -> None:
-    own_server.kill()
-    async with opened(own_server.url, tenant()) as store:
-        assert not store.up
-        lease = await store.admit(asked("a"))
-        own_server.start()
-        await eventually(lambda: store.up)
-        assert await inflight(store) == 1
-        store.settle(lease, used(1, 2))
-        assert (await account(store)).used == 3
 
 
 async def test_what_waits_for_redis_is_bounded(

@@ -169,14 +169,6 @@ async def test_a_redis_that_flaps_gives_no_part_twice(own_server: RedisServer) -
         assert admitted == 10
 
 
-async def test_fail_mode_closed_admits_nothing_of_a_budget(own_server: RedisServer) -> None:
-    async with opened(own_server.url, TENANTS[0], terms=WIDE, fail_mode="closed") as store:
-        await take(store, "a", BUDGET)
-        own_server.hang()
-        with pytest.raises(Unavailable):
-            await take(store, "b", BUDGET)
-
-
 async def test_what_a_model_reserved_that_nobody_serves_any_more_comes_back(
     redis_server: RedisServer,
 ) -> None:
@@ -235,21 +227,6 @@ async def test_lost_counters_count_what_runs_and_never_less_than_nothing(
             assert budget.used >= 0
             assert (budget.reserved, flight.used) == (200, 2)
             assert len(await taken(store, 9, FLIGHT, name="c")) == 6
-
-
-async def test_what_runs_is_counted_in_a_redis_that_lost_its_data(own_server: RedisServer) -> None:
-    async with opened(own_server.url, TENANTS[0], terms=WIDE) as store:
-        lease = await take(store, "a", BUDGET, FLIGHT)
-        own_server.kill()
-        own_server.start()
-        await store.renew()
-        await eventually(lambda: store.failures_total > 0 and store.up)
-        (budget, flight) = await store.levels([BUDGET, FLIGHT])
-        assert (budget.reserved, flight.used) == (100, 1)
-        store.settle(lease, used(70, 0))
-        await store.pools("m")
-        (budget, flight) = await store.levels([BUDGET, FLIGHT])
-        assert (budget.used, budget.reserved, flight.used) == (70, 0, 0)
 
 
 async def test_who_waits_for_a_settlement_waits_no_longer_than_for_redis(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.admission import admission
-from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
+from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 
 def test_a_known_id_gets_its_earlier_decision_and_counts_once() -> None:
@@ -47,20 +47,6 @@ def test_checks_come_in_their_order(asked: dict[str, Any], reason: str) -> None:
     assert denied(token_pool, "b", **asked).reason == reason
 
 
-def test_a_grant_tells_the_limits_that_are_left() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0, limit=3))
-    grant = granted(token_pool, sequences=2)
-    assert (grant.limit_sequences, grant.inflight_sequences) == (3, 2)
-    assert (grant.depth_tokens, grant.level_tokens, grant.rate_tokens_per_s) == (1000, 900, 100)
-    assert grant.service_s == 5.0
-
-
-def test_a_guaranteed_grant_tells_its_pool_s_baseline() -> None:
-    token_pool = pool(entitled(service_class="guaranteed", baseline=(3, 1)), slots=(4, 4))
-    grant = granted(token_pool)
-    assert (grant.limit_sequences, grant.inflight_sequences, grant.protected) == (3, 1, True)
-
-
 @pytest.mark.parametrize("whose", ["model", "entitlement"])
 def test_observing_notes_a_denial_and_lets_it_in(whose: str) -> None:
     token_pool = pool(entitled(limit=1, tokens_per_s=100.0, observe=whose == "entitlement"))
@@ -83,10 +69,6 @@ def test_observing_says_as_often_as_enforcing_would_that_the_bucket_is_empty() -
         said.append(grant.would_deny)
     assert said.count("tokens") == 11  # 9 x 300 of 1,000 + 19 x 100
     assert token_pool.accounts["e"].level >= 0
-
-
-def test_observing_knows_no_unknown_entitlements() -> None:
-    assert denied(pool(), observe=True).reason == "entitlement_unknown"
 
 
 def test_a_forced_transfer_moves_whatever_the_other_pool_holds() -> None:
@@ -132,19 +114,3 @@ def test_an_unforced_transfer_keeps_a_guaranteed_baseline_pool_by_pool() -> None
     denial = admission.transfer(token_pool, "a", 1, NOW_S, force=False)
     assert denial is not None
     assert (denial.reason, denial.limit) == ("concurrency", 1)
-
-
-def test_transferring_nowhere_or_nothing_is_no_denial() -> None:
-    token_pool = pool(entitled(), slots=(4, 4))
-    granted(token_pool)
-    assert admission.transfer(token_pool, "a", 0, NOW_S, force=False) is None
-    assert admission.transfer(token_pool, "gone", 1, NOW_S, force=False) is None
-    assert token_pool.pools[0].inflight == 1
-
-
-def test_admit_gives_the_same_for_the_same_history() -> None:
-    def history() -> list[object]:
-        token_pool = pool(entitled(tokens_per_s=50.0, limit=3), entitled("s", "spot"), slots=(3,))
-        return [admit(token_pool, f"{n}", "es"[n % 2], at=NOW_S + n / 3) for n in range(30)]
-
-    assert history() == history()

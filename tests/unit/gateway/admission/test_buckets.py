@@ -9,14 +9,8 @@ from gateway.admission import admission
 from gateway.admission import token_pool as buckets
 from gateway.admission.admission import Grant
 from gateway.admission.token_pool import weight_now
-from gateway.records.entitlement import OVERDUE_WEIGHT, PROFILES
+from gateway.records.entitlement import OVERDUE_WEIGHT
 from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
-
-
-def test_a_bucket_never_used_is_full() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
-    grant = granted(token_pool, estimate_tokens=100)
-    assert (grant.depth_tokens, grant.level_tokens, grant.funded) == (1000, 900, "own")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +104,6 @@ def test_the_depth_follows_the_cost_of_a_sequence_however_many_a_request_has() -
     assert depths[0] == depths[1] == 64_000
 
 
-def test_a_refund_fills_no_more_than_the_depth() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
-    granted(token_pool, estimate_tokens=1000)
-    admission.settle(token_pool, "a", None, NOW_S + 5)
-    assert token_pool.accounts["e"].level == 1000
-
-
 def test_a_clock_that_steps_back_takes_nothing_away() -> None:
     token_pool = pool(entitled(tokens_per_s=100.0))
     granted(token_pool, "a", estimate_tokens=900)
@@ -153,13 +140,6 @@ def test_borrowing_has_a_limit_of_its_own_that_drains() -> None:
     assert granted(token_pool, "b", estimate_tokens=80).funded == "surplus"
     assert denied(token_pool, "c", estimate_tokens=30).reason == "tokens"
     assert granted(token_pool, "d", estimate_tokens=30, at=NOW_S + 1).funded == "surplus"
-
-
-def test_without_a_borrowing_limit_nothing_is_remembered_against_a_later_one() -> None:
-    token_pool = pool(entitled(tokens_per_s=10.0), slots=(8,), tokens_per_s=1000.0)
-    for number in range(5):
-        granted(token_pool, f"{number}")
-    assert token_pool.accounts["e"].borrowed == 0
 
 
 def test_settling_gives_borrowed_tokens_back_to_the_surplus() -> None:
@@ -229,10 +209,3 @@ def test_who_is_owed_much_and_has_nothing_in_flight_comes_first_of_its_class(
     account = token_pool.accounts["e"]
     account.debt, account.total = debt, inflight
     assert (weight_now(token_pool, account) == OVERDUE_WEIGHT) is overdue
-
-
-def test_the_papers_profile_has_nobody_overdue() -> None:
-    token_pool = pool(entitled("e", baseline=2), profile=PROFILES["paper"])
-    account = token_pool.accounts["e"]
-    account.debt = 1.0
-    assert weight_now(token_pool, account) < OVERDUE_WEIGHT

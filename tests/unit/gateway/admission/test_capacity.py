@@ -21,7 +21,6 @@ from gateway.admission.capacity import (
     assess_capacity,
     capacity_of,
     desired_replicas,
-    max_capacity,
 )
 from gateway.admission.terms import UNLIMITED
 from gateway.records.entitlement import Entitlement
@@ -48,11 +47,6 @@ def reserving(count: int, baseline: tuple[int, ...] = (2,), **terms: Any) -> lis
         entitled(f"e{n}", classes[n % 2], baseline=baseline, created=n, **terms)  # type: ignore[arg-type]
         for n in range(1, count + 1)
     ]
-
-
-def test_all_are_bound_while_all_fit() -> None:
-    state = surveyed(reserving(4), (8,))
-    assert (state.bound_until, state.unbound, state.newest_bound) == ((UNLIMITED,), 0, 4)
 
 
 def test_the_newest_give_way_and_come_back() -> None:
@@ -107,11 +101,6 @@ def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
         assert state.bound_until == bound_until
 
 
-def test_those_that_reserve_nothing_are_always_bound() -> None:
-    many = [entitled(f"s{n}", "spot", baseline=50, created=n) for n in range(1, 9)]
-    assert surveyed(many, (1,)).bound_until == (UNLIMITED,)
-
-
 def test_suspended_and_expired_ones_keep_nothing() -> None:
     gone = entitled("x", "guaranteed", baseline=8, created=1, suspended=True)
     over = entitled("y", "guaranteed", baseline=8, created=2, expires_unix_s=NOW_S)
@@ -150,34 +139,16 @@ def test_what_is_reserved_always_fits(baselines: list[int], slots: int) -> None:
         assert reserved + entitlements[len(bound)].baseline_of(0) > slots
 
 
-def test_a_long_list_is_surveyed_in_slices() -> None:
-    surveyed(reserving(3 * ASSESS_SLICE + 1, (0,)), (1,))
-
-
 SHARES = (
     WorkerShare(slots=8, kv_bytes=100, tokens_per_s=10.0, replicas=(1, 4)),
     WorkerShare(slots=2, tokens_per_s=5.0, replicas=(0, 2)),
 )
 
 
-def test_capacity_is_what_the_workers_add_up_to() -> None:
-    found = capacity_of(SHARES, [[0, 0], [70]])
-    rates = (20.0, 5.0)
-    assert found == Capacity(
-        slots=(16, 2), kv_bytes=(200, 70), tokens_per_s=25.0, pool_tokens_per_s=rates
-    )
-    assert found.total_kv_bytes == 270
-
-
 def test_kv_that_nobody_states_is_not_enforced() -> None:
     found = capacity_of(SHARES, [[0], [70, 0]])
     assert (found.kv_bytes, found.total_kv_bytes) == ((100, 0), 0)
     assert capacity_of(SHARES, [[0], []]).total_kv_bytes == 100
-
-
-def test_the_most_capacity_is_that_of_the_most_replicas() -> None:
-    found = max_capacity(SHARES)
-    assert (found.slots, found.kv_bytes, found.tokens_per_s) == ((32, 4), (400, 0), 50.0)
 
 
 @pytest.mark.parametrize(

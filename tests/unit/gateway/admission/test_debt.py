@@ -137,23 +137,6 @@ def test_an_idle_entitlement_is_owed_nothing() -> None:
     assert token_pool.accounts["idle"].debt == 0
 
 
-def test_without_a_denial_in_this_tick_debt_decays() -> None:
-    token_pool = starved()
-    ticked(token_pool)
-    ticked(token_pool, NOW_S + 10)
-    assert token_pool.accounts["e"].debt == pytest.approx(0.3 * 0.7)
-
-
-def test_debt_of_the_paper_s_size_is_near_zero_after_50_s() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
-    account = token_pool.accounts["e"]
-    account.debt = 0.775
-    token_pool.active.add("e")
-    for number in range(1, 11):
-        ticked(token_pool, NOW_S + number * TICK_S)
-    assert 0 < account.debt < 0.03
-
-
 @pytest.mark.parametrize(("profile", "least"), [("default", -0.2), ("paper", 0.3 * -199)])
 def test_overservice_turns_to_credit_within_the_profile_s_bound(profile: str, least: float) -> None:
     token_pool = pool(entitled(tokens_per_s=10.0), slots=(8,), profile=PROFILES[profile])
@@ -172,15 +155,6 @@ def test_only_elastic_entitlements_have_debt(service_class: Any) -> None:
     token_pool.active.add("x")
     ticked(token_pool)
     assert account.debt == 0
-
-
-def test_debt_is_never_more_than_one() -> None:
-    token_pool = starved()
-    for number in range(1, 60):
-        denied(token_pool, f"{number}", at=NOW_S + number * TICK_S)
-        admission.renew(token_pool, "g1", NOW_S + number * TICK_S)
-        ticked(token_pool, NOW_S + number * TICK_S)
-    assert 0.99 < token_pool.accounts["e"].debt <= 1
 
 
 def test_debt_lifts_the_weight_at_once() -> None:
@@ -224,22 +198,6 @@ def test_what_is_still_in_flight_counts_up_to_the_tick_and_not_twice() -> None:
     assert token_pool.accounts["e"].burst == pytest.approx(0.3 * 0.7 + 0.3)
 
 
-def test_dimensions_without_a_baseline_do_not_burst() -> None:
-    token_pool = pool(entitled(service_class="spot"), slots=(8,))
-    granted(token_pool, sequences=5, kv_bytes=10**9)
-    admission.settle(token_pool, "a", 10**6, NOW_S + 4)
-    ticked(token_pool)
-    assert token_pool.accounts["e"].burst == 0
-
-
-def test_tokens_above_the_rate_are_a_burst() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0), slots=(8,))
-    granted(token_pool)
-    admission.settle(token_pool, "a", 1000, NOW_S)
-    ticked(token_pool)
-    assert token_pool.accounts["e"].burst == pytest.approx(0.3)
-
-
 def test_those_with_nothing_left_to_forget_are_not_looked_at_again() -> None:
     token_pool = pool(entitled("gone"), entitled("busy"), entitled("owed", tokens_per_s=1.0))
     granted(token_pool, "a", "busy")
@@ -271,11 +229,3 @@ def test_the_surplus_refills_at_what_was_not_used_without_it() -> None:
     assert token_pool.surplus_per_s == pytest.approx(40)
     ticked(token_pool, NOW_S + 10)
     assert (token_pool.surplus_per_s, token_pool.surplus) == (100, 1000)
-
-
-def test_refusals_are_remembered_over_this_tick_and_the_next() -> None:
-    token_pool = starved()
-    ticked(token_pool)
-    assert (len(token_pool.pools[0].denials), len(token_pool.pools[0].denials_last)) == (0, 1)
-    ticked(token_pool, NOW_S + 10)
-    assert len(token_pool.pools[0].denials_last) == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.denials import limit_lines, limits_of, refusal_of, span, title
+from gateway.admission.denials import limit_lines, limits_of, refusal_of, span
 from gateway.admission.terms import Denial, DenialReason
 from gateway.errors import (
     BadRequest,
@@ -83,16 +83,6 @@ def test_waits_are_spread_and_bounded(wait_s: float, jitter: float, told: float)
     assert refusal.retry_after_s == told
 
 
-def test_limits_follow_from_a_grant() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
-    limits = limits_of(granted(token_pool, "a", estimate_tokens=250, sequences=2))
-    assert (limits.sequences, limits.sequences_free, limits.sequences_reset_s) == (3, 1, 0)
-    assert (limits.tokens, limits.tokens_free, limits.tokens_reset_s) == (1000, 750, 2.5)
-    limits = limits_of(granted(token_pool, "b"))
-    assert limits.sequences_free == 0
-    assert limits.sequences_reset_s == pytest.approx(5 / 3)
-
-
 def test_headers_are_those_of_openai() -> None:
     token_pool = pool(entitled(tokens_per_s=100.0, limit=3), slots=(8,))
     limits = limits_of(granted(token_pool, estimate_tokens=250))
@@ -104,15 +94,6 @@ def test_headers_are_those_of_openai() -> None:
         (b"x-ratelimit-remaining-tokens", b"750"),
         (b"x-ratelimit-reset-tokens", b"3s"),
     )
-
-
-def test_without_a_token_rate_there_are_no_token_headers() -> None:
-    limits = limits_of(granted(pool(entitled()), estimate_tokens=250))
-    assert [name for name, _ in pairs_of(limit_lines(limits).encode())] == [
-        b"x-ratelimit-limit-requests",
-        b"x-ratelimit-remaining-requests",
-        b"x-ratelimit-reset-requests",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +178,3 @@ def test_a_request_larger_than_a_limit_is_told_what_to_change() -> None:
     assert "needs 11.00 EUR, and the budget of EUR a month of the tenant 'acme' is 10.50 EUR" in (
         found.message
     )
-
-
-def test_budgets_are_called_by_their_window() -> None:
-    assert title(limit(window="hour", unit="tokens", currency="")) == "budget of tokens an hour"
-    assert title(limit(window="day")) == "budget of EUR a day"

@@ -29,12 +29,6 @@ def terms(**fields: Any) -> Entitlement:
     return terms_from(written(**fields), SHAPE, 3)
 
 
-def test_what_is_not_set_takes_its_default() -> None:
-    assert terms() == Entitlement(name="e", tenant="t", model="m", created=3)
-    absent = dict.fromkeys(fields_from(terms(), SHAPE).keys() - {"name", "tenant", "model"})
-    assert terms(**absent) == terms()
-
-
 def test_every_field_arrives() -> None:
     assert terms(
         service_class="dedicated",
@@ -171,14 +165,6 @@ def test_what_is_shown_reads_back_as_the_same_terms(
     assert terms_from(shown, SHAPE, found.created) == found
 
 
-def test_a_split_number_is_shown_as_one_and_others_by_pool() -> None:
-    assert fields_from(terms(concurrency=32), SHAPE)["concurrency"] == 32
-    assert fields_from(terms(concurrency={"short": 24, "long": 8}), SHAPE)["concurrency"] == 32
-    shown = fields_from(terms(concurrency={"long": 8}), SHAPE)["concurrency"]
-    assert shown == {"short": 0, "long": 8}
-    assert fields_from(terms(), SHAPE)["concurrency"] is None
-
-
 def reserving(name: str, **fields: Any) -> Entitlement:
     return terms(name=name, service_class="guaranteed", **fields)
 
@@ -204,11 +190,6 @@ def test_baselines_fit_up_to_the_most_replicas() -> None:
 
 def test_an_entitlement_s_own_former_terms_take_no_room() -> None:
     check_fit(reserving("x", concurrency={"short": 48}), MOST, [reserving("x", concurrency=40)])
-
-
-def test_without_more_replicas_today_s_slots_are_the_most() -> None:
-    with pytest.raises(BadTerms, match="24 slots"):
-        check_fit(reserving("e", concurrency={"short": 25}), SHAPE, [])
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,6 @@ def test_a_full_refund_teaches_nothing() -> None:
     assert (token_pool.refunds, token_pool.settled, token_pool.pools[0].service_s) == (1, 0, 5.0)
 
 
-def test_settling_twice_counts_once() -> None:
-    token_pool = pool(entitled())
-    granted(token_pool)
-    assert admission.settle(token_pool, "a", 100, NOW_S)
-    assert not admission.settle(token_pool, "a", 100, NOW_S)
-    assert not admission.settle(token_pool, "never", 100, NOW_S)
-    assert (token_pool.accounts["e"].used, token_pool.accounts["e"].total) == (100, 0)
-
-
 def test_service_time_is_a_moving_mean_of_leases_lives() -> None:
     token_pool = pool(entitled())
     granted(token_pool)
@@ -131,7 +122,3 @@ def test_resizing_down_gives_back_and_up_takes_more() -> None:
     assert (account.level, account.kv_bytes) == (-1000, 200)
     admission.settle(token_pool, "a", 2000, NOW_S)
     assert (account.debited, account.refunded, account.used) == (2250, 250, 2000)
-
-
-def test_a_lease_that_is_gone_is_not_resized() -> None:
-    assert not admission.resize(pool(entitled()), "a", 5, 5, NOW_S)

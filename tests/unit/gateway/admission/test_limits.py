@@ -27,10 +27,6 @@ def test_an_entitlement_is_in_force_until_it_expires() -> None:
     assert denied(token_pool, "b", at=NOW_S + 10).reason == "entitlement_expired"
 
 
-def test_an_unknown_entitlement_enters_nothing() -> None:
-    assert denied(pool(), entitlement="who").reason == "entitlement_unknown"
-
-
 @pytest.mark.parametrize(
     ("created", "reason"), [(3, "entitlement_degraded"), (4, "entitlement_pending")]
 )
@@ -45,10 +41,6 @@ def test_whom_a_full_pool_does_not_hold_is_degraded_if_it_ever_was_bound(
     assert denial.reason == reason
     assert denial.wait_s >= 1
     assert (token_pool.priority_denials, token_pool.accounts["e"].denied) == (0, 0)
-
-
-def test_only_reserving_classes_need_to_be_bound() -> None:
-    granted(pool(entitled(baseline=1, created=9), bound_until=(2,)))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +126,6 @@ def test_kv_is_counted_over_all_pools_against_the_limit_or_the_baseline() -> Non
     )
     token_pool.define(guaranteed)
     assert denied(token_pool, "c", kv_bytes=1).limit == 100
-
-
-def test_without_any_rate_nothing_pays() -> None:
-    assert granted(pool(entitled())).funded == "none"
 
 
 def test_limits_of_its_own_are_no_denials_of_the_pool() -> None:

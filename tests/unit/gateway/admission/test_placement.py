@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.checks import overshoot
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import SPILLED_WEIGHT
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
@@ -24,11 +23,6 @@ def filled(*entitlements_of: str, slots: int = 4, **terms: object) -> TokenPool:
     for number, name in enumerate(entitlements_of):
         granted(token_pool, f"f{number}", name)
     return token_pool
-
-
-@pytest.mark.parametrize(("slots", "more"), [(1, 1), (4, 1), (8, 1), (9, 2), (16, 2), (64, 8)])
-def test_the_overshoot_is_an_eighth_and_one_at_least(slots: int, more: int) -> None:
-    assert overshoot(slots) == more
 
 
 def test_a_protected_request_always_passes_a_full_pool() -> None:
@@ -58,11 +52,6 @@ def test_outranking_traffic_goes_no_further_than_the_overshoot() -> None:
     token_pool = filled(*"sees")
     granted(token_pool, "a", "t")
     assert denied(token_pool, "b", "t").reason == "priority"
-
-
-def test_preemptible_never_passes_a_full_pool() -> None:
-    token_pool = filled(*"pppp")
-    assert denied(token_pool, "x", "p").reason == "priority"
 
 
 def test_debt_lifts_the_underserved_over_the_threshold() -> None:
@@ -95,11 +84,6 @@ def test_dedicated_idle_baseline_is_lent_to_nobody() -> None:
     for lease_id in "de":
         assert granted(token_pool, lease_id, "d").protected
     assert token_pool.pools[0].inflight == 4
-
-
-def test_a_pool_kept_whole_for_a_dedicated_entitlement_takes_nobody_else() -> None:
-    token_pool = pool(DEDICATED, ELASTIC, slots=(2,), headroom=0)
-    assert denied(token_pool, "a", "e").reason == "priority"
 
 
 def test_guaranteed_idle_baseline_is_lent() -> None:
@@ -164,14 +148,6 @@ def test_a_pool_without_workers_spills_all_and_refuses_nobody() -> None:
 
 LOST = {"slots": (0, 4), "bound_until": (0, 1 << 53)}
 """The first pool has no worker; the other holds all the reserves that there are in it."""
-
-
-def test_a_lost_pool_does_not_take_the_reserve_of_another() -> None:
-    reserves = entitled("g", "guaranteed", baseline=(3, 1))
-    token_pool = pool(reserves, SPOT, **LOST, headroom=0)
-    for number in range(4):
-        granted(token_pool, f"s{number}", "s", pool=1)
-    assert granted(token_pool, "a", "g", pool=1).protected
 
 
 def test_a_reserve_in_a_lost_pool_is_served_in_the_place_of_lower_classes() -> None:

@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.counters import Journal
-from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from tests.token_pools import NOW_S, entitled, granted, pool
 
@@ -50,13 +48,6 @@ def test_changing_class_or_suspending_gives_the_reservation_up() -> None:
     assert token_pool.dedicated == set()
 
 
-def test_leaving_the_elastic_class_ends_debt() -> None:
-    token_pool = pool(entitled())
-    token_pool.accounts["e"].debt = 0.5
-    token_pool.define(entitled(service_class="spot"))
-    assert token_pool.accounts["e"].debt == 0
-
-
 def test_an_entitlement_with_requests_in_flight_cannot_be_removed() -> None:
     token_pool = pool(entitled())
     granted(token_pool)
@@ -93,27 +84,3 @@ def test_weights_hold_the_leases_in_force_and_no_others() -> None:
         admission.settle(token_pool, f"{number}", 1, NOW_S)
     assert list(token_pool.pools[0].weights) == [token_pool.leases["stays"].weight]
     assert admission.min_weight(token_pool, 0) == token_pool.leases["stays"].weight
-
-
-def test_the_journal_names_what_changed() -> None:
-    token_pool = pool(entitled(), entitled("f"), slots=(4, 4))
-    token_pool.journal = Journal()
-    granted(token_pool)
-    assert (token_pool.journal.accounts, token_pool.journal.leases) == ({"e"}, {"a"})
-    for change in (
-        lambda: admission.renew(token_pool, "a", NOW_S),
-        lambda: admission.resize(token_pool, "a", 7, 0, NOW_S),
-        lambda: admission.transfer(token_pool, "a", 1, NOW_S, force=True),
-        lambda: admission.settle(token_pool, "a", 1, NOW_S),
-    ):
-        token_pool.journal = Journal()
-        change()
-        assert token_pool.journal.leases == {"a"}
-    token_pool.journal = Journal()
-    token_pool.remove("f")
-    assert token_pool.journal.accounts == {"f"}
-
-
-def test_kv_that_is_not_stated_is_not_enforced() -> None:
-    terms = Terms(slots=(1, 1), kv_bytes=(5,))
-    assert (terms.kv_of(0), terms.kv_of(1)) == (5, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.limit_book import CALENDAR, Spans, counted_s, span_of
+from gateway.admission.limit_book import CALENDAR, counted_s, span_of
 from tests.histories import histories
 
 ZONES = sorted(
@@ -68,15 +68,6 @@ def test_every_moment_is_in_exactly_one_slice(
     later = span_of(window, zone, now_s + step_s)
     assert later.start_s == span.start_s or later.start_s >= span.next_s or window == "hour"
     assert span_of(window, zone, span.next_s).start_s == span.next_s or window == "hour"
-
-
-def test_a_slice_is_worked_out_once() -> None:
-    spans = Spans()
-    noon_s = unix("2026-06-10T12:00")
-    first = spans.at("day", "Europe/Berlin", noon_s)
-    assert spans.at("day", "Europe/Berlin", noon_s + 3600) is first
-    assert spans.at("day", "Europe/Berlin", first.next_s).start_s == first.next_s
-    assert spans.at("day", "Europe/Berlin", noon_s) == first
 
 
 @given(

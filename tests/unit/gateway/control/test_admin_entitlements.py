@@ -135,28 +135,6 @@ async def test_an_entitlement_s_life(client: httpx.AsyncClient, rig: TenancyRig)
     assert short == audit[:1]
 
 
-async def test_attainment_is_shown_where_a_target_is_stated(rig: TenancyRig) -> None:
-    metrics = Metrics()
-    for met, times in (("true", 9), ("false", 1), ("refused", 2)):
-        metrics.slo_requests.add("a", met, by=times)
-    transport = httpx.ASGITransport(app=app_of(rig, metrics=metrics))
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://gateway", headers=ADMIN
-    ) as client:
-        await client.post("/admin/entitlements", json={**NEW, "slo_target_ms": 500})
-        await client.post("/admin/entitlements", json={**NEW, "name": "b", "concurrency": 1})
-        (one, other) = (await client.get("/admin/entitlements")).json()["data"]
-        assert one["slo"] == {
-            "target_ms": 500,
-            "met": 9,
-            "missed": 1,
-            "refused": 2,
-            "attainment": 0.9,
-        }
-        assert other["slo"] is None
-        assert (await client.get("/admin/entitlements/a")).json()["slo"] == one["slo"]
-
-
 async def test_a_change_for_a_revision_is_made_of_that_one_only(
     client: httpx.AsyncClient, rig: TenancyRig
 ) -> None:

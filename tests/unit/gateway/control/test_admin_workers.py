@@ -180,11 +180,3 @@ async def test_a_drain_that_waits_too_long_says_what_still_runs() -> None:
     fleet.start(bench.served.fleet.pools[0], 1, 2, 10)
     status, answer = await bench.call("POST", "/short-1/drain?wait=1&timeout_s=0.01")
     assert (status, answer["running"]) == (200, 2)
-
-
-async def test_the_drain_of_an_engine_drains_all_its_ranks() -> None:
-    bench = Bench()
-    pool = bench.served.fleet.pools[0]
-    pool.workers[:] = ["h:1#0", "h:1#1"]
-    status, answer = await bench.call("POST", "/h:1/drain")
-    assert (status, answer["pools"], pool.draining) == (200, 2, [True, True])

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from gateway.admission.terms import AdmissionRequest, Terms
@@ -164,23 +163,10 @@ async def test_text_is_estimated_as_the_data_plane_would(bench: Bench) -> None:
     assert 1_000 <= answer.json()["reserved_tokens"] - 50 <= 1_400
 
 
-async def test_sequences_count_each(bench: Bench) -> None:
-    assert (await bench.authorize(n=2)).json()["reserved_tokens"] == 200
-    assert bench.account.total == 2
-
-
-async def test_a_long_request_goes_to_the_long_pool(bench: Bench) -> None:
-    assert (await bench.authorize(input_tokens=9_000)).json()["pool"] == "long"
-
-
 async def test_a_request_without_a_limit_is_told_the_model_s_default() -> None:
     bench = Bench(default_max_tokens=300)
     assert (await bench.authorize(max_tokens=None)).json()["max_tokens"] == 300
     await bench.client.aclose()
-
-
-async def test_without_a_default_no_limit_is_told(bench: Bench) -> None:
-    assert (await bench.authorize(max_tokens=None)).json()["max_tokens"] is None
 
 
 async def test_past_its_limit_a_tenant_gets_the_data_plane_s_429(bench: Bench) -> None:
@@ -202,21 +188,9 @@ async def test_past_its_limit_a_tenant_gets_the_data_plane_s_429(bench: Bench) -
     assert bench.desk.held == 2
 
 
-async def test_a_request_over_the_token_rate_gets_a_429_of_tokens(bench: Bench) -> None:
-    await bench.authorize(input_tokens=60_000)
-    answer = await bench.authorize(input_tokens=20_000)
-    assert error(answer)[2] == "tokens"
-    assert answer.json()["error"]["type"] == "tokens"
-
-
 async def test_what_can_never_fit_is_a_400(bench: Bench) -> None:
     assert error(await bench.authorize(input_tokens=70_000))[:2] == (400, "context_length_exceeded")
     assert error(await bench.authorize(n=3))[2] == "exceeds_entitlement"
-
-
-async def test_a_suspended_entitlement_gets_a_403(bench: Bench) -> None:
-    bench.book.define(msgspec.structs.replace(bench.account.terms, suspended=True))
-    assert error(await bench.authorize())[::2] == (403, "entitlement_suspended")
 
 
 async def test_keys_are_those_of_the_data_plane(bench: Bench) -> None:
@@ -225,10 +199,6 @@ async def test_keys_are_those_of_the_data_plane(bench: Bench) -> None:
         assert error(answer) == (401, "invalid_api_key", "missing_api_key")
         answer = await bench.client.post(path, json={}, headers={"x-api-key": "sk-unknown"})
         assert error(answer) == (401, "invalid_api_key", "invalid_api_key")
-
-
-async def test_a_model_must_exist(bench: Bench) -> None:
-    assert error(await bench.authorize(model="n"))[:2] == (404, "model_not_found")
 
 
 async def test_a_key_opens_its_own_model_only() -> None:
@@ -554,13 +524,6 @@ async def test_another_tenant_can_neither_settle_a_lease_nor_learn_of_it(bench: 
     assert unknown.json()["error"]["message"].replace("99", "1") == again.json()["error"]["message"]
 
 
-async def test_reports_teach_no_estimator(bench: Bench) -> None:
-    before = bench.served.estimator.snapshot()
-    lease = (await bench.authorize(input_tokens=None, text_bytes=4_000)).json()["lease_id"]
-    await bench.usage(lease, prompt_tokens=7_000, completion_tokens=1_000)
-    assert bench.served.estimator.snapshot() == before
-
-
 # -- what nobody reports
 
 
@@ -693,14 +656,6 @@ async def test_a_lease_that_nobody_reports_is_charged_its_estimate(bench: Bench)
         "counted",
         150,
     )
-
-
-async def test_leases_expire_each_at_its_own_time(bench: Bench) -> None:
-    await bench.authorize(lease_s=29)
-    await bench.authorize(OTHER, lease_s=10)
-    bench.clock.advance(10)
-    bench.desk.sweep()
-    assert (bench.desk.held, bench.book.accounts["other-prod"].total) == (1, 0)
 
 
 async def test_at_shutdown_what_is_held_is_settled(bench: Bench) -> None:

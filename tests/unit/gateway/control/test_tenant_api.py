@@ -236,33 +236,12 @@ async def test_a_model_that_is_leaving_has_no_terms_to_tell() -> None:
     assert "terms" not in found
 
 
-async def test_a_suspended_entitlement_says_so() -> None:
-    bench = Bench()
-    bench.book.define(msgspec.structs.replace(ACME, suspended=True))
-    assert (await bench.me())["state"] == "suspended"
-
-
 async def test_refusals_are_counted_by_reason() -> None:
     bench = Bench()
     for _ in range(3):
         bench.metrics.admission.add("acme-prod", "denied", "tokens")
     bench.metrics.admission.add("acme-prod", "admitted", "")
     assert (await bench.me())["refused"] == {"tokens": 3}
-
-
-async def test_attainment_is_told_where_a_target_is_stated() -> None:
-    bench = Bench()
-    for met, times in (("true", 19), ("false", 1), ("refused", 4)):
-        bench.metrics.slo_requests.add("acme-prod", met, by=times)
-    assert (await bench.me())["slo"] == {
-        "target_ms": 500,
-        "met": 19,
-        "missed": 1,
-        "refused": 4,
-        "attainment": 0.95,
-    }
-    bench.terms["acme-prod"] = msgspec.structs.replace(ACME, slo_ms=0)
-    assert "slo" not in await bench.me()
 
 
 async def test_a_key_of_many_entitlements_asks_each_store_and_the_replicas_once() -> None:
@@ -333,11 +312,6 @@ async def test_an_open_gateway_has_no_terms_to_tell() -> None:
     }
 
 
-async def test_an_unknown_key_is_told_nothing() -> None:
-    with pytest.raises(Unauthorized):
-        await Bench().me("sk-unknown")
-
-
 async def test_a_tenant_looks_up_its_own_decisions_with_any_of_its_keys() -> None:
     for key in ("sk-acme", "sk-plain"):
         answer = await Bench().decision("r-1", key)
@@ -366,12 +340,6 @@ def test_nothing_is_told_of_other_workers_or_the_prompt() -> None:
     assert found is not None
     for secret in (b"w-secret", b"777", b"lease-secret", b"other", b"the body"):
         assert secret not in found
-
-
-def test_the_request_of_another_tenant_is_not_found() -> None:
-    ring = ring_of(record("acme"))
-    assert own_decision(ring, "r-1", "rival") is None
-    assert own_decision(ring, "r-2", "acme") is None
 
 
 def test_of_an_id_that_several_tenants_sent_each_finds_its_own() -> None:

@@ -96,11 +96,6 @@ def test_no_error_of_an_engine_holds_the_event_loop_for_long() -> None:
     assert in_band_status(in_band_error(data + event({"error": {"code": 404}}))) == 404
 
 
-def test_a_response_is_known_by_its_id() -> None:
-    assert response_id(b'{"object": "response", "id": "resp_a-1"}') == "resp_a-1"
-    assert response_id(b'{"id": "chatcmpl-1"}') is None
-
-
 def read(body: bytes) -> Answer:
     """As the relay reads it: what is too large to hold in pieces."""
     if len(body) <= HELD_BYTES:

@@ -18,7 +18,6 @@ from gateway.records.endpoint import (
     ENDPOINTS,
     MESSAGES,
     RESPONSES,
-    SCORE,
     Endpoint,
 )
 
@@ -299,30 +298,9 @@ def test_members_are_bounded_before_they_are_read() -> None:
     assert min(taken_s) < 0.2
 
 
-def test_absent_fields_stay_absent() -> None:
-    facts = read_body(CHAT, chat(max_tokens=None, stream=None, n=None))
-    assert facts.cap_tokens is None
-    assert not facts.stream
-    assert facts.include_usage is None
-    assert not facts.has_stream_options
-    assert facts.sequences_per_prompt == 1
-    assert facts.steering_fields == ()
-
-
-def test_null_stream_options_are_present() -> None:
-    facts = read_body(CHAT, chat(stream_options=None))
-    assert facts.has_stream_options
-    assert facts.include_usage is None
-
-
 def test_the_larger_of_n_and_best_of_counts() -> None:
     raw = json.dumps({"model": "m", "prompt": "a", "n": 2, "best_of": 5}).encode()
     assert read_body(COMPLETIONS, raw).sequences_per_prompt == 5
-
-
-def test_previous_response_is_noted() -> None:
-    raw = json.dumps({"model": "m", "input": "a", "previous_response_id": "r1"}).encode()
-    assert read_body(RESPONSES, raw).previous_response_id == "r1"
 
 
 def test_responses_in_the_background_are_refused() -> None:
@@ -333,24 +311,6 @@ def test_responses_in_the_background_are_refused() -> None:
     for value in (False, None):
         raw = json.dumps({"model": "m", "input": "a", "background": value}).encode()
         assert read_body(RESPONSES, raw).model == "m"
-
-
-@pytest.mark.parametrize(
-    "field", ["request_id", "rid", "session_params", "custom_logit_processor", "vllm_xargs"]
-)
-def test_what_names_a_request_a_session_or_code_steers(field: str) -> None:
-    assert read_body(CHAT, chat(**{field: "x"})).steering_fields == (field,)
-
-
-def test_endpoints_without_output_have_no_cap() -> None:
-    raw = json.dumps({"model": "m", "text_1": "a", "text_2": "b", "max_tokens": "x"}).encode()
-    assert read_body(SCORE, raw).cap_tokens is None
-
-
-def test_limits_at_their_bounds_are_accepted() -> None:
-    raw = chat(max_tokens=2**31, n=128, model="m" * 256)
-    assert read_body(CHAT, raw).cap_tokens == 2**31
-    assert read_body(MESSAGES, chat(max_tokens=1)).cap_tokens == 1
 
 
 json_values = st.recursive(

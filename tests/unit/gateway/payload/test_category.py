@@ -15,13 +15,11 @@ from gateway.payload.body import read_body
 from gateway.payload.category import (
     SAMPLE_CHARS,
     WINDOWS,
-    category_from_header,
     classify,
     has_retrieval_headers,
     sample,
 )
 from gateway.records.endpoint import CHAT
-from gateway.records.request import CATEGORIES
 
 ENGLISH = (
     "The committee met on Tuesday to discuss the proposal, which (as several members noted) had "
@@ -206,10 +204,6 @@ def test_repeating_a_text_does_not_change_its_category() -> None:
     assert len(wrong) <= len(SAMPLES) // 10, wrong
 
 
-def test_every_category_has_samples() -> None:
-    assert {expected for expected, _ in SAMPLES} == set(CATEGORIES)
-
-
 @pytest.mark.parametrize("size", [0, 10, 1024, 1025, 5000, 90_000])
 @pytest.mark.parametrize("alphabet", ["abcdefghij", "\u4f60\u597d\u4e16\u754c\uff0c"])
 def test_samples_are_bounded_and_spread_over_the_text(size: int, alphabet: str) -> None:
@@ -224,14 +218,6 @@ def test_the_longest_text_decides_not_the_first() -> None:
     messages = [{"role": "system", "content": ENGLISH}, {"role": "user", "content": CHINESE * 60}]
     raw = json.dumps({"model": "m", "messages": messages}).encode()
     assert read_body(CHAT, raw).measure.category == "cjk"
-
-
-def test_a_header_names_the_category() -> None:
-    assert category_from_header("code") == "code"
-    assert category_from_header(" Other-Script ") == "other-script"
-    assert category_from_header("rag") is None
-    assert category_from_header("") is None
-    assert category_from_header(None) is None
 
 
 @pytest.mark.parametrize(

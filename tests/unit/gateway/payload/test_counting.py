@@ -398,25 +398,6 @@ def test_no_tools_is_no_tools(tools: Any) -> None:
     assert not found.tools
 
 
-def test_text_parts_count_and_media_parts_cost_tokens() -> None:
-    parts = [
-        {"type": "text", "text": "abc"},
-        "de",
-        {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
-        {"type": "input_audio", "input_audio": {"data": "AAAA" * 1000, "format": "wav"}},
-    ]
-    found = measure(CHAT, messages=messages(parts))
-    assert found.text_bytes == 5
-    assert found.media_parts == 2
-    assert found.media_tokens == 2 * 768
-
-
-def test_configured_media_cost_is_used() -> None:
-    parts = [{"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}]
-    raw = json.dumps({"model": "m", "messages": messages(parts)}).encode()
-    assert read_body(CHAT, raw, media_tokens=100).measure.media_tokens == 100
-
-
 @pytest.mark.parametrize(
     ("width", "height", "tokens"),
     [(1000, 750, 1000), (10, 10, 64), (9000, 9000, 4096), (768, 1024, 1049)],
@@ -475,24 +456,12 @@ def test_broken_data_urls_cost_the_configured_figure(url: str) -> None:
     assert measure(CHAT, messages=messages(parts)).media_tokens == 768
 
 
-def test_completions_single_and_batched() -> None:
-    assert measure(COMPLETIONS, prompt="h\u00e9llo", suffix="xy").text_bytes == 8
-    found = measure(COMPLETIONS, prompt=["a" * 10, "b" * 30])
-    assert (found.text_bytes, found.longest_text_bytes, found.prompts) == (40, 30, 2)
-    assert found.messages == 0
-
-
 def test_token_ids_are_exact() -> None:
     found = measure(COMPLETIONS, prompt=[1, 2, 3])
     assert (found.exact_tokens, found.longest_exact_tokens, found.prompts) == (3, 3, 1)
     found = measure(EMBEDDINGS, input=[[1, 2], [3, 4, 5, 6]])
     assert (found.exact_tokens, found.longest_exact_tokens, found.prompts) == (6, 4, 2)
     assert found.text_bytes == 0
-
-
-def test_embeddings_take_messages_too() -> None:
-    found = measure(EMBEDDINGS, messages=messages("abc"))
-    assert (found.text_bytes, found.messages) == (3, 1)
 
 
 def test_responses_items() -> None:
@@ -534,11 +503,6 @@ def test_anthropic_blocks() -> None:
     )
     assert found.text_bytes == 3 + 2 + 1 + len('{"a":[1,2]}') + 4 + 5 + 3 + TOOLS_BYTES
     assert found.messages == 4
-
-
-def test_tokenize_takes_prompt_or_messages() -> None:
-    assert measure(TOKENIZE, prompt="abc").text_bytes == 3
-    assert measure(TOKENIZE, messages=messages("abcd")).messages == 1
 
 
 def test_rerank_repeats_the_query() -> None:

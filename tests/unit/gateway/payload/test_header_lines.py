@@ -9,11 +9,6 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1).map(str.enc
 VALUES = st.text(st.characters(codec="ascii", min_codepoint=32)).map(str.encode)
 
 
-def test_a_block_is_lines_with_their_ends() -> None:
-    assert lines_of([(b"a", b"1"), (b"b", b"x: y")]) == b"a: 1\r\nb: x: y\r\n"
-    assert lines_of([]) == b""
-
-
 @given(st.lists(st.tuples(NAMES, VALUES)))
 def test_what_was_written_is_read(headers: list[tuple[bytes, bytes]]) -> None:
     assert pairs_of(lines_of(headers)) == headers

@@ -97,15 +97,6 @@ def test_every_occurrence_of_a_repeated_name_is_edited() -> None:
     assert splice(raw, remove=["a"]) == b'{"b":2}'
 
 
-def test_removing_everything_and_inserting() -> None:
-    assert splice(b'{ "a" : 1 }', remove=["a"], insert={"b": b"2"}) == b'{"b":2  }'
-
-
-def test_what_is_no_object_raises() -> None:
-    with pytest.raises(ValueError, match="object"):
-        splice(b"[]", insert={"a": b"1"})
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -122,10 +113,6 @@ def test_what_is_no_object_raises() -> None:
 )
 def test_usage_merges_into_stream_options(options: bytes, expected: dict[str, Any]) -> None:
     assert json.loads(with_usage(msgspec.Raw(options))) == expected
-
-
-def test_usage_is_asked_for_where_there_are_no_options() -> None:
-    assert json.loads(with_usage(None)) == {"include_usage": True}
 
 
 @pytest.mark.parametrize("name", ["bootstrap_%06d", "a%06d"])

@@ -63,13 +63,6 @@ def engine_reads(body: bytes, facts: BodyFacts, model: str) -> Mapping[bytes, by
     return found
 
 
-def test_the_model_is_found_among_other_fields() -> None:
-    body, kind = form(language="en", model="whisper-large", response_format="json")
-    facts = read_form(body, [kind])
-    assert facts.model == "whisper-large"
-    assert facts.measure.media_parts == 1
-
-
 def test_a_form_is_sent_with_its_contents_and_the_decided_model() -> None:
     body, kind = form(model="gpt-4o-transcribe", language="en", prompt="Namen: Zoë, 李")
     assert engine_reads(body, read_form(body, [kind]), "whisper") == {

@@ -94,10 +94,6 @@ async def test_nobody_is_waited_for_longer_than_the_limit(
         assert await calls.ask("load") == [b"2"]
 
 
-async def test_who_is_alone_asks_nobody() -> None:
-    assert await ReplicaCalls(list).ask("load") == []
-
-
 def test_what_this_replica_says() -> None:
     calls = ReplicaCalls(list)
 

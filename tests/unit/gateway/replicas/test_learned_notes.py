@@ -1,10 +1,6 @@
 """The bus, and what estimators learned on it: what is published, and when nobody answers."""
 
-import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Mapping
 
 import pytest
 
@@ -14,9 +10,9 @@ from gateway.fleet.breaker import MAX_PAUSE_S
 from gateway.records.estimate import Observation
 from gateway.records.request import Measure
 from gateway.replicas import bus
-from gateway.replicas.bus import LASTING, Bus, NoteStore, Received
+from gateway.replicas.bus import LASTING, Bus
 from gateway.replicas.learned_notes import LearnedNotes
-from tests.fakes import FakeClock, FakeNotes, FakeShared
+from tests.fakes import FakeNotes, FakeShared
 
 M = "default:m"
 AWAY = StateFailure("scripted absence")
@@ -76,13 +72,6 @@ def shared() -> FakeShared:
     return FakeShared()
 
 
-async def test_it_is_up_from_the_first_exchange_on(shared: FakeShared) -> None:
-    node = Node(shared)
-    seen = [is_up(node)]
-    await node.exchange()
-    assert [*seen, is_up(node)] == [False, True]
-
-
 async def test_only_news_is_published(shared: FakeShared) -> None:
     node = Node(shared)
     for _ in range(3):
@@ -103,14 +92,6 @@ async def test_a_store_that_lost_the_note_gets_it_again(shared: FakeShared) -> N
     await node.exchange()
     await node.exchange()
     assert notes_of(shared)["one"][2] == before
-
-
-async def test_two_share_what_one_learned(shared: FakeShared) -> None:
-    one, two = Node(shared, "one"), Node(shared, "two")
-    teach(one.estimator, 5.0, 30)
-    await one.exchange()
-    await two.exchange()
-    assert mean(two.estimator) == mean(one.estimator) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("note", [b"\x00\xff{", b"\x81\xa1a\x05", b"x" * (bus.MAX_BYTES + 1)])
@@ -182,44 +163,6 @@ async def test_a_defect_of_a_store_does_not_end_the_task(
     assert "ZeroDivisionError" in caplog.text
 
 
-class Hanging(FakeNotes):
-    """A store that never answers and counts how often it was left."""
-
-    left = 0
-
-    async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
-        """See NoteStore."""
-        never: asyncio.Future[dict[str, Received]] = asyncio.get_running_loop().create_future()
-        try:
-            return await never
-        finally:
-            self.left += 1
-
-
-def over(store: NoteStore) -> Bus:
-    return Bus(store, replica="one", clock=time.monotonic, chance=lambda: 0.5)
-
-
-async def test_a_hanging_store_is_left_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus, "LIMIT_S", 0.01)
-    store = Hanging(FakeShared(), "one")
-    made = over(store)
-    await made.exchange()
-    assert (store.left, made.up) == (1, False)
-
-
-async def test_it_can_be_cancelled_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus, "LIMIT_S", 0.01)
-    made = over(Hanging(FakeShared(FakeClock()), "one"))
-    task = asyncio.create_task(made.start())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    await made.close()
-
-
 async def test_closing_publishes_what_is_new(shared: FakeShared) -> None:
     node = Node(shared)
     await node.bus.start()
@@ -227,12 +170,3 @@ async def test_closing_publishes_what_is_new(shared: FakeShared) -> None:
     await node.bus.close()
     assert "one" in notes_of(shared)
     assert node.store.closed
-
-
-async def test_closing_while_away_asks_no_more(shared: FakeShared) -> None:
-    node = Node(shared)
-    node.store.fail_with = AWAY
-    await node.bus.start()
-    asked = node.store.exchanges
-    await node.bus.close()
-    assert (node.store.exchanges, node.store.closed) == (asked, True)

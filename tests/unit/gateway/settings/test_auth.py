@@ -1,7 +1,5 @@
 """`auth.jwt` and `server.admin_keys`: what is read, and what is refused with the fix."""
 
-from pathlib import Path
-
 import pytest
 
 from gateway.settings import Config, ConfigError, parse
@@ -106,9 +104,3 @@ def test_what_is_wrong_is_refused_with_the_fix(was: str, now: str, said: str) ->
 def test_keys_may_come_over_plain_http_from_this_host(host: str) -> None:
     text = FILE.replace("https://id.example/jwks", f"'http://{host}/jwks'")
     assert read(text).auth.jwt[0].jwks == f"http://{host}/jwks"
-
-
-def test_keys_may_be_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "jwks.json"
-    file.write_text("{}")
-    assert read(FILE.replace("https://id.example/jwks", str(file))).auth.jwt[0].jwks == str(file)

@@ -20,11 +20,6 @@ def model(more: str, mode: str = "") -> ModelConfig:
     return parse(FILE.format(more=more, mode=mode), "sluice.yaml", {}).models[0]
 
 
-def test_nothing_is_watched_unless_asked_for() -> None:
-    found = model("gamma: 1.5")
-    assert (watch_of(found), control_of(found)) == (None, None)
-
-
 def test_auto_moves_within_half_of_the_boundary_and_the_window() -> None:
     found = model("auto: true")
     control, watch = control_of(found), watch_of(found)

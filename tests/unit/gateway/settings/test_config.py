@@ -192,11 +192,6 @@ def test_a_reference_becomes_what_its_field_expects() -> None:
     assert config.server.admin_key.get_secret_value() == "12345"
 
 
-def test_references_inside_flow_collections_and_urls() -> None:
-    text = edited('["http://10.0.0.1:8000"]', "[{url: http://${HOST:-a.b}:${PORT:-1}}]")
-    assert read(text).models[0].pools["short"].workers[0].id == "a.b:1"
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "'::1'"])
 def test_the_dashboard_may_be_open_to_this_host_alone(host: str) -> None:
     server = f"  host: {host}\n  open_dashboard: true\n  viewer_key: sk-viewer\n  admin_key:"
@@ -351,27 +346,6 @@ def test_bad_configuration(text: str, line: int, words: list[str]) -> None:
         assert word in found
 
 
-def test_boundaries_of_three_pools() -> None:
-    text = edited("      long:", "      mid: {max_model_len: 9000, max_num_seqs: 1, workers: ['http://h']}\n      long:")  # noqa: E501  # fmt: skip
-    (found,) = problems(text)
-    assert "1 given for 3 pools (short, mid, long); give 2 numbers" in found
-    assert "not ascending" in problems(text.replace("4096", "[5000, 4000]"))[0]
-    assert read(text.replace("4096", "[4096, 9000]")).models[0].boundaries == (4096, 9000)
-
-
-def test_one_pool_takes_no_list_of_boundaries() -> None:
-    text = """\
-version: 1
-models:
-  - name: m
-    boundary: {b_short: 5}
-    pools: {all: {max_model_len: 10, max_num_seqs: 1, workers: ["http://h:1"]}}
-"""
-    assert "model m: boundary.b_short has no effect with one pool" in remarks(read(text))
-    (found,) = problems(text.replace("b_short: 5", "b_short: [5]"))
-    assert found.startswith("sluice.yaml:4:25: models[0].boundary.b_short: 1 given for 1 pool ")
-
-
 @pytest.mark.parametrize(
     ("engines", "flag"),
     [("vllm", "--scheduling-policy priority"), ("sglang", "--enable-priority-scheduling")],
@@ -441,18 +415,6 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
 def test_empty_files(text: str) -> None:
     (found,) = problems(text)
     assert "empty" in found or "expected a mapping" in found
-
-
-def test_the_environment_is_the_processs_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(BASE, encoding="utf-8")
-    monkeypatch.setenv("SLUICE_ADMIN_KEY", "from-process")
-    monkeypatch.setenv("LONG_KEY", "x")
-    key = load(path).server.admin_key
-    assert key is not None
-    assert key.get_secret_value() == "from-process"
 
 
 # --- bounds

@@ -47,10 +47,6 @@ def test_each_change_is_named_with_whether_it_needs_a_restart(
     assert found[path] == restart
 
 
-def test_the_same_file_changes_nothing() -> None:
-    assert changes(config(), config()) == []
-
-
 def test_no_secret_is_shown() -> None:
     found = changes(config(), config(("key-one", "key-two"), ("sk-one", "sk-two")))
     assert {change.path for change in found} == {
@@ -90,18 +86,6 @@ def test_a_price_by_the_hour_stays_until_a_restart() -> None:
     ]
 
 
-def test_pools_and_policies_change_without_a_restart() -> None:
-    after = config(
-        ("      long:", "      larger:"),
-        ("max_num_seqs: 4", "max_num_seqs: 5, scheduling: {policy: sticky}"),
-    )
-    assert {c.path: c.restart for c in changes(config(), after)} == {
-        "models[m].pools[long]": False,
-        "models[m].pools[larger]": False,
-    }
-    assert merged(config(), after).models == after.models
-
-
 MORE = """  - name: n
     compression: {enabled: true}
     pools:
@@ -133,18 +117,6 @@ def test_a_tokenizer_needs_a_restart_and_the_other_rules_of_compression_do_not()
     }
     assert merged(config(), after).models[0].compression.max_cut == 0.3
     assert merged(config(), after).models[0].compression.tokenizer is None
-
-
-def test_names_of_models_change_without_a_restart() -> None:
-    after = config(
-        ("version: 1", "version: 1\naliases: [{name: either, split: {m: 1}}]"),
-        ("- name: m", "- name: m\n    aliases: [other]"),
-    )
-    assert {c.path: c.restart for c in changes(config(), after)} == {
-        "models[m].aliases": False,
-        "aliases": False,
-    }
-    assert merged(config(), after).aliases == after.aliases
 
 
 def test_options_of_the_command_line_stay_through_a_reload() -> None:

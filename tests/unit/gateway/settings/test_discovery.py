@@ -83,12 +83,6 @@ def test_engines_and_sources_stand_side_by_side() -> None:
     assert pool("dns://e:80", replicas={"min": 1, "max": 9}).replica_bounds == (1, 9)
 
 
-def test_a_worker_has_one_place() -> None:
-    for both in ({}, {"url": "http://a:1", "discover": "dns://e:80"}):
-        with pytest.raises(ValidationError):
-            pool([both])
-
-
 def test_a_found_engine_has_the_sources_key_name_and_ranks_unless_it_says_its_own() -> None:
     source = WorkerConfig.model_validate(
         {"discover": "dns://e:80", "api_key": "sk", "model": "base", "ranks": 2}

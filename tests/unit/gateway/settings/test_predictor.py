@@ -40,10 +40,6 @@ def of(model: str, pool: str, alpha: float = 0.95) -> PoolSection:
     return msgspec.structs.replace(small_section(), model=model, pool=pool, alpha=alpha)
 
 
-def test_a_section_for_one_of_the_pools_is_enough(tmp_path: Path) -> None:
-    assert problems(write(tmp_path, of("m", "long"), of("other", "short"))) == []
-
-
 @pytest.mark.parametrize("section", [of("other", "short"), of("m", "middle")])
 def test_a_predictor_that_fits_no_pool_is_refused(tmp_path: Path, section: PoolSection) -> None:
     found = problems(write(tmp_path, section))

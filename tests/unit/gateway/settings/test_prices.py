@@ -35,11 +35,6 @@ def test_a_models_price_reaches_what_settles_its_requests() -> None:
     assert config.currency == "EUR"
 
 
-def test_without_a_price_usage_has_no_cost() -> None:
-    config = read(FILE.replace("    price: {input: 0.60, cached_input: 0.15, output: 1.80}\n", ""))
-    assert served_model(config, config.models[0]).price is None
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -7,7 +7,6 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.capacity import WorkerShare
 from gateway.admission.entitlement_terms import BadTerms, check_fit, terms_from
 from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES
@@ -124,13 +123,6 @@ def test_base_terms_take_the_rules_of_admission() -> None:
     assert model.mode == "enforce"
 
 
-def test_a_worker_s_share_of_its_pool() -> None:
-    assert worker_shares(read(FLEET).models[0]) == (
-        WorkerShare(slots=4, kv_bytes=4 * GIB, tokens_per_s=100, replicas=(1, 5)),
-        WorkerShare(slots=2, kv_bytes=0, tokens_per_s=50, replicas=(1, 1)),
-    )
-
-
 @pytest.mark.parametrize(
     ("replicas", "bounds"),
     [("{}", (2, 2)), ("{min: 1}", (1, 2)), ("{max: 4}", (2, 4)), ("{min: 3}", (3, 3)),
@@ -148,11 +140,6 @@ def test_the_shape_counts_the_most_replicas() -> None:
     assert (shape.pools, shape.slots, shape.max_slots) == (("short", "long"), (8, 2), (20, 2))
     assert shape.max_tokens_per_s == 550
     assert shape.max_kv_bytes == 5 * 4 * GIB + 2 * 65536 * 65536, "unsaid: all slots filled"
-
-
-def test_what_fits_only_with_more_replicas_is_taken() -> None:
-    config = read(ENTITLED.replace("{short: 3, long: 1}", "{short: 20, long: 1}"))
-    assert terms_of(config.entitlements[0], config.models[0]).baseline == (20, 1)
 
 
 def test_tenancy_has_the_file_s_entitlements_with_their_keys_in_its_order() -> None:

@@ -7,7 +7,6 @@ import pytest
 from gateway.wiring.listening import (
     bound,
     own_address,
-    passed,
     port_of,
     reserved,
 )
@@ -43,18 +42,7 @@ def test_a_reserved_port_is_for_those_that_share_it() -> None:
         closed(sockets)
 
 
-def test_all_addresses_of_a_name_get_one_port() -> None:
-    sockets = bound("localhost", 0)
-    assert len({sock.getsockname()[1] for sock in sockets}) == 1
-    closed(sockets)
-
-
 def test_others_reach_a_listener_by_the_address_that_is_used_towards_them() -> None:
     assert own_address("10.1.2.3", "127.0.0.1") == "10.1.2.3"
     assert own_address("0.0.0.0", "127.0.0.1") == "127.0.0.1"
     assert own_address("0.0.0.0", "no.such.host.invalid") == "127.0.0.1"
-
-
-def test_sockets_passed_to_another_process_are_not_taken() -> None:
-    assert passed({"LISTEN_FDS": "1", "LISTEN_PID": "1"}) == []
-    assert passed({}) == []

@@ -197,22 +197,6 @@ async def test_series_of_entitlements_and_tenants_that_left_the_file_are_dropped
     assert set(gateway.metrics.cost.values) == {("m", "of-stays")}
 
 
-async def test_leases_settle_in_the_pools_that_they_were_taken_in(reloaded: Reloaded) -> None:
-    (before,) = reloaded.gateway.models
-    lease = await reloaded.lease("one")
-    reloaded.model["pools"] = {"small": pool(3, window=1024), "all": pool(1, 2)}
-    await reloaded.reload()
-    (after,) = reloaded.gateway.models
-    assert after is not before
-    assert [state.name for state in after.fleet.pools] == ["small", "all"]
-    assert after.fleet.pools[1] is before.fleet.pools[0]
-    assert [state.inflight for state in after.fleet.pools] == [0, 1]
-    other = await reloaded.lease("two", pool=0)
-    for each in (lease, other):
-        reloaded.gateway.store.settle(each, Settlement(usage=None, unix_s=0.0, dispatched=False))
-    assert [state.inflight for state in after.fleet.pools] == [0, 0]
-
-
 async def test_a_model_that_is_gone_retires_when_its_last_request_ended(
     reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,17 +234,6 @@ async def test_a_response_is_still_found_after_its_pool_moved(reloaded: Reloaded
     await reloaded.reload()
     (last,) = reloaded.gateway.models
     assert (last.fleet.stored_at("r1"), last.fleet.stored_at("r3")) == ((0, 1), None)
-
-
-async def test_a_comparison_shows_no_value_of_the_environment(
-    reloaded: Reloaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OF_THE_GATEWAY", "very-secret")
-    reloaded.model["name"] = "m-${OF_THE_GATEWAY}"
-    reloaded.model["aliases"] = ["${OF_THE_GATEWAY}"]
-    found = await reloaded.gateway.reloading.compare(yaml.safe_dump(reloaded.config))
-    assert "models[m-${OF_THE_GATEWAY}]" in [change.path for change in found.changes]
-    assert "secret" not in str(found)
 
 
 async def test_a_model_that_comes_back_before_it_retired_starts_anew(reloaded: Reloaded) -> None:

@@ -72,11 +72,6 @@ def test_quartz_predicts_in_the_shadow_of_any_other_policy(
     assert len(alone.scheduling.prefixes) == (2 if follows else 0)
 
 
-def test_predictors_know_how_many_sequences_an_engine_runs() -> None:
-    predictors = model_with("policy: quartz").scheduling.predictors
-    assert [None if p is None else p.slots for p in predictors] == [4, 4]
-
-
 def test_ranks_have_no_shadow_and_pools_of_one_model_differ() -> None:
     text = FILE.replace("SCHEDULING", "policy: least-loaded").replace("MODE", "enforce")
     text = text.replace('["http://10.0.0.1:8000"]', '[{url: "http://10.0.0.1:8000", ranks: 2}]')

@@ -118,17 +118,6 @@ async def test_a_reload_that_fails_for_another_reason_is_told_and_tried_again(
     assert gateway.models[0].fleet.pools[0].slots_per_worker == 4
 
 
-async def test_a_change_that_is_noticed_while_the_store_is_away_is_not_lost(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = case.gateway
-    failing_once(monkeypatch, gateway.pools, "prepare")
-    await gateway.reloading.start()
-    case.pool["max_num_seqs"] = 4
-    case.write()
-    await case.until(lambda: gateway.models[0].fleet.pools[0].slots_per_worker == 4)
-
-
 async def test_workers_follow_after_a_failure_of_theirs(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,19 +124,6 @@ async def test_sighup_during_the_start_does_not_tell_that_the_gateway_is_ready(
     await whole._chores.close()
 
 
-def test_one_replica_is_the_process_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[tuple[Config, Any]] = []
-
-    def alone(given: Config, **more: Any) -> int:
-        served.append((given, more))
-        return 7
-
-    monkeypatch.setattr(supervisor, "run_alone", alone)
-    made = config(1)
-    assert supervisor.run(made) == 7
-    assert served == [(made, {"on_ready": None})]
-
-
 def replica_of(monkeypatch: pytest.MonkeyPatch, program: list[str] | OSError) -> Replica:
     """A replica that served before, and whose successors are this program."""
     start = asyncio.create_subprocess_exec
