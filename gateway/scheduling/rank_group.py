@@ -8,35 +8,57 @@ the ranks' KV loads.
 - A rank is sent at most its slots plus a small depth; deeper queues would bind too early.
 - Priority classes keep their order. Within a class, the candidates are the first by key: two for
   each free slot, and a few more. Fairness decides which jobs are candidates; load balance
-  decides which candidate goes.
+  decides which candidate goes (`choose`).
 - Key: arrival in seconds, plus the seconds of the group's recent work that the client had
   beyond an even share (u of QUARTZ, section 4.3, made relative: a lone client's order stays).
-- A candidate passed over for `maxage_steps` steps goes first.
+- A candidate passed over for `maxage_steps` steps goes first, because the objective alone lets a
+  request that fills no gap wait without end.
 - Ranks of one engine live and die together; waiting jobs belong to no rank, so none is lost.
+
+A rank's load (L_g) is the prompts of its requests plus the tokens streamed of their answers. Each
+sequence grows by one token a step, so the load is extrapolated by the step time between two
+counts of the streams. Requests that are not streamed are assumed to grow like the others.
 
 There is no look-ahead (H = 0): it gains 1 % at most and needs output lengths.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, inf
 from typing import Final
-
-import msgspec
 
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.fairness import ServedShares
-from gateway.scheduling.rank_choice import Assign, choose, hit_tokens
-from gateway.scheduling.rank_load import RankLine, RankLoad, SentNote, StepClock, streamed
 from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
 
 NOTHING: Final[Sequence[Job]] = ()
 RETAINED_CANDIDATES: Final = 8
 _ALL: Final = "*"
 """Fairness counter of all clients together; no entitlement has this name."""
+_ANY: Final = -1
+"""In place of a rank: the jobs that may go to any."""
+RECOUNT_S: Final = 0.25
+"""Seconds between two counts of a rank's streams; a count costs a call per request."""
+FIRST_STEP_S: Final = 0.03
+"""Step time assumed until answers were timed."""
+_MIN_TOKENS: Final = 8
+_FOREIGN_PART: Final = 0.05
+_MEMORY: Final = 0.95
+
+Pairs = list[tuple[int, int]]
+"""(index of the request, index of the rank)."""
+Assign = Callable[..., Pairs]
+"""`gateway.scheduling.rank_solver.assign`, which only pools of ranks import."""
+ObservedTokens = Callable[[int, float], float | None]
+"""(rank, now) -> KV tokens reported by its engine's telemetry; None when stale."""
+_Entry = tuple[float, int, Job]
+"""(key, order, job); orders are unique, so jobs are never compared."""
 
 
-class RankRules(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class RankRules:
     """Parameters for filling the ranks of a group."""
 
     depth: int = 1
@@ -55,8 +77,146 @@ class RankRules(msgspec.Struct, frozen=True, kw_only=True):
     """Most waiting jobs; more are not taken."""
 
 
-ObservedTokens = Callable[[int, float], float | None]
-"""(rank, now) -> KV tokens reported by its engine's telemetry; None when stale."""
+class StepClock:
+    """Estimates the group's step time from completed answers: one token a step."""
+
+    __slots__ = ("_known", "step_s")
+
+    def __init__(self) -> None:
+        self.step_s = FIRST_STEP_S
+        self._known = 0.0
+
+    def ended(self, tokens: int, took_s: float) -> None:
+        """Learn from an answer's tokens and duration; short answers are mostly prefill, ignored."""
+        if tokens < _MIN_TOKENS or took_s <= 0:
+            return
+        self._known = _MEMORY * self._known + (1 - _MEMORY)
+        self.step_s += (1 - _MEMORY) / self._known * (took_s / tokens - self.step_s)
+
+
+class RankLoad:
+    """The load of one rank."""
+
+    __slots__ = (
+        "_at_s",
+        "_beyond_tokens",
+        "_counted_s",
+        "_steps",
+        "_tokens",
+        "foreign_tokens",
+        "jobs",
+        "sequences",
+    )
+
+    def __init__(self, steps: StepClock) -> None:
+        self.jobs: dict[Job, None] = {}
+        self.sequences = 0
+        self.foreign_tokens = 0.0
+        """KV tokens that the engine's telemetry reports beyond those sent from here."""
+        self._steps = steps
+        self._tokens = 0.0
+        self._beyond_tokens = 0.0
+        self._at_s = self._counted_s = -inf
+
+    def tokens(self, now_s: float) -> float:
+        """L_g, in tokens; counted every RECOUNT_S, extrapolated in between."""
+        return self._own(now_s) + self.foreign_tokens
+
+    def observe(self, tokens: float, now_s: float) -> None:
+        """Take in the KV tokens its engine's telemetry reports; an excess over ours is foreign.
+
+        A reading is seconds old and may be above or below the current load, so only an excess
+        that persists over many readings counts.
+        """
+        beyond = tokens - self._own(now_s)
+        self._beyond_tokens += _FOREIGN_PART * (beyond - self._beyond_tokens)
+        self.foreign_tokens = max(0.0, self._beyond_tokens)
+
+    def add(self, job: Job, now_s: float) -> None:
+        """Add a job that is sent to this rank."""
+        self._tokens = self._own(now_s) + job.prompt_tokens
+        self.jobs[job] = None
+        self.sequences += job.sequences
+
+    def remove(self, job: Job, now_s: float) -> None:
+        """Remove a job that left this rank."""
+        left = self._own(now_s) - self._of(job, now_s)
+        del self.jobs[job]
+        self.sequences -= job.sequences
+        self._tokens = max(0.0, left) if self.jobs else 0.0
+
+    def _own(self, now_s: float) -> float:
+        if now_s - self._counted_s >= RECOUNT_S:
+            self._tokens = float(sum([self._of(job, now_s) for job in self.jobs]))
+            self._counted_s = now_s
+        else:
+            self._tokens += self.sequences * (now_s - self._at_s) / self._steps.step_s
+        self._at_s = now_s
+        return self._tokens
+
+    def _of(self, job: Job, now_s: float) -> int:
+        return job.prompt_tokens + streamed(job, now_s, self._steps.step_s)
+
+
+def streamed(job: Job, now_s: float, step_s: float) -> int:
+    """Tokens of a sent job's answer: counted by its stream, else estimated from the time."""
+    if job.emitted is not None:
+        return job.emitted()
+    return min(job.output_tokens, int((now_s - job.sent_s) / step_s)) * job.sequences
+
+
+def choose(
+    solve: Assign,
+    ranks: Sequence[int],
+    loads: Sequence[float],
+    caps: Sequence[int],
+    jobs: Sequence[Job],
+    waits_s: Sequence[float],
+    maxage_s: float,
+) -> Pairs:
+    """At most sum(caps) pairs, each job once; `jobs` come in the queue's order.
+
+    The objective is BF-IO's: G x max_g L_g - sum L_g after the requests are placed. The solver
+    places several at once; with one request or one free slot the best choice is found directly.
+    Ties go to the longer hit in the rank's prefix cache, then to the queue's order.
+    """
+    free = [index for index, cap in enumerate(caps) if cap > 0]
+    if not free or not jobs:
+        return []
+    if len(jobs) == 1:  # the rank that raises the maximum least, then the least loaded
+        fullest, size = max(loads), jobs[0].prompt_tokens
+        keyed = [
+            (max(0.0, loads[at] + size - fullest), loads[at], -hit_tokens(jobs[0], ranks[at]), at)
+            for at in free
+        ]
+        return [(0, min(keyed)[3])]
+    if len(free) > 1 or caps[free[0]] > 1:
+        sizes = [float(job.prompt_tokens) for job in jobs]
+        return solve(loads, caps, sizes, waits_s, maxage=maxage_s)
+    slot = free[0]
+    oldest = max(range(len(jobs)), key=waits_s.__getitem__)
+    if waits_s[oldest] >= maxage_s:
+        return [(oldest, slot)]
+    # The longest that fits below the fullest rank, else the shortest.
+    room = max([load for at, load in enumerate(loads) if at != slot], default=loads[slot])
+    room -= loads[slot]
+    costs = [
+        (
+            len(loads) * max(room, job.prompt_tokens) - job.prompt_tokens,
+            -hit_tokens(job, ranks[slot]),
+            at,
+        )
+        for at, job in enumerate(jobs)
+    ]
+    return [(min(costs)[2], slot)]
+
+
+def hit_tokens(job: Job, rank: int) -> int:
+    """Expected prefix hit of a job on a rank, in tokens."""
+    for tokens, holders in job.match:
+        if holders >> rank & 1:
+            return tokens
+    return 0
 
 
 class RankGroup:
@@ -82,17 +242,16 @@ class RankGroup:
         self._pool = pool
         self._solve = solve
         self._observed = observed
-        self._line = RankLine()
+        self._lines = {_ANY: _no_jobs()}
+        """Waiting jobs by preferred rank and priority class, in order."""
+        self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
+        """Waiting jobs by priority class."""
         self._orders = 0
 
     def joined(self, worker: int) -> None:
         if worker == len(self.ranks):
             self.ranks.append(RankLoad(self.steps))
         self.ranks[worker] = RankLoad(self.steps)
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        return self._line.waiting
 
     @property
     def limit(self) -> int:
@@ -102,7 +261,7 @@ class RankGroup:
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         known = fleet.available(self._pool, now_s)
-        full = self._line.total >= self.rules.most_waiting
+        full = sum(self.waiting) >= self.rules.most_waiting
         if not known or full or (job.barred and job.barred.issuperset(known)):
             job.state = "nowhere"
             return NOTHING
@@ -110,9 +269,11 @@ class RankGroup:
             job.preferred = -1
         job.order = self._orders
         self._orders += 1
-        job.policy = SentNote()
+        job.policy = -1.0  # when it first became a candidate
         job.key = job.arrived_s + self.rules.fairness * self._excess_s(job, now_s)
-        self._line.put(job)
+        job.state = "waiting"  # key, class and preferred rank stay until it leaves
+        insort(self._line(job), (job.key, job.order, job))
+        self.waiting[job.priority_class] += 1
         return self._fill(now_s)
 
     def first_token(
@@ -136,7 +297,7 @@ class RankGroup:
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         if job.state == "waiting":
-            self._line.take(job)
+            self._take(job)
             job.state = "gone"
         return NOTHING
 
@@ -144,8 +305,9 @@ class RankGroup:
         self.shares.sweep(now_s)
         known = fleet.available(self._pool, now_s)
         if not known:
-            lost = list(self._line.all())
-            self._line = RankLine()
+            lost = [e[2] for lines in self._lines.values() for line in lines for e in line]
+            self._lines = {_ANY: _no_jobs()}
+            self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
             for job in lost:
                 job.state = "nowhere"
             return lost
@@ -161,17 +323,22 @@ class RankGroup:
     def _fill(self, now_s: float) -> Sequence[Job]:
         """Send jobs to ranks with room, engine by engine, the one with most room first."""
         limit = self.limit
-        if not self._line.total or all(rank.sequences >= limit for rank in self.ranks):
+        if not any(self.waiting) or all(rank.sequences >= limit for rank in self.ranks):
             return NOTHING
         out: list[Job] = []
         known = set(fleet.available(self._pool, now_s))
-        for rank in self._line.preferred_ranks:
-            if rank not in known:
-                self._line.release(rank)
+        for rank, lines in list(self._lines.items()):
+            if rank == _ANY or not any(lines):
+                continue
+            if rank not in known:  # its jobs may go to any other
+                for entry in [entry for line in self._lines.pop(rank) for entry in line]:
+                    entry[2].preferred = _ANY
+                    insort(self._line(entry[2]), entry)
                 continue
             # Jobs with response affinity go to their rank first: its cache has their prompt.
-            for priority_class in range(len(PRIORITY_CLASS_NAMES)):
-                for job in self._line.preferring(rank, priority_class, self._room(rank)):
+            for line in lines:
+                room = self._room(rank)
+                for _, _, job in line[:room]:
                     if self._room(rank):
                         self._send(job, rank, out, now_s)
         groups = [[w for w in e.ranks if w in known] for e in self._pool.engines]
@@ -195,17 +362,17 @@ class RankGroup:
         for priority_class in range(len(PRIORITY_CLASS_NAMES)):
             caps = [self._warm_room(rank, now_s) for rank in ranks]
             count = rules.per_slot * sum(caps) + rules.spare
-            if not any(caps) or not self._line.waiting[priority_class]:
+            if not any(caps) or not self.waiting[priority_class]:
                 continue
-            jobs = self._line.first(priority_class, count)
+            jobs = [entry[2] for entry in self._lines[_ANY][priority_class][:count]]
             limited = [job for job in jobs if job.excluded or job.barred]
             self._fill_again(ranks, limited, known, out, now_s)
             jobs = [job for job in jobs if not (job.excluded or job.barred)]
             caps = [self._warm_room(rank, now_s) for rank in ranks]
             for job in jobs:
-                if job.policy.offered_s < 0:
-                    job.policy.offered_s = now_s
-            waits_s = [now_s - job.policy.offered_s for job in jobs]  # since they were candidates
+                if job.policy < 0:
+                    job.policy = now_s
+            waits_s = [now_s - job.policy for job in jobs]  # since they were candidates
             loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             maxage_s = rules.maxage_steps * self.steps.step_s
             for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
@@ -231,7 +398,7 @@ class RankGroup:
                 self._send(job, free[loads.index(min(loads))], out, now_s)
 
     def _send(self, job: Job, worker: int, out: list[Job], now_s: float) -> None:
-        self._line.take(job)
+        self._take(job)
         rank = self.ranks[worker]
         job.worker = worker
         job.state = "sent"
@@ -245,6 +412,16 @@ class RankGroup:
         self.shares.served(_ALL, uncached, now_s)
         out.append(job)
 
+    def _take(self, job: Job) -> None:
+        line = self._line(job)
+        del line[bisect_left(line, (job.key, job.order))]
+        self.waiting[job.priority_class] -= 1
+
+    def _line(self, job: Job) -> list[_Entry]:
+        if job.preferred not in self._lines:
+            self._lines[job.preferred] = _no_jobs()
+        return self._lines[job.preferred][job.priority_class]
+
     def _excess_s(self, job: Job, now_s: float) -> float:
         """Seconds of the group's recent work that a job's client had beyond an even share."""
         total = self.shares.kilotokens(_ALL, now_s)
@@ -253,3 +430,7 @@ class RankGroup:
         even = total / max(1, len(self.shares) - 1)
         own = self.shares.kilotokens(job.client, now_s) / job.share
         return max(0.0, own - even) / total * self.rules.fairness_tau_s
+
+
+def _no_jobs() -> list[list[_Entry]]:
+    return [[] for _ in PRIORITY_CLASS_NAMES]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduling import rank_solver as solver
-from gateway.scheduling.rank_choice import choose
+from gateway.scheduling.rank_group import choose
 from gateway.scheduling.scheduler import Job, Match
 
 NEVER = float("inf")

@@ -2,10 +2,9 @@
 
 import pytest
 
-from gateway.scheduling.rank_load import (
+from gateway.scheduling.rank_group import (
     FIRST_STEP_S,
     RankLoad,
-    SentNote,
     StepClock,
     streamed,
 )
@@ -16,7 +15,7 @@ def job(prompt: int, *, emitted: int | None = 0, sequences: int = 1, sent_s: flo
     made = Job(
         owner=None, prompt_tokens=prompt, output_tokens=50, arrived_s=0.0, sequences=sequences
     )
-    made.policy, made.sent_s = SentNote(), sent_s
+    made.sent_s = sent_s
     if emitted is not None:
         made.emitted = lambda: emitted
     return made
