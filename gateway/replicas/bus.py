@@ -139,6 +139,10 @@ class Bus:
         self._mine[name] = payload
         self._written.discard(name)
 
+    def kept(self, name: str) -> bool:
+        """Whether the store has a lasting note as it was published."""
+        return name in self._written
+
     def drop(self, gone: Callable[[str], bool]) -> None:
         """Forget the notes of these names, the other replicas' too."""
         for notes in (self._mine, self._theirs):

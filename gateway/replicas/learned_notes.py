@@ -2,7 +2,8 @@
 
 Requests read and update their own process's estimators and never wait for the store. A note has
 one model's sums by part; `gateway.estimate.merge` explains how those of several replicas join. It
-is published when something was learned. While the store is away, the estimators continue alone.
+is published when something was learned, or the store lost it. While the store is away, the
+estimators continue alone.
 """
 
 import logging
@@ -65,12 +66,15 @@ class LearnedNotes:
 
     def send(self) -> Iterator[None]:
         now_s = self._clock()
-        if now_s < self._due_s and not self._bus.closing:
-            return
-        self._due_s = now_s + EVERY_S
+        due = now_s >= self._due_s or self._bus.closing
+        if due:
+            self._due_s = now_s + EVERY_S
         for name, subject in tuple(self._subjects.items()):
             taught = subject.estimator.observations
-            if taught != subject.published and (learned := subject.merge.learned(now_s)):
+            # What the store does not have is told anew: its rates faded since it was published.
+            lost = subject.published and not self._bus.kept(LASTING + name)
+            news = lost or (due and taught != subject.published)
+            if news and (learned := subject.merge.learned(now_s)):
                 subject.published = taught
                 self._bus.publish(LASTING + name, _encode(learned))
             yield

@@ -87,11 +87,25 @@ async def test_a_store_that_lost_the_note_gets_it_again(shared: FakeShared) -> N
     node = Node(shared)
     teach(node.estimator, 4.5)
     await node.exchange()
-    before = notes_of(shared)["one"][2]
     shared.notes.clear()
     await node.exchange()
     await node.exchange()
-    assert notes_of(shared)["one"][2] == before
+    assert list(notes_of(shared)) == ["one"]
+
+
+async def test_an_idle_gateway_is_outvoted_also_where_the_store_lost_its_note(
+    shared: FakeShared,
+) -> None:
+    idle, busy = Node(shared, "idle"), Node(shared, "busy")
+    teach(idle.estimator, 5.0, 300)
+    await idle.exchange()
+    shared.clock.advance(600.0)
+    shared.notes.clear()
+    teach(busy.estimator, 3.0, 50)
+    for node in (busy, idle, idle, busy):
+        await node.exchange()
+    assert list(notes_of(shared)) == ["busy", "idle"]
+    assert mean(busy.estimator) == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize("note", [b"\x00\xff{", b"\x81\xa1a\x05", b"x" * (bus.MAX_BYTES + 1)])
