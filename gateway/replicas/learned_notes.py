@@ -70,6 +70,8 @@ class LearnedNotes:
         if due:
             self._due_s = now_s + EVERY_S
         for name, subject in tuple(self._subjects.items()):
+            if self._subjects.get(name) is not subject:  # a reload removed its model meanwhile
+                continue
             taught = subject.estimator.observations
             # What the store does not have is told anew: its rates faded since it was published.
             lost = subject.published and not self._bus.kept(LASTING + name)

@@ -130,6 +130,22 @@ async def test_a_model_that_is_gone_is_published_no_more(shared: FakeShared) -> 
     assert list(shared.notes) == [LASTING + "default:n"]
 
 
+async def test_a_model_that_goes_while_notes_are_made_is_published_no_more(
+    shared: FakeShared,
+) -> None:
+    node = Node(shared)
+    gone = LengthEstimator()
+    node.notes.replace({M: node.estimator, "default:gone": gone})
+    teach(gone, 5.0)
+    steps = node.notes.send()
+    next(steps)
+    node.notes.replace({M: node.estimator})
+    for _ in steps:
+        pass
+    await node.bus.exchange()
+    assert list(shared.notes) == [LASTING + M]
+
+
 async def test_away_it_goes_on_learning_and_is_told_once(
     shared: FakeShared, caplog: pytest.LogCaptureFixture
 ) -> None:
