@@ -130,7 +130,8 @@ class UsageExport(LineWriter):
             self._undelivered = True
 
     async def close(self) -> None:
-        self._billed_unix_s = -inf
+        await self._flushing.close()
+        self._billed_unix_s = -inf  # only now: a batch in progress sets it
         await super().close()
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.close)

@@ -1,12 +1,16 @@
 """The ledger: what it adds up, what it keeps, and what a crash between two writes leaves."""
 
+import asyncio
 import sqlite3
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.background_task import PeriodicTask
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
 from gateway.records.usage import UsageLine, UsageSums
@@ -356,6 +360,31 @@ async def test_a_ledger_that_fails_is_tried_again_with_requests_and_bill(
     assert found.rows[("m",)].requests == 1
     assert found.idle_nano == {("m",): 500}
     await export.close()
+
+
+async def test_closing_enters_what_the_fleet_cost_during_the_last_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, _, path = books(tmp_path)
+    export.open()
+    commit, entered, go_on = Ledger.commit, threading.Event(), threading.Event()
+
+    def slow(*batch: Any) -> None:
+        entered.set()
+        assert go_on.wait(10)
+        commit(*batch)
+
+    monkeypatch.setattr(Ledger, "commit", slow)
+    export._flushing = PeriodicTask(export.flush, 0.0)
+    export.start()
+    export.append(charged("a"))
+    assert await asyncio.to_thread(entered.wait, 10)
+    export.bill(PoolBill("m", "p", 1.0, 700))
+    closing = asyncio.create_task(export.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert report(path, query_of("model", None, None)).idle_nano == {("m",): 200}
 
 
 async def test_a_ledger_needs_no_export(tmp_path: Path) -> None:
