@@ -125,7 +125,7 @@ class RequestLog(LineWriter):
             metrics.log_dropped,
             _log,
             what="records",
-            failure=f"request log {path} cannot be written: %s",
+            failure=f"request log {path} cannot be written",
         )
         self._path = path
 

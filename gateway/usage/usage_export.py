@@ -87,7 +87,7 @@ class UsageExport(LineWriter):
             metrics.usage_dropped,
             _log,
             what="usage lines",
-            failure="usage cannot be written: %s",
+            failure="usage cannot be written",
         )
         self._path = path
         self._ledger = ledger

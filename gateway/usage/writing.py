@@ -38,7 +38,10 @@ class LineWriter:
     def __init__(
         self, most: int, dropped: Counter, log: logging.Logger, *, what: str, failure: str
     ) -> None:
-        """`most` lines wait, others count as `dropped`; `what` they are called, and a failure."""
+        """`most` lines wait, others count as `dropped`; `what` they are called, and a failure.
+
+        The log has the error after the words of `failure`.
+        """
         self.pending = 0
         """Lines that wait, or are being written."""
         self.pending_bytes = 0
@@ -100,7 +103,7 @@ class LineWriter:
                 self.pending -= lines
                 self.pending_bytes -= size
             if problem is not None and not self._failing:
-                self._log.error(self._failure, problem.strerror or problem)
+                self._log.error("%s: %s", self._failure, problem)
             self._failing = problem is not None
 
     def _due(self) -> bool:

@@ -198,6 +198,24 @@ async def test_what_cannot_be_written_is_kept_whole_and_in_order(
     assert rig.dropped.values == {}
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_the_log_says_which_file_cannot_be_written_and_why(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "100%s"
+    folder.mkdir()
+    rig = Rig(kind, folder)
+    rig.writer.open()
+    rig.path.unlink()
+    rig.path.mkdir()
+    rig.append("a")
+    await rig.writer.flush()
+    (said,) = caplog.messages
+    assert "cannot be written: [Errno 21] Is a directory" in said
+    assert str(rig.path) in said
+    await rig.writer.close()
+
+
 @pytest.mark.parametrize("kind", ["log", "export"])
 async def test_beyond_the_bound_the_newest_are_dropped_and_counted(
     tmp_path: Path, kind: str, full: pytest.MonkeyPatch
