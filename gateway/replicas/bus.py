@@ -33,8 +33,8 @@ SILENT_S: Final = 5
 """A replica without an exchange for this long is gone."""
 MAX_BYTES: Final = 1 << 20
 MAX_REPLICAS: Final = 128
-LASTING: Final = "learned:"
-"""Prefix of the names of lasting notes."""
+LASTING: Final = "learned "
+"""Prefix of the names of lasting notes; a model's name, with which others begin, has no blank."""
 
 _log = logging.getLogger("sluice.state")
 

@@ -21,6 +21,7 @@ from bench.common.redis_server import RedisServer
 from gateway.errors import StateFailure
 from gateway.ports import Directory
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written
+from gateway.replicas.bus import LASTING
 from gateway.store.backends import open_directory
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteNotes, open_file
@@ -378,11 +379,12 @@ def path(tmp_path: Path) -> Path:
 async def test_the_file_holds_notes_too_in_either_order(path: Path) -> None:
     directory, notes = SqliteDirectory(path), SqliteNotes(path)
     await put(directory, row("a"))
-    await notes.exchange({"learned:m": b"note"})
+    name = LASTING + "m"
+    await notes.exchange({name: b"note"})
     await notes.close()
     await directory.close()
     again, reader = SqliteNotes(path), SqliteDirectory(path)
-    ((_, note),) = (await again.exchange({"learned:m": b""}))["learned:m"].notes
+    ((_, note),) = (await again.exchange({name: b""}))[name].notes
     assert note == b"note"
     assert await names(reader) == ["a"]
     await again.close()

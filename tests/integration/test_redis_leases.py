@@ -21,6 +21,7 @@ from gateway.ports import AccountView, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement, ServiceClass
 from gateway.records.tenancy import DirectoryChange, Row
+from gateway.replicas.bus import LASTING
 from gateway.store.backends import open_directory, open_notes
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis import link as redis_link
@@ -626,7 +627,7 @@ async def test_what_is_learned_and_who_is_entitled_is_shared_through_a_cluster(
         one, other = open_notes(cluster.url, "one"), open_notes(cluster.url, "other")
         assert one is not None
         assert other is not None
-        notes = {f"learned:p:{n}": b"note %d" % n for n in range(1, 7)}
+        notes = {f"{LASTING}p:{n}": b"note %d" % n for n in range(1, 7)}
         await one.exchange(notes)
         heard = await other.exchange(dict.fromkeys(notes, b""))
         assert {name: received.notes[0][1] for name, received in heard.items()} == notes

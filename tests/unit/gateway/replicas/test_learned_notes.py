@@ -146,6 +146,15 @@ async def test_a_model_that_goes_while_notes_are_made_is_published_no_more(
     assert list(shared.notes) == [LASTING + M]
 
 
+async def test_no_name_of_a_model_makes_its_other_notes_lasting(shared: FakeShared) -> None:
+    one, two = Node(shared, "one"), Node(shared, "two")
+    one.bus.publish("learned:m/0", b"from one")
+    two.bus.publish("learned:m/0", b"from two")
+    for node in (one, two):
+        await node.exchange()
+    assert two.bus.peers("learned:m/0") == [b"from one"]
+
+
 async def test_away_it_goes_on_learning_and_is_told_once(
     shared: FakeShared, caplog: pytest.LogCaptureFixture
 ) -> None:
