@@ -197,7 +197,10 @@ class AdmissionRuntime:
             closing.push_async_callback(chores.close)
 
             async def extending() -> None:
-                extend()
+                try:
+                    extend()
+                except Exception:  # noqa: BLE001 - a defect must not end the task
+                    _log.exception("having streams reserve more failed")
 
             chores.start(
                 _often(SNAPSHOT_EVERY_S, self._look),

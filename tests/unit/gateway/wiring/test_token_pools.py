@@ -3,6 +3,7 @@
 Where they cannot be counted they are refused.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, Unavailable
 from gateway.pipeline.authenticate import authenticate
 from gateway.settings import load
+from gateway.wiring import token_pools
 from gateway.wiring.app import Gateway
 from tests.tenancy_fakes import digest
 
@@ -118,6 +120,23 @@ async def test_on_a_cluster_the_answer_names_the_stores_that_count_them(tmp_path
         "over servers; use one server (redis:// or redis+sentinel://), or give budgets to "
         "entitlements."
     )
+
+
+async def test_a_failure_to_have_streams_reserve_more_is_logged_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(token_pools, "EXTEND_EVERY_S", 0.0)
+    calls, again = iter(range(2)), asyncio.Event()
+
+    def extend() -> None:
+        if next(calls, None) == 0:
+            raise ValueError("a defect")
+        again.set()
+
+    pools = Gateway(load(written(tmp_path / "f.yaml", "memory://", "m"))).pools
+    async with pools.running(extend), asyncio.timeout(5):
+        await again.wait()
+    assert "having streams reserve more failed" in caplog.text
 
 
 async def test_no_key_opens_before_a_file_that_may_deny_it_was_read(tmp_path: Path) -> None:
