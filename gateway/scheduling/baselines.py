@@ -122,7 +122,10 @@ class Immediate:
             choice = [w for w in choice if w not in job.barred]
             choice = choice or [w for w in present if w not in job.barred]
         if job.excluded:
-            choice = [w for w in choice if w not in job.excluded] or choice
+            left = [w for w in choice if w not in job.excluded]
+            # One in slow start goes before one that has just failed.
+            left = left or [w for w in present if w not in (*job.excluded, *job.barred)]
+            choice = left or choice
         if not choice:
             job.state = "nowhere"
             return NOTHING

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import fleet
+from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.records.attempt import HealthRules
 from gateway.scheduling.baselines import COMPARED, RETAINED_CANDIDATES, LeastLoaded
@@ -57,6 +57,12 @@ def test_ties_go_round_only_among_the_best() -> None:
 
 def test_workers_already_tried_are_not_chosen() -> None:
     assert {bound(pool(3), excluded=(0, 2)).worker for _ in range(4)} == {1}
+
+
+def test_nor_where_the_only_other_is_in_slow_start() -> None:
+    state = pool(1)
+    (new,) = members.join(state, ["new"], 0.0, up=True)
+    assert {bound(state, excluded=(0,)).worker for _ in range(4)} == {new}
 
 
 def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:
