@@ -2,10 +2,8 @@
 
 import asyncio
 import random
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -130,18 +128,6 @@ def test_a_keys_own_limits_are_exact_and_its_own_alone() -> None:
         assert "the API key 'web'" in refused[0].json()["error"]["message"]
         assert 50 <= int(refused[0].headers["retry-after"]) <= 65
         assert post(fleet, "other", MODEL).status_code == 200
-
-
-def test_a_restart_keeps_what_was_spent(tmp_path: Path) -> None:
-    state = {"state": {"url": f"sqlite:///{tmp_path / 'state.db'}"}}
-    more = tenant(*WEB, budgets=[{"tokens": 100_000}]) | state
-    with two_models(WEB, more) as fleet:
-        used = post(fleet, "web", MODEL).json()["usage"]["total_tokens"]
-        assert settled(fleet, "tenant:acme:tokens:month")["used"] == used
-        fleet.kill_replica(fleet.replicas[0], sig=signal.SIGTERM)
-        fleet.start_replica(fleet.replicas[0])
-        fleet.wait_ready(fleet.replicas[0])
-        assert budgets(fleet)["tenant:acme:tokens:month"]["used"] == used
 
 
 # 400 clients on four replicas: they teach the gateways' estimators short answers, and then all at

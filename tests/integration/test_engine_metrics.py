@@ -82,11 +82,6 @@ async def test_what_an_engine_served_is_read_from_its_page(fail: str) -> None:
     assert (sample.running, sample.waiting, sample.preemptions_total) == (0, 0, 0)
 
 
-async def test_an_engine_without_a_page_tells_nothing() -> None:
-    with engine("no-metrics") as url:
-        assert await sampled(served_at(url)) is None
-
-
 async def test_an_engine_that_came_back_has_restarted() -> None:
     upstream = HttpUpstream()
     with engine() as url:

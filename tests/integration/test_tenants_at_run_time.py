@@ -153,16 +153,3 @@ def test_a_key_s_limit_counts_over_two_gateways(redis_server: RedisServer) -> No
         found = [status(url, key) for url in (fleet.url, other) * 5]
         assert (found.count(200), found.count(429)) == (left, 10 - left)
         assert used() == 8
-
-
-@pytest.mark.redis
-def test_a_key_made_at_one_gateway_opens_the_other(redis_server: RedisServer) -> None:
-    with fleet_on(redis_server.url, {}) as fleet:
-        other = fleet.replicas[1].url
-        made(fleet, "tenant", "create", "acme")
-        key = made(fleet, "key", "add", "acme", "web")["key"]
-        assert status(fleet.url, key) == 200
-        assert until(lambda: status(other, key) == 200)
-        made(fleet, "key", "revoke", "acme", "web")
-        assert status(fleet.url, key) == 401
-        assert until(lambda: status(other, key) == 401)

@@ -324,33 +324,6 @@ def test_the_log_replayed_through_the_policy_gives_the_same_decisions(tmp_path: 
     assert {r.decided for r in found} > {""}, "somebody would have been refused"
 
 
-def test_every_settled_request_is_exported_once_with_its_charge(tmp_path: Path) -> None:
-    file = tmp_path / "usage.jsonl"
-    with fleet_of(
-        entitlement("a"), config={"usage_export": {"path": str(file)}}, mock=("--speed", "50")
-    ) as fleet:
-        for _ in range(3):
-            assert post(fleet, "a", 8).status_code == 200
-        wait_until(lambda: file.exists() and len(file.read_text().splitlines()) == 3)
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        assert len({line["id"] for line in lines}) == 3
-        assert all(line["entitlement"] == "a" and line["charge_tokens"] > 8 for line in lines)
-
-
-@pytest.mark.redis
-def test_two_gateways_share_one_limit(redis_server: RedisServer) -> None:
-    config = {"state": {"url": redis_server.url}}
-    limited = entitlement("a", max_concurrency=3)
-    with (
-        fleet_of(limited, config=config, mock=("--speed", "1")) as one,
-        fleet_of(limited, config=config, mock=("--speed", "1")) as two,
-        ThreadPoolExecutor(8) as threads,
-    ):
-        answers = list(threads.map(lambda n: post((one, two)[n % 2], "a", 100), range(8)))
-        assert sorted(a.status_code for a in answers) == [200] * 3 + [429] * 5
-        wait_until(lambda: post(one, "a").status_code == 200)
-
-
 @pytest.mark.redis
 def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
     limited = entitlement("a", max_concurrency=2)

@@ -27,10 +27,6 @@ async def test_closing_cancels_all_and_waits_for_their_last_words() -> None:
     assert not await tasks.close()
 
 
-async def test_closing_what_never_began_is_nothing() -> None:
-    assert not await BackgroundTasks().close()
-
-
 async def test_a_task_that_failed_is_logged_and_does_not_fail_the_shutdown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

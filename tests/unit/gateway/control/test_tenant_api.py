@@ -236,14 +236,6 @@ async def test_a_model_that_is_leaving_has_no_terms_to_tell() -> None:
     assert "terms" not in found
 
 
-async def test_refusals_are_counted_by_reason() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.metrics.admission.add("acme-prod", "denied", "tokens")
-    bench.metrics.admission.add("acme-prod", "admitted", "")
-    assert (await bench.me())["refused"] == {"tokens": 3}
-
-
 async def test_a_key_of_many_entitlements_asks_each_store_and_the_replicas_once() -> None:
     bench = Bench()
     for model in ("m", "bare"):

@@ -192,17 +192,6 @@ async def test_decisions_are_listed_searched_and_told(gateway: Gateway) -> None:
         )
 
 
-async def test_figures_match_what_the_admin_routes_say(gateway: Gateway) -> None:
-    found = await figures(gateway, workers_order="name")
-    async with client_of(gateway) as client:
-        (model,) = (await client.get("/admin/pools")).json()
-    (pool,) = model["pools"]
-    (shown,) = found["shared"]["pools"]
-    assert {**pool, "workers": WORKERS}.items() <= shown.items()
-    names = sorted(worker["id"] for worker in pool["workers"])
-    assert [row["id"] for row in found["workers"]["rows"]] == names[:PAGE_ROWS]
-
-
 @pytest.mark.parametrize("path", ["/dashboard", "/docs"])
 async def test_a_page_allows_its_own_style_and_script_and_nothing_else(
     gateway: Gateway, path: str
@@ -224,13 +213,3 @@ async def test_a_page_allows_its_own_style_and_script_and_nothing_else(
     assert "https://" not in answer.text
     assert "innerHTML" not in answer.text
     assert answer.headers["x-frame-options"] == "DENY"
-
-
-async def test_the_root_leads_browsers_to_the_page_and_programs_to_the_paths(
-    gateway: Gateway,
-) -> None:
-    async with client_of(gateway, {}) as client:
-        answer = await client.get("/", headers={"accept": "text/html"})
-        assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
-        told = await client.get("/", headers={"accept": "application/json"})
-        assert told.json()["paths"]["dashboard"] == "/dashboard"

@@ -16,7 +16,6 @@ from gateway.dashboard.figures import (
     RecentDecisions,
     all_totals,
     answer_totals,
-    attainment,
     by_entitlement,
     own_totals,
 )
@@ -49,10 +48,6 @@ def test_percentiles_are_of_the_answers_of_the_last_minute() -> None:
         "overhead_p99_s": 0.1,
         "sampled": 100,
     }
-
-
-def test_of_nothing_there_are_no_percentiles() -> None:
-    assert figures.times([])["ttft_p99_s"] is None
 
 
 def test_lengths_are_counted_by_pool_around_the_boundary() -> None:
@@ -145,15 +140,6 @@ async def test_totals_are_of_all_replicas() -> None:
         metrics.admission.add("acme", "admitted", "", by=times)
     found = await all_totals(Counting(theirs), mine)
     assert by_entitlement(found) == {"acme": {"kv": 5}}
-
-
-def test_attainment_is_told_where_it_is_counted() -> None:
-    metrics = Metrics()
-    assert attainment(own_totals(metrics)) == {}
-    for met, times in (("true", 3), ("false", 1), ("refused", 9)):
-        metrics.slo_requests.add("acme", met, by=times)
-    metrics.slo_requests.add("rival", "refused")
-    assert attainment(own_totals(metrics)) == {"acme": 0.75}
 
 
 def line(number: int, **fields: object) -> bytes:

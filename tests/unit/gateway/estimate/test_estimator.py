@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.estimate.estimator import LengthEstimator, template_kind
-from gateway.estimate.profile import PAPER, PROFILES
+from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.profile import PAPER
 from gateway.payload.body import read_body
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
-from gateway.records.request import CATEGORIES, BodyFacts, Category, Measure
+from gateway.records.request import BodyFacts, Category, Measure
 
 TRUE: dict[Category, float] = {
     "prose": 4.48,
@@ -307,24 +307,3 @@ def test_the_papers_profile_is_the_papers_formula() -> None:
     sigma = 0.05 * (ratio - 2)
     assert found.ratio == pytest.approx(ratio)
     assert found.ratio_conservative == pytest.approx(ratio - sigma)
-
-
-def test_profiles_cover_all_categories() -> None:
-    for profile in PROFILES.values():
-        assert set(profile.priors) == set(CATEGORIES)
-
-
-def test_template_kinds() -> None:
-    assert template_kind("responses", measure(1)) == "chat"
-    assert template_kind("chat", measure(1, tools=True)) == "tools"
-    assert template_kind("completions", measure(1, messages=0)) == "plain"
-    assert template_kind("rerank", measure(1, messages=0)) == "pair"
-
-
-def test_a_snapshot_is_plain_data() -> None:
-    estimator, traffic = LengthEstimator(), Traffic(6)
-    traffic.teach(estimator, 30)
-    found = json.loads(json.dumps(estimator.snapshot()))
-    assert found["observations"] == 30 * len(TRUE)
-    assert found["categories"]["prose"]["n"] == 30
-    assert found["expected_output_tokens"]["chat"] >= 50

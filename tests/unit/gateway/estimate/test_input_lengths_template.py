@@ -34,18 +34,3 @@ def test_terms_stay_within_their_limits() -> None:
     teach(fit, -5000, -900, 300)
     assert fit.a >= 0
     assert fit.b >= 0
-
-
-def test_a_single_lie_moves_little() -> None:
-    fit = fresh()
-    teach(fit, 3, 5, 60)
-    before = fit.value(1, 5)
-    fit.add(1, 5, 500, 1.0)
-    assert fit.value(1, 5) == pytest.approx(before, abs=2.5)
-
-
-def test_a_new_template_is_followed() -> None:
-    fit = fresh()
-    teach(fit, 3, 5, 200)
-    teach(fit, 120, 5, 60)
-    assert fit.value(1, 5) == pytest.approx(145, abs=3)

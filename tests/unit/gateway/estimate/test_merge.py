@@ -279,23 +279,6 @@ def test_a_changed_world_wins_once_most_was_observed_in_it() -> None:
         assert mean(finder.estimator) == pytest.approx(2.0, rel=0.01), "the old do not pull back"
 
 
-def test_lengths_of_answers_are_shared() -> None:
-    teacher, pupil = Replica(), Replica()
-    teacher.learn(lesson(4.0, answer=100) for _ in range(100))
-    pupil.receive([teacher.record(0.0)])
-    shown = pupil.estimator.snapshot()["expected_output_tokens"]
-    assert shown == teacher.estimator.snapshot()["expected_output_tokens"]
-    assert 100 <= shown["chat"] <= 107
-
-
-def test_templates_are_shared() -> None:
-    teacher, pupil = Replica(), Replica()
-    for _ in range(100):
-        teacher.estimator.learn(lesson(4.0, 40))
-    pupil.receive([teacher.record(0.0)])
-    assert pupil.estimator.snapshot()["templates"] == teacher.estimator.snapshot()["templates"]
-
-
 # What is not believed
 
 

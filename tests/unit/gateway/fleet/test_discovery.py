@@ -184,12 +184,6 @@ async def test_a_swapped_link_is_a_change_and_a_touched_file_is_none(tmp_path: P
     assert seen == ["http://a:1", "http://b:1"]
 
 
-async def test_a_missing_file_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(DiscoveryFailure, match="No such file"):
-        async with aclosing(sets_of_file(str(tmp_path / "none"))) as sets:
-            await anext(sets)
-
-
 async def test_a_file_that_is_being_written_takes_no_engine_out(tmp_path: Path) -> None:
     """A half that lasts is a failure of the source, which keeps its engines."""
     path = tmp_path / "workers.yaml"

@@ -92,10 +92,6 @@ def test_what_is_no_number_is_not_there() -> None:
     assert missing(EngineSample()) == ["running", "waiting", "kv_usage"]
 
 
-def test_a_share_over_one_is_one() -> None:
-    assert read_page(b"sglang:token_usage 1.2\n").kv_usage == 1.0
-
-
 @given(st.binary(max_size=400))
 def test_no_page_breaks_it(noise: bytes) -> None:
     found = read_page(b'vllm:num_requests_running{a="1"} 2\n' + noise)
@@ -198,12 +194,6 @@ def test_a_reading_is_told_while_it_is_fresh() -> None:
     assert tv.kv_usage(view, 0, 105.1) is None
     assert tv.kv_usage(view, 0, 109.0, stale_s=10) == 0.4
     assert tv.kv_usage(view, 1, 100.0) is None
-
-
-def test_what_an_engine_does_not_tell_is_none() -> None:
-    view = TelemetryView(1)
-    record(view, 0, EngineSample(running=1), 0.0)
-    assert tv.kv_usage(view, 0, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -48,25 +48,6 @@ def test_gateways_that_share_engines_spill_once_their_slots_are_taken_together()
     assert not fleet.overloaded(gateways[0], spill_queue=0, now_s=0.0)
 
 
-def test_a_worker_that_is_down_takes_its_slots_along() -> None:
-    state = pool(workers=2, slots=4)
-    fleet.unreachable(state, 0)
-    assert fleet.ready_slots(state, 0.0) == 4
-
-
-def test_a_pool_without_ready_workers_is_overloaded_at_rest() -> None:
-    state = pool(workers=1)
-    fleet.unreachable(state, 0)
-    assert fleet.overloaded(state, spill_queue=0, now_s=0.0)
-
-
-def test_two_failures_do_not_eject() -> None:
-    state = pool()
-    assert not fleet.failed(state, 0, RULES, 0.0)
-    assert not fleet.failed(state, 0, RULES, 0.0)
-    assert fleet.available(state, 0.0) == [0, 1]
-
-
 def test_the_third_failure_in_a_row_ejects_for_five_seconds() -> None:
     state = pool()
     assert eject(state, 0, 10.0)
@@ -120,14 +101,6 @@ def test_a_worker_that_refuses_connections_is_never_chosen() -> None:
     state = pool(workers=1)
     fleet.unreachable(state, 0)
     assert fleet.available(state, 1e9) == []
-
-
-def test_a_draining_worker_is_never_chosen() -> None:
-    state = pool()
-    fleet.drain(state, 0, on=True)
-    assert fleet.available(state, 0.0) == [1]
-    fleet.drain(state, 1, on=True)
-    assert fleet.available(state, 0.0) == []
 
 
 def test_an_ejected_worker_that_is_not_draining_beats_a_draining_one() -> None:
@@ -274,20 +247,6 @@ def test_a_failure_that_ejects_nobody_changes_no_list() -> None:
     assert state.alive is alive
 
 
-def test_what_all_workers_have_is_kept_as_a_sum() -> None:
-    state = fleet.PoolState("p", ("a", "b"), 4)
-    fleet.start(state, 0, 2, 300)
-    fleet.start(state, 1, 1, 50)
-    fleet.finish(state, 0, 2, 300)
-    assert (state.total_active, state.total_tokens) == (sum(state.active), sum(state.tokens))
-    assert (state.total_active, state.total_tokens) == (1, 50)
-
-
-def test_a_worker_s_siblings_are_those_of_its_engine() -> None:
-    state = fleet.PoolState("p", tuple("abcde"), 4, engines=((0, 1), (2,), (3, 4)))
-    assert [e.ranks for e in state.engine_of] == [(0, 1), (0, 1), (2,), (3, 4), (3, 4)]
-
-
 SLOTS = 4
 A_SECOND = 1_000_000_000 / 3600
 """Of a worker at 1 an hour, in nano-units."""
@@ -315,17 +274,6 @@ def shares(many: list[Run]) -> tuple[list[float], float]:
             owed[i] = many[i][2] * (total - began[i])
             active -= many[i][2]
     return owed, held_s
-
-
-def test_a_sequence_owes_the_slot_that_it_holds() -> None:
-    owed, _ = shares([(0, 100, 1)])
-    assert owed == [pytest.approx(10 * A_SECOND / SLOTS)]
-
-
-def test_more_sequences_than_slots_share_the_worker() -> None:
-    owed, _ = shares([(0, 100, 2)] * 4)
-    assert sum(owed) == pytest.approx(10 * A_SECOND)
-    assert owed[0] == pytest.approx(10 * A_SECOND / 4)
 
 
 def test_what_a_request_owes_is_by_what_ran_beside_it() -> None:
@@ -377,9 +325,3 @@ def test_replicas_bill_a_part_each() -> None:
     bill.due(0.0, 2)
     (due,) = bill.due(10.0, 2)
     assert due.worker_s == 10.0
-
-
-def test_a_clock_that_stands_still_bills_nothing() -> None:
-    bill = FleetBill([("m", priced(3.6, 2))])
-    bill.due(5.0, 1)
-    assert bill.due(5.0, 1) == []

@@ -172,13 +172,6 @@ async def test_outside_a_cluster_the_fix_is_told() -> None:
         await reached(KubernetesApi(None).follow(PATH))
 
 
-async def test_the_emulator_refuses_an_outdated_write(server: KubeServer) -> None:
-    assert await server.put(PATH, pod("a", "10.0.0.1")) == 201
-    version = server.objects[PATH]["a"]["metadata"]["resourceVersion"]
-    assert await server.put(PATH, pod("a", "10.0.0.2"), version=version) == 200
-    assert await server.put(PATH, pod("a", "10.0.0.3"), version=version) == 409
-
-
 async def test_a_pod_that_loses_its_label_is_out(server: KubeServer, tmp_path: Path) -> None:
     api = api_of(server, tmp_path)
     await server.put(PATH, pod("a", "10.0.0.1"))

@@ -6,10 +6,6 @@ from gateway.fleet import engine_pages
 from gateway.fleet.engine_metrics import read_kv_tokens
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
-from simulator.engine.profiles import PROFILES
-from simulator.mock_server.api.config import MockConfig
-from simulator.mock_server.driver import Driver
-from simulator.mock_server.state import render_metrics
 from tests.builders import address, changed, routing, served_model
 from tests.fakes import FakeEngines, Script, broken, failure, whole
 from tests.growth import assert_linear
@@ -175,10 +171,3 @@ async def test_a_line_without_end_is_cut_off(served: ModelRuntime, engines: Fake
     engines.answer("/metrics", page(line, line.replace('"16"', f'"{"9" * 5000}"')))
     await prober(served, engines).probe(served, 0, 0)
     assert not served.fleet.pools[0].kv_tokens[0]
-
-
-async def test_the_mock_engine_tells_what_it_has() -> None:
-    driver = Driver(MockConfig(model="m", profile=next(iter(PROFILES.values())), dp_ranks=2))
-    profile, page = driver.config.profile, render_metrics(driver)
-    assert read_kv_tokens(page, 1) == profile.kv_blocks * profile.block_tokens
-    assert read_kv_tokens(page) == 2 * read_kv_tokens(page, 1)

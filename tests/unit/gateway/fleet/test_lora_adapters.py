@@ -12,12 +12,6 @@ def pool(workers: int) -> PoolState:
 ONE, OTHER = pool(4), pool(4)
 
 
-def test_a_model_without_adapters_says_so() -> None:
-    assert not Adapters().any
-    assert not Adapters(discovers=True).any
-    assert Adapters(["sql"]).any
-
-
 def test_workers_whose_list_lacks_an_adapter_are_barred_and_unread_ones_are_not() -> None:
     adapters = Adapters(["sql"])
     assert adapters.listed(ONE, 0, ["sql", "tone"]) == ["sql", "tone"]

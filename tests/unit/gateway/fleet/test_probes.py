@@ -68,20 +68,6 @@ async def test_a_probe_that_could_not_be_sent_says_nothing_of_the_engine(*, up: 
     assert [e.up for e in served.fleet.pools[0].engine_of] == [up]
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"data": 5}', b'{"data": [3, {"max_model_len": "x"}]}', b"[" * 5000]
-)
-async def test_a_list_of_models_that_is_none_warns_of_nothing(
-    body: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    served, engines = fleet_of(1), FakeEngines()
-    engines.answer("/health")
-    engines.answer("/v1/models", body)
-    with caplog.at_level(logging.WARNING):
-        assert await prober(served, engines).probe(served, 0, 0)
-    assert caplog.records == []
-
-
 async def test_another_window_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")

@@ -73,11 +73,3 @@ def test_files_that_vanish_or_come_back_unchanged_leave_the_pair_in_use(tmp_path
     (tmp_path / "key.pem").write_bytes(kept)
     found.look()
     assert fits(found), "they fit again"
-
-
-def test_a_first_pair_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    ca = trustme.CA()
-    write(tmp_path, ca.issue_cert("a"))
-    write(tmp_path, ca.issue_cert("b"), cert=False)
-    with pytest.raises(ssl.SSLError):
-        opened(tmp_path)

@@ -156,18 +156,6 @@ async def test_what_is_not_plain_json_is_415(header: dict[str, str], status: int
     assert status == 200 or code(answer).startswith("unsupported_content")
 
 
-async def test_while_draining_new_requests_are_503_that_say_to_retry() -> None:
-    plane = Plane()
-    plane.app.draining = True
-    answer = await plane.ask()
-    assert (answer.status_code, code(answer)) == (503, "shutting_down")
-    told = [answer.headers[name] for name in ("x-should-retry", "retry-after", "connection")]
-    assert told == ["true", "1", "close"]
-    assert plane.seen == []
-    await plane.ask(method="GET", path="/ready")
-    assert len(plane.handed_on) == 1, "the control plane still answers"
-
-
 # -- request ids
 
 
@@ -196,19 +184,6 @@ async def test_requests_with_the_same_id_are_told_apart_inside() -> None:
 
 
 # -- streams and bugs
-
-
-async def test_a_stream_is_sent_piece_by_piece() -> None:
-    async def streaming(incoming: Incoming, reply: ClientReply) -> None:
-        await reply.start(200, b"content-type: text/event-stream\r\n")
-        assert reply.started
-        await reply.write(b"a")
-        await reply.write(b"b")
-        await reply.finish()
-
-    answer = await Plane(streaming).ask()
-    assert answer.content == b"ab"
-    assert "content-length" not in answer.headers
 
 
 @pytest.mark.parametrize("begun", [False, True])

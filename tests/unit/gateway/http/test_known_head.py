@@ -40,13 +40,6 @@ def test_one_byte_that_differs_makes_it_another(
     assert found is None or changed in (plain, head(b"%d" % found[1], last=last))
 
 
-def test_what_has_come_of_the_body_does_not_matter() -> None:
-    plain = head(b"4")
-    for come in (b"", b"ab", b"abcd", b"abcd and more"):
-        assert known().body_of(plain + come) == (len(plain), 4)
-    assert known().body_of(plain[:-1]) is None
-
-
 def test_a_length_of_many_digits_is_left_to_the_parser() -> None:
     assert known().body_of(head(b"1234567")) is not None
     assert known().body_of(head(b"12345678")) is None
@@ -83,9 +76,3 @@ def test_what_could_mean_something_else_is_not_learned(
     data: bytes, headers: list[tuple[bytes, bytes]]
 ) -> None:
     assert learn(data, headers) is None
-
-
-def test_a_connection_that_says_it_is_kept_is_learned() -> None:
-    headers = [(b"Connection", b"Keep-Alive"), HEADERS[1]]
-    data = head(b"2").replace(b"Host: x", b"Connection: Keep-Alive")
-    assert learn(data, headers) is not None

@@ -32,11 +32,6 @@ def test_openai_clients_get_the_four_members() -> None:
     }
 
 
-def test_what_is_not_known_is_null_not_absent() -> None:
-    error = orjson.loads(error_body(BadRequest("x", reason="bad_request")))["error"]
-    assert (error["param"], error["code"]) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("refusal", "status", "openai", "anthropic"),
     [

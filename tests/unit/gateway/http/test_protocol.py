@@ -13,16 +13,6 @@ from gateway.payload.head import digest_of
 from gateway.records.endpoint import CHAT
 from tests.plane import MAX_HEAD, SOON_S, Connection, Gateway, request, until
 
-
-async def test_requests_on_one_connection_are_answered_in_turn(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    for n in range(5):
-        await client.send(request(b"x" * n))
-        status, _, body = await client.answer()
-        assert (status, body) == (200, b"%d" % n)
-    await client.leave()
-
-
 # -- heads that come again
 
 
@@ -169,42 +159,6 @@ async def test_a_client_that_leaves_a_request_with_a_known_head_cancels_it(
 # -- bad heads
 
 
-async def test_each_request_is_read_by_its_own_headers(gateway: Gateway) -> None:
-    """Heads that are sent again are not read again: one byte that differs is."""
-    client = await gateway.connect()
-    one, two = b"Authorization: Bearer one\r\n", b"Authorization: Bearer two\r\n"
-    wanted: list[tuple[bytes | None, str | None]] = []
-    for extra, key, name in (
-        (one, b"one", None),
-        (one, b"one", None),
-        (two, b"two", None),
-        (two + b"X-Request-ID: r-1\r\n", b"two", "r-1"),
-        (two + b"X-Request-ID: r-2\r\n", b"two", "r-2"),
-        (one, b"one", None),
-        (b"", None, None),
-        (b"API-Key: three\r\n", b"three", None),
-        (b"", None, None),
-    ):
-        body = b"x" * (1 + len(wanted))
-        await client.send(request(body, extra=extra))
-        status, _, said = await client.answer()
-        assert (status, said) == (200, b"%d" % len(body))
-        wanted.append((key, name))
-    heads = gateway.pipeline.heads
-    assert [(head.key_digest, head.request_id) for head in heads] == [
-        (key and digest_of(key), name) for key, name in wanted
-    ]
-
-
-async def test_a_head_that_is_sent_again_is_still_checked(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"a"))
-    assert (await client.answer())[0] == 200
-    head = request(b"a").replace(b"content-length: 1", b"Content-Length: 9000000")
-    await client.send(head)
-    assert (await client.answer())[0] == 413
-
-
 async def test_leave_to_send_a_body_is_given_each_time_it_is_asked_for(gateway: Gateway) -> None:
     client = await gateway.connect()
     for extra in (b"", b"Expect: 100-continue\r\n", b"Expect: 100-continue\r\n", b""):
@@ -338,15 +292,6 @@ async def test_a_second_request_sent_too_early_is_not_answered_twice_or_mixed(
     assert await client.closed() == b"", "a pipelined request is not processed"
 
 
-async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    head, _, body = request(b"hello", extra=b"expect: 100-continue\r\n").partition(b"\r\n\r\n")
-    await client.send(head + b"\r\n\r\n")
-    assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-    await client.send(body)
-    assert (await client.answer())[2] == b"5"
-
-
 async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: Gateway) -> None:
     client = await gateway.connect()
     path = CHAT.path.encode()
@@ -474,15 +419,6 @@ async def test_so_does_one_that_spells_the_path_in_an_unusual_way(
     await until(lambda: gateway.pipeline.started)
     await client.leave()
     await until(lambda: gateway.pipeline.cancelled)
-
-
-async def test_a_client_that_leaves_after_its_answer_cancels_nothing(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(request())
-    await client.answer()
-    await client.leave()
-    await until(lambda: gateway.plane.running == 0)
-    assert gateway.pipeline.cancelled == []
 
 
 async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(

@@ -71,12 +71,6 @@ async def test_what_is_refunded_costs_nothing() -> None:
     assert not gateway.metrics.cost.values
 
 
-async def test_a_model_without_prices_has_no_cost() -> None:
-    gateway = Gateway(served_model(), ANSWER)
-    assert (await gateway.run()).usage.cost_nano is None
-    assert not gateway.metrics.cost.values
-
-
 async def test_a_request_costs_its_slots_share_of_its_worker() -> None:
     gateway = Gateway(hourly(), HANG)
     record = await gateway.cancelled_after(16.0)

@@ -155,23 +155,6 @@ async def test_a_stream_tells_the_limits_before_its_first_byte() -> None:
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
 
 
-async def test_one_request_too_many_is_a_429_that_reaches_no_engine() -> None:
-    bench = Bench(entitled("e", limit=1), script=(HANG,))
-    first = bench.asking("e", FakeReply(), "one")
-    await bench.upstream.hanging.wait()
-    reply = FakeReply()
-    await bench.ask("e", reply, "two")
-    assert isinstance(reply.refusal, RateLimited)
-    assert (reply.refusal.reason, reply.refusal.retry_after_s) == ("concurrency", 3.0)
-    assert bench.record_of("two").retry_after_s == 3.0
-    assert len(bench.upstream.calls) == 1
-    assert bench.metrics.admission.values[("e", "denied", "concurrency")] == 1
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert bench.store.active == 0
-
-
 async def asked(bench: Bench, lease: str, *, ago_s: float, **body: Any) -> None:
     """A request of `e` that was received so long ago."""
     received_s = bench.clock.now_s - ago_s

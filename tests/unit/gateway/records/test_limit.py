@@ -1,10 +1,6 @@
 """Stated limits become limits that admission counts, to the unit."""
 
-from gateway.records.limit import UNLIMITED, Budget, KeyLimits, budget_limits, key_limits
-
-
-def test_a_key_without_limits_has_nothing_to_count() -> None:
-    assert key_limits("t", "k", UNLIMITED, "EUR") == ()
+from gateway.records.limit import Budget, KeyLimits, budget_limits, key_limits
 
 
 def test_money_is_exact_to_a_billionth_and_tokens_have_no_currency() -> None:

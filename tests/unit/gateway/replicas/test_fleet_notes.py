@@ -182,17 +182,6 @@ def test_replicas_that_list_workers_in_other_orders_mean_the_same_ones() -> None
     assert replicas.served[0].fleet.pools[0].draining == [False, True]
 
 
-def test_a_worker_that_only_one_replica_knows_means_nothing_to_the_other() -> None:
-    replicas = Replicas(1)
-    other = replicas.join(workers=(3, 1))
-    other.fleet.pools[0].workers[:] = ["a", "b", "c"]
-    fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
-    replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
-    replicas.exchange()
-    assert other.fleet.response_affinity.find("resp-1") is None
-    assert [e.doubted_until_s for e in other.fleet.pools[0].engine_of] == [0.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])
 def test_what_is_malformed_is_ignored(note: bytes) -> None:
     replicas = Replicas(1)

@@ -23,10 +23,6 @@ def bound(state: PoolState, *, excluded: tuple[int, ...] = ()) -> Job:
     return job
 
 
-def test_an_idle_pool_scores_zero() -> None:
-    assert bound(pool()).score == 0.0
-
-
 def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
     state = pool(2)
     fleet.start(state, 0, 1, 900)

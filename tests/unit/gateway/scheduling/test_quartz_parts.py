@@ -201,13 +201,6 @@ def test_hits_are_each_workers_longest(data: st.DataObject) -> None:
         assert hits.get(worker, 0) == longest
 
 
-def test_sticky_takes_the_next_best_prefix_when_the_best_is_crowded() -> None:
-    match = ((900, 0b001), (100, 0b011))
-    assert pick_sticky(match, (0, 1, 2), [3, 0, 0], 0) == 0
-    assert pick_sticky(match, (0, 1, 2), [30, 4, 0], 0) == 1
-    assert pick_sticky(match, (0, 1, 2), [60, 60, 0], 0) == 2
-
-
 class Looked(list[float]):
     """Loads that are counted when they are looked at."""
 

@@ -36,15 +36,6 @@ def test_jobs_wait_in_no_ranks_queue_until_a_slot_is_free() -> None:
     assert late.state == "sent"
 
 
-def test_a_rank_is_sent_its_slots_and_the_depth() -> None:
-    scheduler = group(pool(ranks=2, slots=3), depth=2)
-    jobs = [job() for _ in range(20)]
-    for one in jobs:
-        scheduler.submit(one, 0.0)
-    assert [rank.sequences for rank in scheduler.ranks] == [5, 5]
-    assert scheduler.waiting[1] == 10
-
-
 def test_a_processes_share_of_the_slots_is_never_below_one() -> None:
     scheduler = group(pool(ranks=1, slots=8))
     scheduler.replicas = 4

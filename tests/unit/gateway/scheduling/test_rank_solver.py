@@ -175,10 +175,6 @@ def longest_wait(maxage: float | None, steps: int = 600) -> int:
     return max(longest, steps - min(since for _, since in pool))
 
 
-def test_without_a_guard_who_fills_no_gap_starves() -> None:
-    assert longest_wait(None) == 600
-
-
 def test_the_guard_bounds_every_wait() -> None:
     # Ten that came at once are all old at once: one a step goes.
     assert longest_wait(50) <= 50 + 10

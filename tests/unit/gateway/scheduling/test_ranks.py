@@ -78,11 +78,6 @@ def test_several_replicas_for_one_group_of_ranks_are_refused() -> None:
     assert fine.server.workers == 2
 
 
-def test_one_rank_is_the_engine_itself() -> None:
-    pool = config("{url: 'http://h:8000', ranks: 1}", "least-loaded").models[0].pools["only"]
-    assert [(a.id, a.rank) for a in pool.addresses] == [("h:8000", None)]
-
-
 def test_an_engines_ranks_stand_together() -> None:
     loaded = config("{url: 'http://h:1', ranks: 2}\n          - {url: 'http://h:2', ranks: 3}")
     served = model_of(loaded, loaded.models[0])
@@ -92,13 +87,6 @@ def test_an_engines_ranks_stand_together() -> None:
     (scheduler,) = served.scheduling.schedulers
     assert isinstance(scheduler, RankGroup)
     assert len(scheduler.ranks) == 5
-
-
-def test_ranks_under_another_policy_are_workers_like_others() -> None:
-    loaded = config("{url: 'http://h:1', ranks: 2}", "least-loaded")
-    served = model_of(loaded, loaded.models[0])
-    assert len(served.fleet.workers[0]) == 2
-    assert kinds(loaded) == ["LeastLoaded"]
 
 
 def mixed(model: str = "", ranked: str = "", single: str = "", more: str = "") -> Config:
@@ -175,14 +163,6 @@ def test_bfio_for_a_pool_without_ranks_is_refused_there() -> None:
 def test_a_predictor_that_no_pool_would_use_is_refused() -> None:
     with pytest.raises(ConfigError, match="no pool is predicted"):
         mixed("predictor: p.json", single="policy: sticky")
-
-
-def test_bfio_without_ranks_is_refused_with_line_and_fix() -> None:
-    found = problem("http://h:1")
-    assert found.startswith("sluice.yaml:13:")
-    assert "this worker has none" in found
-    assert "`ranks`" in found
-    assert "policy quartz" in found
 
 
 @pytest.mark.parametrize(

@@ -118,30 +118,9 @@ def test_a_failed_attempt_says_its_fault_and_its_server() -> None:
     assert second.status.status_code is StatusCode.UNSET
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"outcome": "refused", "status": 429, "reason": "concurrency"}, "concurrency"),
-        ({"outcome": "upstream_error", "status": 502}, "upstream_error"),
-        ({"outcome": "disconnected", "status": 499}, "disconnected"),
-    ],
-)
-def test_a_failed_request_says_why(fields: dict[str, Any], error: str) -> None:
-    (span,) = spans_of(served(**fields, queue_ms=0.0, attempts=[]), RESOURCE)
-    assert attributes(span)["error.type"] == error
-    assert attributes(span)["http.response.status_code"] == fields["status"]
-    assert span.status.status_code is StatusCode.ERROR
-
-
 def test_a_request_that_gave_up_in_the_queue_waited_until_its_end() -> None:
     record = served(outcome="refused", status=429, reason="queue_timeout", attempts=[])
     assert times(spans_of(record, RESOURCE)[1]) == (1950, 2000)
-
-
-def test_a_request_that_was_not_even_read_is_a_span_without_model() -> None:
-    record = decision(outcome="refused", status=401, trace=msgspec.to_builtins(TRACE))
-    (span,) = spans_of(record, RESOURCE)
-    assert span.name == "chat"
 
 
 def test_a_name_that_a_client_made_up_is_cut_and_names_no_span() -> None:

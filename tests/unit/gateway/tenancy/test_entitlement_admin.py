@@ -18,14 +18,13 @@ from gateway.errors import (
     StateFailure,
     Unavailable,
 )
-from gateway.ports import PoolView, Settlement
+from gateway.ports import Settlement
 from gateway.records.request import Principal
 from gateway.records.tenancy import NO_FILE, fingerprint
 from gateway.store.memory_leases import MemoryLeases
-from gateway.tenancy.entitlement_admin import EntitlementAdmin
 from tests.builders import ask, served_model, short_and_long
 from tests.fakes import FakeClock
-from tests.tenancy_fakes import SHAPE, WHO, TenancyRig, digest, entitling, read_fields, section
+from tests.tenancy_fakes import SHAPE, WHO, TenancyRig, digest, entitling, section
 
 
 @pytest.fixture
@@ -308,27 +307,6 @@ async def test_entitlements_of_a_model_that_is_leaving_are_not_shown(rig: Tenanc
         await rig.entitlements.get("goes")
     with pytest.raises(NotFound):
         await rig.entitlements.suspend("goes", WHO)
-
-
-async def test_pools_come_from_where_replicas_are_known_too(rig: TenancyRig) -> None:
-    (first, _) = await rig.entitlements.pools("m")
-    wider = msgspec.structs.replace(first, desired_replicas=9)
-
-    async def pools(model: str) -> list[PoolView]:
-        return [wider] if model == "m" else []
-
-    admin = EntitlementAdmin(
-        rig.tenancy,
-        rig.trail,
-        rig.store,
-        rig.shapes,
-        managed={"m"},
-        wall_clock=rig.clock,
-        read_fields=read_fields,
-        pools=pools,
-    )
-    assert await admin.pools("m") == [wider]
-    assert await admin.pools("plain") == []
 
 
 async def test_a_model_without_managed_capacity_has_keys_only(rig: TenancyRig) -> None:

@@ -75,22 +75,6 @@ async def changed(rig: TenancyRig, *slo_ms: int) -> None:
         await rig.entitlements.change("a", {"slo_target_ms": each}, WHO)
 
 
-async def test_gateways_hear_of_each_other_s_changes_with_a_poll() -> None:
-    one = await TenancyRig().start()
-    other = await TenancyRig(one.directory).start()
-    key = await one.entitle("a")
-    assert not other.opens(key)
-    await other.sync.poll()
-    assert (other.opens(key), other.names()) == (True, ["a"])
-    await other.entitlements.suspend("a", WHO)
-    await one.sync.poll()
-    assert one.store.defined["m", "a"].suspended
-    await one.entitlements.delete("a", WHO)
-    await other.sync.poll()
-    assert (other.opens(key), other.names()) == (False, [])
-    assert not other.keyring.open
-
-
 async def test_a_change_is_made_on_what_another_gateway_changed_last() -> None:
     one = await TenancyRig().start(entitling(section("a")))
     other = await TenancyRig(one.directory).start(entitling(section("a")))

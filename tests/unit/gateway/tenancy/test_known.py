@@ -89,11 +89,6 @@ def test_a_join_of_several_is_the_same_in_any_order(states: list[State], chance:
     assert content(joined(*states)) == content(joined(*shuffled))
 
 
-def test_of_two_changes_at_the_same_time_the_same_counts_everywhere() -> None:
-    states: list[State] = [([key(NAMES[0], "a", 1, 1, sha256)], []) for sha256 in DIGESTS]
-    assert content(joined(*states)) == content(joined(*reversed(states)))
-
-
 @given(STATES, st.lists(STATES, max_size=3))
 def test_what_is_gone_never_comes_back(first: State, later: list[State]) -> None:
     known = joined(first)

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +11,6 @@ from gateway.errors import Conflict, Forbidden, StateFailure, Unavailable
 from gateway.pipeline.authenticate import authenticate
 from gateway.records.request import OPEN
 from gateway.records.tenancy import NO_FILE, DirectoryState, FileTenant, TenancyFile
-from gateway.store.sqlite_directory import SqliteDirectory
 from tests.tenancy_fakes import (
     SHAPE,
     WHO,
@@ -40,10 +38,6 @@ async def back(rig: TenancyRig) -> None:
     rig.directory.fail_with = None
     rig.clock.advance(10.0)
     await rig.sync.poll()
-
-
-async def test_without_any_entitlement_the_gateway_stays_open() -> None:
-    assert (await TenancyRig().start()).keyring.open
 
 
 async def test_the_file_s_entitlements_are_defined_in_its_order_and_an_admin_s_come_last() -> None:
@@ -268,28 +262,6 @@ async def test_a_directory_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatc
         await rig.sync.poll()
     assert not rig.sync.up
     assert rig.names() == ["a"]
-
-
-async def test_the_task_polls_and_ends() -> None:
-    rig = TenancyRig()
-    await rig.tenancy.start(NO_FILE)
-    assert rig.keyring.open
-    await rig.sync.close()
-
-
-async def test_everything_survives_in_a_file(tmp_path: Path) -> None:
-    key = ""
-    for turn in range(3):
-        rig = await TenancyRig(SqliteDirectory(tmp_path / "sluice.db")).start(
-            entitling(section("a", D1, D2))
-        )
-        if turn == 0:
-            key = await rig.entitle("b")
-            await rig.entitlements.revoke_key("a", D1[:8], WHO)
-        assert order(rig) == ["a", "b"]
-        assert rig.opens(key)
-        assert opened(rig, D1, D2) == [False, True]
-        await rig.sync.close()
 
 
 async def test_a_hundred_thousand_entitlements_leave_the_loop_free() -> None:

@@ -69,7 +69,3 @@ def test_the_name_for_the_log_is_short_and_printable() -> None:
     assert identity({"sub": "a\n\x1b[31mé"}).name == "jwt:a??[31m?"
     assert len(identity({"sub": "x" * 5000}).name) == MAX_NAME + len("jwt:")
     assert identity({"sub": 7}).name == identity({}).name == "jwt:"
-
-
-def test_a_token_counts_until_its_expiry_and_the_leeway() -> None:
-    assert identity({}).until_unix_s == 1030.0

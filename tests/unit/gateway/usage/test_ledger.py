@@ -86,14 +86,6 @@ def test_a_report_has_the_days_and_the_tenant_asked_for(tmp_path: Path) -> None:
     assert rows(path, "tenant", tenant="other").keys() == {("other",)}
 
 
-def test_the_most_rows_are_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    ledger_at(path).commit([line(tenant=f"t{i}") for i in range(5)], (), NOON)
-    found = report(path, query_of("tenant", None, None), 2)
-    assert list(found.rows) == [("t0",), ("t1",)]
-    assert found.currency == "EUR"
-
-
 def test_sums_older_than_the_days_kept_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     ledger = ledger_at(path, keep_days=2)
@@ -185,12 +177,6 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
         other.execute("CREATE TABLE t (x)")
     with pytest.raises(OSError, match="is no ledger"):
         ledger_at(path)
-
-
-def test_no_report_makes_a_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="unable to open"):
-        report(tmp_path / "none.db", query_of("day", None, None))
-    assert not list(tmp_path.iterdir())
 
 
 # -- with an export

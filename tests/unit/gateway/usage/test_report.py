@@ -9,9 +9,7 @@ from gateway.records.usage import UsageLine, UsageReport, UsageSums
 from gateway.usage.report import (
     COLUMNS,
     IDLE,
-    asked_for,
     day_of,
-    idle_name,
     lines_of,
     merged,
     query_of,
@@ -97,18 +95,6 @@ def test_days_are_those_of_utc() -> None:
     assert day_of(NOON + 43_200) == "2023-11-16"
 
 
-def test_first_and_last_day_are_included() -> None:
-    query = query_of("day", "2023-11-15", "2023-11-16")
-    found = [asked_for(line(time_unix_s=NOON + 86_400 * day), query) for day in (-1, 0, 1, 2)]
-    assert found == [False, True, True, False]
-
-
-def test_a_tenants_report_has_only_its_own() -> None:
-    query = query_of("day", None, None, tenant="acme")
-    assert asked_for(line(), query)
-    assert not asked_for(line(tenant="other"), query)
-
-
 @pytest.mark.parametrize(
     ("by", "first", "last", "said"),
     [
@@ -125,11 +111,6 @@ def test_what_cannot_be_asked_is_refused_with_what_can(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         query_of(by, first, last)
-
-
-def test_idle_is_told_apart_by_day_and_model_only() -> None:
-    assert idle_name(("tenant", "model"), ("m",)) == (IDLE, "m")
-    assert idle_name(("day", "key"), ("2023-11-15",)) == ("2023-11-15", IDLE)
 
 
 def test_rows_are_shown_in_order_and_then_what_was_idle() -> None:

@@ -59,12 +59,6 @@ async def test_a_decision_goes_to_ring_log_and_further_sinks(tmp_path: Path) -> 
     assert other.records == [record]
 
 
-async def test_without_a_log_the_ring_is_kept_all_the_same() -> None:
-    ring = DecisionRing(5)
-    Records(ring, None).append(decision("a"))
-    assert ring.find("a") == msgspec.json.encode(decision("a"))
-
-
 async def test_recorded_text_is_in_the_file_and_not_in_the_ring(tmp_path: Path) -> None:
     ring = DecisionRing(5)
     log, _ = log_at(tmp_path / "l.jsonl")
@@ -120,23 +114,6 @@ def filled(capacity: int, *names: str) -> DecisionRing:
     for name in names:
         ring.append(name, name.encode())
     return ring
-
-
-def test_the_ring_keeps_the_newest() -> None:
-    ring = filled(2, *"abc")
-    assert ring.find("a") is None
-    assert ring.find("b") == b"b"
-    assert ids(ring.latest(10)) == [b"c", b"b"]
-    assert len(ring) == 2
-
-
-def test_the_ring_gives_as_many_as_asked_for() -> None:
-    assert ids(filled(9, *"abc").latest(2)) == [b"c", b"b"]
-
-
-def test_a_ring_of_none_keeps_nothing() -> None:
-    ring = filled(0, "a")
-    assert (len(ring), ring.find("a")) == (0, None)
 
 
 def test_of_an_id_used_twice_the_newer_record_is_found_and_none_is_lost() -> None:

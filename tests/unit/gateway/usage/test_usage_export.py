@@ -95,29 +95,7 @@ def test_what_was_not_charged_has_no_line() -> None:
     assert usage_line(decision("refused", outcome="refused")) is None
 
 
-def test_a_request_that_was_charged_nothing_has_one() -> None:
-    line = usage_line(charged(charge_tokens=0))
-    assert line is not None
-    assert line.charge_tokens == 0
-
-
-def test_without_a_time_of_settlement_it_is_the_arrival_and_the_duration() -> None:
-    line = usage_line(charged(settled_unix_s=None, time_unix_s=100.0, duration_s=2.5))
-    assert line is not None
-    assert line.time_unix_s == 102.5
-
-
 # -- restarts and rotation
-
-
-async def test_a_line_torn_by_a_crash_spoils_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    path.write_bytes(b'{"id":"a"}\n{"id":"b","tena')
-    export, _ = export_at(path)
-    export.open()
-    export.append(charged("c"))
-    await export.flush()
-    assert ids(path) == ["a", "c"]
 
 
 async def test_a_file_that_was_moved_is_made_anew(tmp_path: Path) -> None:
@@ -202,10 +180,3 @@ async def test_a_batch_is_synced_before_it_counts_as_written(
     await export.flush()
     assert path.stat().st_size in synced
     assert export.pending == 0
-
-
-def test_opening_adds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    path.write_bytes(b'{"torn')
-    export_at(path)[0].open()
-    assert path.read_bytes() == b'{"torn'

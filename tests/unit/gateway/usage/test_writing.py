@@ -92,15 +92,6 @@ def test_a_pipe_that_nobody_reads_and_a_lock_that_is_held_end_the_wait(
     assert file.read_bytes() == b"y\n"
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_descriptor: int, _data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        append(tmp_path / "log", b"x\n")
-
-
 # -- lines that wait to be written, in each format
 
 

@@ -113,13 +113,6 @@ def test_a_long_system_prompt_stays_whole_in_its_own_member(endpoint: str, name:
     assert list(found) == [name, other, "top_p"]
 
 
-def test_what_fits_already_comes_back_as_it_was() -> None:
-    body = b'{ "messages":[{"role":"user","content":"H\\u0069"}]}'
-    result = run(body)
-    assert result.body == body
-    assert result.text_bytes_before == result.text_bytes_after == 2
-
-
 @pytest.mark.parametrize(
     ("endpoint", "body", "reason"),
     [
