@@ -477,6 +477,23 @@ def test_a_clock_that_is_set_leaves_the_same_levels_of_limits(redis_process: Red
                 pair.compare_views()
 
 
+def test_what_a_wrong_clock_counted_ages_though_all_are_refused(
+    redis_process: RedisServer,
+) -> None:
+    with redis_process.client() as client:
+        pair = Pair(client, Terms(slots=(4, 4)))
+        pair.define(Entitlement(name="a", model="m"))
+        limits = (_limit("requests", 1, "minute"),)
+        asked = AdmissionRequest(
+            lease_id="", entitlement="a", pool=0, estimate_tokens=1, limits=limits
+        )
+        for lease_id, passed_s in (("early", 0.0), ("refused", -90_000.0), ("later", 63.0)):
+            pair.now_s += passed_s
+            pair.admit(msgspec.structs.replace(asked, lease_id=lease_id), observe=False)
+        assert "denied: key_requests" in pair.met
+        assert "later" in pair.book.leases
+
+
 @pytest.mark.parametrize("window", ["1d", "day"])
 def test_what_only_reservations_refuse_resets_at_no_known_time(
     redis_process: RedisServer, window: str

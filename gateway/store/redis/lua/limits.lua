@@ -98,7 +98,7 @@ end
 local function roll(counter, limit)
   local start_s = now_s < limit.next_s and limit.start_s or limit.next_s
   if limit.step_s > 0 then start_s = math.floor(now_s / limit.step_s) * limit.step_s end
-  local newest, early = #counter - 1, 0
+  local newest, early = #counter - 1, nil
   if newest >= SLICES and counter[newest] > now_s then
     early = more().recall(counter, limit, start_s)
     newest = #counter - 1
@@ -111,7 +111,11 @@ local function roll(counter, limit)
   else
     start_s = counter[newest]
   end
-  if early ~= 0 then counter[#counter] = counter[#counter] + early end
+  if early then
+    counter[#counter] = counter[#counter] + early
+    -- Also by a call that refuses: else what was early would be so again in each later slice.
+    save_counters(limit.hash, {limit.id}, {counter})
+  end
   while #counter > SLICES + 3 and counter[SLICES + 2] < start_s - limit.kept_s do
     table.remove(counter, SLICES)
     table.remove(counter, SLICES)
@@ -131,7 +135,7 @@ local function read(asked)
   for i = 2, #asked do
     local limit
     limit = READ_limit(asked[i][2])
-    limit.wanted, limit.most = asked[i][1], asked[i][3]
+    limit.wanted, limit.most, limit.hash = asked[i][1], asked[i][3], asked[1]
     limits[i - 1], ids[i - 1] = limit, limit.id
   end
   return {hash = asked[1], counters = counters_of(asked[1], ids), ids = ids, limits = limits}
