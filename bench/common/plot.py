@@ -26,8 +26,6 @@ class Line(msgspec.Struct, kw_only=True):
     """Place in COLOURS; else the next one."""
     step: bool = False
     """Whether a value holds until the next."""
-    band: tuple[Values, Values] | None = None
-    """Lowest and highest, shaded."""
     notes: Sequence[str] = ()
     """A text at each point."""
 
@@ -86,8 +84,6 @@ def _panel(ax: "Axes", panel: Panel) -> None:
         held = "steps-post" if line.step else "default"
         (drawn,) = ax.plot(line.x, line.y, line.style, color=colour, lw=1.4, ms=4)
         drawn.set(drawstyle=held, label=line.label)
-        if line.band is not None:
-            ax.fill_between(line.x, *line.band, color=colour, alpha=0.15, lw=0)
         for x, y, text in zip(line.x, line.y, line.notes, strict=False):
             ax.annotate(text, (x, y), fontsize=8)
     if panel.stack:

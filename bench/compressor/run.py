@@ -6,7 +6,7 @@ and 7. Prompts are generated when the bench runs (bench.compressor.prompts). Not
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import compressor
 from bench.common.report import Report, Row, at_least, at_most, beside, judged, without_target
@@ -59,8 +59,7 @@ def run() -> Report:
         *_latency_rows(latencies),
         *_safety(),
     ]
-    detail: dict[str, Any] = {"retention": _curves(trials)}
-    return Report(name="compressor", rows=rows, detail=detail)
+    return Report(name="compressor", rows=rows)
 
 
 def _made(made: list[PromptCase]) -> Row:
@@ -234,12 +233,3 @@ def _safety_row(kind: str, vocabulary: str, *, exact: bool) -> Row:
         f"{max(f.worst for f in known):.3f} of T_c; {known[0].ratio:.2f} bytes/token"
     )
     return at_most(metric, over, 0.0 if exact else _OVER, note)
-
-
-def _curves(trials: list[Trial]) -> dict[str, dict[str, list[float]]]:
-    """Kind -> method -> share kept at each reduction."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for kind in ("qa", "multi-hop", "cross-lingual"):
-        shares = [_shares(trials, kind, reduction) for reduction in REDUCTIONS]
-        found[kind] = {m: [by[m] for by in shares] for m in METHODS}
-    return found

@@ -13,7 +13,6 @@ from typing import Any, Final
 from bench.common.report import Report, Row, rounds, same
 from bench.fleetopt.boundary import boundary_rows
 from bench.fleetopt.columns import columns, pairs_columns, timing
-from bench.fleetopt.plot import plots
 from bench.fleetopt.replanned import replanned_rows
 from bench.fleetopt.simulated import NAMES, paged_rows, speed, verdict_rows
 from planner.paper import samples
@@ -72,8 +71,8 @@ _TABLE_6: Final = {
 _SECTION_7_4: Final = {"azure": (20, 80), "lmsys": (11, 48), "agent-heavy": (47, 220)}
 
 
-def run(plot: Path | None = None, data: Path | None = None) -> Report:
-    """All tables; `plot` is a folder for the plots, `data` one with the Azure 2023 traces."""
+def run(data: Path | None = None) -> Report:
+    """All tables; `data` is a folder with the Azure 2023 traces."""
     pairs = azure_pairs(data)
     rows = [*_table_2(), *_table_3(), *_table_5(), *_table_6(), *_section_7_4()]
     for shipped in SHIPPED.values():
@@ -82,8 +81,6 @@ def run(plot: Path | None = None, data: Path | None = None) -> Report:
     rows += timing(pairs)
     rows += simulated()
     detail: dict[str, Any] = {"source": "arXiv:2603.16514, CC BY 4.0"}
-    if plot is not None:
-        detail["plots"] = plots(plot)
     return Report(name="fleetopt", rows=rows, detail=detail)
 
 

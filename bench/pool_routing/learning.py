@@ -103,15 +103,12 @@ def static_misroutes(known: Known) -> float:
     return wrong / drawn * AZURE.share(BOUNDARY, WINDOW)
 
 
-def curve(known: Known, profile: str, count: int, noise: float = 0.0, seed: int = 0) -> list[float]:
-    """The learned ratio after 0, 1, ... `count` observations."""
+def learned_ratio(known: Known, profile: str, count: int) -> float:
+    """The learned ratio after `count` observations without noise."""
     estimator = LengthEstimator(PROFILES[profile])
-    ratios = [ratio_of(estimator, known)]
-    rng = random.Random(f"{known.label} {seed}")
-    for observation in observations(known, rng, count, noise):
+    for observation in observations(known, random.Random(f"{known.label} 0"), count, 0.0):
         estimator.learn(observation)
-        ratios.append(ratio_of(estimator, known))
-    return ratios
+    return ratio_of(estimator, known)
 
 
 def expected_ema(known: Known, count: int, start: float = 4.0, decay: float = 0.95) -> float:

@@ -19,9 +19,9 @@ from bench.pool_routing.learning import (
     CATEGORIES,
     STATIC_MISROUTES,
     Learned,
-    curve,
     expected_ema,
     learn,
+    learned_ratio,
     static_misroutes,
 )
 from bench.pool_routing.model import (
@@ -181,7 +181,7 @@ def _table_4() -> Iterator[Row]:
     for known in CATEGORIES:
         found = {profile: learn(known, profile) for profile in ("paper", "default")}
         name = f"Table 4, {known.label}"
-        plain, ema = curve(known, "paper", AT)[-1], expected_ema(known, AT)
+        plain, ema = learned_ratio(known, "paper", AT), expected_ema(known, AT)
         drift, off = abs(ema / known.ratio - 1), abs(plain / known.ratio - 1)
         metric = f"{name}: ratio at n = {AT}, noise-free, profile paper"
         note = f"c + (4 - c) .95^{AT} = {ema:.3f}; true {known.ratio}"

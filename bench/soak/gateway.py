@@ -4,7 +4,6 @@ Three models: one on C engines, which bears the bulk; one on four mock engines, 
 now and then; one on a mock engine of four slots, so that requests wait.
 """
 
-import contextlib
 import hashlib
 import sys
 from collections import Counter
@@ -55,16 +54,10 @@ class GatewaySample(msgspec.Struct, frozen=True, kw_only=True):
     """Since the load began."""
     rss_kib: int
     """Of its process tree."""
-    pss_kib: int
-    """The same, shared pages counted once; 0 where it cannot be read."""
     fds: int
     cpu_s: float
     leases: float
     waiting: float
-    requests: float
-    """So far, by /metrics."""
-    errors: float = 0.0
-    """Upstream errors so far."""
 
 
 class SoakGateway:
@@ -103,13 +96,10 @@ class SoakGateway:
         return GatewaySample(
             at_s=at_s,
             rss_kib=rss_kib(self.pid),
-            pss_kib=sum(map(_pss_kib, tree(self.pid))),
             fds=self.fds(),
             cpu_s=self.cpu_s(),
             leases=held(page),
             waiting=gauge(page, "sluice_queue_depth"),
-            requests=gauge(page, "sluice_requests_total"),
-            errors=sum(v for k, v in page.items() if 'outcome="upstream_error"' in k),
         )
 
     def cpu_s(self) -> float:
@@ -119,15 +109,6 @@ class SoakGateway:
     def fds(self) -> int:
         """Open in its process tree."""
         return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in tree(self.pid))
-
-    def delayed_s(self) -> float:
-        """So far, how long its threads were ready and got no processor."""
-        total = 0
-        for pid in tree(self.pid):
-            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                with contextlib.suppress(OSError):
-                    total += int(path.read_text().split()[1])
-        return total / 1e9
 
     def connections(self) -> Counter[str]:
         """Its TCP connections: state, and whether the other end is an engine or a client."""
@@ -188,11 +169,3 @@ def _mock(port: int, model: str, window: int, slots: int, *more: str) -> list[st
         *(sys.executable, "-m", "sluice", "mock", "--port", str(port), "--model", model),
         *("--max-model-len", str(window), "--max-num-seqs", str(slots), "--speed", "4", *more),
     ]
-
-
-def _pss_kib(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))

@@ -30,7 +30,7 @@ from bench.soak.books import LogTotals, book_rows
 from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
 from bench.soak.fill import fill
 from bench.soak.gateway import GatewaySample, SoakGateway
-from bench.soak.trend import drift, memory_rows, most
+from bench.soak.trend import memory_row, most
 from bench.soak.visits import Visitors
 from sluice.children import Children
 
@@ -95,14 +95,12 @@ class Soak:
         self._fds_before = self._gateway.fds()
         self._begin_s = time.monotonic()
         self._cpu_before_s = self._gateway.cpu_s()
-        delayed_before_s = self._gateway.delayed_s()
         visiting = asyncio.create_task(self._visit())
         watching = asyncio.create_task(self._watch())
         for found in await offer(self._gateway, self._tool, self._bulks, self._duration_s):
             self._count(found)
         await visiting
         self._busy = (self._gateway.cpu_s() - self._cpu_before_s) / self._duration_s
-        self._delayed = (self._gateway.delayed_s() - delayed_before_s) / self._duration_s
         self._over = True
         await watching
         self._visitors.close()
@@ -112,7 +110,7 @@ class Soak:
         """What was found."""
         counted = outcomes(self._page)
         return [
-            *memory_rows(self.samples, self._duration_s),
+            memory_row(self.samples, self._duration_s),
             *self._left_rows(),
             *book_rows(
                 self._totals, counted, self._visitors.ended, self._bulk_ok, self._bulk_failed
@@ -210,8 +208,7 @@ class Soak:
         )
         note = (
             f"offered {UTILISATION:.0%} of capacity, visitors included: {rates}; "
-            f"{min(bulk.cores for bulk in self._bulks):.2f} cores or more when that was measured; "
-            f"ready and without a processor {self._delayed:.2f} of the time"
+            f"{min(bulk.cores for bulk in self._bulks):.2f} cores or more when that was measured"
         )
         yield Row("cores in use by the gateway", self._busy, note)
         note = (
@@ -224,6 +221,3 @@ class Soak:
         yield Row("requests/s", asked / self._duration_s, note)
         note = f"{len(self.samples)} that it gave"
         yield Row("samples that the gateway did not give within 5 s", self._missed, note)
-        metric = "CPU of the gateway by tenth of the load, cores: most / least"
-        note = "1 when requests cost at the end what they cost at the beginning"
-        yield Row(metric, drift(self.samples), note)

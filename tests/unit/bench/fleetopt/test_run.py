@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from bench.common.report import Row
-from bench.fleetopt import boundary
-from bench.fleetopt import plot as fleetopt_plot
 from bench.fleetopt import run as fleetopt
 from bench.fleetopt.columns import GAMMAS, TRACE_REQUESTS, fleet_sizes, made_up_trace
 from bench.fleetopt.run import AZURE_FILES, azure_pairs, run
@@ -75,14 +72,3 @@ def test_pairs_get_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     one, cells = fleet_sizes(sums, "paged", 1.0)
     assert found["paged, Azure pairs: homogeneous"].measured == one
     assert found["paged, Azure pairs: two pools, gamma 1"].measured == cells[0]
-
-
-def test_plots_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
-    monkeypatch.setattr(fleetopt, "simulated", list)
-    short = msgspec.structs.replace(boundary.SCENARIO, step_s=240.0, end_s=480.0)
-    monkeypatch.setattr(fleetopt_plot, "SCENARIO", short)
-    report = run(plot=tmp_path)
-    files = [Path(name) for name in report.detail["plots"]]
-    assert len(files) == 8
-    assert all(file.stat().st_size > 5000 for file in files)
