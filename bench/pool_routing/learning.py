@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 
 from bench.pool_routing.model import AZURE, BOUNDARY, MAX_SHARE, MIN_SHARE, WINDOW
-from gateway.estimate.estimator import SMALL_PROMPT_TOKENS, LengthEstimator
-from gateway.estimate.profile import PROFILES
+from gateway.estimate.estimator import PROFILES, SMALL_PROMPT_TOKENS, LengthEstimator
 from gateway.records.endpoint import COMPLETIONS
 from gateway.records.estimate import Observation
 from gateway.records.request import BodyFacts, Category, Measure

@@ -33,8 +33,7 @@ from bench.pool_routing.accuracy import (
     drive,
     read_log,
 )
-from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.profile import OutputMode
+from gateway.estimate.estimator import LengthEstimator, OutputMode
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import CHAT
 from gateway.records.estimate import Observation

@@ -1,5 +1,6 @@
 """Runs of bench quartz: a policy on a workload with a seed, and the figures of each."""
 
+import dataclasses
 import gc
 import math
 import os
@@ -27,7 +28,7 @@ from bench.quartz.peers import (
 from bench.quartz.workloads import HEAVY, MIXED, Workload, workloads
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.quartz_profile import DEFAULT, QuartzProfile
+from gateway.scheduling.quartz_score import DEFAULT, QuartzProfile
 from gateway.scheduling.schedulers import make_scheduler
 from predictor.artifact import PoolSection
 from predictor.online import PrefillPredictor
@@ -52,7 +53,7 @@ SETTLED: Final = 1000
 
 
 def _but(**changes: Any) -> QuartzProfile:
-    return msgspec.structs.replace(DEFAULT, **changes)
+    return dataclasses.replace(DEFAULT, **changes)
 
 
 # Name -> scheduler and its profile.

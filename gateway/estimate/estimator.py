@@ -14,18 +14,58 @@ One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, Literal
 
 from gateway.estimate.by_tenant import ByTenant, median
 from gateway.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio, TwoTermFit
 from gateway.estimate.merge import EstimatorPart
-from gateway.estimate.profile import DEFAULT, EstimatorProfile, OutputMode
 from gateway.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
 from gateway.payload.counting import MEDIA_TOKENS
 from gateway.records.endpoint import ENDPOINTS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.request import CATEGORIES, BodyFacts, Category, Measure
+
+OutputMode = Literal["predicted", "cap"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorProfile:
+    """How an estimator starts and learns."""
+
+    name: str
+    priors: dict[str, float]
+    """Bytes per token by category before anything was observed."""
+    gamma: float = 1.0
+    """Spreads by which the conservative ratio is below the mean."""
+    beta: float = 0.95
+    """Decay of the ratio's average per observation."""
+    bias_corrected: bool = True
+    fit_template: bool = True
+    output_mode: OutputMode = "predicted"
+
+
+# Cautious means over common vocabularies of 100,000 to 200,000 entries.
+DEFAULT: Final = EstimatorProfile(
+    name="default",
+    priors={
+        "prose": 4.0,
+        "code": 3.5,
+        "json": 3.9,
+        "cjk": 3.4,
+        "other-script": 4.8,
+        "mixed": 3.5,
+    },
+)
+PAPER: Final = EstimatorProfile(
+    name="paper",
+    priors=dict.fromkeys(CATEGORIES, 4.0),
+    bias_corrected=False,
+    fit_template=False,
+    output_mode="cap",
+)
+PROFILES: Final = {profile.name: profile for profile in (DEFAULT, PAPER)}
 
 TemplateKind = Literal["chat", "tools", "plain", "pair"]
 

@@ -159,16 +159,14 @@ def _generating_facts(
 
 def _limits(body: schema.Generating) -> tuple[tuple[str, int | None], ...]:
     """The output limits that the endpoint's engines read; the caller applies the largest."""
-    if isinstance(body, schema.ChatBody):
-        return (
-            ("max_completion_tokens", body.max_completion_tokens),
-            ("max_tokens", body.max_tokens),
-        )
     if isinstance(body, schema.ResponsesBody):
         return (("max_output_tokens", body.max_output_tokens),)
-    if isinstance(body, schema.CompletionsBody | schema.MessagesBody):
-        return (("max_tokens", body.max_tokens),)
-    return ()
+    if not isinstance(body, schema.ChatBody | schema.CompletionsBody | schema.MessagesBody):
+        return ()
+    limit = ("max_tokens", body.max_tokens)
+    if isinstance(body, schema.ChatBody):
+        return ("max_completion_tokens", body.max_completion_tokens), limit
+    return (limit,)
 
 
 def _choices(n: int | None, best_of: int | None) -> int:
@@ -179,19 +177,13 @@ def _choices(n: int | None, best_of: int | None) -> int:
 
 
 def _bad_limit(name: str, value: int) -> BadRequest:
-    if value < 1:
-        return BadRequest(
-            f"Invalid '{name}': integer below minimum value. "
-            f"Expected a value >= 1, but got {_shown(value)} instead.",
-            reason="invalid_value",
-            code="integer_below_min_value",
-            param=name,
-        )
+    below = value < 1
+    side, bound = ("below minimum", ">= 1") if below else ("above maximum", f"<= {MAX_TOKEN_LIMIT}")
     return BadRequest(
-        f"Invalid '{name}': integer above maximum value. "
-        f"Expected a value <= {MAX_TOKEN_LIMIT}, but got {_shown(value)} instead.",
+        f"Invalid '{name}': integer {side} value. "
+        f"Expected a value {bound}, but got {_shown(value)} instead.",
         reason="invalid_value",
-        code="integer_above_max_value",
+        code="integer_below_min_value" if below else "integer_above_max_value",
         param=name,
     )
 

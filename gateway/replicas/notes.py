@@ -301,7 +301,7 @@ class SchedulerNotes:
     def _shares(self) -> Iterator[_Share]:
         for served in tuple(self._models):
             for pool, scheduler in enumerate(served.scheduling.schedulers):
-                if isinstance(scheduler, Quartz) and (parts := _parts(served, pool)):
+                if type(scheduler) is Quartz and (parts := _parts(served, pool)):
                     yield _Share(f"{served.name}/{pool}", served, pool, scheduler, *parts)
 
     def _note(self, share: _Share) -> _SchedulerNote:

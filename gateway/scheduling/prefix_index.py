@@ -4,10 +4,15 @@ The index maps digest -> (bit mask of workers, stamp) in one dictionary with bou
 The mask is above the stamp, so that more workers need no change of the entries.
 Engines do not say which prefixes they keep, so a model estimates it and their reports correct it:
 
-- Each worker keeps the most recently used prefixes, up to its cache's capacity
-  (`gateway.scheduling.prefix_cache_estimate`). The `cached_tokens` in engines' usage teach that
-  capacity. The pool has one clock in tokens: the mean over its workers of the prompt tokens
-  expected to miss the cache.
+- Like an LRU cache, each worker keeps a prefix until as many tokens as its capacity were written
+  after the last use. Stamps and capacities count tokens on the pool's one clock: the mean over
+  its workers of the prompt tokens expected to miss the cache.
+- Capacities are learned from the `cached_tokens` in engines' usage: a missing hit lowers the
+  capacity, an unexpected one raises it. An early miss is ignored, because two prompts with the
+  same beginning may be computed at the same time. The reports correct for what the clock leaves
+  out, such as answers' tokens, uneven load, and old blocks that are used again.
+- A worker whose hits are nearly all missing (its cache is off) is expected to keep nothing,
+  until its reports show hits again.
 - `forget` is for a worker that restarted: its earlier prefixes no longer count.
 - `joined` and `left` are for workers that come and go. A new one holds nothing.
 
@@ -19,15 +24,11 @@ Rules:
   replicas expects fewer hits than there are.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.scheduling.prefix_cache_estimate import (
-    DEFAULT_CAPACITY_TOKENS,
-    CacheEstimate,
-    ExpectedHit,
-)
 from gateway.scheduling.scheduler import Match
 
 DEFAULT_ENTRIES: Final = 262_144
@@ -37,6 +38,123 @@ _STAMP_BITS: Final = 44
 _STAMP: Final = (1 << _STAMP_BITS) - 1
 _CHUNKS: Final = 32
 """Closed chunks in which entries are kept by age, of about equal size."""
+
+DEFAULT_CAPACITY_TOKENS: Final = 500_000
+"""Assumed capacity of a worker's cache until it is learned."""
+
+_STEP: Final = 0.1
+"""Largest relative step of a capacity per report."""
+_MIN_STEP_TOKENS: Final = 4_096
+_EARLY: Final = 1 / 16
+"""A miss does not lower the capacity before this share of it was written."""
+_REBUILDS: Final = 64
+"""Rebuilds of the estimate while one capacity of tokens is written."""
+_TAUGHT_BY_TOKENS: Final = 64
+"""Fewer expected tokens teach nothing, because engines count in blocks."""
+_FAR_LESS: Final = 0.5
+"""A hit below this share of the expected tokens counts as a miss."""
+_HIT_SHARE_STEP: Final = 0.05
+_OFF_BELOW: Final = 0.1
+_ON_ABOVE: Final = 0.3
+_NEVER: Final = 1 << 62
+
+
+class ExpectedHit(NamedTuple):
+    """Tokens of a prompt that its worker was expected to have cached when it was sent."""
+
+    hit_tokens: int
+    """Tokens expected in the cache; 0 if they are believed to be evicted."""
+    known_tokens: int
+    """Tokens sent to the worker since its start, evicted or not; >= `hit_tokens`."""
+    age_tokens: int
+    """Tokens written on the pool's clock since the known ones were last used."""
+
+
+class CacheEstimate:
+    """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`.
+
+    Valid after a `rebuild`, until the clock reaches `rebuild_at`.
+    """
+
+    __slots__ = (
+        "_floors",
+        "_hit_share",
+        "_holders",
+        "_off",
+        "capacity_tokens",
+        "newest_floor",
+        "rebuild_at",
+        "since",
+    )
+
+    def __init__(self, workers: int, capacity_tokens: int) -> None:
+        self.capacity_tokens = [capacity_tokens] * workers
+        """Estimated capacity, by worker."""
+        self.since = [0] * workers
+        """Prefixes used up to this stamp are forgotten, by worker."""
+        self._hit_share = [1.0] * workers
+        """Smoothed share of the expected tokens that were hits, by worker."""
+        self._off = [False] * workers
+        self.rebuild(0.0)
+
+    def grow(self, capacity_tokens: int) -> None:
+        """Add a worker, with the mean capacity of the others if there are any."""
+        known = self.capacity_tokens
+        known.append(sum(known) // len(known) if known else capacity_tokens)
+        self.since.append(0)
+        self._hit_share.append(1.0)
+        self._off.append(False)
+        self.rebuild_at = 0.0
+
+    def holding(self, stamp: int) -> int:
+        """Bit mask of the workers that keep a prefix last used at `stamp`."""
+        return self._holders[bisect_left(self._floors, stamp)]
+
+    def rebuild(self, clock: float) -> None:
+        """Recompute which stamps each worker keeps; due when the clock reaches `rebuild_at`."""
+        floors = sorted(
+            (_NEVER if off else max(since, int(clock) - capacity), worker)
+            for worker, (off, since, capacity) in enumerate(
+                zip(self._off, self.since, self.capacity_tokens, strict=True)
+            )
+        )
+        self._floors = [floor for floor, _ in floors]
+        """The stamps up to which workers keep nothing, ascending."""
+        self._holders = [0]
+        """Masks of the workers with the 0, 1, 2 ... lowest floors."""
+        for _, worker in floors:
+            self._holders.append(self._holders[-1] | 1 << worker)
+        self.newest_floor = self._floors[-1] if self._floors else 0
+        self.rebuild_at = clock + max(1, min(self.capacity_tokens, default=0) // _REBUILDS)
+
+    def forget(self, worker: int, clock: float) -> None:
+        """Note that a worker's cache is empty now; of many, only one rebuild is due."""
+        self.since[worker] = int(clock)
+        self._hit_share[worker] = 1.0
+        self._off[worker] = False
+        self.rebuild_at = 0.0
+
+    def learn(self, worker: int, expected: ExpectedHit, cached_tokens: int, clock: float) -> None:
+        """Correct the estimate by the `cached_tokens` that an engine reported for a prompt."""
+        known, age = expected.known_tokens, expected.age_tokens
+        if known < _TAUGHT_BY_TOKENS:
+            return
+        capacity = self.capacity_tokens[worker]
+        if cached_tokens >= _FAR_LESS * known:
+            if age > capacity:
+                step = max(int(_STEP * capacity), _MIN_STEP_TOKENS)
+                self.capacity_tokens[worker] = min(age, capacity + step)
+        elif capacity * _EARLY < age < capacity:
+            self.capacity_tokens[worker] = max(age, int(capacity * (1 - _STEP)))
+        if age <= capacity:
+            share = min(1.0, max(0, cached_tokens) / known)
+            kept = self._hit_share[worker] = (1 - _HIT_SHARE_STEP) * self._hit_share[
+                worker
+            ] + _HIT_SHARE_STEP * share
+            off = kept < (_ON_ABOVE if self._off[worker] else _OFF_BELOW)
+            if off != self._off[worker]:
+                self._off[worker] = off
+                self.rebuild(clock)
 
 
 class PrefixIndex:

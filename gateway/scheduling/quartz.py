@@ -29,11 +29,11 @@ from typing import Any, Final
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.fairness import ServedShares
-from gateway.scheduling.quartz_profile import QuartzProfile
 from gateway.scheduling.quartz_score import (
     Features,
     KvUsage,
     Predictor,
+    QuartzProfile,
     hits_of,
     seconds,
     workers_of,

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 _sum = np.add.reduce
 _max = np.maximum.reduce
+_min = np.minimum.reduce
 
 
 def matrix_of(load: ArrayLike, growth: ArrayLike | None) -> tuple[Floats, Floats]:
@@ -111,10 +112,6 @@ class Pool:
             found.append(right)
         return found
 
-    def nearest(self, target: float) -> int:
-        """Index of the size nearest to `target`; of two as near, the smaller."""
-        return min(self.around(target), key=lambda at: abs(self.sizes[at] - target))
-
     def take(self, at: int) -> tuple[int, float]:
         """Remove an item; returns it and its size."""
         return self.items.pop(at), self.sizes.pop(at)
@@ -130,9 +127,6 @@ class Pool:
 
 IMPROVED_UP_TO: Final = 16
 """Most items assigned at once for which an improving pass is worth its time."""
-
-_sum = np.add.reduce
-_min = np.minimum.reduce
 
 
 def assign(
@@ -180,7 +174,10 @@ def assign(
         chosen = _fill(group, Pool(sizes, rest), count, passes)
     else:
         chosen = _lpt(group, sizes, rest)
-    return found + _not_worse_than_fcfs(group, load, free, sizes, rest, chosen)
+    pairs = list(zip(rest, fcfs(free, len(chosen)), strict=False))
+    for item, worker in pairs:
+        load[worker] += sizes[item] + group.grown
+    return found + (pairs if imbalance(load) < imbalance(group.load) else chosen)
 
 
 def objective(
@@ -224,19 +221,34 @@ def _lpt(group: WorkerLoads, sizes: Sequence[float], items: Sequence[int]) -> li
 
 def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:
     """For more items than slots: repeatedly give the neediest worker the best fitting item."""
+    workers = len(group.caps)
     chosen: list[tuple[int, float, int]] = []
     for _ in range(count):
         worker = group.neediest()
         slots, room = group.caps[worker], group.room(worker)
         if slots > 1:
-            at = pool.nearest(float(_min(room - slots * group.grown)) / slots)
+            target = float(_min(room - slots * group.grown)) / slots
+            # The nearest; of two as near, the smaller.
+            at = min(pool.around(target), key=lambda at: abs(pool.sizes[at] - target))
         else:
-            at = _best(pool, room - group.grown, len(group.caps))
+            at = _best(pool, room - group.grown, workers)
         item, size = pool.take(at)
         group.place(worker, size)
         chosen.append((item, size, worker))
     for _ in range(passes):
-        chosen = [_better(group, pool, *one) for one in chosen]
+        for index, (item, size, worker) in enumerate(chosen):
+            # Exchange the item for the best waiting one if that lowers J.
+            row = group.load[worker]
+            row -= size + group.grown
+            room = group.others(worker) - row - group.grown
+            new = item, size
+            if pool.items:
+                at = _best(pool, room, workers)
+                if _cost(pool.sizes[at], room, workers) < _cost(size, room, workers):
+                    new = pool.take(at)
+                    pool.give(item, size)
+            row += new[1] + group.grown
+            chosen[index] = (*new, worker)
     return [(item, worker) for item, _, worker in chosen]
 
 
@@ -258,37 +270,3 @@ def _best(pool: Pool, room: Floats, workers: int) -> int:
 def _cost(size: float, room: Floats, workers: int) -> float:
     """What an item of this size adds to J, up to a constant."""
     return float(workers * _sum(np.maximum(room, size)) - len(room) * size)
-
-
-def _better(
-    group: WorkerLoads, pool: Pool, item: int, size: float, worker: int
-) -> tuple[int, float, int]:
-    """Exchange a placed item for the best waiting one if that lowers J."""
-    row, grown = group.load[worker], group.grown
-    row -= size + grown
-    room = group.others(worker) - row - grown
-    workers = len(group.caps)
-    at = _best(pool, room, workers) if pool.items else None
-    if at is not None and _cost(pool.sizes[at], room, workers) < _cost(size, room, workers):
-        put, put_size = pool.take(at)
-        pool.give(item, size)
-        item, size = put, put_size
-    row += size + grown
-    return item, size, worker
-
-
-def _not_worse_than_fcfs(
-    group: WorkerLoads,
-    load: Floats,
-    free: Sequence[int],
-    sizes: Sequence[float],
-    rest: Sequence[int],
-    chosen: list[tuple[int, int]],
-) -> list[tuple[int, int]]:
-    """The chosen pairs, or FCFS's if better; `load`, `free`: as they were before placing."""
-    workers = fcfs(free, len(chosen))
-    for item, worker in zip(rest, workers, strict=False):
-        load[worker] += sizes[item] + group.grown
-    if imbalance(load) < imbalance(group.load):
-        return list(zip(rest, workers, strict=False))
-    return chosen

@@ -7,8 +7,7 @@ from typing import Final
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import Immediate, LeastLoaded, RoundRobin, Sticky
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import DEFAULT, QuartzProfile
-from gateway.scheduling.quartz_score import KvUsage, Predictor
+from gateway.scheduling.quartz_score import DEFAULT, KvUsage, Predictor, QuartzProfile
 from gateway.scheduling.scheduler import Job, Scheduler
 
 PER_S: Final = 200.0
@@ -16,39 +15,24 @@ BURST_S: Final = 1.0
 """So much of the allowance may be saved up."""
 
 
-class Shadow:
-    """A Scheduler: `inner` decides, `quartz` watches."""
+class Shadow(Quartz):
+    """QUARTZ that only watches: `inner` decides, and no job ever waits here."""
 
-    __slots__ = ("_inner", "_next_s", "_quartz")
+    __slots__ = ("_inner", "_next_s")
 
-    gates: bool = True  # first tokens are to be told, although no job waits for one
-
-    def __init__(self, inner: Immediate, quartz: Quartz) -> None:
+    def __init__(
+        self,
+        inner: Immediate,
+        pool: PoolState,
+        predictor: Predictor,
+        profile: QuartzProfile,
+        *,
+        kv_usage: KvUsage | None = None,
+    ) -> None:
+        super().__init__(pool, predictor, profile, kv_usage=kv_usage)
         self._inner = inner
-        self._quartz = quartz
         self._next_s = -inf
         """When the allowance permits another prediction."""
-
-    @property
-    def replicas(self) -> int:
-        return self._quartz.replicas
-
-    @replicas.setter
-    def replicas(self, replicas: int) -> None:
-        self._inner.replicas = self._quartz.replicas = replicas
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        return self._inner.waiting
-
-    @property
-    def coverage(self) -> float | None:
-        return self._quartz.coverage
-
-    def joined(self, worker: int) -> None:
-        """See Scheduler; QUARTZ counts workers, too."""
-        self._inner.joined(worker)
-        self._quartz.joined(worker)
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         ready = self._inner.submit(job, now_s)
@@ -56,7 +40,7 @@ class Shadow:
             advise = self._next_s <= now_s
             if advise:
                 self._next_s = max(self._next_s, now_s - BURST_S) + 1.0 / PER_S
-            self._quartz.follow(job, now_s, advise=advise)
+            self.follow(job, now_s, advise=advise)
         return ready
 
     def first_token(
@@ -68,17 +52,7 @@ class Shadow:
         assumed: bool = False,
     ) -> Sequence[Job]:
         unseen = assumed or job.would_bind < 0
-        return self._quartz.first_token(job, now_s, cached_tokens, assumed=unseen)
-
-    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        return self._quartz.finished(job, now_s, answered=answered)
-
-    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler; no job ever waits here."""
-        return self._inner.cancel(job, now_s)
-
-    def tick(self, now_s: float) -> Sequence[Job]:
-        return self._quartz.tick(now_s)
+        return super().first_token(job, now_s, cached_tokens, assumed=unseen)
 
 
 NAMES: Final = ("least-loaded", "round-robin", "sticky", "quartz")
@@ -116,5 +90,6 @@ def make_scheduler(
         return inner(pool)
     if predictor is None:
         raise ValueError("quartz needs a predictor")
-    quartz = Quartz(pool, predictor, profile, kv_usage=kv_usage)
-    return quartz if inner is None else Shadow(inner(pool), quartz)
+    if inner is None:
+        return Quartz(pool, predictor, profile, kv_usage=kv_usage)
+    return Shadow(inner(pool), pool, predictor, profile, kv_usage=kv_usage)

@@ -12,8 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.profile import PROFILES
+from gateway.estimate.estimator import PROFILES, LengthEstimator
 from gateway.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
 from gateway.fleet.fleet import PoolState, SlotClock
 from gateway.fleet.lora_adapters import Adapters

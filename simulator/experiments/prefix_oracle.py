@@ -1,6 +1,6 @@
 """A prefix index that forgets nothing: the expectation of a router without memory bounds."""
 
-from gateway.scheduling.prefix_cache_estimate import ExpectedHit
+from gateway.scheduling.prefix_index import ExpectedHit
 from gateway.scheduling.scheduler import Match, Points
 
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.prefix_cache_estimate import ExpectedHit
 from gateway.scheduling.prefix_gossip import PrefixGossip
+from gateway.scheduling.prefix_index import ExpectedHit
 from gateway.scheduling.scheduler import Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 from simulator.engine.engine import EngineProfile

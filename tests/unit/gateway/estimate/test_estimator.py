@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.profile import PAPER
+from gateway.estimate.estimator import PAPER, LengthEstimator
 from gateway.payload.body import read_body
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.estimator import PROFILES, LengthEstimator
 from gateway.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.estimate.merge import (
     RATE_MEMORY_S,
@@ -17,7 +17,6 @@ from gateway.estimate.merge import (
     PeerRecord,
     merged,
 )
-from gateway.estimate.profile import PROFILES
 from gateway.records.estimate import Observation
 from gateway.records.request import Measure
 

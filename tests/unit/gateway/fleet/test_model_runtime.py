@@ -18,7 +18,7 @@ from gateway.routing.routing import CompressionRules
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import DEFAULT
+from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.rank_group import RankGroup
 from gateway.scheduling.rank_solver import assign
 from gateway.scheduling.scheduler import Job

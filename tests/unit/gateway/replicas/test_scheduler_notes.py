@@ -13,7 +13,7 @@ from gateway.replicas.notes import SchedulerNotes
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import DEFAULT
+from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.scheduler import Job
 from predictor.online import PrefillPredictor
 from tests.builders import changed, served_model

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import QuartzProfile
+from gateway.scheduling.quartz_score import QuartzProfile
 from gateway.scheduling.scheduler import Job
 from predictor.features import features
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduling.prefix_cache_estimate import CacheEstimate, ExpectedHit
-from gateway.scheduling.prefix_index import MIN_ENTRIES, PrefixIndex
+from gateway.scheduling.prefix_index import MIN_ENTRIES, CacheEstimate, ExpectedHit, PrefixIndex
 from sluice.build import compiled
 
 Points = tuple[tuple[int, int], ...]

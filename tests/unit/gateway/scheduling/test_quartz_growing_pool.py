@@ -11,7 +11,7 @@ from gateway.fleet.members import WARM_UP_S
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import DEFAULT
+from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.scheduler import Job, Points
 from predictor.online import PrefillPredictor
 from tests.builders import address, changed, routing, served_model

@@ -9,7 +9,7 @@ from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import Sticky
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_profile import DEFAULT
+from gateway.scheduling.quartz_score import DEFAULT
 from tests.unit.gateway.scheduling.scheduled import Proportional, job_of, quartz_of
 
 ALL = 0b1111
