@@ -254,16 +254,23 @@ class ModelSet:
     async def replace(self, target: Config, following: Sequence[_Next]) -> None:
         """Serve the next configuration's models."""
         gateway = self._gateway
-        await gateway.prober.look(
-            [
-                (each.ready, index, engine.ranks[0])
-                for each in following
-                for index, pool in enumerate(each.ready.fleet.pools)
-                if each.before is None or pool not in each.before.fleet.pools
-                for engine in pool.engines
-            ]
-        )
-        await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})
+        new = [
+            (each.ready, index, pool)
+            for each in following
+            for index, pool in enumerate(each.ready.fleet.pools)
+            if each.before is None or pool not in each.before.fleet.pools
+        ]
+        try:
+            await gateway.prober.look(
+                [(ready, index, e.ranks[0]) for ready, index, pool in new for e in pool.engines]
+            )
+            await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})
+        except BaseException:  # it is tried again, with other pools
+            for ready, _, pool in new:
+                gateway.prober.drop(pool)
+                for place in range(len(pool.workers)):
+                    ready.adapters.forget(pool, place)
+            raise
         async with gateway.rotation.still():
             self._switch(target, following)
         await self._follow_workers(target)

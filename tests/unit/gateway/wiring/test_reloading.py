@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway.errors import BadRequest, StateFailure
+from gateway.fleet.engine_pages import Page
 from gateway.settings import Config
 from gateway.settings import load as load_file
 from gateway.settings import parse as parse_text
@@ -116,6 +117,34 @@ async def test_a_reload_that_fails_for_another_reason_is_told_and_tried_again(
     await gateway.reloading.start()
     await case.until(lambda: gateway.reloading.status.successful)
     assert gateway.models[0].fleet.pools[0].slots_per_worker == 4
+
+
+async def test_a_reload_that_fails_leaves_nothing_known_of_its_new_pools(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = case.gateway
+    (served,) = gateway.models
+    lists = b'{"data":[{"id":"m"},{"id":"tuned","parent":"m"}]}'
+
+    async def get(_address: object, path: str, *_: object) -> Page:
+        return Page(200, lists if path == "/v1/models" else b"{}")
+
+    monkeypatch.setattr(gateway.prober._pages, "get", get)
+    failing_once(monkeypatch, gateway.pools, "prepare")
+    case.config["models"][0] |= {"discover_loras": True}
+    served.adapters.use((), discovers=True)
+    case.config["models"][0]["pools"]["new"] = {
+        **case.pool,
+        "max_model_len": 8192,
+        "workers": ["http://127.0.0.1:1"],
+    }
+    case.write()
+    with pytest.raises(StateFailure):
+        await gateway.reloading.reload()
+    assert not gateway.prober._known
+    assert served.adapters.names == []
+    await gateway.reloading.reload()
+    assert gateway.models[0].adapters.names == ["tuned"]
 
 
 async def test_workers_follow_after_a_failure_of_theirs(
