@@ -223,7 +223,12 @@ def audit(
 ) -> None:
     """List the newest changes, those of all replicas."""
     found = client.call("GET", "audit", params={"limit": limit})["data"]
-    client.tell(found, lambda rows: typer.echo("\n".join(tables.audit(rows))))
+    client.tell(found, _show_audit)
+
+
+def _show_audit(found: list[dict[str, Any]]) -> None:
+    for line in tables.audit(found):
+        typer.echo(line)
 
 
 def _show_list(found: list[dict[str, Any]]) -> None:

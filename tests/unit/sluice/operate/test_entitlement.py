@@ -110,6 +110,7 @@ def test_a_new_key_stands_alone_on_the_last_line_of_stdout(gateway: Gateway) -> 
 
 
 def test_tables_show_what_people_look_for(gateway: Gateway) -> None:
+    assert gateway.run("audit").stdout == ""
     gateway.run(*NEW, "--tokens-per-second", "50")
     gateway.rig.store.inflight["a"] = 3
     listed = gateway.run("list").stdout.splitlines()
