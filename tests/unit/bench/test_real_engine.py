@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.real_engine import environment, run
-from bench.real_engine.tiny_model import TINY, VOCABULARY, make_adapter, make_model
+from bench.real_engine.tiny_model import TINY, VOCABULARY, make_model
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
@@ -29,23 +29,6 @@ def test_only_printable_ascii_can_be_answered(tmp_path: Path) -> None:
     assert head.shape == (VOCABULARY, TINY.hidden)
     answered = {token for token in range(VOCABULARY) if head[token].any()}
     assert answered == set(range(32, 127))
-
-
-def test_the_tokenizer_has_a_token_for_each_byte(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    make_model(tmp_path, 4096)
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    text = "Grüße, 漢字 and <tags>\n"
-    ids = tokenizer.encode(text).ids
-    assert ids == list(text.encode())
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.encode("<|user|>").ids == [259]
-
-
-def test_an_adapter_has_a_pair_of_matrices_for_each_target(tmp_path: Path) -> None:
-    weights = tensors(make_adapter(tmp_path) / "adapter_model.safetensors")
-    assert len(weights) == 4 * 2 * 2
-    assert all(values.any() for values in weights.values())
 
 
 def test_without_the_wheel_the_reason_is_told(

@@ -8,11 +8,10 @@ from bench.compressor.figures import (
     inverse_frequencies,
     quantiles,
     rouge_l_recall,
-    texts,
 )
-from bench.compressor.prompts import PLACES, english, multi_hop, other_languages
+from bench.compressor.prompts import english, multi_hop, other_languages
 from bench.compressor.safety import VOCABULARIES, counter
-from bench.compressor.trials import METHODS, kept_in, size_of, trial
+from bench.compressor.trials import METHODS, kept_in, trial
 
 
 def test_there_are_enough_prompts_and_each_holds_its_answer() -> None:
@@ -21,18 +20,6 @@ def test_there_are_enough_prompts_and_each_holds_its_answer() -> None:
     assert len({p.language for p in qa}) >= 5
     for prompt in [*qa, *multi_hop()]:
         assert kept_in(prompt.messages, prompt.gold), prompt.gold
-
-
-def test_the_answer_stands_where_the_prompt_says() -> None:
-    for prompt in english()[:30]:
-        text = " ".join(prompt.messages[-1]["content"].split())
-        at = text.index(prompt.gold[0]) / len(text)
-        third = PLACES.index(prompt.place) / 3
-        assert third - 0.12 <= at <= third + 0.45
-
-
-def test_prompts_are_the_same_each_time() -> None:
-    assert [p.messages for p in multi_hop()] == [p.messages for p in multi_hop()]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -52,10 +39,6 @@ def test_fidelity_of_known_extracts() -> None:
     assert cosine(bag(before), bag(before), idf) == pytest.approx(1)
     assert 0 < cosine(bag(before), bag(after), idf) < 1
     assert quantiles([1.0, 2.0, 3.0]) == pytest.approx((2, 1.2, 2, 2.8))
-
-
-def test_hostile_texts_are_large() -> None:
-    assert min(size_of([{"content": t.replace("\ud83d", "x")}]) for t in texts().values()) > 40_000
 
 
 def test_vocabularies_count_as_published() -> None:

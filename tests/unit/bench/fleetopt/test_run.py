@@ -7,9 +7,8 @@ import pytest
 
 from bench.common.report import Row
 from bench.fleetopt import run as fleetopt
-from bench.fleetopt.columns import GAMMAS, TRACE_REQUESTS, fleet_sizes, made_up_trace
+from bench.fleetopt.columns import TRACE_REQUESTS, made_up_trace
 from bench.fleetopt.run import AZURE_FILES, azure_pairs, run
-from planner.workload.moments import prepare
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +60,3 @@ def test_both_files_are_read_as_one_trace(tmp_path: Path) -> None:
     assert found.pairs is not None
     assert found.pairs.prompts.size == TRACE_REQUESTS
     assert found.mean_lengths() == pytest.approx(made_up_trace().mean_lengths())
-
-
-def test_pairs_get_rows_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_traces(tmp_path)
-    monkeypatch.setattr(fleetopt, "timing", lambda pairs: [])
-    monkeypatch.setattr(fleetopt, "simulated", list)
-    found = {row.metric: row for row in run(data=tmp_path).rows}
-    sums = prepare(made_up_trace(), boundaries=(4096,), gammas=GAMMAS)
-    one, cells = fleet_sizes(sums, "paged", 1.0)
-    assert found["paged, Azure pairs: homogeneous"].measured == one
-    assert found["paged, Azure pairs: two pools, gamma 1"].measured == cells[0]

@@ -1,14 +1,10 @@
 """Rows of `bench fleetopt` that are simulated: verdicts, agreement, paged engines, speed."""
 
-import msgspec
-import numpy as np
 import pytest
 
 from bench.common.report import Row
 from bench.fleetopt import simulated
-from bench.fleetopt.runs import EvenLengths, FleetCase, judged, run_all
 from planner.workload.library import SHIPPED
-from simulator.fleet.traffic import CdfLengths
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +76,3 @@ def test_three_paged_fleets_get_a_verdict(paged: dict[str, Row]) -> None:
     ratios = [row.ratio for name, row in paged.items() if name.endswith("two pools, ms")]
     assert len(ratios) == 4
     assert all(ratio is not None and 0.1 < ratio < 10 for ratio in ratios)
-
-
-def test_even_draws_are_the_distribution_without_its_noise() -> None:
-    points = SHIPPED["lmsys"].workload.as_cdf().points
-    even, plain = EvenLengths(points), CdfLengths(points)
-    totals = [sum(even.sample(20_000, np.random.default_rng(seed))) for seed in range(6)]
-    means = [float(np.mean(total)) for total in totals]
-    many = float(np.mean(sum(plain.sample(2_000_000, np.random.default_rng(0)))))
-    assert means == pytest.approx([many] * 6, rel=0.005)
-    assert max(int(np.max(total)) for total in totals) <= points[-1][0]
-    assert min(int(np.min(total)) for total in totals) >= 2
-    shares = [float(np.mean(totals[0] <= tokens)) for tokens, _ in points[3:]]
-    assert shares == pytest.approx([share for _, share in points[3:]], abs=1e-3)
-
-
-def test_results_come_in_order_from_two_processes() -> None:
-    case = FleetCase(workload="azure", nodes=(277,), requests=2000)
-    cases = [case, msgspec.structs.replace(case, nodes=(300,))]
-    found = run_all(judged, cases, "two", processes=2)
-    assert [verdict.pools[0].instances for verdict in found] == [277, 300]
-    assert found == [judged(case) for case in cases]

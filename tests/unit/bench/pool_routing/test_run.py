@@ -1,6 +1,5 @@
 """Published and stated figures of token-budget pool routing, and what is said of the others."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +9,14 @@ import numpy as np
 import pytest
 
 from bench.common.report import Report, Row
-from bench.pool_routing import learning, model, run
+from bench.pool_routing import run
 from bench.pool_routing.learning import CATEGORIES, expected_ema, learn, learned_ratio
 from bench.pool_routing.model import (
     AZURE,
     LMSYS,
     CdfWorkload,
-    PairTraffic,
     closed_form,
     size,
-    slots_of,
 )
 
 CJK = CATEGORIES[2]
@@ -83,11 +80,6 @@ def test_savings_by_boundary(workload: CdfWorkload, stated: list[float]) -> None
     assert ours == pytest.approx(stated, abs=0.05)
 
 
-def test_slots_by_window() -> None:
-    windows = (1024, 8192, 16_384, 32_768, 65_536)
-    assert [slots_of(window) for window in windows] == [128, 128, 64, 32, 16]
-
-
 def test_equations_7_and_8() -> None:
     assert closed_form(0.8, 4) == pytest.approx(0.60)
     assert closed_form(0.7, 2) == pytest.approx(0.35)
@@ -111,28 +103,11 @@ def test_the_integral_is_what_sampling_gives(workload: CdfWorkload, low: int, hi
     assert workload.iterations(low, high) == pytest.approx(iterations.mean(), abs=4 * error)
 
 
-def test_pairs_are_counted_as_they_are() -> None:
-    pairs = PairTraffic([500, 513, 9000], [10, 20, 30])
-    assert pairs.longest == 9030
-    assert pairs.share(0, 8192) == pytest.approx(2 / 3)
-    assert pairs.iterations(0, 8192) == pytest.approx((1 + 10 + 2 + 20) / 2)
-    assert pairs.iterations(8192, 65_536) == 18 + 30
-    assert size(PairTraffic([500], [10])).long == 0
-
-
 def test_a_start_at_4_is_still_felt_after_50_observations() -> None:
     assert expected_ema(CJK, 50) / CJK.ratio - 1 == pytest.approx(0.076, abs=0.0005)
     assert learned_ratio(CJK, "paper", 50) == pytest.approx(expected_ema(CJK, 50), rel=0.001)
     assert learned_ratio(CJK, "default", 50) == pytest.approx(CJK.ratio, rel=0.002)
     assert learn(CJK, "paper").as_published == 0
-
-
-def test_streams_have_the_lengths_of_the_workload() -> None:
-    rng = random.Random(1)
-    drawn = [sum(learning.lengths(rng, 0, 65_536)) for _ in range(4000)]
-    assert np.mean(drawn) == pytest.approx(AZURE.mean_tokens(0, 65_536), rel=0.1)
-    assert np.mean([tokens <= 1024 for tokens in drawn]) == pytest.approx(0.75, abs=0.03)
-    assert min(sum(learning.lengths(rng, 8192, 65_536)) for _ in range(500)) > 8192
 
 
 def test_without_a_plot_matplotlib_is_not_loaded(report_and_plots: tuple[Report, bool]) -> None:
@@ -197,28 +172,6 @@ def test_what_cannot_be_had_is_said(rows: dict[str, Row], metric: str, measured:
 )
 def test_the_arithmetic_of_the_projection(rows: dict[str, Row], metric: str, stated: float) -> None:
     assert rows[metric].measured == pytest.approx(stated, abs=0.005)
-
-
-def test_a_figure_that_misses_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "PER_SLOT_S", 0.001)
-    found = run._table_1(size(AZURE), size(LMSYS))
-    assert not Report(name="pool-routing", rows=found).holds
-
-
-def test_other_workloads_are_read(tmp_path: Path) -> None:
-    (tmp_path / "azure_cdf.json").write_text("[[1024, 0.5], [16384, 1.0]]", encoding="utf-8")
-    (tmp_path / "AzureLLMInferenceTrace_conv.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\nx,374,44\nx,9000,10\n", encoding="utf-8"
-    )
-    found = {row.metric: row for row in run._other_data(tmp_path)}
-    assert found["azure_cdf.json: share up to 8K"].measured == pytest.approx(0.5 + 0.5 * 7 / 15)
-    assert found["Azure 2023 pairs, conv: share up to 8K"].measured == 0.5
-    assert {row.target for row in found.values()} == {None}
-
-
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
-    (row,) = run._other_data(tmp_path)
-    assert (row.measured, row.target) == ("not found", None)
 
 
 def test_plots_are_written(tmp_path: Path) -> None:

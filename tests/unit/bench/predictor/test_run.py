@@ -3,11 +3,9 @@
 import pytest
 
 from bench.predictor.judged import judged, learned_after
-from bench.predictor.run import pinball_rows
-from bench.predictor.runs import WORKERS, rows_of, shape_of, slower
+from bench.predictor.runs import WORKERS
 from predictor.online import PrefillPredictor
 from predictor.train import train
-from simulator.experiments.scheduling import WORKER
 from tests.unit.predictor import made
 
 TRAINED = train(made.rows_of(3000, 1))
@@ -34,18 +32,3 @@ def test_a_slow_worker_is_known_at_the_end_of_its_first_right_20() -> None:
     even = learned_after(made.rows_of(1000, 4), "3", PrefillPredictor(TRAINED, workers=WORKERS))
     assert even is not None
     assert even == 80
-
-
-def test_rows_of_a_run_are_its_prefills() -> None:
-    rows = rows_of(shape_of(rate=8.0), WORKER, 200, 1)
-    assert len(rows) == 200
-    assert all(row.prefill_s > WORKER.w_s for row in rows)
-    assert len({row.worker for row in rows}) == WORKERS
-    late = rows_of(shape_of(rate=8.0), slower(WORKER, 3.0), 200, 1)
-    assert sum(r.prefill_s for r in late) > 2 * sum(r.prefill_s for r in rows)
-
-
-def test_the_tree_is_held_against_the_constant() -> None:
-    rows = {row.metric: row for row in pinball_rows(TRAINED, TRAINED)}
-    assert rows["held-out pinball: tree, ms"].holds is not None
-    assert "held-out pinball: one constant, ms" in rows

@@ -4,22 +4,15 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-
 from bench.common.raw_client import RawClient
 from bench.replicas.books import exported
-from bench.replicas.load import SentRequest, most_at_once
+from bench.replicas.load import SentRequest
 
 
 def sent(begin_s: float, end_s: float, status: int = 200) -> SentRequest:
     return SentRequest(
         tenant="t", gateway=0, at_s=begin_s, length_s=end_s - begin_s, status=status, reason=""
     )
-
-
-def test_requests_at_once_are_counted_if_they_were_served() -> None:
-    assert most_at_once([sent(0, 4), sent(3, 6), sent(4.1, 7), sent(3, 6, status=429)]) == 2
-    assert most_at_once([]) == 0
 
 
 def test_an_exported_line_counts_once_and_since_when_it_is_asked(tmp_path: Path) -> None:
@@ -50,13 +43,3 @@ async def test_the_client_reads_answers_of_known_and_unknown_length() -> None:
     assert await answered(whole) == (429, b"no")
     parts = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
     assert await answered(parts) == (200, b"abc")
-
-
-async def test_an_answer_that_breaks_off_is_no_answer() -> None:
-    for reply in (
-        b"",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nno",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n",
-    ):
-        with pytest.raises(EOFError):
-            await answered(reply)

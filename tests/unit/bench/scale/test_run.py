@@ -4,45 +4,11 @@ import asyncio
 
 import pytest
 
-from bench.scale.measure import Cpu, finished, pauses, quantile, watched
+from bench.scale.measure import finished
 from bench.scale.points import KINDS
-from bench.scale.rows import Point, growth, rows_of
-from bench.scale.run import ladders
-from bench.scale.traffic import ChatBodies, Size, entitlement_rows
+from bench.scale.rows import Point, rows_of
+from bench.scale.traffic import ChatBodies, Size
 from bench.scale.workers import Loaded
-
-
-def point(workers: int, **figures: float) -> Point:
-    return Point(kind="workers", size=Size(workers=workers), figures=figures)
-
-
-def test_growth_compares_the_largest_with_the_smallest() -> None:
-    assert growth([point(4, a=2.0), point(8, a=9.0), point(16, a=5.0)], "a") == 2.5
-
-
-def test_growth_of_one_point_is_not_told() -> None:
-    assert growth([point(4, a=2.0)], "a") is None
-    assert growth([point(4, a=0.0), point(8, a=1.0)], "a") is None
-
-
-def test_nothing_measured_gives_no_row() -> None:
-    assert rows_of([]) == []
-
-
-def test_a_quantile_is_one_of_the_values() -> None:
-    values = [5.0, 1.0, 4.0, 2.0, 3.0]
-    assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 3.0, 5.0]
-    assert quantile([], 0.5) == 0.0
-
-
-def test_cpu_takes_off_what_a_reading_costs_and_is_never_negative() -> None:
-    cpu = Cpu()
-    cpu.add("a", 0, 1)
-    cpu.add("a", 0, 10_000_000)
-    assert cpu.quantile_us("a", 0.0) == 0.0
-    assert 9_000 < cpu.quantile_us("a", 1.0) < 10_000
-    cpu.clear()
-    assert cpu.mean_us("a") == 0.0
 
 
 def test_a_coroutine_that_waits_is_not_taken_for_finished() -> None:
@@ -57,55 +23,6 @@ def test_a_coroutine_that_waits_is_not_taken_for_finished() -> None:
         finished(waits())
 
 
-def test_the_longest_turn_of_a_loop_is_told() -> None:
-    def busy() -> None:
-        for _ in range(300_000):
-            pass
-
-    async def work(slices: int) -> int:
-        for _ in range(slices):
-            busy()
-            await asyncio.sleep(0)
-        return slices
-
-    result, spent_ms, hold_ms = watched(lambda: work(8))
-    assert result == 8
-    assert hold_ms < spent_ms / 3
-
-
-def test_runs_of_the_collector_are_seen() -> None:
-    import gc
-
-    with pauses() as seen:
-        gc.collect()
-    count = len(seen)
-    gc.collect()
-    assert count >= 1
-    assert len(seen) == count
-
-
-def test_ladders_stop_at_the_largest_size_asked() -> None:
-    asked = list(ladders(100, 50, redis=False))
-    assert {kind for kind, _ in asked} == {
-        "workers",
-        "entitlements",
-        "leases",
-        "index",
-        "tenants",
-    }
-    assert max(size.workers for _, size in asked) == 64
-    assert max(size.entitlements for _, size in asked) == 100
-    assert max(size.leases for _, size in asked) == 100
-
-
-def test_large_ladders_have_few_active_ones_too() -> None:
-    sizes = [s for kind, s in ladders(100_000, 50, redis=True) if kind == "redis"]
-    assert [(s.entitlements, s.active) for s in sizes] == [
-        (1, 1), (10, 10), (100, 100), (10_000, 10_000), (10_000, 100),
-        (100_000, 100_000), (100_000, 100),
-    ]  # fmt: skip
-
-
 def test_conversations_grow_and_begin_alike() -> None:
     first, second = (b for b in (ChatBodies(1).body(), ChatBodies(1).body()))
     assert first == second
@@ -115,14 +32,6 @@ def test_conversations_grow_and_begin_alike() -> None:
     assert sizes[:8] == sorted(sizes[:8])
     assert sizes[8] < sizes[7]
     assert bodies[1].startswith(bodies[0].removesuffix(b"]}"))
-
-
-def test_every_entitlement_has_a_key_of_its_own() -> None:
-    made = list(entitlement_rows(50))
-    own, keys = made[::2], made[1::2]
-    assert len({key.digests for key in keys}) == 50
-    assert [key.of for key in keys] == [each.uid for each in own]
-    assert [each.created for each in own] == list(range(1, 51))
 
 
 @pytest.mark.parametrize("policy", ["quartz", "least-loaded", "sticky"])

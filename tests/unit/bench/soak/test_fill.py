@@ -1,10 +1,7 @@
 """What the soak fills beforehand reaches every bound that it is for."""
 
-import json
 from hashlib import sha256
 from pathlib import Path
-
-import msgspec
 
 from bench.common.everything_on import everything
 from bench.common.tools import MARK
@@ -16,12 +13,11 @@ from bench.soak.fill import (
     bulk_body,
     visits,
 )
-from bench.soak.gateway import MOCKED, PREFIXES, TIGHT, _extend
+from bench.soak.gateway import PREFIXES
 from bench.soak.visits import CHAT, RESPONSES
 from gateway.payload.members import by_name
 from gateway.routing.conversations import MAX_RESPONSES, RETAINED, Conversations
 from gateway.scheduling.prefix_digests import points_of
-from gateway.scheduling.prefix_index import MIN_ENTRIES
 from gateway.settings import load
 from gateway.settings.model import SchedulingConfig
 
@@ -65,16 +61,3 @@ def test_visits_fill_conversations_locations_and_the_smaller_indexes() -> None:
     assert paths.count(CHAT) + paths.count(RESPONSES) == len(bodies)
     assert len(paths) == CONVERSATIONS + LONG_PROMPTS
     assert min(len(short), len(long_)) > PREFIXES
-
-
-def test_visits_are_of_the_soaks_own_models(tmp_path: Path) -> None:
-    file = everything(tmp_path, 1234, ["http://127.0.0.1:1", "http://127.0.0.1:9"])
-    _extend(file, [f"http://127.0.0.1:{port}" for port in (2, 3, 4, 5)])
-    models = {model.name: model for model in load(file).models}
-    assert msgspec.json.decode(next(visits()).body)["model"] == MOCKED
-    for name in (MOCKED, TIGHT):
-        assert models[name].scheduling.prefix_entries == PREFIXES >= MIN_ENTRIES
-        assert models[name].scheduling.policy == "quartz"
-    body = json.loads(bulk_body(tmp_path, 0).read_text())
-    assert body["model"] in models
-    assert models[body["model"]].scheduling.prefix_entries > PREFIXES

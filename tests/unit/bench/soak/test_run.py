@@ -5,13 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.common.gateway_books import Line, LogReader, Try, label, most_at_once, outcomes
-from bench.common.raw_client import RawAnswer
+from bench.common.gateway_books import Line, LogReader
 from bench.common.report import Row
 from bench.soak.books import LogTotals, book_rows, refusal_gaps
 from bench.soak.gateway import GatewaySample
 from bench.soak.trend import growth
-from bench.soak.visits import CHAT, MESSAGES, Visit, Visitors, told
 
 MINUTE_S = 60.0
 
@@ -72,37 +70,6 @@ def test_whoever_left_may_have_been_refused_but_nobody_else() -> None:
     assert refusal_gaps({"http 404": 1, "ok": 4}, {404: 1}) == (0, 0)
 
 
-def answer(status: int = 200, body: bytes = b"") -> RawAnswer:
-    return RawAnswer(status=status, headers={}, body=body)
-
-
-@pytest.mark.parametrize(
-    ("path", "stream", "status", "body", "how"),
-    [
-        (CHAT, False, 200, b"{}", "ok"),
-        (CHAT, False, 429, b"{}", "http 429"),
-        (CHAT, True, 200, b"data: {}\n\ndata: [DONE]\n\n", "ok"),
-        (CHAT, True, 200, b"data: {}\n\n", "broken"),
-        (CHAT, True, 200, b'data: {"error": {}}\n\ndata: [DONE]\n\n', "broken"),
-        (MESSAGES, True, 200, b"event: message_stop\n\n", "ok"),
-        (MESSAGES, True, 200, b"event: error\n\n", "broken"),
-    ],
-)
-def test_how_a_visit_ended(path: str, stream: bool, status: int, body: bytes, how: str) -> None:
-    visit = Visit(kind="k", path=path, body=b"", key="", stream=stream)
-    assert told(visit, answer(status, body)) == how
-
-
-def test_visitors_are_of_all_sorts_and_the_same_every_time() -> None:
-    one, other = Visitors("http://127.0.0.1:1"), Visitors("http://127.0.0.1:1")
-    visits = [visit for _ in range(600) for visit in one.choose()]
-    assert visits[:50] == [visit for _ in range(50) for visit in other.choose()][:50]
-    kinds = {visit.kind for visit in visits}
-    assert kinds >= {"chat", "conversation", "borderline", "leaver", "burst", "impatient"}
-    assert kinds >= {"few", "metered", "mistake", "completions", "responses", "messages"}
-    assert max(len(visit.body) for visit in visits) < 200_000
-
-
 def test_a_log_is_read_once_and_only_in_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     note = b'{"event":"entitlement","status":"active"}\n'
@@ -114,25 +81,3 @@ def test_a_log_is_read_once_and_only_in_whole_lines(tmp_path: Path) -> None:
     with file.open("ab") as appended:
         appended.write(b'ome":"refused","status":429}\n')
     assert [found.status for found in reader.new()] == [429]
-
-
-def test_figures_of_a_page_and_a_log() -> None:
-    page = {
-        'sluice_requests_total{model="m",outcome="ok",pool="p"}': 3.0,
-        'sluice_requests_total{model="m",outcome="ok",pool="q"}': 2.0,
-        'sluice_requests_total{model="m",outcome="refused",pool=""}': 1.0,
-        "other": 9.0,
-    }
-    assert outcomes(page) == {"ok": 5, "refused": 1}
-    assert label('x{a="1",b="2"}', "b") == "2"
-    assert label("x", "b") == ""
-    lines = [
-        line("ok", admission={"admitted_unix_s": 1.0, "settled_unix_s": 3.0}),
-        line("ok", admission={"admitted_unix_s": 2.0, "settled_unix_s": 4.0}),
-        line("ok", admission={"admitted_unix_s": 3.0, "settled_unix_s": 5.0}),
-        line("refused", request_id="b-2"),
-    ]
-    assert most_at_once(lines) == 2
-    assert most_at_once(lines, 3.5) == 2
-    assert most_at_once(lines, 0.0, 1.5) == 1
-    assert Try() == Try(worker="", result="")
