@@ -54,18 +54,6 @@ def test_everything_is_on_and_nothing_is_to_be_noted() -> None:
     assert remarks(config) == []
 
 
-def test_one_pool_has_no_boundary_to_move() -> None:
-    model = config_of(plan_of(gamma=1.0, most_pools=1)).models[0]
-    assert not model.boundary.auto
-
-
-def test_slots_by_window_keep_the_window_at_the_boundary() -> None:
-    plan = plan_of(b_short=(4096,), gamma=1.0, mode="corrected")
-    model = config_of(plan).models[0]
-    assert model.pools["short"].max_model_len == 4096
-    assert not model.compression.enabled
-
-
 def test_one_pool_and_three() -> None:
     one = plan_of(gamma=1.0, most_pools=1)
     assert list(config_of(one).models[0].pools) == [pool.name for pool in one.chosen.pools]

@@ -63,10 +63,6 @@ def test_a_profile_that_knows_what_attention_costs_needs_no_interval() -> None:
     assert all("P99 TTFT is extrapolated" in note for note in notes)
 
 
-def test_within_the_measured_range_nothing_is_said_of_prompts() -> None:
-    assert not [n for n in planned(780).notes if "measured up to 737" in n]
-
-
 def test_more_sequences_at_once_than_measured_are_flagged_with_the_fix() -> None:
     few = msgspec.structs.replace(
         NODE, measured=MeasuredRange(longest_prompt_tokens=737, most_sequences=1)
@@ -80,12 +76,3 @@ def test_the_range_is_read_from_a_profile_s_file() -> None:
     assert profile_from_json(document) == NODE
     del document["measured"]
     assert profile_from_json(document).measured is None
-
-
-def test_a_single_pool_is_one_verdict_without_advice_to_split() -> None:
-    found = planned(700)
-    assert len(found.chosen.pools) == 1
-    text = " ".join(found.notes)
-    assert "pools would buy no nodes here" in text or "no boundary would split it" in text
-    assert "can add" not in text
-    assert "takes most of the gain" not in text

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from planner.errors import PlanError
 from planner.goals import Goals
 from planner.plan import make_plan
-from planner.profile import PAPER_A100, profile_for
+from planner.profile import PAPER_A100
 from planner.records import PlanResult, Question
 from planner.search import Mode
 from planner.workload.distribution import Cdf
 from planner.workload.library import SHIPPED
 from planner.workload.workload import by_category, from_cdf, from_lengths
 from tests.unit.planner.lengths import cdfs, made_up_trace
-
-PAGED: Mode = "paged"
 
 
 def plan_of(name: str, *, rate: float = 1000.0, ttft_s: float = 0.5, **given: Any) -> PlanResult:
@@ -60,32 +58,6 @@ def test_one_pool_is_the_answer_where_pools_buy_nothing() -> None:
     assert "pools would buy no nodes here" in plan.notes[0]
 
 
-def test_the_corrected_short_pool_has_room_for_what_is_compressed() -> None:
-    published = plan_of("azure", mode="paper", b_short=(4096,), gamma=2.0)
-    sound = plan_of("azure", mode="corrected", b_short=(4096,), gamma=2.0)
-    assert [pool.nodes for pool in published.chosen.pools] == [48, 2]
-    assert [pool.nodes for pool in sound.chosen.pools] == [80, 2]
-
-
-def test_what_compression_may_fail_on_keeps_a_long_pool() -> None:
-    # Everything above the boundary is within reach of gamma 2, and fits once compressed.
-    workload = from_cdf(Cdf((1000, 1900), (0.9, 1.0)))
-    plan = make_plan(
-        Question(
-            workload=workload,
-            goals=Goals(rate_per_s=50.0),
-            mode="corrected",
-            b_short=(1000,),
-            gamma=2.0,
-            compressible=1.0,
-        )
-    )
-    assert [pool.name for pool in plan.chosen.pools] == ["short", "long"]
-    assert plan.chosen.pools[1].nodes == 2
-    assert plan.chosen.pools[1].rate_per_s == pytest.approx(0.0, abs=1e-9)
-    assert any("pool long gets no requests as planned" in note for note in plan.notes)
-
-
 @pytest.mark.parametrize("name", ["azure", "agent-heavy"])
 def test_nothing_is_compressed_where_nobody_knows_what_can_be(name: str) -> None:
     shipped = SHIPPED[name]
@@ -99,13 +71,6 @@ def test_nothing_is_compressed_where_nobody_knows_what_can_be(name: str) -> None
     known = make_plan(msgspec.structs.replace(question, compressible=1.0))
     assert known.chosen.gamma > 1
     assert known.chosen.nodes < plan.chosen.nodes
-
-
-def test_every_fleet_that_cannot_be_is_explained() -> None:
-    plan = plan_of("agent-heavy", mode="paged", rate=100.0, ttft_s=0.1)
-    (why,) = (note for note in plan.notes if "no number of nodes meets the goals" in note)
-    for fleet in plan.alternatives:
-        assert fleet.feasible or fleet.label in why
 
 
 def test_the_published_model_may_leave_no_long_pool_and_says_so() -> None:
@@ -122,26 +87,12 @@ def test_a_fleet_that_was_asked_for_may_cost_more() -> None:
     assert "% above one pool, paged" in plan.notes[0]
 
 
-def test_short_requests_alone_have_no_boundary() -> None:
-    workload = from_cdf(Cdf((200, 400), (0.5, 1.0)))
-    plan = make_plan(Question(workload=workload, goals=Goals(rate_per_s=5.0)))
-    assert len(plan.chosen.pools) == 1
-    assert plan.notes[0] == "one pool of 2 nodes; no boundary would split it"
-
-
 def test_co_design_is_never_worse_than_retrofit() -> None:
     for name in SHIPPED:
         plan = plan_of(name, mode="corrected", ttft_s=30.0)
         assert plan.codesign_nodes is not None
         assert plan.retrofit_nodes is not None
         assert plan.codesign_nodes <= plan.retrofit_nodes
-
-
-def test_a_list_of_boundaries_is_that_many_pools() -> None:
-    plan = plan_of("lmsys", b_short=(1536, 8192), ttft_s=5.0)
-    assert [pool.name for pool in plan.chosen.pools] == ["short", "middle", "long"]
-    assert plan.chosen.boundaries == (1536, 8192)
-    assert sum(pool.rate_per_s for pool in plan.chosen.pools) == pytest.approx(1000.0)
 
 
 def test_up_to_n_pools_are_tried() -> None:
@@ -161,13 +112,6 @@ def test_each_pool_takes_the_cheapest_node() -> None:
     assert fixed.chosen.usd_per_year == pytest.approx(
         8760 * sum(p.nodes * p.node.usd_per_node_hour for p in fixed.chosen.pools)
     )
-
-
-def test_pools_of_different_chunks_are_sized_with_their_own() -> None:
-    h200 = profile_for("H200", gpus=8)
-    plan = plan_of("azure", short_node=PAPER_A100, long_node=h200, b_short=(4096,), ttft_s=2.0)
-    assert PAPER_A100.chunk_tokens != h200.chunk_tokens
-    assert [pool.node for pool in plan.chosen.pools] == [PAPER_A100, h200]
 
 
 def test_equal_nodes_isolate_the_short_pool() -> None:
@@ -217,24 +161,6 @@ def test_code_is_not_compressed() -> None:
     assert long_rate({"prose": 1.0}) == pytest.approx(100 * 50 / 101)
     assert long_rate({"prose": 0.5, "code": 0.5}) == pytest.approx(100 * 50 / 101)
     assert long_rate({}) == pytest.approx(100 * 100 / 101)
-
-
-def test_spares_and_availability_are_rented() -> None:
-    shipped = SHIPPED["azure"]
-    plain = Question(workload=shipped.workload, goals=Goals(rate_per_s=1000.0), gamma=1.0)
-    more = msgspec.structs.replace(
-        plain, goals=Goals(rate_per_s=1000.0, spare_nodes=2, availability=0.95)
-    )
-    pool = make_plan(more).one_paged.pools[0]
-    assert pool.serving_nodes == make_plan(plain).one_paged.nodes
-    assert pool.nodes == int(np.ceil(pool.serving_nodes / 0.95)) + 2
-
-
-def test_a_long_prompt_that_no_fleet_serves_in_time_is_said_so() -> None:
-    plan = plan_of("agent-heavy", ttft_s=0.1)
-    assert not plan.chosen.feasible
-    assert "raise --slo-ttft-ms" in plan.notes[0]
-    assert plan.savings is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -287,8 +213,3 @@ def test_questions_that_make_no_sense_are_refused(wrong: dict[str, Any], problem
     question = Question(workload=SHIPPED["lmsys"].workload, goals=Goals(rate_per_s=1.0))
     with pytest.raises(PlanError, match=problem):
         make_plan(msgspec.structs.replace(question, **wrong))
-
-
-def test_categories_must_be_known() -> None:
-    with pytest.raises(PlanError, match="does not say what its requests hold"):
-        by_category(made_up_trace(), {"prose": 1.0})

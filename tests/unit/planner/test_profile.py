@@ -3,14 +3,9 @@
 import msgspec
 import pytest
 
-from planner.catalogue import GPUS, MODELS, gpu_named, model_named
+from planner.catalogue import GPUS, MODELS
 from planner.errors import PlanError
-from planner.profile import PAPER_A100, profile_for, profile_from_json, roofline
-
-
-@pytest.mark.parametrize(("window", "slots"), [(1536, 682), (4096, 256), (8192, 128), (65_536, 16)])
-def test_slots_by_window(window: int, slots: int) -> None:
-    assert PAPER_A100.window_slots(window) == slots
+from planner.profile import PAPER_A100, profile_for, profile_from_json
 
 
 def test_kv_bytes_of_the_published_models() -> None:
@@ -44,29 +39,6 @@ def test_every_pair_of_the_catalogue_has_a_node(gpu: str, model: str) -> None:
     assert node.gpus * GPUS[gpu].memory_bytes > weights
     assert 0.002 < node.w_s < 0.2
     assert node.kv_tokens >= 8192
-
-
-def test_a_roofline_reads_weights_and_kv_once() -> None:
-    gpu, model = gpu_named("H100"), model_named("llama-3-8b")
-    node = roofline(gpu, model, gpus=1)
-    bandwidth = 0.8 * 3.35e12
-    assert node.w_s == pytest.approx(2 * 8.03e9 / bandwidth + 0.002)
-    assert node.h_s_per_token == pytest.approx(2 * 32 * 8 * 128 * 2 / bandwidth)
-    assert node.prefill_s_per_token == pytest.approx(2 * 8.03e9 / (0.5 * 989e12))
-    two = roofline(gpu, model, gpus=2)
-    assert two.h_s_per_token == pytest.approx(node.h_s_per_token / 2)
-    assert two.kv_tokens > 2 * node.kv_tokens
-
-
-def test_experts_are_read_as_they_are_touched() -> None:
-    mixtral = MODELS["mixtral-8x7b"]
-    assert mixtral.touched_parameters(1) == pytest.approx(12.9e9)
-    assert mixtral.touched_parameters(64) == pytest.approx(46.7e9, rel=1e-6)
-
-
-def test_a_measured_profile_is_read_back() -> None:
-    document = msgspec.to_builtins(PAPER_A100)
-    assert profile_from_json(document) == PAPER_A100
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 import math
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.fleetopt.columns import GAMMAS, fleet_sizes
 from planner.errors import PlanError
 from planner.goals import Goals, check_goals
 from planner.profile import PAPER_A100
@@ -18,41 +16,10 @@ from planner.workload.distribution import Cdf
 from planner.workload.library import SHIPPED
 from planner.workload.moments import MASS, PROMPT, STEP_TOKENS, STEPS, boundaries_of, prepare
 from planner.workload.workload import from_cdf
-from tests.unit.planner.lengths import cdfs, made_up_trace
+from tests.unit.planner.lengths import cdfs
 
 WINDOW = 65_536
 MODES: tuple[Mode, ...] = ("exact", "mix", "corrected", "paged")
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "one", "cells"),
-    [
-        ("azure", "exact", 292, ["44 + 131", "48 + 45", "49 + 2"]),
-        ("azure", "mix", 292, ["44 + 131", "78 + 45", "92 + 2"]),
-        ("azure", "corrected", 277, ["39 + 121", "68 + 41", "80 + 1"]),
-        ("lmsys", "exact", 127, ["7 + 76", "7 + 63", "7 + 54"]),
-        ("lmsys", "mix", 127, ["7 + 76", "10 + 63", "11 + 54"]),
-        ("lmsys", "corrected", 120, ["6 + 70", "8 + 57", "10 + 49"]),
-        ("agent-heavy", "exact", 2517, ["232 + 2039", "259 + 1997", "274 + 2017"]),
-        ("agent-heavy", "mix", 2517, ["232 + 2039", "377 + 1769", "495 + 1497"]),
-        ("agent-heavy", "corrected", 2256, ["203 + 1807", "328 + 1562", "429 + 1318"]),
-    ],
-)
-def test_columns(name: str, mode: Mode, one: int, cells: list[str]) -> None:
-    shipped = SHIPPED[name]
-    sums = prepare(shipped.workload, boundaries=(shipped.b_short,), gammas=GAMMAS)
-    assert fleet_sizes(sums, mode, shipped.compressible) == (one, cells)
-
-
-@pytest.mark.parametrize(
-    ("name", "one", "two"),
-    [("azure", 96, "39 + 60"), ("lmsys", 44, "8 + 38"), ("agent-heavy", 1652, "187 + 1467")],
-)
-def test_paged_columns(name: str, one: int, two: str) -> None:
-    shipped = SHIPPED[name]
-    sums = prepare(shipped.workload, boundaries=(shipped.b_short,), gammas=GAMMAS)
-    found, cells = fleet_sizes(sums, "paged", shipped.compressible)
-    assert (found, cells[0]) == (one, two)
 
 
 def one_pool(goals: Goals, mode: Mode, cdf: Cdf) -> tuple[Ranges, float]:
@@ -86,16 +53,6 @@ def test_running_pools_stay_above_every_lower_bound(cdf: Cdf, rate: float, tpot_
         assert ranges.sized.utilisation[0] <= goals.utilisation + 1e-9
 
 
-def test_the_iteration_is_the_fixed_point_of_its_own_occupancy() -> None:
-    goals = Goals(rate_per_s=300.0, ttft_s=5.0)
-    ranges = size_ranges(
-        prepare(made_up_trace(), boundaries=()), PAPER_A100, "paged", goals, WINDOW
-    )
-    step, nodes = ranges.sized.step_s[0], ranges.sized.nodes[0]
-    resident = 300.0 / nodes * ranges.loads.sums[STEP_TOKENS, 0] * step
-    assert step == pytest.approx(PAPER_A100.w_s + PAPER_A100.h_s_per_token * resident)
-
-
 def test_a_tighter_slo_takes_more_nodes_and_an_impossible_one_none() -> None:
     cdf = SHIPPED["azure"].workload.cdf
     assert cdf is not None
@@ -107,17 +64,6 @@ def test_a_tighter_slo_takes_more_nodes_and_an_impossible_one_none() -> None:
     assert counts[1] > counts[0]
     # 14 iterations of 8 ms are over 100 ms, however many nodes there are.
     assert counts[-1] == math.inf
-
-
-def test_prompt_arithmetic_costs_nodes_and_time() -> None:
-    slow = msgspec.structs.replace(PAPER_A100, prefill_s_per_token=5e-5)
-    goals = Goals(rate_per_s=300.0, ttft_s=5.0)
-    sums = prepare(made_up_trace(), boundaries=())
-    free, paid = (
-        size_ranges(sums, node, "paged", goals, WINDOW).sized for node in (PAPER_A100, slow)
-    )
-    assert paid.nodes[0] > free.nodes[0]
-    assert paid.ttft_p99_s[0] - free.ttft_p99_s[0] > 1000 * 5e-5
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,18 +99,6 @@ def test_splits_are_the_cheapest_of_all(cdf: Cdf, rate: float, mode: Mode) -> No
     pairs = [ranges.cost[at[0, k]] + ranges.cost[at[k, last]] for k in range(1, last)]
     if pairs and np.isfinite(min(pairs)):
         assert sum(ranges.cost[index] for _, index in found[2]) == pytest.approx(min(pairs))
-
-
-def test_two_pools_of_the_sweep_are_those_of_the_split() -> None:
-    shipped = SHIPPED["azure"]
-    boundaries = boundaries_of(shipped.workload, WINDOW)
-    sums = prepare(shipped.workload, boundaries=boundaries)
-    goals = Goals(rate_per_s=1000.0, ttft_s=5.0)
-    pool = (sums, PAPER_A100)
-    grid = sweep("paged", goals, short=pool, long=pool, window_tokens=WINDOW)
-    ranges = size_ranges(sums, PAPER_A100, "paged", goals, WINDOW)
-    best = cheapest_splits([ranges], 2)[2]
-    assert grid.cost[:, 0].min() == sum(ranges.cost[index] for _, index in best)
 
 
 def test_spares_and_availability_add_nodes() -> None:

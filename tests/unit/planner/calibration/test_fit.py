@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.calibration.check import TOLERANCE, Check, compare, modelled
+from planner.calibration.check import compare, modelled
 from planner.calibration.fit import Timing, Window, fit_windows
 from planner.calibration.limits import Overhead
 from planner.calibration.profile import (
@@ -90,19 +90,6 @@ def test_disturbed_windows_do_not_carry_the_fit_away() -> None:
     assert fit.residuals[3] == pytest.approx(1 / 1.5 - 1, abs=0.03)
 
 
-def test_constants_lie_within_their_errors() -> None:
-    misses = 0
-    for seed in range(40):
-        fit = fit_windows(windows(0.0137, 0.00041, 2.3e-5, seed=seed))
-        misses += abs(fit.w_s - 0.0137) > 3 * fit.errors[0]
-    assert misses <= 6
-
-
-def test_a_cost_that_is_not_there_is_zero_and_never_below() -> None:
-    fit = fit_windows(windows(0.008, 0.00065, 0.0))
-    assert 0 <= fit.prefill_s_per_token < 1e-6
-
-
 @pytest.mark.parametrize("found", [windows(0.01, 0.001, 0)[:5], windows(0.01, 0.001, 0)[:1] * 6])
 def test_too_little_is_refused(found: list[Window]) -> None:
     with pytest.raises(PlanError):
@@ -126,13 +113,6 @@ def test_the_file_is_read_by_the_planner_and_by_the_mock() -> None:
     assert node.h_s_per_token * 400 == pytest.approx(fit.h_s)
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (24, 1024)
     assert document["provenance"]["standard_errors"]["h_s"] == fit.errors[1]
-
-
-def test_what_was_not_met_takes_the_engine_s_defaults() -> None:
-    fit = fit_windows(windows(0.009, 3e-7, 4e-5, timing="kv"))
-    engine = engine_profile(fit, TOLD, EngineLimits(longest_prompt_tokens=6000))
-    assert (engine.max_num_seqs, engine.chunk_tokens) == (256, 6000)
-    assert engine.h_s_per_token == fit.h_s_per_token
 
 
 # The held-out load
@@ -166,10 +146,3 @@ def test_the_right_engine_holds_and_a_slower_one_does_not() -> None:
     assert all(check.off == 0 for check in compare(real, modelled(engine(), load(), Overhead())))
     wrong = compare(real, modelled(engine(0.014), load(), Overhead()))
     assert {check.name for check in wrong if not check.holds} >= {"TTFT p50 (s)", "TPOT p50 (s)"}
-
-
-@given(off=st.floats(-0.9, 3))
-def test_the_tolerance_is_what_decides(off: float) -> None:
-    check = Check(name="x", measured=2.0, modelled=2.0 * (1 + off))
-    assert check.holds == (abs(check.off) <= TOLERANCE)
-    assert check.off == pytest.approx(off)

@@ -89,20 +89,6 @@ def test_a_window_is_what_the_engine_took(count: int, prompt: int) -> None:
         assert window.duration_s == pytest.approx(exact().seconds(window), rel=1e-9)
 
 
-def test_windows_end_where_somebody_enters_or_leaves() -> None:
-    found = decode_windows(run([(0.0, 50, 100), (0.0, 50, 70), (0.3, 50, 20)]))
-    assert {round(w.sequences / w.iterations) for w in found} == {1, 2, 3}
-    assert [w.duration_s for w in found] == pytest.approx([exact().seconds(w) for w in found])
-
-
-def test_sweeps_recover_the_engine() -> None:
-    found = [w for n in (1, 2, 4, 8, 16) for w in decode_windows(run([(0.0, 40, 60)] * n))]
-    injections, _ = prefills(ENGINE)
-    fit = fit_windows([*found, *(settled(one, 1024) for one in injections)])
-    assert (fit.w_s, fit.h_s) == pytest.approx((0.0137, 0.00041), rel=0.02)
-    assert fit.prefill_s_per_token == pytest.approx(2.3e-5, rel=0.02)
-
-
 def test_what_attention_costs_is_recovered() -> None:
     engine = msgspec.structs.replace(ENGINE, attention_s_per_pair=4e-8)
     found = [w for n in (1, 2, 4, 8, 16) for w in decode_windows(run([(0.0, 40, 60)] * n, engine))]
@@ -138,12 +124,6 @@ def test_a_chunk_above_every_prompt_is_not_claimed() -> None:
     injections, alone = prefills(profile)
     assert chunk_tokens(injections, alone, exact(profile)) is None
     assert chunk_tokens([], [], exact()) is None
-
-
-def test_an_injection_needs_a_stream_all_the_while() -> None:
-    clock, late = run([(0.0, 32, 20), (2.0, 500, 5)])
-    assert injection([clock], late) is None
-    assert injection([], late) is None
 
 
 def test_streams_that_come_in_bursts_are_told_from_those_of_an_engine() -> None:

@@ -104,24 +104,23 @@ def test_a_retry_of_the_same_body_within_its_retry_after_is_one_demand(status: i
     assert found.times_s.tolist() == [0.0, 1.0, 10.0]  # it was asked for at its first attempt
 
 
-def test_the_same_body_long_after_its_retry_after_is_another_demand() -> None:
-    late_s = 1.0 + 2.0 + RETRY_SLACK_S + 0.1
-    found = read(refused("a", 1.0, crc=7), refused("later", late_s, crc=7), served("x", 20.0, 1))
+OTHER = msgspec.structs.replace(refused("b", 1.5, crc=7), entitlement="other")
+LATE_S = 1.0 + 2.0 + RETRY_SLACK_S + 0.1
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (refused("a", 1.0, crc=7), refused("later", LATE_S, crc=7)),
+        (refused("a", 1.0, crc=7), OTHER),
+        (served("a", 1.0, crc=7), served("b", 1.5, crc=7)),
+    ],
+    ids=["long after its retry-after", "another tenant's", "of a served one"],
+)
+def test_the_same_body_is_another_demand(first: Any, again: Any) -> None:
+    found = read(first, again, served("x", 20.0, 1))
     assert found.times_s is not None
     assert len(found.times_s) == 3
-
-
-def test_another_tenant_s_same_body_is_another_demand() -> None:
-    other = msgspec.structs.replace(refused("b", 1.5, crc=7), entitlement="other")
-    found = read(refused("a", 1.0, crc=7), other, served("x", 20.0, 1))
-    assert found.times_s is not None
-    assert len(found.times_s) == 3
-
-
-def test_a_served_body_that_is_sent_again_is_another_demand() -> None:
-    found = read(served("a", 1.0, crc=7), served("b", 1.5, crc=7))
-    assert found.times_s is not None
-    assert len(found.times_s) == 2
 
 
 def test_refused_requests_have_estimated_prompts_and_answers_as_served_ones_write() -> None:
@@ -164,11 +163,3 @@ def test_bad_requests_are_no_demand(status: int) -> None:
     found = read(served("a", 0.0, crc=1), bad, served("b", 10.0, crc=2))
     assert found.times_s is not None
     assert len(found.times_s) == 2
-
-
-def test_a_log_that_does_not_tell_retries_says_so() -> None:
-    old = decision("a", time_unix_s=1.0, outcome="refused", status=429, input_tokens=5)
-    found = read(served("b", 0.0, crc=1), old)
-    assert len(found.notes) == 1  # one record tells, so retries can be told
-    plain = decision("b", time_unix_s=0.0, prompt_tokens=10, completion_tokens=2)
-    assert "does not tell retries apart" in read(plain, old).notes[-1]

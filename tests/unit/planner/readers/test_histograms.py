@@ -11,7 +11,6 @@ from planner.readers.histograms import (
     PROMPTS,
     from_counts,
     parse_metrics,
-    parse_prometheus,
 )
 
 LABELS = 'engine="0",model_name="m"'
@@ -59,33 +58,7 @@ def test_engines_are_summed() -> None:
     assert from_counts(two).mean_lengths() == from_counts(one).mean_lengths()
 
 
-def test_prometheus_answers_the_same() -> None:
-    counts = parse_metrics([ENGINE])
-    answers = {
-        name: {
-            "data": {
-                "result": [
-                    {"metric": {"le": f"{edge:g}"}, "value": [1.0, str(count)]}
-                    for edge, count in buckets.items()
-                ]
-            }
-        }
-        for name, buckets in counts.buckets.items()
-    }
-    answers[PREEMPTIONS] = {"data": {"result": [{"metric": {}, "value": [1.0, "3"]}]}}
-    found = parse_prometheus(answers)
-    assert found.buckets == counts.buckets
-    assert found.counters == {PREEMPTIONS: 3.0}
-
-
 @pytest.mark.parametrize("text", ["", "vllm:num_preemptions_total 3\n", page(PROMPTS, {"+Inf": 0})])
 def test_engines_without_requests_are_refused(text: str) -> None:
     with pytest.raises(PlanError, match="has no requests in vllm:request_prompt_tokens"):
         from_counts(parse_metrics([text]))
-
-
-def test_lengths_beyond_the_last_edge_count_as_that_edge() -> None:
-    text = page(PROMPTS, {"100.0": 0.0, "+Inf": 10.0}) + page(ANSWERS, {"50.0": 10.0, "+Inf": 10.0})
-    found = from_counts(parse_metrics([text]))
-    assert found.pairs is not None
-    assert set(found.pairs.prompts) == {100.0}

@@ -1,7 +1,5 @@
 """Traces and logs as text."""
 
-import json
-
 import msgspec
 import numpy as np
 import pytest
@@ -22,22 +20,10 @@ MOONCAKE = """\
 {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
 {"timestamp": 500, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14]}
 """
-LITELLM = json.dumps(
-    [
-        {
-            "spend": 0.1,
-            "prompt_tokens": 12,
-            "completion_tokens": 3,
-            "startTime": "2024-05-01T10:00",
-        },
-        {
-            "spend": 0.2,
-            "prompt_tokens": 30,
-            "completion_tokens": 9,
-            "startTime": "2024-05-01T10:01",
-        },
-    ]
-)
+LITELLM = """\
+[{"spend": 0.1, "prompt_tokens": 12, "completion_tokens": 3, "startTime": "2024-05-01T10:00"},
+ {"spend": 0.2, "prompt_tokens": 30, "completion_tokens": 9, "startTime": "2024-05-01T10:01"}]
+"""
 
 
 def lengths(workload: Workload) -> tuple[list[float], list[float]]:
@@ -114,11 +100,6 @@ def test_a_distribution() -> None:
     assert found.cdf is not None
     assert found.share(96) == pytest.approx(0.75)
     assert "80 % of every total" in found.notes[0]
-
-
-def test_one_line_of_json_lines_is_a_trace() -> None:
-    found = read_workload('{"input_length": 5, "output_length": 2}', name="one.jsonl")
-    assert lengths(found) == ([5], [2])
 
 
 @pytest.mark.parametrize(

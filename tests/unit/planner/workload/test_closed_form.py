@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from planner.workload.closed_form import best_boundary, savings, shape_of
+from planner.workload.closed_form import best_boundary, shape_of
 from planner.workload.distribution import Cdf
 from planner.workload.library import SHIPPED
 from planner.workload.workload import from_cdf
 from tests.unit.planner.lengths import cdfs, whole_lengths
-
-
-def test_savings_as_the_token_budget_paper_states_them() -> None:
-    # Section 3: alpha .80, rho 4 give 60 %; .70 and 2 give 35 %.
-    assert savings(0.80, 4) == pytest.approx(0.60)
-    assert savings(0.70, 2) == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,6 @@ def test_what_is_no_distribution_is_refused(document: Any, problem: str) -> None
         cdf_from_json(document)
 
 
-def test_both_shapes_of_file_are_read() -> None:
-    points = [[64, 0.25], [128, 1.0]]
-    assert cdf_from_json(points) == cdf_from_json({"cdf": points, "source": "x"})
-
-
 @given(cdf=cdfs(), low=st.integers(0, 70_000), more=st.integers(0, 1000))
 def test_shares_grow_from_0_to_1(cdf: Cdf, low: int, more: int) -> None:
     assert 0 <= cdf.share(low) <= cdf.share(low + more) <= 1
@@ -63,8 +58,3 @@ def test_an_empirical_distribution_counts(totals: list[int]) -> None:
         if mark < max(totals):
             assert cdf.share(mark) == sum(t <= mark for t in totals) / len(totals)
     assert cdf.longest_tokens == max(totals)
-
-
-def test_an_empty_trace_is_refused() -> None:
-    with pytest.raises(PlanError, match="empty"):
-        cdf_from_totals([], (64,))

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import PlanError
 from planner.workload.distribution import Cdf
 from planner.workload.library import SHIPPED
 from planner.workload.moments import (
@@ -95,22 +94,3 @@ def test_parts_make_up_the_whole(cdf: Cdf, gamma: float) -> None:
         assert (sums.after[:, at, 1] <= sums.before[:, at, 1] * (1 + 1e-9) + 1e-9).all()
         assert sums.prompts_whole[-1] == pytest.approx(1.0)
         assert (np.diff(sums.prompts_below[:, at]) >= -1e-12).all()
-
-
-def test_without_boundaries_only_the_whole_is_summed() -> None:
-    sums = prepare(made_up_trace(), boundaries=())
-    assert sums.whole[MASS] == pytest.approx(1.0)
-    assert sums.below.shape[1] == 0
-
-
-def test_long_prompts_are_counted_on_coarser_marks() -> None:
-    workload = from_cdf(Cdf((1000, 500_000), (0.5, 1.0)))
-    sums = prepare(workload, boundaries=(1000,))
-    assert sums.levels.size <= 160
-    assert sums.levels[-1] >= 0.75 * 500_000
-    assert sums.prompts_whole[-1] == pytest.approx(1.0)
-
-
-def test_gamma_below_1_is_refused() -> None:
-    with pytest.raises(PlanError, match="gamma is below 1"):
-        prepare(made_up_trace(), boundaries=(1024,), gammas=(0.9,))

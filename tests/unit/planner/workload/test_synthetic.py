@@ -16,13 +16,6 @@ def test_medians_and_bounds_are_as_asked() -> None:
     assert found.pairs.prompts.min() >= 1
 
 
-def test_the_same_text_gives_the_same_requests() -> None:
-    one, two = synthetic("prompt=800"), synthetic("prompt=800")
-    assert one.pairs is not None
-    assert two.pairs is not None
-    assert (one.pairs.prompts == two.pairs.prompts).all()
-
-
 @pytest.mark.parametrize("spec", ["prompt=x", "size=3", "prompt=0", "spread=9"])
 def test_figures_out_of_range_are_refused(spec: str) -> None:
     with pytest.raises(PlanError):

@@ -14,16 +14,6 @@ def test_power_goes_from_idle_to_peak_less_than_linearly() -> None:
     assert power[2] > (power[0] + power[3]) / 2
 
 
-def test_the_fullest_draws_its_peak_and_an_idle_group_its_idle_power() -> None:
-    loads = np.array([[50.0, 100.0], [0.0, 0.0]])
-    assert PowerModel().group_power_w(loads).tolist() == pytest.approx([684.67, 200.0], abs=0.01)
-
-
-def test_energy_is_power_times_time() -> None:
-    loads = np.array([[100.0, 100.0], [100.0, 0.0]])
-    assert PowerModel().energy_j(loads, np.array([0.5, 2.0])) == pytest.approx(800 * 0.5 + 1000)
-
-
 def test_the_same_work_in_less_time_at_more_power_may_take_less_energy() -> None:
     model = PowerModel()
     balanced, uneven = np.array([[75.0, 75.0]]), np.array([[100.0, 50.0]])

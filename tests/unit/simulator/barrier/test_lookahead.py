@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,41 +60,6 @@ def test_the_matrix_is_the_sum_over_the_active_requests(
     asked = of_lengths(np.array(prompts, float), np.array(outputs))
     simulate_group(spec, asked, policy, drain=True)
     assert policy.compared
-
-
-def test_classes_are_told_apart() -> None:
-    # Every other request ends at once, as its class always does.
-    kinds = [0, 1] * 4
-    short = np.zeros(100)
-    short[0] = 1.0
-    ahead = BySurvival(lambda: [np.ones(100), short], kinds)
-    seen: list[Floats] = []
-
-    class Look:
-        def choose(self, group: BarrierGroup, pool: Sequence[int]) -> Pairs:
-            if group.active.any():
-                seen.append(ahead.load(group, 1, group.grown(1)))
-            return Fcfs().choose(group, pool)
-
-    asked = of_lengths(np.full(8, 100.0), np.array([9, 1] * 4))
-    simulate_group(BarrierSpec(workers=2, slots=2, reveal=4), asked, Look(), drain=True)
-    assert seen[0].tolist() == [[202.0, 204.0], [0.0, 0.0]]
-
-
-def test_what_it_learns_is_asked_for_now_and_then() -> None:
-    asked_for = 0
-
-    def learned() -> list[Floats]:
-        nonlocal asked_for
-        asked_for += 1
-        return [GEOMETRIC]
-
-    policy = BfIo(3, ahead=BySurvival(learned, refresh_steps=100))
-    run = simulate_group(
-        BarrierSpec(workers=2, slots=4), like_burst(150, np.random.default_rng(0)), policy
-    )
-    assert asked_for == pytest.approx(len(run.dt_s) / 100, abs=2)
-    assert asked_for > 1
 
 
 def test_knowing_who_ends_soon_balances_better_than_not_knowing() -> None:

@@ -6,21 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.barrier.output_survival import ENOUGH, MAX_CLASSES, OutputSurvival
+from simulator.barrier.output_survival import ENOUGH, OutputSurvival
 
 
 def geometric(random: Random, mean: float) -> int:
     return max(1, math.ceil(random.expovariate(1 / mean)))
-
-
-def test_it_finds_the_share_that_outlives_so_many_tokens() -> None:
-    random, survival = Random(1), OutputSurvival(half_life=20_000)
-    for _ in range(8000):
-        survival.observe("chat", geometric(random, 200), censored=False)
-    for tokens in (20, 100, 200, 400, 800):
-        assert survival.survival("chat", tokens) == pytest.approx(
-            math.exp(-tokens / 200), abs=0.025
-        )
 
 
 def test_cancelled_answers_bias_nothing() -> None:
@@ -55,26 +45,6 @@ def test_a_class_with_little_of_its_own_is_answered_for_by_all() -> None:
     assert survival.survival("known", 1000) == 0.0
 
 
-def test_before_anything_is_seen_answers_go_on() -> None:
-    assert OutputSurvival().survival("c", 10_000) == 1.0
-
-
-def test_classes_are_bounded() -> None:
-    survival = OutputSurvival()
-    for number in range(3 * MAX_CLASSES):
-        survival.observe("kept", 5, censored=False)
-        survival.observe(f"class {number}", 10, censored=False)
-    assert len(survival) == MAX_CLASSES
-    assert survival.survival("kept", 7) == 0.0, "its own curve: the others' answers have 10"
-
-
-def test_weights_that_grow_for_ever_are_scaled() -> None:
-    survival = OutputSurvival(half_life=2)
-    for number in range(1000):
-        survival.observe("", 10 + number % 2, censored=False)
-    assert 0 < survival.survival("", 10) < 1
-
-
 answers = st.lists(st.tuples(st.integers(-5, 1 << 22), st.booleans()), max_size=120)
 
 
@@ -88,8 +58,3 @@ def test_survival_is_a_share_that_never_rises(
     shares = [survival.survival("c", age) for age in sorted(ages)]
     assert all(0 <= s <= 1 for s in shares)
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(shares))
-
-
-def test_a_half_life_is_above_zero() -> None:
-    with pytest.raises(ValueError, match="half_life"):
-        OutputSurvival(half_life=0)

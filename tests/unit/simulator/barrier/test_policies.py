@@ -52,37 +52,11 @@ def test_least_kv_takes_the_fewest_tokens_and_counts_what_it_sent() -> None:
     assert chosen(LeastKv(), group([25], [12], [100, 1])) == [1, 1, 0]
 
 
-def test_round_robin_goes_on_where_it_was_and_leaves_out_the_full() -> None:
-    policy = RoundRobinPolicy()
-    assert chosen(policy, group([1], [1, 1, 1, 1], [1])) == [0, 2, 0]
-    assert chosen(policy, group([], [], [])) == [1, 2, 0]
-
-
-def test_power_of_all_is_jsq_and_power_of_one_is_chance() -> None:
-    assert chosen(PowerOfD(3), group([1, 1], [1], [1, 1, 1]), 1) == [1]
-    drawn = [chosen(PowerOfD(1, seed), group([1, 1], [1], []), 1)[0] for seed in range(60)]
-    assert set(drawn) == {0, 1, 2}
-    with pytest.raises(ValueError, match="at least one"):
-        PowerOfD(0)
-
-
 def test_bf_io_fills_the_gap() -> None:
     of = group([1000] * 4, [970, 1, 1, 1], [1000] * 4, waiting=(4000, 3020, 2000))
     assert chosen(BfIo(), of) == [-1, -1, -1]
     of = group([1000] * 4, [970, 1, 1], [1000] * 4, waiting=(4000, 3020, 2000))
     assert chosen(BfIo(), of) == [-1, 1, -1]
-
-
-def test_bf_io_counts_what_a_worker_has_queued() -> None:
-    spec = BarrierSpec(workers=2, slots=1, depth=2)
-    of = BarrierGroup(spec, of_lengths(np.array([10.0, 50, 20, 5]), np.full(4, 9)))
-    of.bind(0, 0)
-    of.bind(1, 0)
-    of.bind(2, 1)
-    of.start()
-    of.revealed[:] = 0
-    assert of.queued_load.tolist() == [50, 0]
-    assert BfIo().choose(of, [3]) == [(0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.engine.engine import PROFILES, Emission, Engine, EngineRequest
-from tests.unit.simulator.drive import Stepper, Token, profile, request, token
+from tests.unit.simulator.drive import Token, profile, request, token
 
 
 def run(engine: Engine, *requests: EngineRequest) -> list[Token]:
@@ -20,65 +20,12 @@ def times(tokens: list[Token], name: str) -> list[float]:
 # Time
 
 
-def test_slots_timing_counts_running_sequences() -> None:
-    engine = Engine(profile(load="reserved", prefill="independent", prefix_cache_tokens=0))
-    tokens = run(engine, request("a", 20, 3), request("b", 5, 1))
-
-    # Two run for one iteration of 1.2 s, which is all that b needs (5 <= 16 tokens). Then a is
-    # alone: it ends its second chunk after 1.1 s and makes two more tokens.
-    assert times(tokens, "b") == [1.2]
-    assert times(tokens, "a") == [2.3, 3.4, 4.5]
-
-
-def test_kv_timing_counts_final_lengths_when_load_is_reserved() -> None:
-    engine = Engine(profile(timing="kv", load="reserved"))
-    tokens = run(engine, request("a", 8, 2), request("b", 10, 4))
-
-    # h = 0.01 s: (8 + 2 + 10 + 4) tokens make 1.24 s; from the third iteration b's 14 are left.
-    assert times(tokens, "a") == [1.24, 2.48]
-    assert times(tokens, "b") == [1.24, 2.48, 3.62, 4.76]
-
-
 def test_kv_timing_counts_resident_tokens_when_load_grows() -> None:
     engine = Engine(profile(timing="kv"))
     tokens = run(engine, request("a", 8, 4))
 
     # 8 tokens in the first iteration, then 9, 10 and 11: the newest token has no KV yet.
     assert times(tokens, "a") == [1.08, 2.17, 3.27, 4.38]
-
-
-def test_prefill_tokens_can_lengthen_an_iteration() -> None:
-    engine = Engine(profile(prefill_s_per_token=0.5))
-    tokens = run(engine, request("a", 8, 2))
-
-    assert times(tokens, "a") == [5.1, 6.2]
-
-
-def test_packed_prefill_shares_one_budget_with_decodes() -> None:
-    engine = Engine(profile(h_s=0.0))  # 32 tokens an iteration
-    tokens = run(engine, request("a", 20, 9), request("b", 43, 1), request("c", 20, 1))
-
-    # 1: a 20, b 12. 2: a decodes, b 31. Budget left: 0, so c waits. 3: a decodes, c 20.
-    assert times(tokens, "a")[:3] == [1.0, 2.0, 3.0]
-    assert times(tokens, "b") == [2.0]
-    assert times(tokens, "c") == [3.0]
-
-
-def test_shared_prefill_has_one_chunk_for_all() -> None:
-    engine = Engine(profile(h_s=0.0, prefill="shared"))  # 16 tokens an iteration
-    tokens = run(engine, request("a", 20, 9), request("b", 28, 1))
-
-    # 1: a 16. 2: a 4, b 12. 3: b 16, beside a's decode.
-    assert times(tokens, "a")[:2] == [2.0, 3.0]
-    assert times(tokens, "b") == [3.0]
-
-
-def test_independent_prefill_gives_each_prompt_its_own_chunk() -> None:
-    engine = Engine(profile(h_s=0.0, prefill="independent"))
-    tokens = run(engine, request("a", 20, 1), request("b", 33, 1))
-
-    assert times(tokens, "a") == [2.0]
-    assert times(tokens, "b") == [3.0]
 
 
 def test_the_papers_constants_give_the_papers_iteration() -> None:
@@ -114,18 +61,6 @@ def test_an_idle_engine_starts_when_the_request_comes() -> None:
     assert [token(*x) for x in engine.run_until(200.0)] == [(101.5, "b", 1, True)]
 
 
-def test_no_more_sequences_run_than_slots() -> None:
-    engine = Engine(profile(h_s=0.0, max_num_seqs=2))
-    for i in range(5):
-        engine.submit(request(f"r{i}", 4, 2), 0.0)
-    stepper = Stepper(engine)
-    tokens = []
-    for end in range(1, 8):
-        tokens += [token(t, e) for t, e in stepper.run_until(float(end))]
-        assert engine.running <= 2
-    assert [t for t, _, _, finished in tokens if finished] == [2.0, 2.0, 4.0, 4.0, 6.0]
-
-
 def test_a_late_caller_moves_everything_behind_by_its_lateness() -> None:
     engine = Engine(profile(timing="kv"))
     engine.submit(request("a", 8, 4), 0.0)
@@ -137,21 +72,6 @@ def test_a_late_caller_moves_everything_behind_by_its_lateness() -> None:
         engine.finish()
         now_s = iteration.end_s + 0.5
     assert ends == [1.08, 2.67, 4.27, 5.88]
-
-
-def test_an_iteration_says_what_it_computes() -> None:
-    engine = Engine(profile(prefill="independent", load="reserved", prefix_cache_tokens=0))
-    engine.submit(request("a", 4, 9), 0.0)
-    engine.begin(0.0)
-    engine.finish()
-    engine.submit(request("b", 20, 9), 1.0)
-    seen = []
-    for _ in range(3):
-        iteration = engine.begin(1.0)
-        assert iteration is not None
-        seen.append((iteration.prefill_tokens, iteration.decode_sequences))
-        engine.finish()
-    assert seen == [(16, 1), (4, 1), (0, 2)]
 
 
 def test_iterations_do_not_overlap() -> None:
@@ -209,16 +129,6 @@ def test_an_abort_frees_the_blocks_at_once_and_the_sequence_emits_nothing() -> N
     assert (engine.kv_usage, engine.begin(iteration.end_s)) == (0.0, None)
 
 
-def test_a_waiting_request_can_be_aborted() -> None:
-    engine = Engine(profile(max_num_seqs=1))
-    for name in "abc":
-        engine.submit(request(name, 4, 2), 0.0)
-    engine.begin(0.0)
-    assert engine.abort("b")
-    engine.finish()
-    assert (engine.waiting, [e.id for _, e in engine.run_until(99.0)]) == (1, ["a", "c", "c"])
-
-
 # Order
 
 
@@ -232,12 +142,6 @@ def test_lower_priority_numbers_enter_first_and_ties_keep_their_order() -> None:
         request("vip", 4, 1, priority=-3),
     )
     assert [name for _, name, _, _ in tokens] == ["vip", "x", "y", "late"]
-
-
-def test_priority_is_ignored_unless_scheduled_by_it() -> None:
-    engine = Engine(profile(max_num_seqs=1))
-    tokens = run(engine, request("a", 4, 1, priority=5), request("b", 4, 1, priority=1))
-    assert [name for _, name, _, _ in tokens] == ["a", "b"]
 
 
 # Preemption
@@ -266,14 +170,6 @@ def test_when_blocks_run_out_the_worst_is_preempted_and_loses_no_token(
     assert (engine.prompt_tokens_total, engine.generation_tokens_total) == (24, 16)
 
 
-def test_reserved_load_waits_instead_of_preempting() -> None:
-    engine = Engine(profile(h_s=0.0, kv_blocks=8, max_model_len=32, load="reserved"))
-    tokens = run(engine, request("a", 12, 8), request("b", 12, 8))
-
-    assert times(tokens, "b")[0] == 9.0
-    assert engine.preemptions_total == 0
-
-
 # Prefix cache
 
 PREFIX = (1, 2, 3, 4)
@@ -297,29 +193,6 @@ def test_a_prefix_is_found_the_second_time_and_not_computed_again() -> None:
     assert (engine.prefix_queries_total, engine.prefix_hits_total) == (38, 16)
 
 
-def test_the_last_prompt_token_is_never_taken_from_the_cache() -> None:
-    engine = Engine(profile())
-    cached(engine, request("first", 16, 1, PREFIX), 0.0)
-    assert cached(engine, request("second", 16, 1, PREFIX), 100.0).cached_tokens == 12
-
-
-def test_a_hit_ends_with_the_first_block_that_differs() -> None:
-    engine = Engine(profile())
-    cached(engine, request("first", 20, 1, PREFIX), 0.0)
-    assert cached(engine, request("second", 20, 1, (1, 2, 9, 4)), 100.0).cached_tokens == 8
-    assert cached(engine, request("third", 20, 1, (5, 6, 7, 8)), 200.0).cached_tokens == 0
-
-
-def test_running_sequences_share_the_blocks_of_their_prefix() -> None:
-    engine = Engine(profile(max_num_batched_tokens=64))
-    engine.submit(request("a", 17, 9, PREFIX), 0.0)
-    engine.submit(request("b", 17, 9, PREFIX), 0.0)
-    engine.begin(0.0)
-
-    assert (engine.kv_usage, engine.kv_tokens) == ((4 + 1 + 1) / 32, 34)
-    assert [e.cached_tokens for e in engine.finish()] == [0, 16]
-
-
 def test_the_cache_forgets_what_was_freed_longest_ago_tail_first() -> None:
     engine = Engine(profile(prefix_cache_tokens=24))  # six blocks
     cached(engine, request("a", 17, 1, (1, 2, 3, 4)), 0.0)
@@ -328,37 +201,3 @@ def test_the_cache_forgets_what_was_freed_longest_ago_tail_first() -> None:
     assert cached(engine, request("a2", 17, 1, (1, 2, 3, 4)), 200.0).cached_tokens == 8
     # a2 was freed last and kept whole; of b, its first two blocks fit beside it.
     assert cached(engine, request("b2", 17, 1, (5, 6, 7, 8)), 300.0).cached_tokens == 8
-
-
-def test_running_sequences_take_blocks_from_the_cache() -> None:
-    engine = Engine(profile(kv_blocks=16))
-    cached(engine, request("a", 17, 1, PREFIX), 0.0)
-    cached(engine, request("big", 60, 1), 100.0)  # 15 of 16 blocks
-    assert cached(engine, request("a2", 17, 1, PREFIX), 200.0).cached_tokens == 4
-
-
-def test_the_prefix_cache_can_be_off() -> None:
-    engine = Engine(profile(prefix_cache_tokens=0))
-    cached(engine, request("a", 17, 1, PREFIX), 0.0)
-    assert cached(engine, request("a2", 17, 1, PREFIX), 100.0).cached_tokens == 0
-    assert engine.prefix_queries_total == 0
-
-
-def test_who_waits_for_blocks_enters_when_enough_of_its_prefix_is_computed_by_others() -> None:
-    engine = Engine(
-        profile(
-            h_s=0.0,
-            load="reserved",
-            prefill="independent",
-            chunk_tokens=8,
-            kv_blocks=14,
-            max_model_len=56,
-        )
-    )
-    prefix = tuple(range(8))
-    engine.submit(request("a", 32, 4, prefix), 0.0)
-    engine.submit(request("b", 32, 4, prefix), 0.0)
-
-    # Nine blocks each; a leaves five. b fits when four of its nine are shared: two chunks.
-    (b,) = (e for _, e in engine.run_until(99.0) if (e.id, e.index) == ("b", 1))
-    assert (b.queue_s, b.cached_tokens) == (1.0, 16)

@@ -25,50 +25,6 @@ def test_saturated_throughput_is_slots_over_mean_service_time() -> None:
     assert 4000 / end_s == pytest.approx(slots / service_s, rel=0.01)
 
 
-def test_saturated_throughput_of_paged_memory_beats_that_of_reserved_memory() -> None:
-    done = {}
-    for load in ("reserved", "growing"):
-        p = profile(h_s=0.0, load=load, kv_blocks=16, max_num_seqs=4, prefix_cache_tokens=0)
-        engine = Engine(p)
-        for i in range(200):
-            engine.submit(request(str(i), 4, 28), 0.0)
-        done[load] = engine.run_until(1e6)[-1][0]
-    # Two at a time when 8 of 16 blocks are reserved for each: 100 rounds of 28 iterations.
-    assert done["reserved"] == 2800.0
-    assert done["growing"] < 2800.0
-
-
-def test_a_sequence_alone_takes_its_service_time_however_it_is_asked() -> None:
-    p = PROFILES["demo"]
-    ends = []
-    for steps_s in (0.001, 0.0137, 10.0):
-        engine = Engine(p)
-        engine.submit(request("a", 3000, 400), 0.0)
-        now_s = 0.0
-        while engine.running or engine.waiting:
-            now_s += steps_s
-            ends += [t for t, e in engine.run_until(now_s) if e.finished]
-    service_s = 401 * (p.w_s + p.h_s) + 3000 * p.prefill_s_per_token
-    assert ends == [ends[0]] * 3
-    assert ends[0] == pytest.approx(service_s)
-
-
-def test_the_same_calls_give_the_same_bytes() -> None:
-    def run() -> bytes:
-        engine, rng, out = Engine(PROFILES["demo"]), random.Random(3), []
-        now_s = 0.0
-        for i in range(300):
-            now_s += rng.expovariate(40)
-            out += engine.run_until(now_s)
-            hashes = tuple(rng.randint(0, 3) * 100 + b for b in range(40))
-            engine.submit(
-                request(str(i), rng.randint(640, 4000), rng.randint(1, 300), hashes), now_s
-            )
-        return msgspec.json.encode([*out, *engine.run_until(1e6)])
-
-    assert run() == run()
-
-
 def test_nothing_of_what_ended_is_kept() -> None:
     engine = Engine(profile(load="reserved", prefill="independent", prefix_cache_tokens=0))
     other = Engine(profile())

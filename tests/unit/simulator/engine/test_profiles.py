@@ -18,10 +18,6 @@ def test_the_cost_of_a_token_follows_that_of_a_slot_unless_given() -> None:
     assert EngineProfile(name="x", h_s_per_token=0.0).h_s_per_token == 0.0
 
 
-def test_profiles_are_named_as_they_are_called() -> None:
-    assert all(name == p.name for name, p in PROFILES.items())
-
-
 @pytest.mark.parametrize(
     "changes",
     [

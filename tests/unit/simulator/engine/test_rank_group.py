@@ -35,30 +35,6 @@ def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
     assert again.end_s - again.start_s == pytest.approx(W_S + H_S * 901)
 
 
-def test_the_short_rank_is_as_slow_as_the_long_one() -> None:
-    alone, beside = RankGroupEngine(KV, 2), RankGroupEngine(KV, 2)
-    for group in (alone, beside):
-        group.submit(0, request("short", 10, 50), 0.0)
-    beside.submit(1, request("long", 3000, 200), 0.0)
-    ends = [
-        next(at for at, rank, e in g.run_until(10.0) if rank == 0 and e.finished)
-        for g in (alone, beside)
-    ]
-    assert ends[1] - ends[0] > 50 * H_S * 2900
-
-
-def test_requests_join_at_the_next_barrier() -> None:
-    group = RankGroupEngine(KV, 2)
-    group.submit(0, request("a", 1000, 5), 0.0)
-    first = group.begin(0.0)
-    assert first is not None
-    group.submit(1, request("b", 10, 1), 0.001)
-    assert {rank for rank, _ in group.finish()} == {0}
-    group.begin(first.end_s)
-    found = dict(group.finish())
-    assert found[1].queue_s == pytest.approx(first.end_s - 0.001)
-
-
 def test_an_aborted_rank_no_longer_holds_the_others_up() -> None:
     group = RankGroupEngine(KV, 2)
     group.submit(0, request("short", 10, 50), 0.0)
@@ -70,29 +46,6 @@ def test_an_aborted_rank_no_longer_holds_the_others_up() -> None:
     step = group.begin(1.0)
     assert step is not None
     assert step.end_s - 1.0 == pytest.approx(W_S + H_S * 11)
-
-
-def test_an_idle_group_starts_when_work_comes() -> None:
-    group = RankGroupEngine(KV, 2)
-    assert group.begin(3.0) is None
-    assert group.next_event_s() is None
-    assert group.run_until(5.0) == []
-    group.submit(1, request("a", 10, 1), 7.0)
-    ((at_s, rank, emission),) = group.run_until(8.0)
-    assert (rank, emission.finished) == (1, True)
-    assert at_s == pytest.approx(7.0 + W_S + H_S * 10)
-
-
-def test_misuse_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one rank"):
-        RankGroupEngine(KV, 0)
-    group = RankGroupEngine(KV, 1)
-    with pytest.raises(RuntimeError, match="no iteration is open"):
-        group.finish()
-    group.submit(0, request("a", 10, 2), 0.0)
-    group.begin(0.0)
-    with pytest.raises(RuntimeError, match="is open"):
-        group.begin(0.0)
 
 
 requests = st.lists(

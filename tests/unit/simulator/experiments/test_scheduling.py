@@ -115,14 +115,6 @@ def test_trouble_loses_no_request(drawn: list[tuple[float, int, str, float]], na
         assert np.isfinite(served.ttft_s).all()
 
 
-def test_a_stalled_worker_answers_later_by_as_long_as_it_stood() -> None:
-    demand = msgspec.structs.replace(demands_of(1)[0], arrival_s=1.0)
-    at_once = run([demand])
-    trouble = Trouble(at_s=1.01, worker=0, what="stall", lasts_s=7.0)
-    late = run([demand], troubles=(trouble,))
-    assert late.ttft_s[0] == pytest.approx(at_once.ttft_s[0] + 7.0)
-
-
 def test_a_cold_cache_costs_its_hits() -> None:
     first = msgspec.structs.replace(demands_of(1)[0], arrival_s=0.0)
     demands = [first, msgspec.structs.replace(first, arrival_s=20.0)]
@@ -130,14 +122,6 @@ def test_a_cold_cache_costs_its_hits() -> None:
     cold = run(demands, troubles=(Trouble(at_s=10.0, worker=0, what="cold"),))
     assert warm.cached_tokens[1] > 0
     assert cold.cached_tokens[1] == 0
-
-
-def test_gossip_is_heard_at_every_tick() -> None:
-    heard: list[float] = []
-    gateways = [gateway_of() for _ in range(4)]
-    serve(demands_of(40), gateways, profiles=[WORKER] * WORKERS, gossip=heard.append)
-    assert heard[:3] == [0.25, 0.5, 0.75]
-    assert all(g.scheduler.replicas == 4 for g in gateways)
 
 
 def test_a_gateway_that_notices_late_does_not_queue_without_bound() -> None:
@@ -153,11 +137,3 @@ def test_a_gateway_that_notices_late_does_not_queue_without_bound() -> None:
     assert np.isfinite(served.end_s).all()
     assert served.queue_s[300:].mean() < 0.2
     assert served.queue_s.max() < 3.0
-
-
-def test_what_is_noticed_late_has_no_troubles() -> None:
-    trouble = Trouble(at_s=1.0, worker=0, what="cold")
-    with pytest.raises(ValueError, match="noticed"):
-        serve(
-            demands_of(1), [gateway_of()], profiles=[WORKER] * 3, troubles=(trouble,), notice_s=0.2
-        )

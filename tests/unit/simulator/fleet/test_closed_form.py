@@ -12,7 +12,7 @@ from simulator.fleet.closed_form import ClosedInstance, applies
 from simulator.fleet.instance import EngineInstance, Instance, make_instance
 from simulator.fleet.jobs import Needs, Times
 from simulator.fleet.traffic import Traffic
-from tests.unit.simulator.fleets import closed_profiles, requests, second, traffics
+from tests.unit.simulator.fleets import closed_profiles, second, traffics
 
 EXAMPLES = settings(max_examples=200, deadline=None)
 
@@ -74,40 +74,6 @@ def test_on_a_long_run_with_the_published_constants_times_differ_by_rounding_onl
     drive(EngineInstance(profile, needs, exact), traffic)
     for name in ("start", "first", "end"):
         assert getattr(fast, name) == pytest.approx(getattr(exact, name), abs=1e-6), name
-
-
-def test_a_sequence_alone_takes_its_iterations() -> None:
-    profile = second(w_s=0.5)
-    times = Times(1)
-    needs = Needs(profile, np.array([1025]), np.array([4]))
-    drive(ClosedInstance(profile, needs, times), requests((2.0, 1025, 4)))
-    # Three chunks of 512, then three more tokens.
-    assert (times.start[0], times.first[0], times.end[0]) == (2.0, 3.5, 5.0)
-
-
-def test_an_arrival_joins_at_the_next_boundary_and_slows_everybody() -> None:
-    profile = second(h_s=1.0, max_num_seqs=2)
-    times = Times(2)
-    traffic = requests((0.0, 1, 3), (0.5, 1, 1))
-    needs = Needs(profile, traffic.prompt_tokens, traffic.output_tokens)
-    drive(ClosedInstance(profile, needs, times), traffic)
-    # Iterations end at 2, then at 5 with both, then at 7 with one.
-    assert list(times.start) == [0.0, 2.0]
-    assert list(times.first) == [2.0, 5.0]
-    assert list(times.end) == [7.0, 5.0]
-
-
-def test_the_closed_form_counts_what_it_holds() -> None:
-    profile = second(max_num_seqs=2)
-    times = Times(3)
-    needs = Needs(profile, np.array([16, 16, 16]), np.array([16, 16, 16]))
-    instance = ClosedInstance(profile, needs, times)
-    for index in range(3):
-        instance.submit(index, 0.0)
-    held = (instance.running, instance.waiting, instance.used_blocks, instance.preemptions)
-    assert held == (2, 1, 4 * 32 // profile.block_tokens // 2, 0)
-    assert instance.fail(0.5) == [0, 1, 2]
-    assert (instance.running, instance.waiting, instance.used_blocks) == (0, 0, 0)
 
 
 def test_engines_that_decide_anew_each_iteration_have_no_closed_form() -> None:

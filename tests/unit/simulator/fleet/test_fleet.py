@@ -1,7 +1,5 @@
 """The fleet's rules: what is refused, what is reported, and that a seed is a run."""
 
-import gc
-
 import msgspec
 import numpy as np
 import pytest
@@ -48,34 +46,6 @@ def test_a_seed_is_a_run_to_the_last_bit(dispatch: str) -> None:
         return columns(simulate(spec, asked, seed=seed, failures=failures))
 
     assert run(1) == run(1) != run(2)
-
-
-def test_the_collector_is_left_as_it_was() -> None:
-    spec, asked = one_pool(second()), requests((0.0, 1, 1))
-    assert gc.isenabled()
-    simulate(spec, asked, progress=lambda _: None)
-    assert gc.isenabled()
-
-    def fails(_: int) -> None:
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        simulate(spec, asked, progress=fails)
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        simulate(spec, asked)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_progress_counts_arrivals() -> None:
-    told: list[int] = []
-    random = np.random.default_rng(0)
-    asked = traffic(CdfLengths([(10, 1.0)]), arrivals.poisson(1.0, 4500, random), random)
-    simulate(one_pool(second()), asked, progress=told.append)
-    assert told == [2000, 4000, 4500]
 
 
 def test_a_fleet_that_is_away_serves_nobody_until_it_is_back() -> None:

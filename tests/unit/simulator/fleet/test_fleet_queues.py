@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.fleet import arrivals
-from simulator.fleet.fleet import FleetSpec, simulate
-from simulator.fleet.outcome import present
+from simulator.fleet.fleet import simulate
 from simulator.fleet.statistics import batch_means
 from simulator.fleet.summary import summarise
 from simulator.fleet.traffic import CdfLengths, Traffic
@@ -45,18 +44,6 @@ def test_waits_are_those_of_m_m_c(servers: int, utilisation: float, seed: int) -
     assert wait.holds(expected_s), (wait, expected_s)
     assert (wait.high - wait.low) < 0.4 * expected_s
     assert summarise(spec, outcome).whole.utilisation == pytest.approx(utilisation, rel=0.02)
-
-
-def test_littles_law_holds_between_counts_and_times() -> None:
-    spec = one_pool(second(w_s=STEP_S, max_num_seqs=4), instances=3)
-    outcome = simulate(spec, exponential_traffic(10.0, 60_000, 6))
-    low_s, high_s = outcome.window_s()
-    at_s = np.random.default_rng(7).uniform(low_s, high_s, 20_000)
-    count = present(outcome.arrival_s, outcome.end_s, at_s).mean()
-    inside = outcome.arrival_s >= low_s
-    stay_s = (outcome.end_s - outcome.arrival_s)[inside].mean()
-    rate = inside.sum() / (high_s - low_s)
-    assert count == pytest.approx(rate * stay_s, rel=0.01)
 
 
 @pytest.mark.parametrize("timing", ["slots", "kv"])
@@ -101,11 +88,3 @@ def test_the_shortest_queue_beats_two_choices_and_those_beat_a_blind_choice() ->
     # M/M/1 each: rho / (mu - lambda) = 4 s.
     assert waits[2] == pytest.approx(4.0, rel=0.25)
     assert waits[0] < waits[2] / 3
-
-
-def test_a_settled_queue_is_not_flagged_and_an_overloaded_one_is() -> None:
-    spec: FleetSpec = one_pool(second(w_s=STEP_S, max_num_seqs=4))
-    calm = summarise(spec, simulate(spec, exponential_traffic(3.2, 40_000, 10))).whole
-    swamped = summarise(spec, simulate(spec, exponential_traffic(4.4, 40_000, 10))).whole
-    assert not calm.drifting
-    assert swamped.drifting

@@ -43,13 +43,6 @@ def test_the_band_is_compressed_to_the_boundary() -> None:
     assert found.pool.tolist() == [0, 0, 1, 0, 1, 0]
 
 
-def test_only_the_compressible_share_is() -> None:
-    found = routed(*[(90, 10)] * 4000, gamma=1.5, compressible=0.75)
-    assert found.compressed.mean() == pytest.approx(0.75, abs=0.03)
-    assert ((found.pool == 0) == found.compressed).all()
-    assert not routed(*[(90, 10)] * 100, gamma=1.5, compressible=0.0).compressed.any()
-
-
 def test_no_more_than_the_largest_cut_is_taken_out() -> None:
     lengths = np.array([(80, 10), (100, 10), (101, 10)])
     found = route(
@@ -63,20 +56,6 @@ def test_no_more_than_the_largest_cut_is_taken_out() -> None:
     # 70 of 80, 70 of 100, 70 of 101: the last loses 31.
     assert found.compressed.tolist() == [True, True, False]
     assert found.prompt_tokens.tolist() == [70, 70, 101]
-
-
-def test_three_pools_compress_into_each_but_the_last() -> None:
-    routing = Routing(
-        pools=(
-            PoolShape(name="a", window_tokens=100, boundary_tokens=100),
-            PoolShape(name="b", window_tokens=400, boundary_tokens=400),
-            PoolShape(name="c", window_tokens=1600, boundary_tokens=None),
-        )
-    )
-    totals = np.array([100, 140, 160, 400, 560, 700])
-    found = route(routing, totals - 10, np.full(6, 10), gamma=1.5, random=np.random.default_rng(0))
-    assert found.pool.tolist() == [0, 0, 1, 1, 1, 2]
-    assert (found.prompt_tokens + 10).tolist() == [100, 100, 160, 400, 400, 700]
 
 
 @pytest.mark.parametrize("bad", [{"gamma": 0.9}, {"compressible": 1.1}, {"compressible": -0.1}])

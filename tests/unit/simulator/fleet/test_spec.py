@@ -7,16 +7,6 @@ from simulator.fleet.spec import FleetSpec, PoolSpec
 from tests.unit.simulator.fleets import second
 
 
-def test_the_routing_table_is_that_of_the_pools() -> None:
-    narrow = PoolSpec(name="a", instances=1, profile=second(max_model_len=100), boundary_tokens=80)
-    wide = PoolSpec(name="b", instances=1, profile=second())
-    shapes = FleetSpec(pools=(narrow, wide)).routing.pools
-    assert [(s.name, s.window_tokens, s.boundary_tokens) for s in shapes] == [
-        ("a", 100, 80),
-        ("b", 1 << 20, None),
-    ]
-
-
 def test_bad_fleets_are_refused() -> None:
     pool = PoolSpec(name="a", instances=1, profile=second())
     narrow = PoolSpec(name="b", instances=1, profile=second(max_model_len=100))

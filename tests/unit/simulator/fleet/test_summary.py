@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from simulator.fleet.fleet import FleetSpec, Outage, PoolSpec, simulate
-from simulator.fleet.outcome import busy_s, present, tail
 from simulator.fleet.summary import series, summarise
 from tests.unit.simulator.fleets import one_pool, requests, second
 
@@ -57,15 +56,6 @@ def test_refusals_and_failures_are_counted() -> None:
     assert found.requests == 4
 
 
-def test_the_warm_up_is_at_least_a_fifth() -> None:
-    spec = one_pool(second())
-    outcome = simulate(spec, requests((0.0, 1, 1), (10.0, 1, 1)))
-    assert outcome.window_s(0.5) == (5.0, 10.0)
-    for bad in (0.1, 1.0):
-        with pytest.raises(ValueError, match="warm-up"):
-            summarise(spec, outcome, bad)
-
-
 def test_series_follow_the_run() -> None:
     spec = one_pool(second())
     outcome = simulate(spec, requests((0.0, 10, 4), (1.0, 10, 4), (10.0, 10, 4)))
@@ -76,18 +66,3 @@ def test_series_follow_the_run() -> None:
     assert found.waiting.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert found.ttft_p50_s[0] == 2.5  # of 1 s and 4 s
     assert np.isnan(found.ttft_p50_s[1])
-
-
-def test_intervals_and_counts() -> None:
-    start, end = np.array([0.0, 5.0, np.nan]), np.array([4.0, 20.0, 7.0])
-    assert busy_s(start, end, (2.0, 10.0)).tolist() == [2.0, 5.0, 0.0]
-    assert present(start, end, np.array([0.0, 4.0, 5.0, 19.0])).tolist() == [1, 0, 1, 1]
-
-
-def test_tails_leave_out_what_did_not_happen() -> None:
-    found = tail(np.array([np.nan, 1.0, 3.0]))
-    assert (found.mean_s, found.p50_s, found.p99) == (2.0, 2.0, None)
-    assert np.isnan(tail(np.array([np.nan])).p99_s)
-    many = tail(np.arange(2000.0))
-    assert many.p99 is not None
-    assert many.p99.value == many.p99_s

@@ -5,11 +5,6 @@ import pytest
 from simulator.mock_server.api.faults import KINDS, FaultError, parse_faults
 
 
-def test_an_empty_spec_means_no_faults() -> None:
-    assert parse_faults("").faults == ()
-    assert parse_faults(" , ").draw(1).by_name == {}
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_every_known_fault_parses(name: str) -> None:
     argument = {"slow": ":2", "model-name": ":other"}.get(name, "")
@@ -33,12 +28,6 @@ def test_every_known_fault_parses(name: str) -> None:
 def test_arguments_and_probabilities(spec: str, name: str, value: float, rate: float) -> None:
     (fault,) = parse_faults(spec).faults
     assert (fault.name, fault.value, fault.rate) == (name, value, rate)
-
-
-def test_a_list_keeps_its_order() -> None:
-    faults = parse_faults("usage-none, no-done ,model-name:llama-x").faults
-    assert [fault.name for fault in faults] == ["usage-none", "no-done", "model-name"]
-    assert faults[2].text == "llama-x"
 
 
 @pytest.mark.parametrize(
@@ -73,15 +62,3 @@ def test_draws_depend_on_the_request_number_only_and_meet_the_rate() -> None:
         assert sum(name in draw for draw in draws) / 10_000 == pytest.approx(rate, abs=0.015)
     both = sum("500" in draw and "stall" in draw for draw in draws) / 10_000
     assert both == pytest.approx(0.03, abs=0.01)  # drawn apart
-
-
-def test_only_a_certain_slow_slows_the_whole_engine() -> None:
-    assert parse_faults("slow:4").slow_factor == 4
-    assert parse_faults("slow:4@0.5").slow_factor == 1
-    assert parse_faults("").slow_factor == 1
-
-
-def test_an_active_fault_gives_its_value() -> None:
-    active = parse_faults("stall:5").draw(1)
-    assert active.value("stall") == 5
-    assert active.value("slow") is None
