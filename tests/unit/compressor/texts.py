@@ -4,29 +4,9 @@ import random
 from typing import Any
 
 WORDS = [
-    "river",
-    "bridge",
-    "harbour",
-    "lantern",
-    "copper",
-    "meadow",
-    "signal",
-    "garden",
-    "winter",
-    "engine",
-    "market",
-    "letter",
-    "window",
-    "mountain",
-    "thread",
-    "silver",
-    "archive",
-    "cellar",
-    "compass",
-    "orchard",
-    "valley",
-    "kitchen",
-    "ladder",
+    *("river", "bridge", "harbour", "lantern", "copper", "meadow", "signal", "garden"),
+    *("winter", "engine", "market", "letter", "window", "mountain", "thread", "silver"),
+    *("archive", "cellar", "compass", "orchard", "valley", "kitchen", "ladder"),
 ]
 
 

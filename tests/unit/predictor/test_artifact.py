@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from predictor.artifact import (
     MAX_BYTES,
-    MAX_SECTIONS,
     Artifact,
     ArtifactError,
     PoolSection,
@@ -146,28 +145,6 @@ def test_a_tree_that_is_all_depth_is_refused() -> None:
     }
     with pytest.raises(ArtifactError, match="deeper"):
         decode(bytes_of(found))
-
-
-def test_each_pool_has_its_own_section() -> None:
-    pools = [train(rows_of(1000, seed), model="m", pool=str(seed)) for seed in (1, 2)]
-    read = decode(file_of(*pools))
-    assert [read.section("m", "1"), read.section("m", "2")] == pools
-    assert read.section("m", "3") is None
-    assert read.section("other", "1") is None
-
-
-def test_a_pool_has_one_section() -> None:
-    with pytest.raises(ArtifactError, match="same pool"):
-        file_of(small_section(), small_section())
-    many = [
-        PoolSection(**{**named(small_section()), "pool": str(n)}) for n in range(MAX_SECTIONS + 1)
-    ]
-    with pytest.raises(ArtifactError, match="sections"):
-        file_of(*many)
-
-
-def named(section: PoolSection) -> dict[str, Any]:
-    return {name: getattr(section, name) for name in section.__struct_fields__}
 
 
 def test_a_file_of_the_first_format_is_refused_and_the_fix_is_to_train_again(

@@ -1,8 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.features import FEATURES, HIGH, HIT, LOCALITY, NONE, PARTIAL, UNCACHED, features
+from predictor.features import FEATURES, HIT, PARTIAL, UNCACHED, features
 from tests.unit.predictor.made import x_of
 
 
@@ -30,11 +29,6 @@ def test_every_feature_has_its_place() -> None:
         "output_tokens": 32,
         "stream": 0.0,
     }
-
-
-@pytest.mark.parametrize(("hit", "kind"), [(0, NONE), (99, NONE), (100, PARTIAL), (600, HIGH)])
-def test_locality_classes(hit: int, kind: int) -> None:
-    assert x_of(1000, hit)[LOCALITY] == kind
 
 
 @given(st.integers(0, 1 << 20), st.integers(-5, 1 << 21))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from predictor import PoolSection, PrefillPredictor, PriorRates
 from predictor.features import features
 from predictor.rows import PrefillRow
-from predictor.speeds import Speeds
 from predictor.train import train
 from tests.unit.predictor.made import rows_of, small_section, x_of
 
@@ -78,12 +77,6 @@ def test_a_request_is_predicted_as_its_features_are(
     assert predictor.predict_request(1, *asked) == (x, *predictor.predict(1, x))
 
 
-def test_a_trained_leaf_is_what_is_predicted_at_first() -> None:
-    predictor = PrefillPredictor(small_section(), workers=2)
-    assert predictor.predict(0, x_of(500))[:2] == (0.1, 0.2)
-    assert predictor.predict(1, x_of(2000))[:2] == (1.0, 1.5)
-
-
 def test_prompts_longer_than_any_trained_on_take_longer() -> None:
     predictor = PrefillPredictor(small_section(), workers=1)
     assert predictor.predict(0, x_of(24_000))[:2] == (3.0, 4.5)
@@ -142,27 +135,6 @@ def test_times_that_no_clock_measured_are_ignored(actual_s: float) -> None:
     predictor.observe(0, x_of(), mean_s, quantile_s, bucket, actual_s)
     assert predictor.state() == before
     assert predictor.coverage is None
-
-
-@pytest.mark.parametrize(("workers", "times"), [(4, 250), (64, 250), (2000, 8)])
-def test_what_all_workers_have_in_common_is_looked_for_more_rarely_the_more_they_are(
-    workers: int, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[Speeds] = []
-    recentre = Speeds.recentre
-
-    def counted(speeds: Speeds) -> float:
-        looked.append(speeds)
-        return recentre(speeds)
-
-    monkeypatch.setattr(Speeds, "recentre", counted)
-    predictor = PrefillPredictor(workers=workers)
-    for number in range(4000):
-        x = x_of()
-        mean_s, quantile_s, bucket = predictor.predict(number % workers, x)
-        predictor.observe(number % workers, x, mean_s, quantile_s, bucket, 0.3)
-    assert abs(len(looked) - times) <= 2
-    assert len(looked) * workers <= 4000 * 16, "16 workers looked at for each observation"
 
 
 requests = st.lists(
@@ -255,22 +227,3 @@ def test_states_that_are_none_change_nothing(state: Any) -> None:
     before = predictor.state()
     predictor.merge({"a": state})
     assert predictor.state() == before
-
-
-def test_states_are_plain_values() -> None:
-    import msgspec
-
-    predictor = PrefillPredictor(workers=2)
-    serve(predictor, [PrefillRow(x=x_of(), prefill_s=0.4, worker="1")])
-    assert msgspec.json.decode(msgspec.json.encode(predictor.state())) == predictor.state()
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="worker"):
-        PrefillPredictor(workers=-1)
-    with pytest.raises(ValueError, match="alpha"):
-        PrefillPredictor(workers=1, alpha=1.0)
-    with pytest.raises(ValueError, match=r"not 0\.9"):
-        PrefillPredictor(small_section(), workers=1, alpha=0.9)
-    with pytest.raises(ValueError, match="calibration"):
-        PrefillPredictor(workers=1, calibration="none")  # type: ignore[arg-type]

@@ -26,15 +26,6 @@ def test_a_wrong_beginning_is_mended_within_some_dozens(rate: int) -> None:
     assert prior.prefill_tokens_per_s == pytest.approx(8000, rel=0.15)
 
 
-def test_before_anything_is_seen_it_counts_steps_and_chunks() -> None:
-    prior = Prior(PriorRates(prefill_tokens_per_s=10_000, step_s=0.02, step_s_per_sequence=0.001))
-    assert prior.mean_s(x_of(5000, 0, 0, 10)) == pytest.approx(0.02 + 0.01 + 0.5)
-    ahead = prior.mean_s(x_of(5000, 0, 4096, 10)) - prior.mean_s(x_of(5000, 0, 0, 10))
-    assert ahead == pytest.approx(0.5 * 4096 / 10_000)
-    beyond = prior.mean_s(x_of(5000, 0, 50_000, 10)) - prior.mean_s(x_of(5000, 0, 4096, 10))
-    assert beyond == 0
-
-
 def test_a_backlog_that_no_gate_holds_back_is_learned() -> None:
     prior = Prior(PriorRates())
     for row in rows_of(600, 5):
@@ -51,15 +42,6 @@ def test_one_strange_prefill_moves_little() -> None:
     before = prior.mean_s(x_of())
     prior.observe(x_of(), 500.0)
     assert prior.mean_s(x_of()) < 1.3 * before
-
-
-def test_what_was_learned_can_be_begun_with() -> None:
-    prior = Prior(PriorRates())
-    for row in rows_of(1000, 1):
-        prior.observe(row.x, row.prefill_s)
-    again = Prior(prior.rates)
-    for x in (x_of(), x_of(9000, 100, 3000), x_of(50, 0, 9000)):
-        assert again.mean_s(x) == pytest.approx(prior.mean_s(x), rel=0.01)
 
 
 observations = st.lists(
@@ -86,12 +68,3 @@ def test_whatever_is_seen_times_stay_finite_and_above_zero(
     assert 0 < prior.mean_s(x_of()) < math.inf
     assert 0 < prior.prefill_tokens_per_s < math.inf
     assert prior.rates.prefill_tokens_per_s >= 1
-
-
-@pytest.mark.parametrize(
-    "field", ["prefill_tokens_per_s", "step_s", "gate_tokens", "within_gate", "beyond_gate"]
-)
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
-def test_rates_that_make_no_sense_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        PriorRates(**{field: value})  # type: ignore[arg-type]

@@ -51,14 +51,6 @@ def test_a_compressed_prompt_is_as_long_as_the_engine_found_it() -> None:
     assert row.x[0] == 1900
 
 
-def test_an_engine_that_is_not_scraped_has_no_usage() -> None:
-    null = RECORD | {"scheduling": SCHEDULING | {"worker_kv_usage": None}}
-    for record in (scheduled(worker_kv_usage=None), null):
-        row = row_of(record)
-        assert row is not None
-        assert row.x[4] == 0.0
-
-
 @pytest.mark.parametrize("field", ["backlog_tokens", "worker_active", "prefill_s"])
 def test_lines_that_lack_a_field_are_counted(field: str) -> None:
     without = [scheduled(**{field: value}) for value in (None, "x", -1)]
@@ -85,16 +77,6 @@ def test_other_lines_are_counted_apart() -> None:
     )
     assert (found.lines, found.count, found.other, found.unreadable) == (7, 2, 3, 2)
     assert list(found.rows) == [("m", "short")]
-
-
-def test_further_files_are_added() -> None:
-    found = read_rows(lines(RECORD))
-    again = read_rows(lines(RECORD | {"pool": "long"}), into=found)
-    assert again is found
-    assert {pool: len(rows) for pool, rows in found.rows.items()} == {
-        ("m", "short"): 1,
-        ("m", "long"): 1,
-    }
 
 
 values: st.SearchStrategy[object] = (

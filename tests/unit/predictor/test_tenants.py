@@ -2,12 +2,11 @@
 
 from math import exp, log
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from predictor import PrefillPredictor
-from predictor.tenants import CALIBRATION_PULL, MAX_TENANTS, SPEED_PULL, Tenants, held
+from predictor.tenants import CALIBRATION_PULL, MAX_TENANTS, SPEED_PULL, Tenants
 from tests.unit.predictor.made import small_section, x_of
 
 WORKERS = 3
@@ -117,11 +116,6 @@ def test_a_tenant_that_is_alone_at_one_gateway_is_held_there_too() -> None:
     told([shared, apart])
     assert shared.slowness(1) <= exp(SPEED_PULL) + 1e-2
     assert apart.slowness(1) <= exp(SPEED_PULL) + 1e-2
-
-
-def test_a_tenant_beyond_its_part_is_brought_back_whichever_way_it_pulls() -> None:
-    for step in (-0.01, 0.01):
-        assert 0.6 + held({0: 0.6}, 0, step, 0.2) == pytest.approx(0.2)
 
 
 def test_others_pull_back_what_one_pulls() -> None:

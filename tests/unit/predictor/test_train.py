@@ -1,6 +1,5 @@
 import pytest
 
-from predictor.features import UNCACHED
 from predictor.online import PrefillPredictor
 from predictor.train import MIN_ROWS, TooFewRows, train
 from tests.unit.predictor.made import rows_of
@@ -17,11 +16,6 @@ def test_a_trained_predictor_beats_the_constant_on_rows_it_has_not_seen(*, boost
     assert report["coverage"]["calibrated"] == pytest.approx(0.95, abs=0.02)
     assert report["mean_over_actual"] == pytest.approx(1.0, abs=0.05)
     assert sum(bucket["rows"] for bucket in report["buckets"]) == 1500
-
-
-def test_training_twice_gives_the_same() -> None:
-    rows = rows_of(1500, 2)
-    assert train(rows) == train(rows)
 
 
 def test_the_leaves_hold_quantiles_at_alpha() -> None:
@@ -44,8 +38,3 @@ def test_few_rows_are_too_few() -> None:
     with pytest.raises(TooFewRows, match=f"{MIN_ROWS}"):
         train(rows_of(MIN_ROWS - 1, 5))
     assert train(rows_of(MIN_ROWS, 5)).rows == 750
-
-
-def test_the_longest_prompt_is_kept() -> None:
-    rows = rows_of(2000, 6)
-    assert train(rows).longest_uncached_tokens == max(row.x[UNCACHED] for row in rows[:1500])

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.artifact import Artifact, Boosted, PoolSection, decode, encode
+from predictor.artifact import Boosted
 from predictor.features import FEATURES
-from predictor.prior import PriorRates
 from predictor.train import LEAVES, fit_boosted, fit_tree
 from predictor.tree import Ensemble, SmallTree, leaf, nest
-from tests.unit.predictor.made import rows_of, small_section, x_of
+from tests.unit.predictor.made import rows_of
 
 ROWS = rows_of(3000, 1)
 X = np.array([row.x for row in ROWS])
@@ -67,30 +66,3 @@ def test_an_ensemble_predicts_what_scikit_learn_predicts() -> None:
     wide = X[:200].astype(np.float32).astype(np.float64)
     expected = np.exp(model.predict(wide))
     assert [ours.quantile_s(x) for x in wide.tolist()] == pytest.approx(expected.tolist())
-
-
-def test_boosted_quantiles_survive_the_file() -> None:
-    one = small_section()
-    section = PoolSection(
-        **{name: getattr(one, name) for name in one.__struct_fields__ if name != "boosted"},
-        boosted=BOOSTED,
-    )
-    (found,) = decode(encode(Artifact(sections=(section,)))).sections
-    read = found.ensemble
-    assert read is not None
-    assert read.quantile_s(x_of()) == ensemble(BOOSTED).quantile_s(x_of())
-
-
-def test_a_tree_of_one_leaf_answers_always() -> None:
-    root = nest((-1,), (0.0,), (0,), (0,), (0.3,), (0.4,))
-    assert leaf(root, x_of()) == (0.3, 0.4)
-    stump = SmallTree((-1,), (0.0,), (0,), (0,), (0.5,))
-    assert Ensemble(0.25, [stump]).quantile_s(x_of()) == pytest.approx(np.exp(0.75))
-
-
-def test_trained_rates_are_those_of_the_rows() -> None:
-    from predictor.train import train
-
-    rates = train(rows_of(4000, 3)).rates
-    assert isinstance(rates, PriorRates)
-    assert rates.prefill_tokens_per_s == pytest.approx(8000, rel=0.15)

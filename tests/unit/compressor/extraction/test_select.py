@@ -44,12 +44,6 @@ def test_text_without_spaces_gets_none() -> None:
     assert " " not in after
 
 
-def test_a_list_keeps_its_lines() -> None:
-    text = "Items follow.\n" + "\n".join(f"- item {i} of {prose(1, seed=i)}" for i in range(60))
-    after = extract(text, 0.6).split("\n")
-    assert all(line.startswith(("- item", "Items")) and line.count("- item") < 2 for line in after)
-
-
 def test_exact_repetitions_go_first() -> None:
     once = prose(40)
     text = once + "\n\n" + "The bell rang twice that night. " * 30 + "\n\nWhich bell rang?"

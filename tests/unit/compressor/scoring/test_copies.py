@@ -37,10 +37,6 @@ def test_a_passage_that_came_twice_is_a_copy_and_one_under_another_title_is_not(
     assert copied(f"### Bell\n{body}\n\n### Horn\n{body}") == []
 
 
-def test_a_sentence_right_after_itself_is_a_copy() -> None:
-    assert copied("It rains. It rains. It rains. The sun comes.") == ["It rains."] * 2
-
-
 @pytest.mark.parametrize("project", [4, 9, 17])
 @pytest.mark.parametrize("share", [0.6, 0.8, 0.95])
 def test_the_repeated_sentence_of_the_passage_asked_about_stays(project: int, share: float) -> None:
@@ -59,8 +55,3 @@ def test_the_repeated_sentence_of_the_passage_asked_about_stays(project: int, sh
         part.startswith(f"{project}] ")
     ]  # fmt: skip
     assert verdicts[project % 2] in passage
-
-
-def test_many_alike_sections_take_no_time() -> None:
-    text = "\n\n".join(f"[{n}]\nThe same. {n} differs." for n in range(4000))
-    assert copied(text) == []

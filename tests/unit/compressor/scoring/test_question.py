@@ -1,9 +1,6 @@
-import numpy as np
 import pytest
 
 from compressor import Compressed, compress
-from compressor.scoring.question import asked
-from tests.unit.compressor.cut import terms
 from tests.unit.compressor.texts import prose, size, user
 
 
@@ -44,13 +41,3 @@ def test_a_question_at_the_end_does_not_keep_the_last_passage_s_header() -> None
     last = [u for u in found.units if "Last title" in u.text]
     sentences = [u for u in found.units if u.passage == last[0].passage and u.tier == "scored"]
     assert last[0].kept == any(u.kept for u in sentences)
-
-
-def test_words_of_asking_are_no_terms_and_an_earlier_message_steps_in() -> None:
-    found = terms("Please summarize this. Where is the lighthouse? Ships pass.")
-    earlier = [np.array([1])]
-    assert len(asked(found, np.array([0]), []).terms) == 0
-    assert (
-        asked(found, np.array([0]), earlier).terms.tolist()
-        == asked(found, np.array([1]), []).terms.tolist()
-    )

@@ -6,10 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.scoring.bm25 import K1, MASS, B, relevance
-from compressor.scoring.novelty import novelty
-from compressor.scoring.position import lead, position
 from compressor.scoring.textrank import DAMPING, STEPS, textrank
-from compressor.scoring.tfidf import tfidf
 from compressor.text.terms import TermMatrix
 from tests.unit.compressor.cut import ids, terms
 
@@ -30,18 +27,6 @@ def dense(found: TermMatrix) -> "np.ndarray[tuple[int, int], np.dtype[np.float64
     return matrix
 
 
-def test_stop_words_are_left_out_and_plurals_meet_their_singular() -> None:
-    found = terms("The tokens are here. A token is a token.")
-    assert found.lengths.tolist() == [1, 2]
-    assert found.spread.tolist() == [2]
-
-
-def test_unspaced_scripts_are_cut_in_pairs_of_characters() -> None:
-    found = terms("東京都。京都。")
-    assert found.lengths.tolist() == [5, 3]
-    assert found.spread.max() == 2
-
-
 @given(texts)
 def test_textrank_is_pagerank_on_the_cosine_matrix(text: str) -> None:
     found = terms(text)
@@ -56,32 +41,6 @@ def test_textrank_is_pagerank_on_the_cosine_matrix(text: str) -> None:
         ranks = (1 - DAMPING) / found.units + DAMPING * similar @ (ranks * inverse)
     expected = ranks / ranks.max() if (found.spread > 1).any() else np.zeros(found.units)
     assert textrank(found) == pytest.approx(expected, abs=1e-9)
-
-
-@given(texts)
-def test_tfidf_is_the_mean_over_a_unit_s_terms(text: str) -> None:
-    found = terms(text)
-    rows = dense(found)
-    means = rows @ np.log(found.units / (rows > 0).sum(axis=0)) / rows.sum(axis=1)
-    expected = means / means.max() if means.max() > 0 else means
-    assert tfidf(found) == pytest.approx(expected)
-
-
-@given(texts)
-def test_novelty_is_the_share_of_terms_not_seen_before(text: str) -> None:
-    rows = dense(terms(text)) > 0
-    seen = np.zeros(rows.shape[1], np.bool_)
-    expected = []
-    for row in rows:
-        expected.append((row & ~seen).sum() / row.sum())
-        seen |= row
-    assert novelty(terms(text)) == pytest.approx(expected)
-
-
-def test_position_is_high_at_both_ends() -> None:
-    assert position(5).tolist() == pytest.approx([1, 1 - 0.5 * 2**-0.5, 0.5, 1 - 0.5 * 2**-0.5, 1])
-    assert position(1).tolist() == [1]
-    assert lead(np.arange(3.0)).tolist() == pytest.approx([1, 1 / 2, 1 / 3])
 
 
 def test_relevance_is_bm25_scaled_by_what_matched() -> None:
@@ -106,11 +65,3 @@ def test_a_neighbour_in_the_passage_shares_and_one_outside_does_not() -> None:
     scores = relevance(found, wanted, np.array([0, 1, 1, 1]), none).sentence
     assert scores[1] == scores[3] == pytest.approx(0.3 * scores[2])
     assert scores[0] == 0
-
-
-def test_the_question_s_own_units_count_for_nothing() -> None:
-    found = terms(TEXT)
-    asking = np.array([False, False, True, False])
-    got = relevance(found, ids(found, "baker"), np.zeros(4, np.int64), asking)
-    assert got.weight == 0
-    assert not got.sentence.any()

@@ -179,18 +179,6 @@ Brest. Elle leur paie le permis, à condition qu'ils restent trois ans.
 La mairie voudrait classer le four. La patronne refuse, car un four classé ne peut plus être
 réparé sans l'avis de Paris. Le débat reprend en septembre.
 """
-SPANISH = """Acta de la reunión de vecinos del doce de marzo. Asisten catorce propietarios. La
-presidenta abre la sesión a las ocho de la tarde y lee el acta anterior, que se aprueba.
-
-El ascensor se ha parado nueve veces desde enero. La empresa propone cambiar el motor por once mil
-euros. El administrador pide otro presupuesto antes de votar.
-
-La vecina del segundo se queja del ruido del bar. El dueño del bar promete cerrar la terraza a las
-once. Si no cumple, la comunidad escribirá al ayuntamiento.
-
-Se acuerda pintar la escalera en abril. El color se decide por mayoría: gana el gris claro. La
-limpieza del patio corre a cargo de los propietarios del bajo hasta junio.
-"""
 RUSSIAN = """Маяк на северном мысу построили в тысяча девятьсот втором году. Камень для башни
 возили на лодках из соседней бухты. Первый смотритель прожил там двадцать семь лет.
 
@@ -212,16 +200,6 @@ CHINESE = """这座茶馆开在老城的河边，已经有八十多年了。创�
 
 现在的主人是创办人的孙女。她在二楼开了一间小书房，书可以借走，不用登记，只要在下一次来的时候带一本新的。
 """
-JAPANESE = """この町の時計台は明治の終わりに建てられた。設計したのは港の技師で、彼は時計よりも風向きを
-知らせる塔がほしかったという。だから針の上に今も風見鶏が立っている。
-
-戦争のあいだ鐘は外されて倉庫に隠された。戻ってきたのは三年後で、音が半音低くなっていた。町の人はその音に
-合わせて歌を作り直した。
-
-時計は週に一度、手で巻かれる。巻く人は抽選で選ばれ、一年のあいだ台の鍵を持つ。去年は十五歳の中学生だった。
-
-修理の費用は祭りの売り上げから出る。足りないときは、漁師たちが初物の魚を一箱ずつ寄付する決まりになっている。
-"""
 ARABIC = """بُني الجسر القديم قبل مئتي عام من حجر أبيض جاء من الجبل القريب. كان التجار يعبرونه كل صباح
 إلى السوق. وعلى طرفه بيت صغير لحارس يجمع الرسوم.
 
@@ -229,22 +207,6 @@ ARABIC = """بُني الجسر القديم قبل مئتي عام من حجر 
 يُرى من تحت الجسر حتى اليوم.
 
 تمنع البلدية السيارات من العبور منذ عشر سنوات. يمشي عليه الطلاب إلى المدرسة، وتعبره الأغنام في الربيع.
-"""
-HINDI = """नदी के किनारे का पुस्तकालय पचास साल पुराना है। उसकी पहली किताबें एक नाविक ने दी थीं। वह हर यात्रा
-से एक किताब लाता था।
-
-बाढ़ के साल में आधी किताबें भीग गईं। गाँव के बच्चों ने उन्हें छतों पर सुखाया। कई किताबों पर आज भी पानी के निशान हैं।
-
-अब पुस्तकालय में एक कमरा कहानियाँ सुनाने के लिए है। हर शनिवार को कोई बुज़ुर्ग वहाँ आता है। सुनने वालों को चाय मिलती है।
-"""
-TURKISH = """Köyün değirmeni yüz yıldır aynı derenin suyuyla döner. Taşlarını üç yılda bir ustalar
-gelip dişler. Un, çarşamba günleri köy meydanında satılır.
-
-Geçen bahar sel geldi ve su yolunu taşlarla doldurdu. Gençler iki hafta boyunca yolu elleriyle
-temizledi. Belediye onlara yeni bir çark için para verdi.
-
-Değirmenci yaşlandı ve yerine torunu geçecek. Torunu şehirde makine okudu, ama eski düzeni bozmak
-istemiyor. Yalnız geceleri ışık yakmak için küçük bir dinamo taktı.
 """
 CODE = '''import csv
 

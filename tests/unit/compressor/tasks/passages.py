@@ -143,21 +143,6 @@ GERMAN = [
         "Wie viel Grad herrschen im Salzbergwerk?",
         "Im Salzbergwerk herrschen das ganze Jahr elf Grad.",
     ),
-    Fact(
-        "Fähre nach Worms",
-        "Die Fähre nach Worms hängt an einem Drahtseil. Der Fährmann Anton Weick fuhr sie vierzig "
-        "Jahre lang. Bei Niedrigwasser wird ein Steg aus Booten gebaut. Hunde zahlen nichts.",
-        "Wie lange fuhr der Fährmann Anton Weick die Fähre?",
-        "Der Fährmann Anton Weick fuhr sie vierzig Jahre lang.",
-    ),
-    Fact(
-        "Schnee auf der Bahn",
-        "Die Bergbahn hält einen Pflug aus dem Jahr 1911 bereit. Er wird von zwei Dieselloks "
-        "geschoben. Lawinen werden mit kleinen Ladungen gelöst. Die Gleise wärmt man nur an den "
-        "Weichen.",
-        "Wovon wird der Pflug der Bergbahn geschoben?",
-        "Er wird von zwei Dieselloks geschoben.",
-    ),
 ]
 CHINESE = [
     Fact(
@@ -183,18 +168,6 @@ CHINESE = [
         "火车站后面的夜市晚上六点开始。最老的摊子卖的是糖炒栗子。摊主用的铁锅是祖父留下的。下雪的时候他会多给半斤。",
         "夜市最老的摊子卖什么？",
         "最老的摊子卖的是糖炒栗子。",
-    ),
-    Fact(
-        "气象站",
-        "高原上的气象站海拔四千八百米。值班的人半年下山一次。信件由邮车在每月五号送到。去年他们种活了十棵青稞。",
-        "气象站的信件什么时候送到？",
-        "信件由邮车在每月五号送到。",
-    ),
-    Fact(
-        "皮影戏",
-        "老李的皮影戏班只剩下三个人。影人是用驴皮刻的，一个要刻八天。幕布后面的灯从油灯换成了电灯。他的徒弟是一位法国学生。",
-        "刻一个影人要多少天？",
-        "影人是用驴皮刻的，一个要刻八天。",
     ),
 ]
 RUSSIAN = [
@@ -225,12 +198,5 @@ RUSSIAN = [
         "опоздавших. Механизм привезли из Женевы. Заводят его по субботам.",
         "Откуда привезли механизм часов на вокзале?",
         "Механизм привезли из Женевы.",
-    ),
-    Fact(
-        "Обсерватория",
-        "Обсерватория работает на горе с ясным небом. Главное зеркало шлифовали два года. Учёные "
-        "поднимаются туда на лошадях. Зимой им помогает местный пастух.",
-        "Сколько шлифовали главное зеркало обсерватории?",
-        "Главное зеркало шлифовали два года.",
     ),
 ]

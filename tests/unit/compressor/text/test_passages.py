@@ -33,20 +33,6 @@ def test_headers_are_furniture_of_their_sections(first: str, second: str) -> Non
     assert parts(text).rank.tolist() == [0, 0, 1, 0, 0, 1]
 
 
-def test_a_header_before_its_text_on_one_line_is_split_off() -> None:
-    assert furniture("[1] The sky is blue. So is the sea.\n\n[2] Grass is green.") == ["[1]", "[2]"]
-
-
-def test_a_closing_tag_belongs_to_the_section_it_closes() -> None:
-    text = "<document>\nOne is.\n</document>\n<document>\nTwo is.\n</document>"
-    assert parts(text).section.tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_without_headers_paragraphs_are_passages() -> None:
-    text = "\n\n".join(f"Paragraph {i}. " + "It has some more words. " * 20 for i in range(3))
-    assert sorted(set(parts(text).passage.tolist())) == [0, 1, 2]
-
-
 def test_short_paragraphs_are_gathered_and_long_sections_are_not_one_passage() -> None:
     assert set(parts("One.\n\nTwo.\n\nThree.").passage.tolist()) == {0}
     long = "# Head\n\n" + "\n\n".join("A line of words follows here. " * 20 for _ in range(9))

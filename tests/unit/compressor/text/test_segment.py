@@ -1,10 +1,9 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.text.segment import MAX_CHARS
-from tests.unit.compressor.cut import ground, spans, units
+from tests.unit.compressor.cut import spans, units
 
 
 @pytest.mark.parametrize(
@@ -56,23 +55,8 @@ def test_units_hold_every_character_but_white_space_in_order(text: str) -> None:
     assert "".join("".join(units(text)).split()) == "".join(text.split())
 
 
-@given(st.text(st.sampled_from("ab \n\t\u3000"), max_size=80))
-def test_solid_neighbours_are_found_across_any_white_space(text: str) -> None:
-    base = ground(text)
-    at = np.arange(len(text) + 1)
-    after = [next((i for i in range(a, len(text)) if not text[i].isspace()), len(text)) for a in at]
-    before = [next((i + 1 for i in range(a - 1, -1, -1) if not text[i].isspace()), 0) for a in at]
-    assert base.solid_from(at).tolist() == after
-    assert base.solid_before(at).tolist() == before
-
-
 def test_carriage_returns_change_nothing() -> None:
     text = "# Head\nOne is here. Two is.\n\n- three\n- four\n\nFive."
     crlf = text.replace("\n", "\r\n")
     assert units(crlf) == units(text)
     assert spans(crlf).gaps.tolist() == spans(text).gaps.tolist()
-
-
-def test_breaks_between_units_are_told_apart() -> None:
-    found = spans("One is. Two is.\n- three\n\nFour.好。好。")
-    assert found.gaps.tolist() == [0, 1, 2, 3, 0]
