@@ -218,18 +218,6 @@ def test_the_grace_period_holds_the_sleep_and_the_drain(values: Path) -> None:
     assert spec["terminationGracePeriodSeconds"] == slept + merged["drain_timeout_s"] + 10
 
 
-def test_all_five_systems_are_on_by_default() -> None:
-    config = load_yaml(CHART / "values.yaml")["config"]
-    (model,) = config["models"]
-    (compose,) = load_yaml("deploy/compose/sluice.yaml")["models"]
-    assert model["boundary"] == compose["boundary"]
-    assert model["compression"]["enabled"] is True
-    policies = {name: pool["scheduling"]["policy"] for name, pool in model["pools"].items()}
-    assert policies == {"short": "quartz", "long": "bfio"}
-    classes = {entitlement["service_class"] for entitlement in config["entitlements"]}
-    assert classes == {"guaranteed", "elastic", "spot"}
-
-
 def test_mocks_are_what_the_default_pools_expect() -> None:
     manifests = rendered(values_named("mocks"))
     (model,) = load_yaml(CHART / "values.yaml")["config"]["models"]

@@ -1,7 +1,6 @@
 """Deployment files say what the code is: images, commands, targets, metrics, alerts."""
 
 import asyncio
-import itertools
 import json
 import re
 import shutil
@@ -22,19 +21,15 @@ from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
 from sluice.cli import app, register
-from sluice.demo.config import KEYS
-from sluice.hash_key import hashed_key
 from tests.unit.deploy.files import (
     DASHBOARDS,
     PROMETHEUS,
     ROOT,
     alerts,
     dockerfile,
-    health_check,
     instruction,
     load_yaml,
     ours,
-    pins,
     pyproject,
     queries,
     rules,
@@ -83,38 +78,11 @@ def test_the_version_stands_in_pyproject_alone() -> None:
     assert [p for p in shipped if version.search(p.read_text(encoding="utf-8"))] == []
 
 
-def test_the_image_s_label_takes_the_version_that_the_build_states() -> None:
-    assert ("ARG", "VERSION=unreleased") in dockerfile()
-    assert 'image.version="${VERSION}"' in instruction("LABEL")
-
-
 def test_the_image_is_not_root_s() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instruction("USER"))
     assert instruction("EXPOSE") == "8080"
     assert instruction("STOPSIGNAL") == "SIGTERM"
     assert next(a for name, a in dockerfile() if name == "FROM") == "${PYTHON_IMAGE} AS build"
-
-
-def test_the_image_has_the_client_for_redis() -> None:
-    assert "redis" in pins("runtime")
-    config = load(ROOT / COMPOSE_CONFIG, environ={})
-    assert config.state.address == "redis://redis:6379/0"
-    assert "redis" in services()
-
-
-def test_the_image_s_python_is_one_that_the_package_supports() -> None:
-    image = next(a for name, a in dockerfile() if name == "ARG").partition("=")[2]
-    version = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-\w+", image)
-    assert version
-    listed = f"Programming Language :: Python :: {version[1]}"
-    assert listed in pyproject()["project"]["classifiers"]
-
-
-def test_the_health_check_is_python_and_knows_its_port() -> None:
-    check = health_check()
-    assert check[0] == "python"
-    compile(check[-1], "HEALTHCHECK", "exec")
-    assert "SLUICE_HEALTH_PORT=8080" in instruction("ENV")
 
 
 # -- the compose file
@@ -137,11 +105,6 @@ def parse(command: list[str]) -> None:
         verb.make_context(name, rest, parent=context)
 
 
-def test_a_wrong_command_line_is_told_from_a_right_one() -> None:
-    with pytest.raises(Exception, match="--no-such-flag"):
-        parse(["mock", "--port=1", "--model=m", "--no-such-flag"])
-
-
 def test_mocks_are_what_the_gateway_s_configuration_says() -> None:
     config = load(ROOT / "deploy/compose/sluice.yaml", environ={})
     (model,) = config.models
@@ -156,16 +119,6 @@ def test_mocks_are_what_the_gateway_s_configuration_says() -> None:
         assert options["max-num-seqs"] == str(pool.max_num_seqs)
         assert options.get("dp-ranks", "1") == str(ranks[name])
         assert options["port"] == mocks[name]["environment"]["SLUICE_HEALTH_PORT"] == "8000"
-
-
-def test_sample_traffic_comes_on_request_and_goes_to_the_gateway() -> None:
-    traffic = ours()["traffic"]
-    assert traffic["profiles"] == ["traffic"]
-    assert traffic["command"] == ["traffic", "--url=http://gateway:8080"]
-    assert all("profiles" not in service for service in servers().values())
-    config = load(ROOT / COMPOSE_CONFIG, environ={})
-    hashes = {key for entitlement in config.entitlements for key in entitlement.api_keys}
-    assert {hashed_key(key) for key in KEYS.values()} == hashes
 
 
 def test_the_gateway_listens_where_the_container_is_asked() -> None:
@@ -313,13 +266,6 @@ def selectors_of(expression: str) -> Iterator[tuple[str, list[str]]]:
 def grouped_by(expression: str) -> set[str]:
     lists = re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression)
     return {label.strip() for labels in lists for label in labels.split(",")}
-
-
-def test_names_are_found_in_expressions() -> None:
-    text = 'sum by (le, pool) (rate(a_total{x="b_total"}[5m])) / on (z) c:d:e offset 10m > 1e3'
-    assert metrics_of(text) == {"a_total", "c:d:e"}
-    assert list(selectors_of(text)) == [("a_total", ["x"])]
-    assert grouped_by(text) == {"le", "pool", "z"}
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -477,61 +423,6 @@ def test_a_dashboard_is_whole(path: Path) -> None:
             assert panel["datasource"]["uid"] == "${datasource}"
             letters = [target["refId"] for target in panel["targets"]]
             assert len(set(letters)) == len(letters)
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.name)
-def test_panels_do_not_overlap(path: Path) -> None:
-    places = [p["gridPos"] for p in json.loads(path.read_text(encoding="utf-8"))["panels"]]
-    for a, b in itertools.combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (a, b)
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-
-
-def by_row(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Panels of a dashboard under the titles of their rows, in order."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
-        if panel["type"] == "row":
-            found[panel["title"]] = []
-        else:
-            found[list(found)[-1]].append(panel)
-    return found
-
-
-def test_tenants_come_first_and_can_be_chosen() -> None:
-    (path,) = DASHBOARDS
-    row, *_ = by_row(path)
-    assert row == "Tenants"
-    panels = by_row(path)[row]
-    shown = {name for panel in panels for t in panel["targets"] for name in metrics_of(t["expr"])}
-    assert {
-        "sluice_entitlement_ttft_seconds_bucket",
-        "sluice_admission_total",
-        "sluice_tokens_total",
-    } <= shown
-    for panel in panels:
-        for target in panel["targets"]:
-            for name, labels in selectors_of(target["expr"]):
-                assert "entitlement" in labels, panel["title"]
-                if "model" in (gateway_metrics()[name]):
-                    assert "model" in labels, panel["title"]
-
-
-UNITS = {"_seconds": "s", "_bytes": "bytes", "_kept_ratio": "percentunit"}
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda p: p.name)
-def test_every_panel_has_the_unit_of_its_metric(path: Path) -> None:
-    for panels in by_row(path).values():
-        for panel in panels:
-            unit = panel["fieldConfig"]["defaults"]["unit"]
-            for target in panel["targets"]:
-                for name in metrics_of(target["expr"]):
-                    family = re.sub(r"_(bucket|sum|count)$", "", name)
-                    wanted = [u for end, u in UNITS.items() if family.endswith(end)]
-                    assert not wanted or unit == wanted[0], panel["title"]
 
 
 def test_the_dashboard_leads_to_the_story_of_a_request() -> None:

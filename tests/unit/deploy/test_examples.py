@@ -20,14 +20,3 @@ def test_three_models_twenty_engines_and_twelve_tenants_fit_into_120_lines() -> 
     assert len(keys) == len({key.sha256 for key in keys}) == 24
     assert len({limit.name for limit in every_limit(config) if limit.unit != "requests"}) == 3
     assert remarks(config) == []
-
-
-def test_each_key_opens_a_model_and_most_open_several() -> None:
-    config = parse(FILE.read_text(encoding="utf-8"), FILE.name, {"SLUICE_ADMIN_KEY": "sk-admin"})
-    model_of = {entitlement.name: entitlement.model for entitlement in config.entitlements}
-    opened = [
-        {m for name in key.entitlements if (m := model_of[name]) in (key.models or {m})}
-        for key in tenant_keys(config)
-    ]
-    assert all(opened)
-    assert max(map(len, opened)) == 2

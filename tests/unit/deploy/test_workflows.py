@@ -9,7 +9,6 @@ from tests.unit.deploy.files import ROOT, load_yaml, pyproject
 
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
 def supported() -> list[str]:
@@ -59,19 +58,3 @@ def test_the_hooks_run_what_lint_runs() -> None:
     called = set(re.findall(r"\$\(BIN\)/([a-z-]+(?: [a-z]+)?)", linted))
     called |= {f"make --no-print-directory {t}" for t in re.findall(r"\$\(MAKE\).* (\S+)$", linted)}
     assert tools == {re.sub(r" --.*", "", entry) for entry in called}
-
-
-def test_help_names_every_target() -> None:
-    inner = {
-        "help",
-        "redis",
-        "promtool",
-        "helm",
-        "test-interpreted",
-        "test-together",
-        "test-alone",
-        "test-compiled",
-        "test-image",
-        "check-schema",
-    }
-    assert set(re.findall(r'@echo "make ([a-z-]+) ', MAKEFILE)) == TARGETS - inner

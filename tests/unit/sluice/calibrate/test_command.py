@@ -1,18 +1,14 @@
 """What `sluice calibrate` reads off a stream, and what `plan` says of its profile."""
 
 import json
-import random
-from pathlib import Path
 
 import pytest
-import typer.testing
 
 from planner.calibration.check import Check
 from planner.errors import PlanError
-from sluice.calibrate.command import _key, public_url
+from sluice.calibrate.command import public_url
 from sluice.calibrate.report import verdict
 from sluice.calibrate.stream import read_stream, trace_of
-from sluice.calibrate.sweeps import _lengths, _request
 from sluice.cli import app, register
 
 if not app.registered_commands:
@@ -71,17 +67,6 @@ def test_credentials_never_leave_the_url() -> None:
             public_url(bad)
 
 
-def test_a_key_is_one_line_of_ascii(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text(" k \n", encoding="utf-8")
-    assert _key(file) == "k"
-    file.write_text("a\nb", encoding="utf-8")
-    with pytest.raises(PlanError):
-        _key(file)
-    with pytest.raises(PlanError):
-        _key(tmp_path / "none")
-
-
 def test_the_verdict_names_what_was_missed() -> None:
     good = Check(name="TPOT", measured=1.0, modelled=1.1)
     bad = Check(name="TTFT", measured=1.0, modelled=1.2)
@@ -98,29 +83,3 @@ def test_a_tail_is_judged_from_its_bounds_and_a_median_from_its_value() -> None:
     assert not Check(name="TTFT p99", measured=1.0, modelled=0.3, bounds=(0.45, 1.2)).holds
     assert not Check(name="TTFT p99", measured=1.0, modelled=1.5, bounds=(0.45, 1.2)).holds
     assert not Check(name="TTFT p50", measured=1.0, modelled=0.54).holds
-
-
-@pytest.mark.parametrize("longest", [512, 700, 8192, 30_000])
-def test_prompts_are_probed_up_to_the_length_asked_for(longest: int) -> None:
-    found = _lengths(longest)
-    assert found[0] < 128
-    assert 0.9 * longest <= found[-1] <= longest
-    assert list(found) == sorted(found)
-
-
-def test_the_held_out_load_spans_what_was_probed_and_fits_the_window() -> None:
-    draw = random.Random(1)
-    plan = [_request(draw, 8000, 8192) for _ in range(500)]
-    assert max(prompt for prompt, _ in plan) > 7000
-    assert all(prompt + output <= 8192 for prompt, output in plan)
-
-
-def test_plan_says_that_a_profile_is_unverified(tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    profile = {"name": "m-measured", "gpu": "unknown", "model": "m", "gpus": 1, "w_s": 0.01}
-    profile |= {"h_s_per_token": 1e-7, "kv_tokens": 2**20, "verified": False}
-    file.write_text(json.dumps({**profile, "provenance": {}, "engine": {}}), encoding="utf-8")
-    arguments = ["plan", "--workload", "azure", "--rate", "50", "--slo-ttft-ms", "5000"]
-    done = typer.testing.CliRunner().invoke(app, [*arguments, "--profile", str(file)])
-    assert done.exit_code == 0, done.output
-    assert "m-measured is unverified" in " ".join(done.output.split())

@@ -12,7 +12,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from sluice.compress.command import compress
-from sluice.compress.input import as_chat, given_of
 from tests.unit.compressor.texts import prose
 
 GOLD = "The mayor keeps nine bees."
@@ -89,34 +88,10 @@ def test_requests_of_other_endpoints_keep_their_shape(kind: str, tmp_path: Path)
         assert body[next(iter(body))] == "Be brief."
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
-def test_a_judge_is_asked_requests_of_other_endpoints_as_chat(kind: str) -> None:
-    given = given_of(json.dumps(REQUESTS[kind]), None)
-    chat = as_chat(given.kind, given.body)
-    roles = ["user"] if kind == "completions" else ["system", "user"]
-    assert [m["role"] for m in chat] == roles
-    assert chat[0]["content"].startswith("Be brief." if len(roles) > 1 else TEXT[:40])
-    assert QUESTION in chat[-1]["content"]
-
-
 def test_a_request_that_asks_by_itself_takes_no_question() -> None:
     result = run("--question", QUESTION, stdin=json.dumps(REQUESTS["completions"]))
     assert result.exit_code == 2
     assert "--question is for a text or chat messages" in result.output
-
-
-def test_what_fits_is_said_to_fit() -> None:
-    result = run(stdin="Short.")
-    assert result.exit_code == 0
-    assert "it fits as it is" in result.stdout
-
-
-def test_every_line_is_marked_in_a_pipe_and_whole() -> None:
-    result = run("--budget", "1200", "--question", QUESTION, stdin=TEXT, COLUMNS="80")
-    table = result.stdout.partition("\n\n")[0].splitlines()[1:]
-    assert {line[0] for line in table} == {"+", "-"}
-    assert any(GOLD in line for line in table)
-    assert "…" not in result.stdout
 
 
 def test_what_is_left_can_be_printed() -> None:
@@ -132,21 +107,6 @@ def test_what_is_left_can_be_printed() -> None:
     both = run(*args, "--json", stdin=TEXT)
     assert both.exit_code == 2
     assert "stdout" in json.loads(both.stdout)["problem"]
-
-
-def test_what_cannot_be_written_exits_2(tmp_path: Path) -> None:
-    result = run("--budget", "1200", "-o", str(tmp_path / "no/such"), stdin=TEXT + QUESTION)
-    assert result.exit_code == 2
-    assert "No such file" in result.stderr
-
-
-@pytest.mark.parametrize("args", [["no-such-file"], ["--profile", "x"]])
-def test_errors_are_json_for_machines(args: list[str]) -> None:
-    result = run(*args, "--json", stdin=TEXT)
-    assert (result.exit_code, result.stderr) == (2, "")
-    found = json.loads(result.stdout)
-    assert found["ok"] is False
-    assert args[-1] in found["problem"]
 
 
 def test_a_refusal_says_why_and_exits_1() -> None:
@@ -165,10 +125,14 @@ def test_a_refusal_says_why_and_exits_1() -> None:
         (["--tokenizer", "pyproject.toml"], "is not a tokenizer.json"),
     ],
 )
-def test_bad_input_exits_2(args: list[str], message: str) -> None:
+def test_bad_input_exits_2_for_people_and_machines(args: list[str], message: str) -> None:
     result = run(*args, stdin=TEXT)
     assert result.exit_code == 2
     assert message in result.stderr
+    result = run(*args, "--json", stdin=TEXT)
+    assert (result.exit_code, result.stderr) == (2, "")
+    found = json.loads(result.stdout)
+    assert (found["ok"], message in found["problem"]) == (False, True)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.compress.judge import agree, judge, wilson
+from sluice.compress.judge import agree, judge
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,6 @@ from sluice.compress.judge import agree, judge, wilson
 def test_answers_agree_by_their_words(first: str, second: str, *, same: bool) -> None:
     assert agree(first, second) is same
     assert agree(second, first) is same
-
-
-def test_wilson_s_interval() -> None:
-    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
 
 
 def test_a_model_that_disagrees_with_itself_is_seen() -> None:

@@ -3,12 +3,10 @@
 import random
 
 import msgspec
-import pytest
 
 from sluice.demo import prompts
 from sluice.demo.acts import calm, engine, flood, retrieval
 from sluice.demo.client import Answer
-from sluice.demo.stage import counted, high_ms, median_ms
 from sluice.demo.story import ACTS
 
 
@@ -24,24 +22,6 @@ def served(pool: str = "short", ttft_ms: float | None = 10.0, **more: object) ->
 REFUSED = Answer(who="spot", what="flood", request_id="r", status=429, reason="concurrency")
 FAILED = Answer(who="spot", what="flood", request_id="r", reason="ConnectError")
 BROKEN = served(whole=False)
-
-
-def test_answers_are_served_refused_or_failed() -> None:
-    assert [a.served for a in (served(), REFUSED, FAILED, BROKEN)] == [True, False, False, False]
-    assert [a.refused for a in (served(), REFUSED, FAILED, BROKEN)] == [False, True, False, False]
-    assert [a.failed for a in (served(), REFUSED, FAILED, BROKEN)] == [False, False, True, True]
-    told = counted([served(), served(), REFUSED, FAILED, BROKEN])
-    assert told == "2 of 5 answered, 1 refused (429), 2 failed"
-    assert counted([served()]) == "1 of 1 answered, 0 failed"
-
-
-def test_quantiles_are_of_streams_that_were_served() -> None:
-    answers = [served(ttft_ms=ms) for ms in range(1, 101)]
-    others = [REFUSED, FAILED, served(ttft_ms=None), served(ttft_ms=9000.0, whole=False)]
-    assert median_ms([*answers, *others]) == pytest.approx(50.5)
-    assert high_ms([*answers, *others]) == pytest.approx(96)
-    assert median_ms(others) is None
-    assert high_ms(others) is None
 
 
 def test_calm_tells_the_pools_apart_and_counts_the_cached_share() -> None:
@@ -108,10 +88,3 @@ def test_retrieval_prompts_hold_one_answer_among_others_and_end_with_the_questio
         assert text.count(prompt.answer) == 1
         assert text.rpartition("\n\n")[2].startswith("Question: ")
         assert text.endswith("?")
-
-
-def test_documents_have_no_beginning_in_common() -> None:
-    rng = random.Random(1)
-    one, two = (prompts.document(rng, 5000)[0]["content"] for _ in range(2))
-    assert one[:60] != two[:60]
-    assert 5000 <= len(one) < 8000

@@ -6,29 +6,13 @@ import msgspec
 from rich.console import Console
 
 from sluice.demo.client import Answer
-from sluice.demo.display import Line, Plain, Shown
+from sluice.demo.display import Plain, Shown
 
 SERVED = Answer(
     who="guaranteed", what="probe", request_id="r", status=200, whole=True, pool="short",
     worker="127.0.0.1:9001", ttft_s=0.0124, prompt_tokens=1234,
 )  # fmt: skip
 REFUSED = Answer(who="spot", what="flood", request_id="r", status=429, reason="concurrency")
-
-
-def note(**more: object) -> str:
-    return Line(msgspec.structs.replace(SERVED, **more)).note()
-
-
-def test_a_note_says_what_was_special() -> None:
-    assert note() == ""
-    assert note(compressed="9812->8110") == "cut 9812->8110"
-    assert note(cached_tokens=1200) == "97 % cached"
-    assert note(cached_tokens=16) == ""
-    assert note(queue_ms=3075) == "queued 3.1 s"
-    assert note(ttft_s=None, took_s=1.26) == "whole in 1.3 s"
-    assert note(status=503, reason="no_worker_ready") == "failed: 503 no_worker_ready"
-    assert note(status=0, reason="ConnectError") == "failed: ConnectError"
-    assert Line(REFUSED).note() == "429 concurrency"
 
 
 def test_plain_lines_are_one_a_request_and_those_of_a_flood_share_one() -> None:

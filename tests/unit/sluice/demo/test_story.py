@@ -1,7 +1,6 @@
 """The order of the acts, and what a client makes of answers."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -39,14 +38,6 @@ def acts(*names: str, ended: Callable[[], None] = lambda: None) -> dict[str, sto
         return f"paced {stage.pace}"
 
     return {name: story.Act(name, "A caption.", play) for name in names}
-
-
-async def test_acts_are_told_once_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "ACTS", acts("one", "two"))
-    notes = Notes()
-    await story.tell(URL, notes, ("two", "one"), pace=0.01, once=True)
-    captions = ["two: A caption.", "two = paced 0.01", "one: A caption.", "one = paced 0.01"]
-    assert notes.told == captions
 
 
 def test_a_story_goes_on_until_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,18 +112,3 @@ async def test_refusals_tell_their_reason_and_faults_their_kind() -> None:
     respx.post(CHAT).mock(side_effect=httpx.ConnectError("away"))
     told = await asked()
     assert (told.failed, told.status, told.reason) == (True, 0, "ConnectError")
-
-
-async def test_each_request_is_shown_when_it_ends() -> None:
-    notes = Notes()
-
-    async def answer(what: str) -> Answer:
-        await asyncio.sleep(0)
-        return Answer(who="spot", what=what, request_id="r")
-
-    async with Client(URL) as client:
-        stage = Stage(gateway=client, show=notes)
-        requests: list[Awaitable[Answer]] = [answer("one"), answer("two")]
-        for request in requests:
-            await stage.ask(request)
-    assert notes.told == ["one", "two"]

@@ -229,12 +229,6 @@ def test_rows_that_cannot_be_trusted_are_left_out(tmp_path: Path) -> None:
     assert "return_full_object=true" in said["keys"]
 
 
-def test_no_retries_are_one_attempt(tmp_path: Path) -> None:
-    config, report = imported(tmp_path, "fallbacks")
-    assert config.retry.max_attempts == 1
-    assert report["router_settings.num_retries"].startswith("approximated")
-
-
 # -- secrets
 
 
@@ -475,54 +469,6 @@ def test_what_restricts_nothing_suspends_nothing(tmp_path: Path) -> None:
     assert not any(path.startswith("keys[1].") for path in report)
 
 
-def test_keys_see_one_another_only_within_a_team_or_a_user(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        *(
-            {**ROW, "user_id": user}
-            for user in ("jane", "jane", "default_user_id", "default_user_id")
-        ),
-        *(ROW, ROW, {**ROW, "team_id": "t", "user_id": "jane"}),
-    ]
-    dump = {
-        "keys": [{"token": f"{n:064x}", "key_alias": "same", **row} for n, row in enumerate(rows)],
-        "teams": [{"team_id": "t", "models": []}],
-        "users": [{"user_id": "jane", "user_alias": "Jane", "models": ["base"]}],
-    }
-    text, report = written(tmp_path, ENGINE, dump)
-    tenants = yaml.safe_load(text)["tenants"]
-    assert {t["name"]: len(t["keys"]) for t in tenants} == {
-        "Jane": 2, "same": 1, "same-2": 1, "same-3": 1, "same-4": 1, "t": 1,
-    }  # fmt: skip
-    assert tenants[0]["keys"][0]["models"] == ["base"]
-    assert report["users[0]"] == "taken: tenant `Jane`, whose keys see its usage"
-
-
-def test_a_user_that_is_not_in_the_dump_or_is_limited_in_its_teams_suspends(tmp_path: Path) -> None:
-    dump = {
-        "keys": [
-            {"token": f"{n:064x}", "key_alias": f"k{n}", **row}
-            for n, row in enumerate(
-                [
-                    {"models": ["base"], "user_id": "gone"},
-                    {"models": [], "user_id": "gone"},
-                    {"models": ["base"], "team_id": "t", "user_id": "gone"},
-                    {"models": ["base"], "team_id": "t", "user_id": "slow"},
-                    {"models": ["base"], "user_id": "slow"},
-                ]
-            )
-        ],
-        "teams": [{"team_id": "t", "models": []}],
-        "users": [{"user_id": "slow", "models": [], "rpm_limit": 5}],
-    }
-    text, report = written(tmp_path, ENGINE, dump)
-    keys = {k["name"]: k for t in yaml.safe_load(text)["tenants"] for k in t["keys"]}
-    assert {name: key.get("suspended", False) for name, key in keys.items()} == {
-        "k0": True, "k2": True, "k3": True, "k4": False,
-    }  # fmt: skip
-    assert keys["k4"]["requests_per_minute"] == 5
-    assert report["keys[1]"].startswith("left out: its user's models and limits")
-
-
 def test_what_is_left_of_a_budget_is_taken(tmp_path: Path) -> None:
     priced = ENGINE.replace('"http://a:8000"}', '"http://a:8000", input_cost_per_token: 1e-6}')
     row = {"max_budget": 100, "spend": 12.5, "budget_duration": "30d", **ROW}
@@ -531,12 +477,6 @@ def test_what_is_left_of_a_budget_is_taken(tmp_path: Path) -> None:
     assert (key["budgets"], key.get("suspended")) == ([{"money": 87.5, "window": "month"}], None)
     assert "100 less what was spent" in report["keys[0].max_budget"]
     assert report["the file"].startswith("left out: limits and budgets refuse nobody while")
-
-
-def test_without_keys_the_gateway_is_closed(tmp_path: Path) -> None:
-    text, report = written(tmp_path, ENGINE)
-    assert [row["model"] for row in yaml.safe_load(text)["entitlements"]] == ["base"]
-    assert "refuses all" in report["the file"]
 
 
 def test_a_setting_of_a_model_that_sluice_lacks_is_told(tmp_path: Path) -> None:
@@ -593,13 +533,6 @@ def test_a_row_for_many_names_becomes_an_alias(
 ) -> None:
     text, _ = written(tmp_path, rows(*given))
     assert {model.name: model.aliases for model in parse(text, "s", {}).models} == named
-
-
-def test_a_pattern_of_two_engines_is_one_model(tmp_path: Path) -> None:
-    more = rows("claude-*: openai/q", base="http://b:8000").removeprefix("model_list:\n")
-    text, _ = written(tmp_path, rows("claude-*: openai/q") + more)
-    (model,) = parse(text, "s", {}).models
-    assert (model.aliases, len(model.pools["main"].workers)) == (("claude-*",), 2)
 
 
 def test_what_a_pattern_catches_of_rows_that_were_left_out_is_told(tmp_path: Path) -> None:

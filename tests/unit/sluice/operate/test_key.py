@@ -70,11 +70,6 @@ def test_a_budget_that_is_no_list_of_values_is_not_sent(
     assert "NAME=VALUE" in result.output
 
 
-def test_what_is_no_number_is_left_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, body = run(monkeypatch, "add", "acme", "web", "--budget", "money=nan,tokens=many")
-    assert body["budgets"] == [{"money": "nan", "tokens": "many"}]
-
-
 def test_the_table_of_keys_has_their_limits() -> None:
     (column,) = [each for each in key_table([ROW]).columns if each.header == "limits"]
     assert list(column.cells) == ["60 requests a minute, 1000000 tokens per day"]

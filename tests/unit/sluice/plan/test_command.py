@@ -15,7 +15,6 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from gateway.settings import ConfigError, load, parse
-from planner.errors import PlanError
 from sluice.check import check
 from sluice.hash_key import hashed_key
 from sluice.plan.command import plan
@@ -102,22 +101,6 @@ def test_the_default_for_people() -> None:
     assert "at 106 nodes either way" in result.stdout
 
 
-def test_one_pool_has_no_boundary() -> None:
-    found = plan_json("--workload", "azure", "--rate", "20", "--gamma", "1", "--max-pools", "1")
-    assert found["b_short"] is None
-    assert list(found["pools"]) == ["all"]
-
-
-def test_the_rate_may_come_from_the_trace(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    lines = [
-        json.dumps({"timestamp": 100 * i, "input_length": 500 + i, "output_length": 50})
-        for i in range(100)
-    ]
-    trace.write_text("\n".join(lines), encoding="utf-8")
-    assert plan_json("--workload", str(trace))["rate_per_s"] == pytest.approx(10.0)
-
-
 def test_the_written_file_passes_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_ADMIN_KEY", "sk-admin")
     monkeypatch.setenv("SLUICE_KEY_HASH", hashed_key("sk-everybody"))
@@ -195,27 +178,6 @@ def test_bad_questions_exit_2_with_what_to_change(args: tuple[str, ...], words: 
     assert "\nfix: " in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is empty"),
-        ("[[64, 0.5], [128, 0.4]]", "falls from 0.5 to 0.4"),
-        ("[[64, 1.5]]", "share at 64 tokens is 1.5"),
-        ("ContextTokens,GeneratedTokens\n", "no requests"),
-    ],
-)
-def test_bad_files_exit_2_with_what_to_change(text: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "workload"
-    path.write_text(text, encoding="utf-8")
-    for verb in (plan, whatif):
-        args = ("--rate", "10") if verb is plan else ("--rates", "10")
-        result = run(verb, "--workload", str(path), *args, "--json")
-        assert result.exit_code == 2
-        answer = json.loads(result.stdout)
-        assert words in answer["problem"]
-        assert answer["fix"]
-
-
 def test_a_file_that_is_not_there_names_the_shipped_workloads() -> None:
     result = run(plan, "--workload", "nowhere.csv", "--rate", "1")
     assert result.exit_code == 2
@@ -245,18 +207,6 @@ def test_prometheus_is_asked_for_the_last_week() -> None:
     respx.get("http://prom:9090/api/v1/query").mock(side_effect=answer)
     found = load_workload("prom:http://prom:9090")
     assert found.mean_lengths() == pytest.approx((500, 100), rel=0.01)
-
-
-@respx.mock
-@pytest.mark.parametrize("reply", [httpx.Response(500), httpx.ConnectError("refused")])
-def test_an_engine_that_does_not_answer_is_named(reply: Any) -> None:
-    mocked = respx.get("http://a:8000/metrics")
-    if isinstance(reply, httpx.Response):
-        mocked.mock(reply)
-    else:
-        mocked.mock(side_effect=reply)
-    with pytest.raises(PlanError, match="http://a:8000/metrics"):
-        load_workload("metrics:http://a:8000")
 
 
 def test_whatif_sweeps_rates_and_gpus() -> None:
@@ -383,17 +333,6 @@ def test_a_plan_changes_the_file_it_is_given_and_enables_what_it_plans(
     assert urls == {"short": ["http://10.0.0.1:8000"], "long": ["http://10.0.0.2:8000"]}
     assert (config.entitlements[0].tenant, config.entitlements[0].concurrency) == ("acme", 3)
     assert [key.name for key in config.tenants[0].keys] == ["first"]
-
-
-def test_without_a_file_the_model_has_the_log_s_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLUICE_ADMIN_KEY", "sk-admin")
-    monkeypatch.setenv("SLUICE_KEY_HASH", hashed_key("sk-everybody"))
-    output = tmp_path / "planned.yaml"
-    args = ("--workload", str(log_with_a_window(tmp_path)), "--slo-ttft-ms", "5000")
-    plan_json(*args, "-o", str(output))
-    assert load(output).models[0].name == load(output).entitlements[0].model == "demo-model"
 
 
 def test_a_reserved_token_rate_is_planned_for_even_when_nobody_asks(tmp_path: Path) -> None:

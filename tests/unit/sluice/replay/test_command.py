@@ -18,8 +18,8 @@ from sluice.replay.client import Answered
 from sluice.replay.command import _tenant_keys
 from sluice.replay.load import ReplayRequest, from_recording, from_workload
 from sluice.replay.report import ReplayReport, report, report_json
-from sluice.replay.run import Replayed, commonest
-from sluice.replay.texts import KINDS, Texts, kind_of
+from sluice.replay.run import Replayed
+from sluice.replay.texts import KINDS, Texts
 from sluice.simulated.recorded import RecordedTraffic, read_recorded
 
 if not app.registered_commands:
@@ -129,17 +129,6 @@ def test_prompts_have_the_tokens_asked_for(kind: str, tokens: int) -> None:
     assert all(abs(n - tokens) < 0.25 * tokens for n in found)
 
 
-def test_without_a_tokenizer_four_bytes_are_a_token_and_unknown_kinds_are_prose() -> None:
-    async def silent(_text: str) -> int | None:
-        return None
-
-    texts = Texts(seed=3)
-    asyncio.run(texts.learn({"unheard-of"}, silent))
-    assert kind_of("unheard-of") == "prose"
-    assert len(texts.prompt("unheard-of", 500).encode()) / 4 == pytest.approx(500, rel=0.1)
-    assert len(texts.prompt("prose", 1)) >= 1
-
-
 def answered(ttft_s: float | None, due_s: float = 0.0, **fields: Any) -> Answered:
     first = None if ttft_s is None else due_s + ttft_s
     given = {"pool": "short", "prompt_tokens": 100, "output_tokens": 10, "tpot_s": 0.02}
@@ -183,11 +172,6 @@ def test_each_pool_with_enough_requests_is_judged() -> None:
     assert [p.name for p in found.pools if p.faults] == ["long"]
 
 
-def test_the_time_between_tokens_is_judged_where_it_is_asked_for() -> None:
-    assert judged(spread(200, 0.1), slo_tpot_s=0.03).holds
-    assert not judged(spread(200, 0.1), slo_tpot_s=0.01).holds
-
-
 def test_the_warm_up_is_left_out() -> None:
     slow_start = [*(answered(5.0, 0.0) for _ in range(20)), *spread(1000, 0.1)]
     assert not judged(slow_start).holds
@@ -207,11 +191,6 @@ def test_what_weakens_the_figures_is_said() -> None:
 
 def _fields(record: Answered) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-def test_errors_are_told_by_frequency() -> None:
-    answers = [answered(None), answered(None), answered(None, error="x"), answered(0.1)]
-    assert commonest(answers) == [("503 busy", 2), ("x", 1)]
 
 
 @pytest.mark.parametrize(

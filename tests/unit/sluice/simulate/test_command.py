@@ -12,16 +12,9 @@ from typer.testing import CliRunner, Result
 
 from gateway.settings import parse
 from planner.errors import PlanError
-from planner.goals import Goals as PlanGoals
-from planner.plan import make_plan
 from planner.profile import PAPER_A100
-from planner.records import FleetPlan, Question
-from planner.workload.library import SHIPPED
-from planner.workload.workload import from_lengths
-from simulator.experiments.fleet_verdicts import judge
-from simulator.fleet.traffic import CdfLengths, PairLengths
 from sluice.simulate.command import simulate
-from sluice.simulated.fleet import engine_of, fleet_of, fleet_of_model, fleet_of_plan, lengths_of
+from sluice.simulated.fleet import fleet_of_model
 from sluice.simulated.recorded import read_recorded
 from tests.builders import decision
 
@@ -102,11 +95,6 @@ def test_the_line_in_the_readme_runs() -> None:
     assert "300 requests" in result.stdout
 
 
-def test_a_duration_takes_the_place_of_a_number() -> None:
-    args = ("--workload", "azure", "--rate", "20", "--fleet", "3", "--duration", "50")
-    assert answer(*args)["summary"]["requests"] == 1000
-
-
 def test_a_fleet_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "sluice.yaml"
     path.write_text(FILE, encoding="utf-8")
@@ -125,41 +113,6 @@ def test_what_a_file_says_of_an_engine_wins() -> None:
     assert long.kv_blocks == PAPER_A100.kv_tokens // 16
     assert spec.pools[0].boundary_tokens == 4096
     assert (spec.gamma, spec.spill_queue) == (1.5, 3)
-
-
-def test_slots_are_windows_and_pages_are_not() -> None:
-    slots = engine_of(PAPER_A100, 4096, "slots")
-    paged = engine_of(PAPER_A100, 4096, "paged")
-    assert (slots.max_num_seqs, slots.load) == (256, "reserved")
-    assert (paged.max_num_seqs, paged.load) == (PAPER_A100.max_num_seqs, "growing")
-    assert engine_of(PAPER_A100, 65_536, "slots").max_num_seqs == 16
-    assert paged.h_s_per_token == PAPER_A100.h_s_per_token
-
-
-def test_a_plan_becomes_a_fleet_that_holds_what_it_promises() -> None:
-    shipped = SHIPPED["azure"]
-    question = Question(
-        workload=shipped.workload,
-        goals=PlanGoals(rate_per_s=60.0, ttft_s=0.5),
-        mode="corrected",
-        b_short=(4096,),
-        gamma=1.0,
-        most_pools=2,
-    )
-    planned = make_plan(question).two
-    spec = fleet_of_plan(planned, counting="slots", dispatch="jsq")
-    assert [pool.instances for pool in spec.pools] == [p.serving_nodes for p in planned.pools]
-    assert [pool.boundary_tokens for pool in spec.pools] == [4096, None]
-    lengths = lengths_of(shipped.workload)
-    found = judge(spec, lengths, rate_per_s=60.0, slo_s=0.5, most_drawn=60_000)
-    assert found.holds, found
-    with pytest.raises(PlanError, match="no fleet"):
-        fleet_of_plan(FleetPlan(label="none"), counting="slots")
-
-
-def test_workloads_keep_their_pairs() -> None:
-    assert isinstance(lengths_of(SHIPPED["azure"].workload), CdfLengths)
-    assert isinstance(lengths_of(from_lengths([10, 20], [1, 2])), PairLengths)
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
@@ -255,17 +208,6 @@ def test_a_file_with_other_models_asks_which(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "has no model other" in result.stderr
     assert "give --serves with one of: m" in result.stderr
-
-
-def test_boundaries_belong_to_pools_but_the_last() -> None:
-    spec = fleet_of("4,3,2", "1536,8192", PAPER_A100, window_tokens=65_536, counting="slots")
-    assert [(p.name, p.instances, p.boundary_tokens) for p in spec.pools] == [
-        ("short", 4, 1536),
-        ("middle", 3, 8192),
-        ("long", 2, None),
-    ]
-    with pytest.raises(PlanError, match="1 pools and 1 boundaries"):
-        fleet_of("4", "1536", PAPER_A100, window_tokens=65_536, counting="slots")
 
 
 def test_a_file_is_simulated_with_its_policies_and_tenants(tmp_path: Path) -> None:

@@ -33,18 +33,6 @@ def test_a_filter_is_typed_corrected_and_removed() -> None:
     assert "entitlements" not in controls.query()
 
 
-def test_while_a_filter_is_typed_it_shows() -> None:
-    controls, _ = pressed("/", "a")
-    assert controls.note() == "/a_"
-    assert controls.press("\x1b")
-    assert controls.note() == ""
-
-
-def test_a_filter_is_bounded_and_takes_printable_text_only() -> None:
-    controls, _ = pressed("/", "\x01", *"x" * 500)
-    assert controls.text == "x" * 64
-
-
 def test_space_pauses_and_goes_on() -> None:
     controls, asked = pressed(" ")
     assert controls.paused

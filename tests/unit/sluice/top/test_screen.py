@@ -88,10 +88,6 @@ def test_what_is_wrong_stands_above_all_tables() -> None:
     assert lines[1].startswith("The state store is away")
 
 
-def test_what_is_filtered_or_paused_is_said_first() -> None:
-    assert drawn(1, 80, 24, "/acme paused")[0].startswith("/acme paused  61.2 req/s")
-
-
 def test_names_are_no_markup() -> None:
     found = figures(1)
     found["entitlements"]["rows"] = [{**TENANT, "name": "[red]x[/red]"}]

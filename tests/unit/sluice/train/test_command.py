@@ -91,13 +91,6 @@ def test_machines_are_told_the_report_without_its_points(tmp_path: Path) -> None
     assert section.boosted is not None
 
 
-def test_several_logs_are_read_in_turn(tmp_path: Path) -> None:
-    logs = [write(tmp_path / name, 600) for name in ("a.jsonl", "b.jsonl")]
-    out = tmp_path / "p.json"
-    result = run("--log", logs[0], "--log", logs[1], "-o", out, "--json")
-    assert json.loads(result.stdout)["log"]["rows"] == 1200
-
-
 def test_too_few_rows_are_refused_with_what_to_do(tmp_path: Path) -> None:
     log, out = write(tmp_path / "log.jsonl", 20), tmp_path / "p.json"
     result = run("--log", log, "-o", out)
