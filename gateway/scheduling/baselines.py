@@ -124,7 +124,7 @@ class Immediate:
         if job.excluded:
             left = [w for w in choice if w not in job.excluded]
             # One in slow start goes before one that has just failed.
-            left = left or [w for w in present if w not in (*job.excluded, *job.barred)]
+            left = left or [w for w in present if w not in job.excluded and w not in job.barred]
             choice = left or choice
         if not choice:
             job.state = "nowhere"
