@@ -40,10 +40,7 @@ LABEL org.opencontainers.image.title="sluice" \
       org.opencontainers.image.description="An OpenAI-compatible gateway for fleets of LLM engines" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Large blocks that are freed go back to the system: a prefix index that grows leaves no hole.
-ENV MALLOC_MMAP_THRESHOLD_=4194304 \
-    MALLOC_TRIM_THRESHOLD_=8388608 \
-    PATH=/opt/sluice/bin:$PATH \
+ENV PATH=/opt/sluice/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     SLUICE_HEALTH_PORT=8080

@@ -12,7 +12,7 @@ from rich.console import Console
 
 
 class Bench(NamedTuple):
-    """What one bench is, and its parts."""
+    """One bench and its parts."""
 
     text: str
     parts: dict[str, str]

@@ -215,7 +215,7 @@ def read_log(file: Path) -> dict[str, DecisionRecord]:
 
 
 def problems_of(answers: dict[str, ClientAnswer]) -> list[str]:
-    """What clients saw that was not well."""
+    """Troubles that clients saw."""
     return [f"{name}: {answer.problem}" for name, answer in answers.items() if answer.problem]
 
 

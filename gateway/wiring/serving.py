@@ -30,6 +30,7 @@ from gateway.wiring.listening import BACKLOG, port_of
 from gateway.wiring.process_limits import (
     allow_open_files,
     files_needed,
+    give_back_large_blocks,
     shortage,
 )
 from gateway.wiring.replicas import loopback_of_many
@@ -278,6 +279,7 @@ def run(
     `origin`: where a replica of several comes from. Without `warns`, another process logs warnings
     about the configuration.
     """
+    give_back_large_blocks()
     connections = _connections(config)
     workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
     allowed = allow_open_files(files_needed(connections, workers))
