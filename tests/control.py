@@ -7,8 +7,8 @@ from gateway.control.metrics_page import MetricsPage
 from gateway.control.roles import RoleKeys
 from gateway.control.surface import Control
 from gateway.metrics import Metrics
-from gateway.pipeline.authenticate import authenticate_head
 from gateway.replicas.calls import ReplicaCalls
+from gateway.tenancy.keyring import authenticate_head
 from gateway.usage.request_log import DecisionRing
 from tests.builders import served_model, short_and_long
 from tests.fakes import nothing_drained

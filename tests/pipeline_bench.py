@@ -8,10 +8,10 @@ import pytest
 
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
-from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.decision import DecisionRecord
 from gateway.records.request import Incoming
+from gateway.tenancy.keyring import Keyring
 from tests.builders import incoming, served_model
 from tests.fakes import FakeClock, FakeReply, FakeStore, FakeUpstream, ListSink, Script
 

@@ -11,7 +11,6 @@ import msgspec
 
 from gateway.admission.entitlement_terms import ModelShape
 from gateway.errors import BadRequest
-from gateway.pipeline.authenticate import Keyring, authenticate, entitled
 from gateway.ports import AccountView, Directory, PoolView, TokenVerifier
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
@@ -33,6 +32,7 @@ from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteFile, open_file
 from gateway.tenancy.changes import Audit
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.tenancy.keyring import Keyring, authenticate, entitled
 from gateway.tenancy.tenancy import Tenancy
 from gateway.tenancy.tenant_admin import TenantAdmin
 from tests.fakes import FakeClock

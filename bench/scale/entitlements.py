@@ -25,7 +25,6 @@ from gateway.admission.entitlement_terms import ModelShape
 from gateway.admission.terms import AdmissionRequest
 from gateway.control.metrics_page import ACCOUNTS_SHOWN, MetricsPage, PoolSnapshot, write
 from gateway.metrics import Metrics
-from gateway.pipeline import authenticate
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.lease import Lease
@@ -33,6 +32,7 @@ from gateway.records.tenancy import NO_FILE, DirectoryChange, Row
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.tenancy import keyring
 from gateway.tenancy.tenancy import Tenancy
 
 WORKERS: Final = 64
@@ -50,7 +50,7 @@ class EntitlementSet:
         self.now_s = 1_000.0
         self.served = fleet_of("quartz", WORKERS)
         self.token_pool = token_pool_of(SLOTS * WORKERS + size.leases)
-        self.keyring = authenticate.Keyring()
+        self.keyring = keyring.Keyring()
         self.store = MemoryLeases(
             {"m": self.served}, self.clock, {"m": self.token_pool}, wall_clock=self.clock
         )
@@ -98,9 +98,9 @@ class EntitlementSet:
         self.now_s += STEP_S
         digest = key or digest_of(next(self._numbers) % self._active)
         begin_ns = clock_ns()
-        principal = authenticate.authenticate(self.keyring, digest, self.now_s)
+        principal = keyring.authenticate(self.keyring, digest, self.now_s)
         if key is not None:
-            principal = authenticate.entitled(principal, "m", self.now_s)
+            principal = keyring.entitled(principal, "m", self.now_s)
         known_ns = clock_ns()
         ask = AdmissionRequest(
             lease_id=f"lease-{next(self._leases)}",

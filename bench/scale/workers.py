@@ -26,7 +26,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
-from gateway.pipeline import authenticate, bind, dispatch, plan, settlement
+from gateway.pipeline import bind, dispatch, plan, settlement
 from gateway.pipeline.request_progress import (
     Attempts,
     RequestLease,
@@ -43,6 +43,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt, RequestHead
 from gateway.scheduling.scheduler import Job, Prefix
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy import keyring
 
 RATE_EACH: Final = 8.0
 """Requests a second at each worker."""
@@ -108,7 +109,7 @@ class Loaded:
         self.ticks_us: list[float] = []
         self.build_ms = spent_us(lambda: self._serve(size)) / 1e3
         tokens = token_pool_of(SLOTS * size.workers)
-        self.keyring = authenticate.Keyring()
+        self.keyring = keyring.Keyring()
         for number, terms in enumerate(entitlements(size.entitlements)):
             tokens.define(terms)
             principal = Principal(
@@ -169,7 +170,7 @@ class Loaded:
             received_s=self.now_s, received_unix_s=self.now_s,
         )  # fmt: skip
         times = [clock_ns()]
-        principal = authenticate.authenticate(self.keyring, head.key_digest, self.now_s)
+        principal = keyring.authenticate(self.keyring, head.key_digest, self.now_s)
         times.append(clock_ns())
         facts = plan.read(CHAT, body, RequestHead())
         lengths = plan.estimate(served, CHAT, facts, principal)

@@ -53,7 +53,6 @@ from gateway.http.data_plane import shutting_down
 from gateway.metrics import Metrics
 from gateway.payload.head import pairs_of, read_head
 from gateway.payload.refusals import undecodable
-from gateway.pipeline import authenticate as stage_authenticate
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.settlement import cost_of, count, money_of
 from gateway.ports import LeaseStore, RecordSink, Settlement
@@ -65,6 +64,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import Principal
 from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.routing import defaulted_cap
+from gateway.tenancy import keyring as stage_authenticate
 
 MAX_HELD = 10_000
 """Leases held at once; further ones are refused with 503."""

@@ -23,7 +23,6 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.payload.body import LOOP_US, TakesLong
 from gateway.payload.members import by_name
-from gateway.pipeline import authenticate as stage_authenticate
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.dispatcher import Dispatcher
 from gateway.pipeline.request_progress import (
@@ -53,6 +52,7 @@ from gateway.routing.routing import (
     window_plan,
 )
 from gateway.routing.split_alias import SplitAlias
+from gateway.tenancy import keyring as stage_authenticate
 from gateway.workers.bodies import BodyReader, CompressWorkers
 
 

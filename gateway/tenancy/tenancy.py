@@ -24,6 +24,7 @@ from gateway.records.limit import UNLIMITED, Limit
 from gateway.records.request import Principal, TenantKey
 from gateway.records.tenancy import NO_FILE, Denial, DirectoryChange, RowId, TenancyFile
 from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
+from gateway.tenancy.keyring import Keyring
 from gateway.tenancy.known import owner_of_key
 from gateway.tenancy.rights import (
     EntitlementInForce,
@@ -174,35 +175,6 @@ class EntitlementOutbox:
         return False
 
 
-class Keys(Protocol):
-    """The keyring: API keys by tenant and entitlement."""
-
-    open: bool
-    """Whether requests without a key are allowed."""
-    unread: set[str]
-    """Directories to read before any key opens."""
-    held: set[str]
-    """Suspended tenants."""
-
-    def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
-        """Replace an entitlement's principal and its own keys."""
-
-    def remove(self, entitlement: str) -> None:
-        """Forget an entitlement and its own keys."""
-
-    def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
-        """Replace a tenant's keys."""
-
-    def default_to(self, tenant: str, key: TenantKey | None) -> None:
-        """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
-
-    def entitlements_of(self, tenant: str) -> Mapping[str, Principal]:
-        """A tenant's entitlements by name."""
-
-    def owners(self, digest: bytes) -> list[tuple[str, str]]:
-        """(`tenant` or `entitlement`, its name) of all who have a key."""
-
-
 class LimitsObserver(Protocol):
     """Who has to know the limits of keys, beside the keyring."""
 
@@ -220,7 +192,7 @@ class Tenancy:
         self,
         *,
         directory: Directory,
-        keyring: Keys,
+        keyring: Keyring,
         store: TokenPools,
         shapes: Mapping[str, ModelShape],
         managed: Container[str],

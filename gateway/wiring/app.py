@@ -35,11 +35,11 @@ from gateway.http.certificates import Certificates
 from gateway.http.data_plane import App, DataPlane, request_ids
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
-from gateway.pipeline.authenticate import authenticate_head
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.request import Principal, RequestHead
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
+from gateway.tenancy.keyring import authenticate_head
 from gateway.upstream import HttpUpstream
 from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import FleetBill

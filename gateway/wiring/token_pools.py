@@ -22,7 +22,6 @@ from gateway.control.metrics_page import ACCOUNTS_SHOWN, PoolSnapshot, StoreCoun
 from gateway.errors import BadRequest
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import GoneSeries, Metrics
-from gateway.pipeline.authenticate import Keyring
 from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.records.entitlement import Entitlement
@@ -45,6 +44,7 @@ from gateway.store.sqlite_leases import SqliteLeases
 from gateway.store.upkeep import ModelSpec, StoreUpkeep
 from gateway.tenancy.changes import Audit
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
+from gateway.tenancy.keyring import Keyring
 from gateway.tenancy.tenancy import Tenancy
 from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService

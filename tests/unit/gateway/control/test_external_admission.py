@@ -19,13 +19,13 @@ from gateway.fleet.fleet import SlotClock
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
-from gateway.pipeline.authenticate import Keyring, authenticate_head
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate
 from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring, authenticate_head
 from tests.builders import changed, served_model, short_and_long
 from tests.control import bearer, control_of
 from tests.fakes import FakeClock, ListSink

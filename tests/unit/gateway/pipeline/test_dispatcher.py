@@ -10,7 +10,6 @@ from gateway.fleet import fleet, members, model_runtime
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
-from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.bind import wake
 from gateway.pipeline.pipeline import Pipeline
 from gateway.records.lease import Lease
@@ -18,6 +17,7 @@ from gateway.records.request import Incoming, Principal
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring
 from tests.around import Around
 from tests.builders import (
     LONG,

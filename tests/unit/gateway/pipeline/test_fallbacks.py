@@ -7,11 +7,11 @@ import pytest
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.pipeline.authenticate import Keyring
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal, TenantKey
 from gateway.routing.split_alias import SplitAlias
+from gateway.tenancy.keyring import Keyring
 from tests.builders import (
     OVERFLOWS,
     answer_body,

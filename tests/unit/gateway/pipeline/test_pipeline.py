@@ -19,7 +19,6 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.progress import Pending
 from gateway.payload.head import child_id, pairs_of, read_head
 from gateway.payload.sse import DONE
-from gateway.pipeline.authenticate import Keyring
 from gateway.pipeline.forward import HELD_BYTES
 from gateway.pipeline.request_progress import Attempts, RequestProgress
 from gateway.records.attempt import Usage
@@ -38,6 +37,7 @@ from gateway.records.request import OPEN, Incoming, Principal
 from gateway.routing.conversations import ResponseLocation
 from gateway.routing.retry import MEMORY_S, MOST_BODIES, Suspects
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring
 from tests.builders import (
     LONG,
     OVERFLOWS,

@@ -13,13 +13,13 @@ from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelCompression
-from gateway.pipeline.authenticate import Keyring
 from gateway.ports import CompressResult
 from gateway.records.decision import DecisionRecord
 from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
 from gateway.routing.routing import CompressionRules
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring
 from tests.builders import SHORT, answer_body, changed, chat_body, error_answer, incoming
 from tests.builders import served_model as model
 from tests.fakes import (

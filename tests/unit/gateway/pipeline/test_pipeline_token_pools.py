@@ -12,11 +12,11 @@ from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import RateLimited
 from gateway.payload.sse import DONE
-from gateway.pipeline.authenticate import Keyring
 from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
 from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring
 from tests.builders import (
     answer_body,
     changed,

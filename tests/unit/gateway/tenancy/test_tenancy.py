@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gateway.errors import Conflict, Forbidden, StateFailure, Unavailable
-from gateway.pipeline.authenticate import authenticate
 from gateway.records.request import OPEN
 from gateway.records.tenancy import NO_FILE, DirectoryState, FileTenant, TenancyFile
+from gateway.tenancy.keyring import authenticate
 from tests.tenancy_fakes import (
     SHAPE,
     WHO,

@@ -13,8 +13,8 @@ import pytest
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, Unavailable
-from gateway.pipeline.authenticate import authenticate
 from gateway.settings import load
+from gateway.tenancy.keyring import authenticate
 from gateway.wiring import token_pools
 from gateway.wiring.app import Gateway
 from tests.tenancy_fakes import digest

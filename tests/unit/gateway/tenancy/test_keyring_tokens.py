@@ -6,10 +6,10 @@ import pytest
 
 from gateway.errors import Forbidden, KeysAwaited, Unauthorized
 from gateway.payload.head import digest_of, read_head
-from gateway.pipeline.authenticate import Keyring, authenticate, authenticate_head, entitled
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
 from gateway.records.tenancy import TokenIdentity
+from gateway.tenancy.keyring import Keyring, authenticate, authenticate_head, entitled
 from gateway.tenancy.token_claims import KnownTokens
 
 TOKEN = b"eyJ.one"

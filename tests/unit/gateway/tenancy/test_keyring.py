@@ -10,11 +10,11 @@ from msgspec import Raw
 
 from gateway.errors import Forbidden, Unauthorized
 from gateway.payload.head import digest_of
-from gateway.pipeline import authenticate as stage
-from gateway.pipeline.authenticate import Keyring, authenticate, entitled
 from gateway.records.entitlement import key_name
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, TenantKey
+from gateway.tenancy import keyring as stage
+from gateway.tenancy.keyring import Keyring, authenticate, entitled
 
 
 def digest(key: str) -> bytes:

@@ -17,12 +17,13 @@ from gateway.ports import TokenVerifier
 from gateway.records.entitlement import RESERVING
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
-from gateway.records.tenancy import TokenIdentity
 from gateway.tenancy.token_claims import KnownTokens, no_tenant, unknown_tenant
 
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
 UNREAD_RETRY_S: Final = 1.0
+_TIERS: Final = {b'"priority"': RESERVING, b'"flex"': frozenset({"spot"})}
+"""Value of `service_tier` -> service classes."""
 
 
 class _Entry:
@@ -111,10 +112,9 @@ class Keyring:
 
     def _enter(self, entries: list[_Entry]) -> tuple[_Entry, ...]:
         for entry in entries:
-            bucket = (*self._buckets.get(entry.digest[:PREFIX], ()), entry)
-            if len(bucket) > 1:
-                bucket = tuple(sorted(bucket, key=_owner))
-            self._buckets[entry.digest[:PREFIX]] = bucket
+            bucket = [*self._buckets.get(entry.digest[:PREFIX], ()), entry]
+            bucket.sort(key=lambda known: known.owner)
+            self._buckets[entry.digest[:PREFIX]] = tuple(bucket)
         return tuple(entries)
 
     def _drop(self, entries: tuple[_Entry, ...]) -> None:
@@ -130,9 +130,8 @@ class Keyring:
         """Have tokens of a tenant that list no entitlements open what this key does; None: all."""
         if key != self._defaults.get(tenant):
             self._revision += 1
-            if key is None:
-                del self._defaults[tenant]
-            else:
+            self._defaults.pop(tenant, None)
+            if key is not None:
                 self._defaults[tenant] = key
 
     def put(self, principal: Principal, digests: Sequence[bytes]) -> None:
@@ -140,7 +139,9 @@ class Keyring:
         self.open = False
         self.remove(principal.entitlement)
         if self.limits or principal.limits:
-            principal = self._limited(principal)
+            own = self.limits.get(("entitlement", principal.entitlement), ())
+            whole = self.limits.get(("tenant", principal.tenant), ())
+            principal = msgspec.structs.replace(principal, limits=own + whole)
         entries = [_Entry(digest, principal) for digest in dict.fromkeys(digests)]
         self._own_keys[principal.entitlement] = self._enter(entries)
         self._tenants.setdefault(principal.tenant, {})[principal.entitlement] = principal
@@ -156,11 +157,6 @@ class Keyring:
         for tenant in {self._tenant_of.get(n) if of == "entitlement" else n for of, n in changed}:
             for principal in list(self._tenants.get(tenant or "", {}).values()):
                 self.put(principal, [own.digest for own in self._own_keys[principal.entitlement]])
-
-    def _limited(self, principal: Principal) -> Principal:
-        own = self.limits.get(("entitlement", principal.entitlement), ())
-        whole = self.limits.get(("tenant", principal.tenant), ())
-        return msgspec.structs.replace(principal, limits=own + whole)
 
     def remove(self, entitlement: str) -> None:
         """Forget an entitlement and its own keys; unknown ones are no failure."""
@@ -182,10 +178,19 @@ class Keyring:
             entry.principal = None
 
     def find(self, digest: bytes) -> Principal | None:
-        """The owner of a key, by its SHA-256 digest."""
+        """The owner of a key, by its SHA-256 digest.
+
+        What a tenant's key opens is found out when it is used, and kept of the last OPENED_KEPT.
+        """
         for entry in self._buckets.get(digest[:PREFIX], ()):
             if hmac.compare_digest(entry.digest, digest):
-                return entry.principal or self._open(entry)
+                key = entry.key
+                if entry.principal is None and key is not None:
+                    entry.principal = _opened(key, self.entitlements_of(key.tenant))
+                    self._opened.append(entry)
+                    if len(self._opened) > OPENED_KEPT:
+                        self._opened.popleft().principal = None
+                return entry.principal
         return None
 
     def owners(self, digest: bytes) -> list[tuple[str, str]]:
@@ -196,17 +201,6 @@ class Keyring:
             for of_tenant, name in (entry.owner for entry in bucket if entry.digest == digest)
         ]
 
-    def _open(self, entry: _Entry) -> Principal | None:
-        """Find out what a tenant's key opens, and keep that of the last OPENED_KEPT keys."""
-        key = entry.key
-        if key is None:
-            return None
-        entry.principal = _opened(key, self.entitlements_of(key.tenant))
-        self._opened.append(entry)
-        if len(self._opened) > OPENED_KEPT:
-            self._opened.popleft().principal = None
-        return entry.principal
-
     def of_token(
         self, verifier: TokenVerifier, digest: bytes, token: bytes, now_unix_s: float
     ) -> Principal:
@@ -215,26 +209,24 @@ class Keyring:
         if known is None:
             known = self.tokens.enter(digest, verifier.verify(token), now_unix_s)
         if known.principal is None or known.revision != self._revision:
-            known.principal = self._of_identity(known.identity)
+            who = known.identity
+            if who.tenant is None:
+                raise no_tenant(who)
+            own = self._tenants.get(who.tenant)
+            if not own:
+                raise unknown_tenant(who)
+            key = self._defaults.get(who.tenant, TenantKey(tenant=who.tenant, name="", sha256=b""))
+            if who.entitlements is not None:
+                key = TenantKey(
+                    tenant=who.tenant,
+                    name="",
+                    sha256=b"",
+                    entitlements=who.entitlements,
+                    only_listed=True,
+                )
+            known.principal = _opened(msgspec.structs.replace(key, name=who.name), own)
             known.revision = self._revision
         return known.principal
-
-    def _of_identity(self, who: TokenIdentity) -> Principal:
-        if who.tenant is None:
-            raise no_tenant(who)
-        own = self._tenants.get(who.tenant)
-        if not own:
-            raise unknown_tenant(who)
-        key = TenantKey(tenant=who.tenant, name=who.name, sha256=b"")
-        if who.entitlements is not None:
-            key = msgspec.structs.replace(key, entitlements=who.entitlements, only_listed=True)
-        elif who.tenant in self._defaults:
-            key = msgspec.structs.replace(self._defaults[who.tenant], name=who.name)
-        return _opened(key, own)
-
-
-def _owner(entry: _Entry) -> tuple[bool, str]:
-    return entry.owner
 
 
 def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
@@ -361,24 +353,14 @@ def entitled(
         chosen = next((p for p in choices if p.entitlement == asked), None)
         if chosen is None:
             raise _not_yours(asked, model, choices)
-    elif len(choices) == 1 or members is None:
-        chosen = choices[0]
     else:
-        chosen = _of_tier(choices, members.get("service_tier"))
+        chosen = choices[0]
+        if len(choices) > 1 and members is not None and (tier := members.get("service_tier")):
+            # The first of that tier; the first of all where it names no class.
+            wanted = _TIERS.get(bytes(tier), frozenset())
+            chosen = next((p for p in choices if p.service_class in wanted), chosen)
     _check_live(chosen, now_unix_s)
     return chosen
-
-
-def _of_tier(choices: tuple[Principal, ...], tier: msgspec.Raw | None) -> Principal:
-    """The first choice of a body's `service_tier`; the first of all where it names no class."""
-    if tier is not None:
-        said = bytes(tier)
-        for choice in choices:
-            if said == b'"priority"' and choice.service_class in RESERVING:
-                return choice
-            if said == b'"flex"' and choice.service_class == "spot":
-                return choice
-    return choices[0]
 
 
 def _not_yours(asked: str, model: str, choices: tuple[Principal, ...]) -> Forbidden:
