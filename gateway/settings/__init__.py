@@ -4,11 +4,10 @@
 line, column, dotted path and fix. Secrets are `SecretStr` and never appear in messages.
 """
 
-from gateway.settings.checks import unfit_ports, unfit_workers
+from gateway.settings.checks import remarks, unfit_ports, unfit_workers
 from gateway.settings.config import Config, schema
 from gateway.settings.loading import load, parse
 from gateway.settings.model import ModelConfig, SchedulingConfig
-from gateway.settings.notices import remarks
 from gateway.settings.server import HealthConfig
 from gateway.settings.source import ConfigError, Problem
 from gateway.settings.tenants import EntitlementConfig

@@ -1,38 +1,62 @@
-"""What the settings of a valid file, or of its valid sections, must agree on.
+"""What the settings of a file, or of its valid sections, must agree on, and what may surprise.
 
-Each check yields (path, problem, fix); those of a model and a pool have paths within it.
+Each check yields (path, problem, fix); those of a model and a pool have paths within it. An
+entitlement's terms come from `gateway.admission.entitlement_terms`, for the file as for the admin
+API. Reservations must fit the largest number of replicas; one that does not fit the current number
+is pending until there are more.
 """
 
 import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from ipaddress import ip_address
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
+from gateway.admission.entitlement_terms import GIB, BadTerms, ModelShape, terms_from
+from gateway.fleet.model_runtime import PRIORITY_FLAGS
+from gateway.records.entitlement import BACKFILL, Entitlement
 from gateway.settings.config import Config
-from gateway.settings.entitlement_checks import (
-    NO_KV_BYTES,
-    check_entitlements,
-    check_tenants,
-)
 from gateway.settings.model import ModelConfig, PoolConfig
-from gateway.settings.names import Found, check_engines, check_names, check_references
+from gateway.settings.names import (
+    Found,
+    check_engines,
+    check_names,
+    check_references,
+    check_tenants,
+    unknown,
+)
 from gateway.settings.server import unfit_engine_tls, unfit_pem
 from gateway.settings.source import KEY, Document, KeyPath, install
 from gateway.settings.tenants import EntitlementConfig
-from gateway.settings.token_pools import limits_tenants
+from gateway.settings.token_pools import (
+    every_limit,
+    fields_of,
+    limits_tenants,
+    managed,
+    shape_of,
+    tenant_keys,
+    terms_of,
+)
 from gateway.settings.types import Section
 from predictor.artifact import ArtifactError, load
 from predictor.online import PrefillPredictor
 
 _S = TypeVar("_S", bound=Section)
+_Reserved = tuple[KeyPath, EntitlementConfig, Entitlement]
 
 MAX_PORT: Final = 65_535
 _OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
 """Of the extra `otel`; its API alone is installed with many packages."""
+_NO_KV_BYTES: Final = (
+    "the model does not say what a token takes",
+    "give the model's kv_bytes_per_token (2 x layers x KV heads x head size x bytes)",
+)
+_MORE: Final = "lower a baseline, or add workers"
+_MOST: Final = " (max_num_seqs x most workers)"
 ONE_SERVES: Final = "some thousand requests/s a core (docs/performance.md)"
 
 
@@ -48,15 +72,39 @@ def check_relations(document: Document, config: Config | None) -> None:
     root |= {"models": models, "entitlements": entitlements}
     found = [*check_names(document, root), *check_engines(document, root)]
     for index, model in models.items():
-        is_list = isinstance(document.value(("models", index, "boundary", "b_short")), list)
-        of_model = _model(document, model, is_list=is_list)
-        found += [(("models", index, *path), message, fix) for path, message, fix in of_model]
-    found += check_entitlements(entitlements, models, _model_names(document))
+        at = ("models", index)
+        is_list = isinstance(document.value((*at, "boundary", "b_short")), list)
+        of_pools = (
+            _below(("pools", name), _pool(document, pool)) for name, pool in model.pools.items()
+        )
+        of_model = chain(
+            _windows(model),
+            _boundary(model, is_list=is_list),
+            _engines(document, model),
+            *of_pools,
+            _capacity_and_prices(model),
+        )
+        found += _below(at, of_model)
+    # Names of all models, including invalid ones.
+    items = document.value(("models",))
+    names = [
+        item.get("name") if isinstance(item, dict) else None
+        for item in (items if isinstance(items, list) else [None])
+    ]
+    known = {str(name) for name in names if isinstance(name, str)}
+    readable = len(known) == len(set(map(repr, names)))
+    found += _entitlements(entitlements, models, known if readable else None)
     if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
         found += [*check_references(root), *_server(document, config), *_auth(document, config)]
         found += check_tenants(config)
     for problem in found:
         document.add(*problem)
+
+
+def _below(path: KeyPath, found: Found) -> Found:
+    """Problems of a part, by their paths in the file."""
+    for inner, message, fix in found:
+        yield (*path, *inner), message, fix
 
 
 def _valid(document: Document, key: str, section: type[_S]) -> dict[int, _S]:
@@ -69,15 +117,6 @@ def _valid(document: Document, key: str, section: type[_S]) -> dict[int, _S]:
         except ValidationError:
             continue
     return found
-
-
-def _model_names(document: Document) -> set[str] | None:
-    """Names of all models, including invalid ones; None if a name cannot be read."""
-    models = document.value(("models",))
-    items = models if isinstance(models, list) else [None]
-    names = [item.get("name") if isinstance(item, dict) else None for item in items]
-    found = {str(name) for name in names if isinstance(name, str)}
-    return found if len(found) == len(set(map(repr, names))) else None
 
 
 def _server(document: Document, config: Config) -> Found:
@@ -101,7 +140,11 @@ def _server(document: Document, config: Config) -> Found:
     yield from ((path, *told) for path, told in unfit.items() if told is not None)
     if server.viewer_key is not None and server.viewer_key == server.admin_key:
         yield ("server", "viewer_key"), "the same as admin_key", "give another key"
-    if server.open_dashboard and not _is_loopback(server.host):
+    try:
+        loopback = ip_address(server.host).is_loopback
+    except ValueError:
+        loopback = server.host.rstrip(".") == "localhost"
+    if server.open_dashboard and not loopback:
         yield (
             ("server", "open_dashboard"),
             f"everybody who reaches {server.host} could read the dashboard",
@@ -170,13 +213,6 @@ def unfit_workers(config: Config) -> tuple[str, str] | None:
     return None
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.rstrip(".") == "localhost"
-
-
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
@@ -205,18 +241,6 @@ def _auth(document: Document, config: Config) -> Found:
                     yield from ((path, message, fix) for _, message, fix in wrong)
 
 
-def _model(document: Document, model: ModelConfig, *, is_list: bool) -> Found:
-    """What a model's settings disagree on. `is_list`: its `b_short` is given as a list."""
-    yield from _windows(model)
-    yield from _boundary(model, is_list=is_list)
-    yield from _scheduling(document, model)
-    yield from _compression(document, model)
-    for name, pool in model.pools.items():
-        for path, message, fix in _pool(document, pool):
-            yield ("pools", name, *path), message, fix
-    yield from _capacity_and_prices(model)
-
-
 def _windows(model: ModelConfig) -> Found:
     seen: dict[int, str] = {}
     for name, pool in model.pools.items():
@@ -237,7 +261,10 @@ def _windows(model: ModelConfig) -> Found:
 
 
 def _boundary(model: ModelConfig, *, is_list: bool) -> Found:
-    """Boundaries within their pools' windows, their limits, and the planned distribution."""
+    """Boundaries within their pools' windows, their limits, and the planned distribution.
+
+    `is_list`: `b_short` is given as a list.
+    """
     asked, wanted = model.boundary, len(model.pools) - 1
     given, least, start = asked.b_short, asked.b_short_min, model.boundaries
     if given is not None and len(given) != wanted and (is_list or wanted > 0):
@@ -274,11 +301,8 @@ def _boundary(model: ModelConfig, *, is_list: bool) -> Found:
         yield ("boundary", "planned"), "not ascending", fix
 
 
-def _scheduling(document: Document, model: ModelConfig) -> Found:
-    """Ranks can be balanced, and a trained predictor is one for a pool of this model.
-
-    Policy bfio balances ranks behind one barrier, so every engine of its pool needs ranks.
-    """
+def _engines(document: Document, model: ModelConfig) -> Found:
+    """Ranks can be balanced, and a prompt cut: policy bfio balances ranks behind one barrier."""
     for (name, pool), policy in zip(model.pools.items(), model.policies(), strict=True):
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
         if policy == "bfio" and single is not None:
@@ -287,9 +311,23 @@ def _scheduling(document: Document, model: ModelConfig) -> Found:
                 "policy bfio balances data-parallel ranks, and this worker has none",
                 "give its `ranks` (2 or more), or choose policy quartz for independent replicas",
             )
-    predictor, where = model.scheduling.predictor, ("scheduling", "predictor")
-    if predictor is None:
-        return
+    asked = model.compression
+    if asked.enabled and len(model.pools) == 1:
+        fix = "give a second pool"
+        yield ("compression", "enabled"), "one pool has no boundary to fit under", fix
+    if asked.enabled and asked.tokenizer is not None:
+        where = ("compression", "tokenizer")
+        if not _installed("tokenizers"):
+            yield where, "the reader is not installed", install("exact")
+        if not document.sent and not _is_file(str(asked.tokenizer)):
+            yield where, "no such file", "give the path of tokenizer.json"
+    if model.scheduling.predictor is not None:
+        yield from _predictor(document, model, model.scheduling.predictor)
+
+
+def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Found:
+    """A trained predictor is one for a pool of this model."""
+    where = ("scheduling", "predictor")
     if not model.predicts:
         fix = "set policy: quartz, or shadow: true beside another policy, or leave it out"
         yield where, "no pool is predicted", fix
@@ -314,22 +352,6 @@ def _scheduling(document: Document, model: ModelConfig) -> Found:
             PrefillPredictor(section, workers=1)
         except ValueError as error:
             yield where, f"{section.name}: {error}", "train again with --alpha 0.95"
-
-
-def _compression(document: Document, model: ModelConfig) -> Found:
-    asked = model.compression
-    if not asked.enabled:
-        return
-    if len(model.pools) == 1:
-        fix = "give a second pool"
-        yield ("compression", "enabled"), "one pool has no boundary to fit under", fix
-    if asked.tokenizer is None:
-        return
-    where = ("compression", "tokenizer")
-    if not _installed("tokenizers"):
-        yield where, "the reader is not installed", install("exact")
-    if not document.sent and not _is_file(str(asked.tokenizer)):
-        yield where, "no such file", "give the path of tokenizer.json"
 
 
 def _pool(document: Document, pool: PoolConfig) -> Found:
@@ -382,7 +404,7 @@ def _capacity_and_prices(model: ModelConfig) -> Found:
         )
     for name, pool in model.pools.items():
         if model.kv_bytes_per_token is None and pool.kv_cache_gib is not None:
-            yield ("pools", name, "kv_cache_gib"), *NO_KV_BYTES
+            yield ("pools", name, "kv_cache_gib"), *_NO_KV_BYTES
         if pool.gpu_hour is None and pool.gpus != 1:
             yield (
                 ("pools", name, "gpus"),
@@ -397,3 +419,158 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False
+
+
+def _entitlements(
+    entitlements: Mapping[int, EntitlementConfig],
+    models: Mapping[int, ModelConfig],
+    known_models: Collection[str] | None,
+) -> Found:
+    """Models, terms and reservations.
+
+    `known_models` includes the names of invalid models; None if a name could not be read.
+    """
+    by_name = {model.name: model for model in models.values()}
+    aliases = {alias: model.name for model in models.values() for alias in model.aliases}
+    reserved: dict[str, list[_Reserved]] = {name: [] for name in by_name}
+    for index, entitlement in entitlements.items():
+        path: KeyPath = ("entitlements", index)
+        name = entitlement.model
+        if known_models is not None and name not in known_models and name in aliases:
+            yield (*path, "model"), f"`{name}` is an alias", f"write its name, `{aliases[name]}`"
+        elif known_models is not None:
+            known = sorted(known_models)
+            yield from unknown([((*path, "model"), name)], known, "no model is named `{}`")
+        # Without a model, pools go unchecked.
+        by_pool = entitlement.concurrency
+        pools = tuple(by_pool) if isinstance(by_pool, Mapping) else ("",)
+        shape = ModelShape(name=name, pools=pools, slots=(1,) * len(pools))
+        if (model := by_name.get(name)) is not None:
+            shape = shape_of(model)
+            named = [((*path, "concurrency", pool), pool) for pool in pools if pool]
+            wrong = list(unknown(named, model.pools, f"model `{name}` has no pool `{{}}`"))
+            yield from wrong
+            if wrong:
+                continue
+            for field in ("kv_cache_gib", "max_kv_cache_gib"):
+                if model.kv_bytes_per_token is None and getattr(entitlement, field) is not None:
+                    yield (*path, field), *_NO_KV_BYTES
+        try:
+            terms = terms_from(fields_of(entitlement), shape, 0)
+        except BadTerms as error:
+            where = (*path, error.field, error.part) if error.part else (*path, error.field)
+            yield where, error.message, error.fix
+            continue
+        if model is not None and terms.reserves:
+            reserved[name].append((path, entitlement, terms))
+    for name, own in reserved.items():
+        yield from _reservations(own, shape_of(by_name[name]))
+
+
+def _reservations(reserved: Sequence[_Reserved], shape: ModelShape) -> Found:
+    """Reserved baselines must fit the slots: over all pools, then in each pool as split.
+
+    Reserved KV must fit the pools' (if unstated, all slots when full), and so must token rates.
+    """
+    total, slots = 0, sum(shape.max_slots)
+    by_pool = [0] * len(shape.pools)
+    reported: set[int] = set()
+    for path, entitlement, terms in reserved:
+        where: KeyPath = (*path, "concurrency")
+        total += sum(terms.baseline)
+        if total > slots:
+            sums = f"baselines reserved on `{shape.name}` add up to {total} with this one"
+            yield where, f"{sums}, but its pools have {slots} slots{_MOST}", _MORE
+            break
+        for pool, name in enumerate(shape.pools):
+            by_pool[pool] += terms.baseline_of(pool)
+            if by_pool[pool] <= shape.max_slots[pool] or pool in reported:
+                continue
+            reported.add(pool)
+            named = isinstance(entitlement.concurrency, Mapping)
+            sums = f"baselines reserved in pool `{name}` add up to {by_pool[pool]} with this one"
+            if not named:
+                sums += f", split {'/'.join(map(str, terms.baseline))} over the pools"
+            yield (
+                (*where, name) if named else where,
+                f"{sums}, but it has {shape.max_slots[pool]} slots{_MOST}",
+                _MORE if named else "give concurrency by pool, lower it, or add workers",
+            )
+    kv, rate = shape.max_kv_bytes / GIB, shape.max_tokens_per_s
+    kvs = [(path, terms.kv_bytes / GIB) for path, _, terms in reserved]
+    rates = [(path, terms.tokens_per_s) for path, _, terms in reserved]
+    for field, most, amounts, what, unit, has in (
+        ("kv_cache_gib", kv, kvs, "KV cache reserved on `{}` adds", " GiB", f"{kv:.1f} GiB"),
+        ("tokens_per_second", rate, rates, "token rates reserved on `{}` add", "", f"{rate:g}"),
+    ):
+        held = 0.0
+        for path, amount in amounts:
+            before, held = held, held + amount
+            if 0 < most < held and before <= most:
+                sums = f"{what.format(shape.name)} up to {held:g}{unit} with this one"
+                fits = f"its pools have {has} (per worker x most workers)"
+                yield (*path, field), f"{sums}, but {fits}", f"lower {field}, or add workers"
+
+
+# -- notices
+
+
+def remarks(config: Config) -> list[str]:
+    """One line for each setting of a valid configuration that may surprise."""
+    found = []
+    if not config.entitlements and not config.auth.jwt:
+        found.append("no entitlements: the gateway is open to any key, or none")
+    if not config.administered:
+        reads = config.server.viewer_key is not None or config.server.admin_keys
+        closed = "entitlements cannot be changed" if reads else "the admin routes are closed"
+        found.append(f"no server.admin_key: {closed}")
+    for model in config.models:
+        about = f"model {model.name}"
+        if len(model.pools) == 1 and model.boundary.b_short:
+            found.append(f"{about}: boundary.b_short has no effect with one pool")
+        if model.engine_priority != "none":
+            found.append(
+                f"{about}: engine_priority: {model.engine_priority} has no effect unless every "
+                f"engine is started with {PRIORITY_FLAGS[model.engine_priority]}; some versions "
+                "refuse each request instead"
+            )
+        if config.entitlements and not managed(config, model):
+            found.append(
+                f"{about}: no entitlement states a service_class or a limit, so keys are checked "
+                "and nobody is refused for load"
+            )
+    return [*found, *_about_entitlements(config)]
+
+
+def _about_entitlements(config: Config) -> Iterator[str]:
+    """Budgets of what has no price, then what opens, reserves or serves less than it seems to."""
+    spenders = {
+        limit.name.partition("/")[0] if limit.scope == "key" else limit.name
+        for limit in every_limit(config)
+        if limit.unit == "money"
+    }
+    by_name = {model.name: model for model in config.models}
+    priced = {m.name for m in config.models if m.price or any(p.gpu_hour for p in m.pools.values())}
+    used = {name for key in tenant_keys(config) for name in key.entitlements}
+    for each in config.entitlements:
+        if each.model not in priced and spenders & {each.tenant, each.name}:
+            yield (
+                f"entitlement {each.name}: a budget is in money, and the model {each.model} has no "
+                "price, so that its use is free"
+            )
+    for each in config.entitlements:
+        about = f"entitlement {each.name}"
+        if not config.auth.jwt and not each.api_keys and each.name not in used:
+            yield f"{about}: no api_keys, so nobody can use it"
+        if each.service_class in BACKFILL and each.concurrency is not None:
+            yield (
+                f"{about}: {each.service_class} reserves nothing: concurrency only says where its "
+                "burst begins"
+            )
+        if each.service_class == "guaranteed":
+            pools = by_name[each.model].pools
+            baseline = terms_of(each, by_name[each.model]).baseline
+            none = [name for name, part in zip(pools, baseline, strict=True) if not part]
+            if none:
+                pools_named = ", ".join(none)
+                yield f"{about}: no baseline in {pools_named}, so what belongs there is refused"

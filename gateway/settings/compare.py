@@ -6,16 +6,17 @@ Values of secrets are never shown, and hashes of keys by their fingerprints.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from pydantic import Secret, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
 
 from gateway.records.record import Record, without_credentials
 from gateway.settings.config import Config
 from gateway.settings.source import Document, KeyPath, dotted
 from gateway.settings.types import EnvValue, Section, stand_in
+
+_S = TypeVar("_S", bound=Section)
 
 FIXED: Final = (
     *("server", "state", "request_log", "usage_export", "telemetry", "compressor"),
@@ -71,25 +72,17 @@ def merged(before: Config, after: Config) -> Config:
     known = {model.name: model for model in before.models}
     models = []
     for model in after.models:
-        old = known.get(model.name)
-        kept = (
-            {"enabled": False}
-            if old is None
-            else {name: getattr(old.compression, name) for name in OWN_PROCESSES}
-        )
-        compression = model.compression.model_copy(update=kept)
-        billed = {} if old is None else old.pools
-        pools = {
-            name: pool.model_copy(update={part: getattr(billed[name], part) for part in BY_HOUR})
-            if name in billed
-            else pool
-            for name, pool in model.pools.items()
-        }
+        compression, pools = model.compression.model_copy(update={"enabled": False}), model.pools
+        if (old := known.get(model.name)) is not None:
+            compression = _taking(OWN_PROCESSES, old.compression, model.compression)
+            pools = {
+                name: _taking(BY_HOUR, old.pools[name], pool) if name in old.pools else pool
+                for name, pool in pools.items()
+            }
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
-    fixed: dict[str, Section] = {name: getattr(before, name) for name in FIXED}
-    keys = {name: getattr(after.server, name) for name in KEYS}
-    fixed["server"] = fixed["server"].model_copy(update=keys)
-    found = after.model_copy(update={**fixed, "models": tuple(models)})
+    found = _taking(FIXED, before, after)
+    server = _taking(KEYS, after.server, before.server)
+    found = found.model_copy(update={"server": server, "models": tuple(models)})
     found.note(
         references={
             path: written
@@ -103,34 +96,26 @@ def merged(before: Config, after: Config) -> Config:
     return found
 
 
-def _compared(path: str, before: object, after: object) -> Iterator[Change]:
+def _taking(names: Iterable[str], source: Section, section: _S) -> _S:
+    """A section with some settings of another one."""
+    return section.model_copy(update={name: getattr(source, name) for name in names})
+
+
+def _compared(path: str, before: Any, after: Any) -> Iterator[Change]:
     if before == after:
         return
     last = path.rpartition(".")[2]
-    if last in _NAMED and isinstance(before, tuple | list) and isinstance(after, tuple | list):
-        before, after = _by_name(before), _by_name(after)
-        yield from _members(path, before, after, named=True)
-    elif isinstance(before, Mapping) and isinstance(after, Mapping) and last not in _WHOLE:
-        yield from _members(path, before, after, named=last == "pools")
+    listed = isinstance(before, tuple | list) and isinstance(after, tuple | list)
+    if named := last in _NAMED and listed:
+        before, after = ({item["name"]: item for item in items} for items in (before, after))
+    if named or (isinstance(before, Mapping) and isinstance(after, Mapping) and last not in _WHOLE):
+        for name in dict.fromkeys([*before, *after]):
+            inner = f"[{name}]" if named or last == "pools" else f".{name}"
+            under = f"{path}{inner}" if path else name
+            yield from _compared(under, before.get(name), after.get(name))
     else:
         restart = _FIXED.fullmatch(path) is not None
         yield Change(path=path, before=_shown(before), after=_shown(after), restart=restart)
-
-
-def _members(
-    path: str,
-    before: Mapping[str, object],
-    after: Mapping[str, object],
-    *,
-    named: bool,
-) -> Iterator[Change]:
-    for name in dict.fromkeys([*before, *after]):
-        under = f"{path}[{name}]" if named else f"{path}.{name}".lstrip(".")
-        yield from _compared(under, before.get(name), after.get(name))
-
-
-def _by_name(items: Any) -> dict[str, object]:
-    return {item["name"]: item for item in items}
 
 
 def _shown(value: object) -> str:
@@ -191,8 +176,14 @@ def stand_in_for_references(document: Document) -> None:
             detail, section = found.get(path), found.get(path[:-1])
             if detail is None and section is not None and section["type"] == "sluice":
                 detail = section  # its settings do not agree
-            if detail is not None:
-                document.put(path, _value(written, detail, turn))
+            if detail is None:
+                continue
+            digest = hashlib.sha256(written.encode()).hexdigest()
+            made = f"sha256:{digest}", f"http://{digest[:16]}.invalid"
+            tried = (stand_in(written, "1"), *_TRIED, *made)
+            choices = re.findall("'([^']+)'", str(detail.get("ctx", {}).get("expected", "")))
+            value = choices[0] if choices else tried[turn % len(tried)]
+            document.put(path, EnvValue(value))
 
 
 def only_secrets(references: Mapping[KeyPath, str], config: Config) -> bool:
@@ -200,16 +191,6 @@ def only_secrets(references: Mapping[KeyPath, str], config: Config) -> bool:
     found = _secrets((), config.model_dump())
     secrets = {path for path, value in found if isinstance(value, SecretStr)}
     return all(path in secrets for path in references)
-
-
-def _value(written: str, detail: ErrorDetails, turn: int) -> EnvValue:
-    """The value to try next for a reference."""
-    if choices := re.findall("'([^']+)'", str(detail.get("ctx", {}).get("expected", ""))):
-        return EnvValue(choices[0])
-    digest = hashlib.sha256(written.encode()).hexdigest()
-    hash_and_url = f"sha256:{digest}", f"http://{digest[:16]}.invalid"
-    tried = (stand_in(written, "1"), *_TRIED, *hash_and_url)
-    return EnvValue(tried[turn % len(tried)])
 
 
 def _as_written(config: Config) -> Any:

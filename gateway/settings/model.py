@@ -30,20 +30,19 @@ from gateway.settings.types import (
 )
 from gateway.settings.worker import Worker, WorkerConfig
 
-
-def _as_list(value: object) -> object:
-    return value if isinstance(value, list | tuple) or value is None else [value]
+Bounds = Annotated[
+    tuple[Count, ...],
+    BeforeValidator(
+        lambda value: value if isinstance(value, list | tuple) or value is None else [value],
+        json_schema_input_type=Count | list[Count],
+    ),
+]
 
 
 class BoundaryConfig(Section):
     """The token boundary between pools; `sluice plan -o` writes it."""
 
-    b_short: (
-        Annotated[
-            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
-        ]
-        | None
-    ) = None
+    b_short: Bounds | None = None
     """Largest expected total (tokens) for the smaller pool; an ascending list for more than two
     pools. Default: each smaller pool's window."""
     gamma: Factor = 1.5
@@ -52,12 +51,7 @@ class BoundaryConfig(Section):
     """Let preemptions, rescues and overruns move the boundaries."""
     mode: Literal["enforce", "observe"] | None = None
     """observe: moves are computed, logged and counted, not applied; default: the model's mode."""
-    b_short_min: (
-        Annotated[
-            tuple[Count, ...], BeforeValidator(_as_list, json_schema_input_type=Count | list[Count])
-        ]
-        | None
-    ) = None
+    b_short_min: Bounds | None = None
     """Lower limit of each moving boundary (tokens), in the form of `b_short`. Default: half of
     each boundary. The upper limit is the pool's window."""
     planned: (
@@ -357,10 +351,13 @@ class ModelConfig(Section):
 
         Ranks are balanced by one replica only, so with several, bfio is no pool's default.
         """
-        return tuple(
-            pool.scheduling.policy or self.scheduling.policy or _policy_for(pool, replicas)
-            for pool in self.pools.values()
-        )
+        found: list[PolicyName] = []
+        for pool in self.pools.values():
+            balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
+            ranked: PolicyName = "bfio" if balanced else "least-loaded"
+            default = ranked if pool.ranked else "quartz"
+            found.append(pool.scheduling.policy or self.scheduling.policy or default)
+        return tuple(found)
 
     @property
     def predicts(self) -> bool:
@@ -397,13 +394,6 @@ class SplitAliasConfig(Section):
     """Name that clients send."""
     split: Annotated[Mapping[ModelName, Weight], Field(min_length=1, max_length=64)]
     """Model -> its weight. A conversation, or a user, stays with its model."""
-
-
-def _policy_for(pool: PoolConfig, replicas: int) -> PolicyName:
-    if not pool.ranked:
-        return "quartz"
-    balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
-    return "bfio" if balanced else "least-loaded"
 
 
 def watch_of(model: ModelConfig) -> BoundaryWatch | None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from gateway.settings.explain import nearest
-from gateway.settings.source import KEY, Document, KeyPath
+from gateway.settings.config import Config
+from gateway.settings.source import KEY, Document, KeyPath, nearest
 from gateway.settings.worker import WorkerConfig
 
 Found = Iterator[tuple[KeyPath, str, str]]
@@ -101,13 +101,29 @@ def _items(value: Any) -> Iterable[tuple[str | int, Any]]:
 def check_names(document: Document, root: Mapping[str, object]) -> Found:
     """Names that are taken. `root`: those sections of the file that are valid."""
     for within, message, fixes in _UNIQUE:
-        for above, value in at(root, within):
+        for above, scope in at(root, within):
             places = [
                 ((*above, *path), name, fix)
                 for pattern, fix in fixes.items()
-                for path, name in at(value, pattern)
+                for path, name in at(scope, pattern)
             ]
-            yield from _unique(document, message, places)
+            seen: dict[str, KeyPath] = {}
+            for path, value, fix in places:
+                name = str(value)
+                if isinstance(value, SecretStr):
+                    digest = hashlib.sha256(value.get_secret_value().encode()).hexdigest()
+                    name = f"sha256:{digest}"
+                if path[0] in _PATTERN_FIX and "*" in name and path[2] != "aliases":
+                    yield path, f"`{name}` is a pattern of names", _PATTERN_FIX[str(path[0])]
+                    continue
+                first = seen.setdefault(name, path)
+                if first == path or not fix:
+                    continue
+                line = document.place(first).line
+                if path[0] == "models" and first[2] == "loras":
+                    yield path, f"`{name}` is a LoRA adapter, named on line {line}", _LORA_FIX
+                else:
+                    yield path, message.format(name=name, line=line), fix
 
 
 def check_references(root: Mapping[str, object]) -> Found:
@@ -120,26 +136,6 @@ def check_references(root: Mapping[str, object]) -> Found:
     for pattern, names, message in _REFERENCES:
         known = dict.fromkeys(str(name) for place in names for _, name in at(root, place))
         yield from unknown(at(root, pattern), known, message)
-
-
-def _unique(document: Document, message: str, places: Iterable[tuple[KeyPath, Any, str]]) -> Found:
-    seen: dict[str, KeyPath] = {}
-    for path, value, fix in places:
-        name = str(value)
-        if isinstance(value, SecretStr):
-            name = f"sha256:{hashlib.sha256(value.get_secret_value().encode()).hexdigest()}"
-        of_model = path[0] in _PATTERN_FIX
-        if of_model and "*" in name and path[2] != "aliases":
-            yield path, f"`{name}` is a pattern of names", _PATTERN_FIX[str(path[0])]
-            continue
-        first = seen.setdefault(name, path)
-        if first == path or not fix:
-            continue
-        line = document.place(first).line
-        if path[0] == "models" and first[2] == "loras":
-            yield path, f"`{name}` is a LoRA adapter, named on line {line}", _LORA_FIX
-        else:
-            yield path, message.format(name=name, line=line), fix
 
 
 def unknown(named: Iterable[tuple[KeyPath, str]], known: Collection[str], message: str) -> Found:
@@ -156,7 +152,11 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Found:
     names = dict(at(root, "models.*.name"))
     worker: WorkerConfig
     for path, worker in at(root, "models.*.pools.*.workers.*"):
-        first = seen.setdefault(worker.discover or _engine(worker), path)
+        address = worker.address()
+        engine = address.id
+        if address.host in _THIS_HOST:  # whatever it is called
+            engine = f"this host:{address.port}{address.path_prefix}"
+        first = seen.setdefault(worker.discover or engine, path)
         line = document.place(first).line
         if first == path:
             continue
@@ -170,9 +170,36 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Found:
             yield path, f"worker {worker.id} is in {there}: its slots would count twice", _ONE_POOL
 
 
-def _engine(worker: WorkerConfig) -> str:
-    """The worker's id; all names of this host give the same one."""
-    address = worker.address()
-    if address.host in _THIS_HOST:
-        return f"this host:{address.port}{address.path_prefix}"
-    return address.id
+def check_tenants(config: Config) -> Found:
+    """Tenants against their entitlements: what their keys may open."""
+    loras = {model.name: model.loras for model in config.models}
+    own: dict[str, dict[str, str]] = {}
+    for entitlement in config.entitlements:
+        own.setdefault(entitlement.tenant, {})[entitlement.name] = entitlement.model
+    for index, tenant in enumerate(config.tenants):
+        path: KeyPath = ("tenants", index)
+        models = own.get(tenant.name, {})
+        if tenant.keys and not models:
+            yield (
+                (*path, "keys"),
+                f"no entitlement names the tenant `{tenant.name}`, so its keys open nothing",
+                f"add an entitlement with `tenant: {tenant.name}` for each model",
+            )
+            continue
+        keys = [((*path, "keys", number), key) for number, key in enumerate(tenant.keys)]
+        lists = [(path, tenant.entitlements), *((where, key.entitlements) for where, key in keys)]
+        for where, listed in lists:
+            named = [((*where, "entitlements", at), name) for at, name in enumerate(listed or ())]
+            yield from unknown(named, models, "this tenant has no entitlement `{}`")
+        for where, key in keys:
+            choices = (key.entitlements, tenant.entitlements, tuple(models))
+            used = next(listed for listed in choices if listed is not None)
+            bases = {models[name] for name in used if name in models}
+            opened = bases.union(*(loras.get(base, ()) for base in bases))
+            for at, model in enumerate(key.models or ()):
+                if model not in opened:
+                    yield (
+                        (*where, "models", at),
+                        f"no entitlement that this key uses is for `{model}`",
+                        nearest(model, sorted(opened)) if opened else "give it an entitlement",
+                    )

@@ -9,8 +9,9 @@ A problem never quotes a value that may be a secret. It may quote keys, numbers 
 choices, but no texts and nothing from the environment.
 """
 
+import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,6 +80,15 @@ def shown(text: str, limit: int = 60) -> str:
     """A name fit for a terminal: control characters escaped, cut to `limit` characters."""
     clean = plain(text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean` for a misspelt word, or the list of all choices."""
+    choices = list(known)
+    close = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known here: {', '.join(choices)}"
 
 
 def install(extra: str) -> str:
@@ -205,15 +215,28 @@ class _Loader(yaml.SafeLoader):
 
 def _compose(text: str, document: Document) -> yaml.Node | None:
     loader: _Loader | None = None
+    place = None
     try:
         loader = _Loader(text)
         return loader.get_single_node()
     except _TooDeep:
-        place, message = _mark(loader), f"nested deeper than {MAX_DEPTH} levels"
+        message = f"nested deeper than {MAX_DEPTH} levels"
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = SourcePosition(mark.line + 1, mark.column + 1) if mark else _mark(loader)
-        message = f"not valid YAML: {_wording(error)}"
+        if mark := error.problem_mark or error.context_mark:
+            place = SourcePosition(mark.line + 1, mark.column + 1)
+        # The parser's message without its quotes: an alias's name may be the start of a secret.
+        problem = str(error.problem or error.context or "bad syntax")
+        if "\\t" in problem:
+            wording = "a tab where YAML wants spaces"
+        else:
+            if problem.startswith("but "):
+                problem = f"{error.context}, {problem}"
+            harmless = _QUOTED.sub(
+                lambda quoted: quoted[0] if re.fullmatch(r"<[a-z ]+>|\W*", quoted[1]) else "",
+                problem.split("; ", maxsplit=1)[0],
+            )
+            wording = shown(harmless, 120)
+        message = f"not valid YAML: {wording}"
     except yaml.YAMLError as error:  # a character that YAML does not allow
         offset = getattr(error, "position", 0)
         before = text[: offset if isinstance(offset, int) else 0]
@@ -221,30 +244,12 @@ def _compose(text: str, document: Document) -> yaml.Node | None:
         message = "not valid YAML: a control character or an unpaired surrogate"
     except (ValueError, OverflowError, IndexError, AttributeError, TypeError):
         # PyYAML does not wrap these, e.g. for "\UFFFFFFFF" and absurd version directives.
-        place, message = _mark(loader), "not valid YAML: an escape or a directive out of range"
+        message = "not valid YAML: an escape or a directive out of range"
+    if place is None:
+        mark = None if loader is None else loader.get_mark()
+        place = SourcePosition(mark.line + 1, mark.column + 1) if mark else SourcePosition(1, 1)
     document.add_at(place, message, _QUOTE_FIX)
     raise ConfigError(document.problems)
-
-
-def _mark(loader: _Loader | None) -> SourcePosition:
-    if loader is None:
-        return SourcePosition(1, 1)
-    mark = loader.get_mark()
-    return SourcePosition(mark.line + 1, mark.column + 1)
-
-
-def _wording(error: yaml.MarkedYAMLError) -> str:
-    """The parser's message without its quotes: an alias's name may be the start of a secret."""
-    problem = str(error.problem or error.context or "bad syntax")
-    if "\\t" in problem:
-        return "a tab where YAML wants spaces"
-    if problem.startswith("but "):
-        problem = f"{error.context}, {problem}"
-    harmless = _QUOTED.sub(
-        lambda quoted: quoted[0] if re.fullmatch(r"<[a-z ]+>|\W*", quoted[1]) else "",
-        problem.split("; ", maxsplit=1)[0],
-    )
-    return shown(harmless, 120)
 
 
 class _Reader:
@@ -259,68 +264,44 @@ class _Reader:
         self._nodes = 0
 
     def value(self, node: yaml.Node, path: KeyPath, above: tuple[yaml.Node, ...]) -> object:
-        document = self._document
+        document, inside = self._document, (*above, node)
         document.values[path] = _place(node)
         self._bound(node, path, above)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALAR_TAGS:
+            raw = str(node.value).translate(self._table)
+            try:
+                text = substitute(raw, self._environ)
+            except BadReference as error:
+                document.add(path, error.message, error.fix)
+                document.unresolved.add(path)
+                return None
+            if isinstance(text, EnvValue):
+                document.references[path] = raw
+                return None if not text and node.style is None else text
+            if node.tag == _TAG + "str":
+                return text if node.style else number(text)  # 1e3 is a number in YAML 1.2
+            return text if node.tag == _TAG + "timestamp" else unquoted(text)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [
-                self.value(item, (*path, i), (*above, node)) for i, item in enumerate(node.value)
-            ]
-        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self._mapping(node, path, above)
-        self._unsupported_tag(path)
-        return None
-
-    def _unsupported_tag(self, path: KeyPath) -> None:
-        self._document.add(path, "a YAML tag that this file may not use", "remove the `!tag`")
-        self._document.unresolved.add(path)
-
-    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> object:
-        if node.tag not in _SCALAR_TAGS:
-            self._unsupported_tag(path)
+            return [self.value(item, (*path, i), inside) for i, item in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
+            document.add(path, "a YAML tag that this file may not use", "remove the `!tag`")
+            document.unresolved.add(path)
             return None
-        raw = str(node.value).translate(self._table)
-        try:
-            text = substitute(raw, self._environ)
-        except BadReference as error:
-            self._document.add(path, error.message, error.fix)
-            self._document.unresolved.add(path)
-            return None
-        if isinstance(text, EnvValue):
-            self._document.references[path] = raw
-            return None if not text and node.style is None else text
-        if node.tag == _TAG + "str":
-            return text if node.style else number(text)  # 1e3 is a number in YAML 1.2
-        return text if node.tag == _TAG + "timestamp" else unquoted(text)
-
-    def _mapping(
-        self, node: yaml.MappingNode, path: KeyPath, above: tuple[yaml.Node, ...]
-    ) -> dict[str, object]:
-        document = self._document
         result: dict[str, object] = {}
         for key_node, value_node, merged in self._pairs(node, path, above):
             if not isinstance(key_node, yaml.ScalarNode):
-                document.add_at(
-                    _place(key_node),
-                    "a key must be a word",
-                    "quote it if it starts with `{` or `[`",
-                    path=path,
-                )
+                message, fix = "a key must be a word", "quote it if it starts with `{` or `[`"
+                document.add_at(_place(key_node), message, fix, path=path)
                 continue
             key = str(key_node.value).translate(self._table)
             inner = (*path, key)
             if key not in result:
                 document.keys[inner] = _place(key_node)
-                result[key] = self.value(value_node, inner, (*above, node))
+                result[key] = self.value(value_node, inner, inside)
             elif not merged:  # an explicit key wins over a merged one
-                document.add_at(
-                    _place(key_node),
-                    f"duplicate key `{shown(key)}`, first on line {document.keys[inner].line}",
-                    "keep one of the two",
-                    path=path,
-                )
+                first = document.keys[inner].line
+                message = f"duplicate key `{shown(key)}`, first on line {first}"
+                document.add_at(_place(key_node), message, "keep one of the two", path=path)
         return result
 
     def _pairs(
@@ -339,21 +320,15 @@ class _Reader:
                 for key, value, _ in self._pairs(other, path, (*above, node)):
                     yield key, value, True
             else:
-                self._document.add_at(
-                    _place(other), "`<<` merges mappings only", "name an anchored mapping",
-                    path=path,
-                )  # fmt: skip
+                message, fix = "`<<` merges mappings only", "name an anchored mapping"
+                self._document.add_at(_place(other), message, fix, path=path)
 
     def _bound(self, node: yaml.Node, path: KeyPath, above: tuple[yaml.Node, ...]) -> None:
         self._nodes += 1
         if self._nodes <= MAX_NODES and len(above) <= MAX_DEPTH and node not in above:
             return
-        self._document.add_at(
-            _place(node),
-            "aliases that contain themselves, or expand without bound",
-            "write the values out",
-            path=path,
-        )
+        message = "aliases that contain themselves, or expand without bound"
+        self._document.add_at(_place(node), message, "write the values out", path=path)
         raise ConfigError(self._document.problems)
 
 

@@ -168,22 +168,16 @@ def _found_url(url: str) -> str:
     try:
         address = ip_address(host)
     except ValueError:
-        if _is_number(host):
-            raise ValueError("a number for a host: write the address as 10.0.0.1") from None
-        return found  # a name
+        try:
+            socket.inet_aton(host.rstrip("."))
+        except OSError:
+            return found  # a name
+        # A short, octal or hexadecimal form of an address.
+        raise ValueError("a number for a host: write the address as 10.0.0.1") from None
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         raise ValueError("not an address that an engine can have")
     return found
-
-
-def _is_number(host: str) -> bool:
-    """Whether a host is no name but a short, octal or hexadecimal form of an IPv4 address."""
-    try:
-        socket.inet_aton(host.rstrip("."))
-    except OSError:
-        return False
-    return True
 
 
 def _from_url(value: object) -> object:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.settings import Config, ConfigError, parse
-from gateway.settings.notices import remarks
+from gateway.settings.checks import remarks
 
 HASH = "35f01bd51f5d2ab9e7e9f0d9d22c8e2b4a6b8c30f9d0e4e9f2f3f1b8b7e7a111"
 FILE = f"""\

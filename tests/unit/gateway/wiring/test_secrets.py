@@ -15,7 +15,7 @@ from pydantic import Secret, SecretStr
 from gateway.control.admin import admin_router
 from gateway.settings import Config, ConfigError, load, parse, remarks
 from gateway.settings.compare import changes, compare
-from gateway.settings.explain import _parts
+from gateway.settings.loading import _parts
 from gateway.settings.types import Section
 from gateway.wiring.app import Gateway
 from sluice.check import summary
