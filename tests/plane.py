@@ -35,7 +35,6 @@ class FakePipeline:
         self.looked_up = 0
 
     def know(self, head: RequestHead) -> Principal:
-        """See Serve."""
         self.looked_up += 1
         if not self.known:
             raise Unauthorized("no", reason="invalid_api_key", code="invalid_api_key")
@@ -45,7 +44,6 @@ class FakePipeline:
         return Principal(entitlement=name, tenant=name)
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
-        """See Serve."""
         self.started += 1
         self.heads.append(incoming.head)
         try:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from gateway.fleet import fleet, members
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.http.certificates import TlsStatus
+from gateway.http.tls import TlsStatus
 from gateway.metrics import Counter, Histogram, Metrics
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record

@@ -15,11 +15,11 @@ pauses and resumes in order. And the answer to at most one large body begins.
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable
 from heapq import nlargest
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.errors import RateLimited, Unavailable
+from gateway.errors import RateLimited, Refusal, Unavailable
 
 MAX_UNPROVEN_BYTES: Final = 256 * 1024 * 1024
 """Bound per process for unfinished requests without a known key, if it is not less."""
@@ -35,13 +35,6 @@ _READ_BYTES: Final = 256 * 1024
 """Size of one uvloop read; a resumed connection reads at least once."""
 
 
-class Holder(Hashable, Protocol):
-    """A connection that holds part of a request."""
-
-    def drop(self) -> None:
-        """Refuse the request and release its bytes."""
-
-
 class BodyBytes:
     """Bytes held, by connection (without a known key) or by tenant."""
 
@@ -50,18 +43,21 @@ class BodyBytes:
     ) -> None:
         self._most = most_bytes
         self._most_unproven = min(most_unproven_bytes, most_bytes // 8)
-        self._unproven: dict[Holder, int] = {}
+        self._unproven: dict[Callable[[], None], int] = {}
         self._owned: dict[str, int] = {}
         self.unproven = 0
         """Bytes of requests without a known key."""
         self.total = 0
         """Bytes of requests with a known key."""
 
-    def hold(self, holder: Holder, size: int) -> None:
-        """Set the bytes that `holder`, without a known key, holds in total; 0 releases them."""
-        self.unproven += size - self._unproven.pop(holder, 0)
+    def hold(self, drop: Callable[[], None], size: int) -> None:
+        """Set the bytes that a connection without a known key holds in total; 0 releases them.
+
+        Its `drop` refuses the request and releases them.
+        """
+        self.unproven += size - self._unproven.pop(drop, 0)
         if size:
-            self._unproven[holder] = size
+            self._unproven[drop] = size
         bound = min(self._most_unproven, self._most - self.total)
         if self.unproven <= bound:
             return
@@ -70,7 +66,7 @@ class BodyBytes:
             if self.unproven <= bound * 3 // 4:
                 return
             self.unproven -= self._unproven.pop(each)
-            each.drop()
+            each()
 
     def take(self, owner: str, size: int) -> None:
         """Add `size` bytes to the tenant `owner`; a negative `size` gives bytes back.
@@ -80,27 +76,25 @@ class BodyBytes:
         mine = self._owned.get(owner, 0)
         free = self._most - self.total - self.unproven
         if size > 0 and mine + size > (free - size if mine else free):
-            raise self._refusal(mine)
+            if mine:
+                raise RateLimited(
+                    f"This key's requests hold {mine / 2**20:,.1f} MiB of bodies in this gateway, "
+                    "as much as it may have now. Send fewer large requests at once, or wait for "
+                    "their answers.",
+                    reason="too_many_body_bytes",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            raise Unavailable(
+                f"All requests together hold {self.total / 2**20:,.1f} MiB of bodies in this "
+                "gateway, and this one does not fit. Try again shortly, or send a smaller request.",
+                reason="too_many_body_bytes",
+                retry_after_s=_RETRY_AFTER_S,
+            )
         self.total += size
         if mine + size > 0:
             self._owned[owner] = mine + size
         else:
             self._owned.pop(owner, None)
-
-    def _refusal(self, mine: int) -> RateLimited | Unavailable:
-        if mine:
-            return RateLimited(
-                f"This key's requests hold {_mib(mine)} of bodies in this gateway, as much as it "
-                f"may have now. Send fewer large requests at once, or wait for their answers.",
-                reason="too_many_body_bytes",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        return Unavailable(
-            f"All requests together hold {_mib(self.total)} of bodies in this gateway, and this "
-            "one does not fit. Try again shortly, or send a smaller request.",
-            reason="too_many_body_bytes",
-            retry_after_s=_RETRY_AFTER_S,
-        )
 
 
 class Share:
@@ -121,7 +115,7 @@ class Share:
         if size > max(self._size, COUNTED_FROM_BYTES):
             try:
                 self._bodies.take(self._owner, size - self._size)
-            except (RateLimited, Unavailable):
+            except Refusal:
                 self.give_back()
                 raise
             self._size = size
@@ -179,7 +173,3 @@ class LargeBodies:
                     body.resume_reading()
         if self._paused or self._beginning:
             self._wait(loop)
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

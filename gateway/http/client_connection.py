@@ -2,6 +2,7 @@
 
 - Receiving a request is bounded in time. One periodic sweep checks all connections, so requests
   need no timers. A client that stops reading is cut off after `WRITE_STALL_S`.
+- What a request holds before it is answered is counted in `bodies`, which may have it dropped.
 - When there are `max_connections`, those give way on which the data plane serves nothing and never
   did: silent ones, half requests, refused keys. They are chosen from the address that has most.
 - A client may close its sending side and wait for the answer, which looks as if it had left. The
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from heapq import nlargest
+from io import BytesIO
 from math import inf
 from operator import itemgetter
 from typing import Any, Final, TypeVar, cast
@@ -25,9 +27,11 @@ from typing import Any, Final, TypeVar, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal, Unavailable
-from gateway.http.direct_reply import DirectReply, closing
+from gateway.http.body_bytes import BodyBytes
+from gateway.http.data_plane import DirectReply, closing
 from gateway.http.wrong_keys import network
 from gateway.ports import Lines
+from gateway.records.endpoint import Endpoint
 
 EVERY_S: Final = 60.0
 T = TypeVar("T")
@@ -73,9 +77,20 @@ class ClientConnection(HttpToolsProtocol):
 
     max_connections = 10_000
     keep_alive_s = 75.0
+    bodies = BodyBytes()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        """Received bytes of the incoming head; -1 while a body is coming in."""
+        self._half = b""
+        """First read of a request with a known head whose body is incomplete."""
+        self._endpoint: Endpoint | None = None
+        """Endpoint of the incoming request, if it is answered without ASGI."""
+        self._body: bytes | BytesIO = b""
+        """The part of the incoming body that has arrived."""
+        self._holds = False
+        """Whether `bodies` counts bytes for this connection without a known key."""
         self._inbound_since_s: float | None = self.loop.time()
         self._idle_since_s: float | None = None
         self._lingers_since_s: float | None = None
@@ -95,11 +110,6 @@ class ClientConnection(HttpToolsProtocol):
         """Header lines for the answer, as the incoming request asks for them."""
 
     @property
-    def encrypted(self) -> bool:
-        """Whether the client speaks TLS."""
-        return self.scheme == "https"
-
-    @property
     def answering(self) -> bool:
         """Whether a request that is complete, or refused, still waits for the end of its answer."""
         return self._answering is not None or self._asgi_answers
@@ -113,16 +123,14 @@ class ClientConnection(HttpToolsProtocol):
         return self._lingers_since_s or self._idle_since_s or self._inbound_since_s or 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse connections beyond `max_connections`."""
+        """Have others give way beyond `max_connections`, or refuse this connection."""
         super().connection_made(cast("asyncio.Transport", transport))
         # uvloop buffers writes until the end of the loop iteration; an answer must not wait for
         # its own settlement and for other requests' work. With TLS, a limit of 0 pauses for ever.
-        self.transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES if self.encrypted else 0)
-        if len(self.connections) > self.max_connections and not self._make_room():
-            self._refuse(no_room(), unread=False)
-
-    def _make_room(self) -> bool:
-        """Have some connections give way; returns whether any could."""
+        encrypted = self.scheme == "https"
+        self.transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES if encrypted else 0)
+        if len(self.connections) <= self.max_connections:
+            return
         waiting = (
             (network(other.client[0]) if other.client else "", since_s, other)
             for other in cast("set[ClientConnection]", self.connections)
@@ -132,18 +140,21 @@ class ClientConnection(HttpToolsProtocol):
         found = giving_way(waiting, max(1, self.max_connections // 64))
         for other in found:
             other.give_way()
-        return bool(found)
+        if not found:
+            self._refuse(_no_room(), unread=False)
 
     def give_way(self) -> None:
         """Make room for another connection: this one has `unserved_since_s`."""
-        raise NotImplementedError
-
-    def time_out(self) -> None:
-        """End a connection whose request takes too long to arrive."""
-        raise NotImplementedError
+        self.connections.discard(self)
+        if self._inbound_since_s is None:
+            self.transport.close()
+        else:
+            self._refuse(_no_room(), unread=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the running answer and release everything held."""
+        if self._reply is not None and self._answering is None:
+            self._reply.give_back()
         for timer in (self._stall_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -158,15 +169,17 @@ class ClientConnection(HttpToolsProtocol):
             self.loop.call_soon(self._answering.cancel)
         else:
             self._reply = None  # breaks a reference cycle that would live long
+        self._let_go()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """Keep answering a client that closed its sending side; returns whether an answer runs."""
         # TLS has no half-closed connections, and HTTP/1.0 no bytes that a client ignores.
-        if not self.answering or self.encrypted or (self._old and self._reply is not None):
+        old = self._old and self._reply is not None
+        if not self.answering or self.scheme == "https" or old:
             return False
         if self._reply is not None:
             self._reply.probe()
-        self._look_later(_FIRST_LOOK_S)
+        self._look_timer = self.loop.call_later(_FIRST_LOOK_S, self._look, _FIRST_LOOK_S)
         return True
 
     def pause_writing(self) -> None:
@@ -185,7 +198,17 @@ class ClientConnection(HttpToolsProtocol):
     def sweep(self, now_s: float) -> None:
         """Close the connection if its request takes too long to arrive, or none comes."""
         if self._inbound_since_s is not None and now_s - self._inbound_since_s > INBOUND_TIMEOUT_S:
-            self.time_out()
+            if self._head_bytes or self._half:
+                self._refuse(
+                    Refusal(
+                        f"The request did not arrive within {INBOUND_TIMEOUT_S:g} seconds. "
+                        "Send it faster, or make it smaller.",
+                        reason="request_timeout",
+                    ),
+                    unread=True,
+                )
+            else:
+                self.transport.close()
         for since_s, limit_s in (
             (self._idle_since_s, self.keep_alive_s),
             (self._lingers_since_s, LINGER_S),
@@ -193,16 +216,36 @@ class ClientConnection(HttpToolsProtocol):
             if since_s is not None and now_s - since_s > limit_s:
                 self.transport.close()
 
-    def _look_later(self, after_s: float) -> None:
-        self._look_timer = self.loop.call_later(after_s, self._look, after_s)
-
     def _look(self, waited_s: float) -> None:
         """Abort if the client reset the connection; nothing else notices, as it is not read."""
         mine = self.transport.get_extra_info("socket")
         if mine is None or mine.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         else:
-            self._look_later(min(2 * waited_s, _LAST_LOOK_S))
+            wait_s = min(2 * waited_s, _LAST_LOOK_S)
+            self._look_timer = self.loop.call_later(wait_s, self._look, wait_s)
+
+    def drop(self) -> None:
+        """Refuse the request that comes in: all of them hold too much."""
+        self._refuse(
+            Unavailable(
+                "Unfinished requests hold too many bytes in this gateway. Try again.",
+                reason="too_much_unsent",
+                retry_after_s=1.0,
+            ),
+            unread=True,
+        )
+
+    def _hold(self, size: int) -> None:
+        self._holds = size > 0
+        self.bodies.hold(self.drop, size)
+
+    def _let_go(self) -> None:
+        """Release everything held for the incoming request."""
+        self._body = self._half = b""
+        self._endpoint = None
+        if self._holds:
+            self._hold(0)
 
     def _refuse_malformed(self) -> None:
         _malformed.note(self.client[0] if self.client else "a local client")
@@ -213,6 +256,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal, *, unread: bool) -> None:
         """Write a refusal without a reply object, and close. Aborts if an answer has started."""
+        self._let_go()
         if self.transport.is_closing():
             return
         if (cycle := cast("RequestResponseCycle | None", self.cycle)) is not None:
@@ -239,7 +283,7 @@ class ClientConnection(HttpToolsProtocol):
             transport.close()
 
 
-def no_room() -> Unavailable:
+def _no_room() -> Unavailable:
     """The refusal of a connection beyond `max_connections`."""
     return Unavailable(
         "This gateway has all the connections it may hold. Try again shortly.",

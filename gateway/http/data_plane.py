@@ -1,11 +1,16 @@
 """The data plane: checks a request by its head and passes it with its body to the pipeline.
 
-The gateway's HTTP protocol calls it directly. It is an ASGI application, too, for other servers,
-for tests in one process, and for HEAD and OPTIONS. Paths that are not its own go to the control
-plane (FastAPI).
+The gateway's HTTP protocol calls it directly, and `DirectReply` writes the answer straight to the
+client's transport, one write per chunk: ASGI's messages, checks and awaits cost more than the rest
+of a relayed chunk. It is an ASGI application, too, for other servers, for tests in one process, and
+for HEAD and OPTIONS. Paths that are not its own go to the control plane (FastAPI).
+
+Header names and values of answers come from the gateway or from an engine's parsed head, never from
+a client, so they need no escaping here.
 """
 
 import asyncio
+import http
 import logging
 import secrets
 import time
@@ -13,12 +18,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from gateway.errors import (
-    KeysAwaited,
-    Refusal,
-    TooLarge,
-    Unavailable,
-)
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.errors import KeysAwaited, Refusal, TooLarge, Unavailable
 from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import error_body, error_event, error_headers
 from gateway.http.wrong_keys import WrongKeys
@@ -40,33 +42,188 @@ LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies, and those in chunks, are read only for a known key."""
 _SLASHED: Final = frozenset({"/health", "/ready", "/models", "/v1/models"})
 """Paths of the control plane that may end in a slash."""
+_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
+
+_SLICE_BYTES: Final = 64 * 1024
 
 
-class Serve(Protocol):
-    """The part of the pipeline that the data plane uses."""
-
-    async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
-        """Answer one request."""
-
-    def know(self, head: RequestHead) -> Principal:
-        """The principal of the presented key. Raises Refusal."""
+def status_line(status: int) -> bytes:
+    """The status line with its CRLF; unknown codes have no phrase."""
+    return _LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-class Reply(ClientReply, Protocol):
-    """A reply that can also end the connection."""
+def closing(refusal: Refusal, extra: Lines = b"") -> bytes:
+    """A whole answer that refuses and announces the connection's end."""
+    body = error_body(refusal)
+    end = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    lines = lines_of(error_headers(refusal))
+    return b"".join((status_line(refusal.status), lines, extra, end, body))
 
-    close_connection: bool
 
-    def ended(self) -> None:
+class ReplyConnection(Protocol):
+    """A client connection that writes replies one after the other."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Where answers are written."""
+        ...
+
+    @property
+    def flow(self) -> FlowControl:
+        """Flow control of the write side."""
+        ...
+
+    def wrong_key_delay_s(self) -> float:
+        """Delay of a 401 for this client, in seconds."""
+
+    def finished(self) -> None:
+        """Called when the whole answer is written."""
+
+    def ended(self, reply: "DirectReply") -> None:
         """Called when the answering task ends, with or without an answer."""
 
 
-class ClientGone(Exception):
-    """The client left before its body was read."""
+class DirectReply:
+    """ClientReply over a client connection's transport (HTTP/1.1)."""
+
+    __slots__ = (
+        "_connection",
+        "_endpoint",
+        "_events",
+        "_flow",
+        "_head",
+        "_transport",
+        "close_connection",
+        "extra",
+        "finished",
+        "held",
+        "key_refused",
+        "share",
+        "started",
+        "task",
+    )
+
+    def __init__(self, endpoint: Endpoint, connection: ReplyConnection) -> None:
+        """Write to `connection`; its `finished` is called once the whole answer is written."""
+        self._endpoint = endpoint
+        self._connection = connection
+        self._transport = connection.transport
+        self._flow = connection.flow
+        self._head = b""
+        self._events = True
+        self.started = False
+        self.finished = False
+        self.close_connection = False
+        self.key_refused = False
+        self.extra: Lines = b""
+        """Further header lines of the answer."""
+        self.task: asyncio.Task[None] | None = None
+        """The answering task."""
+        self.held: asyncio.TimerHandle | None = None
+        """Timer that writes a delayed refusal; the answering task may have ended."""
+        self.share: Share | None = None
+        """The share that counts the request's bytes, if they are many enough."""
+
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
+        self.started = True
+        self._events = events
+        self._head = self._render(status, lines) + b"transfer-encoding: chunked\r\n\r\n"
+
+    async def write(self, data: bytes) -> None:
+        if not self.write_now(data):
+            await self._flow.drain()
+
+    def write_now(self, data: bytes) -> bool:
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        if self._head:
+            head, self._head = self._head, b""
+            transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self._flow.write_paused
+
+    async def drain(self) -> None:
+        await self._flow.drain()
+
+    def probe(self) -> None:
+        """Send bytes that a client must ignore; the system of a client that left sends a reset.
+
+        Before the head these are an interim answer, in a stream a leading zero of the next chunk's
+        size. The connection closes after this answer, because the client sends no more requests.
+        """
+        self.close_connection = True
+        if self.finished or self._transport.is_closing():
+            return
+        if not self.started or self.held is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif not self._head:
+            self._transport.write(b"0")
+
+    async def finish(self) -> None:
+        self._end(self._head + b"0\r\n\r\n")
+
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
+        self.started = True
+        data = self._whole(status, lines, body)
+        if len(data) > _SLICE_BYTES:
+            view = memoryview(data)
+            while len(view) > _SLICE_BYTES and not self._transport.is_closing():
+                self._transport.write(view[:_SLICE_BYTES])
+                view = view[_SLICE_BYTES:]
+                await self._flow.drain()
+            data = bytes(view)
+        self._end(data)
+
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
+        if self.started:
+            await self.break_off(refusal)
+            return
+        self.started = True
+        self.key_refused = refusal.status in {401, 403}
+        body = error_body(refusal, self._endpoint.dialect)
+        data = self._whole(refusal.status, lines_of(error_headers(refusal)) + lines, body)
+        delay_s = self._connection.wrong_key_delay_s() if refusal.status == 401 else 0.0
+        if delay_s:
+            self.held = asyncio.get_running_loop().call_later(delay_s, self._end, data)
+        else:
+            self._end(data)
+
+    async def break_off(self, refusal: Refusal) -> None:
+        # A task that ends without an answer's end closes the connection.
+        if not self._events:
+            return
+        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+        await self.finish()
+
+    def ended(self) -> None:
+        self.give_back()
+        self._connection.ended(self)
+
+    def give_back(self) -> None:
+        """Release the bytes of the request. Idempotent."""
+        if self.share is not None:
+            self.share.give_back()
+
+    def _whole(self, status: int, lines: Lines, body: bytes) -> bytes:
+        head = self._render(status, lines)
+        return b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body))
+
+    def _end(self, data: bytes) -> None:
+        """Write the end of an answer, if the client is still there."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        self.finished = True
+        self._connection.finished()
+
+    def _render(self, status: int, lines: Lines) -> bytes:
+        ends = b"connection: close\r\n" if self.close_connection else b""
+        return b"".join((status_line(status), lines, self.extra, ends))
 
 
 class AsgiReply:
-    """The data plane's answer over plain ASGI, for servers other than the gateway's own."""
+    """ClientReply over plain ASGI, for servers other than the gateway's own."""
 
     __slots__ = ("_endpoint", "_events", "_held", "_send", "close_connection", "started")
 
@@ -74,12 +231,12 @@ class AsgiReply:
         self._endpoint = endpoint
         self._send = send
         self._events = True
-        self._held: list[bytes] = []
+        self._held = b""
         self.started = False
         self.close_connection = False
 
     def ended(self) -> None:
-        """See Reply. The ASGI server notices by itself."""
+        """As of a DirectReply; the ASGI server notices the end by itself."""
 
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         self.started = True
@@ -88,29 +245,25 @@ class AsgiReply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._body(data, more=True)
 
     def write_now(self, data: bytes) -> bool:
-        """See ClientReply. ASGI must await; `drain`, `write` or `finish` sends the data later."""
-        self._held.append(data)
+        self._held += data  # ASGI must await; `drain` or `finish` sends it
         return False
 
     async def drain(self) -> None:
         if self._held:
-            held, self._held = self._held, []
-            await self.write(b"".join(held))
+            held, self._held = self._held, b""
+            await self._body(held, more=True)
 
     async def finish(self) -> None:
         await self.drain()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._body(b"", more=False)
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        self.started = True
-        all_headers = [*pairs_of(lines), (b"content-length", b"%d" % len(body))]
-        if self.close_connection:
-            all_headers.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        ends = b"connection: close\r\n" if self.close_connection else b""
+        await self.start(status, b"%bcontent-length: %d\r\n%b" % (lines, len(body), ends))
+        await self._body(body, more=False)
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
         if self.started:
@@ -121,10 +274,15 @@ class AsgiReply:
 
     async def break_off(self, refusal: Refusal) -> None:
         await self.drain()
-        if not self._events:
-            return
-        await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
-        await self.finish()
+        if self._events:
+            await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
+            await self.finish()
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+Reply = DirectReply | AsgiReply
 
 
 class DataPlane:
@@ -132,7 +290,8 @@ class DataPlane:
 
     def __init__(
         self,
-        pipeline: Serve,
+        serve: Callable[[Incoming, ClientReply], Awaitable[None]],
+        know: Callable[[RequestHead], Principal],
         control: App,
         *,
         new_id: Callable[[], str],
@@ -141,8 +300,12 @@ class DataPlane:
         bodies: BodyBytes | None = None,
         trace: Callable[[bytes], Trace] | None = None,
     ) -> None:
-        """`trace` finds a request's place in a trace by the headers that are forwarded."""
-        self._pipeline = pipeline
+        """`serve` answers a request; `know` gives the principal of its key, or raises Refusal.
+
+        `trace` finds a request's place in a trace by the headers that are forwarded.
+        """
+        self._serve = serve
+        self._know = know
         self._control = control
         self._new_id = new_id
         self._trace = trace
@@ -172,17 +335,20 @@ class DataPlane:
             return
         head = read_head(scope["headers"])
         reply, share = AsgiReply(endpoint, send), self.share(head)
+        body, more = bytearray(), True
         try:
             self.check(scope["method"], endpoint, head, announced_bytes(scope["headers"]))
-            self._pipeline.know(head)
-        except Refusal as refusal:
-            if refusal.status == 401 and scope.get("client"):
-                await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
-            await self.turn_away(refusal, head, reply)
-            return
-        try:
-            body = await self._read_body(receive, share)
-            answering = asyncio.ensure_future(self.answer(endpoint, head, body, reply))
+            self._know(head)
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return  # the client left
+                body += message.get("body", b"")
+                if len(body) > self.max_body_bytes:
+                    raise too_large(self.max_body_bytes)
+                share.cover(len(body))
+                more = message.get("more_body", False)
+            answering = asyncio.ensure_future(self.answer(endpoint, head, bytes(body), reply))
             leaving = asyncio.ensure_future(_client_left(receive))
             try:
                 await asyncio.wait([answering, leaving], return_when="FIRST_COMPLETED")
@@ -192,9 +358,9 @@ class DataPlane:
             with suppress(asyncio.CancelledError):
                 await answering
         except Refusal as refusal:
+            if refusal.status == 401 and scope.get("client"):
+                await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
             await self.turn_away(refusal, head, reply)
-        except ClientGone:
-            return
         finally:
             share.give_back()
 
@@ -219,7 +385,7 @@ class DataPlane:
         )
         self.running += 1
         try:
-            await self._pipeline.serve(incoming, reply)
+            await self._serve(incoming, reply)
         except Exception:  # noqa: BLE001 - last resort: a bug must not leave a bare 500
             _log.exception("request %s failed inside the gateway", incoming.request_id)
             broken = Refusal(
@@ -268,38 +434,25 @@ class DataPlane:
         So does a body in chunks (-1), which costs much more than its bytes.
         """
         if size > LARGE_BODY_BYTES:
-            self._pipeline.know(head)
+            self._know(head)
         elif size < 0:
             with suppress(KeysAwaited):
-                self._pipeline.know(head)
+                self._know(head)
 
     def proves(self, head: RequestHead) -> bool:
         """Whether a request shows a known key; always false on an open gateway."""
         try:
-            return self._pipeline.know(head) is not OPEN
+            return self._know(head) is not OPEN
         except Refusal:
             return False
 
     def share(self, head: RequestHead) -> Share:
         """The share that counts this request's body, for the tenant of its key."""
         try:
-            owner = self._pipeline.know(head).tenant
+            owner = self._know(head).tenant
         except Refusal:
             owner = ""
         return Share(self.bodies, owner)
-
-    async def _read_body(self, receive: Receive, share: Share) -> bytes:
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > self.max_body_bytes:
-                raise too_large(self.max_body_bytes)
-            share.cover(len(body))
-            if not message.get("more_body"):
-                return bytes(body)
 
 
 def endpoint_of(path: str) -> Endpoint | None:

@@ -11,30 +11,37 @@
   request is served as if it had not asked for one.
 - A chunk costs as much to parse as a thousand bytes. So a body in chunks needs a known key before
   any of it is parsed, chunks are bounded by number, and they count in the turns of large bodies.
-- A head that a connection repeats is recognised (`known_head`) instead of parsed.
+- Clients that keep a connection open send the same head each time, except for the length of the
+  body. A head that came twice is kept; a request that begins with the same bytes is not parsed,
+  because comparing 2 KB costs less than parsing them with a callback per header.
 - The bytes held for requests, heads included, are bounded over all connections, and large bodies
   take turns on the event loop (`body_bytes`).
 """
 
 import asyncio
-from collections.abc import Coroutine
+import re
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from io import BytesIO
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.errors import BadRequest, Refusal, Unavailable
-from gateway.http.body_bytes import COUNTED_FROM_BYTES, LARGE_BYTES, BodyBytes, LargeBodies
-from gateway.http.client_connection import INBOUND_TIMEOUT_S, ClientConnection, no_room
+from gateway.errors import BadRequest, Refusal
+from gateway.http.body_bytes import COUNTED_FROM_BYTES, LARGE_BYTES, LargeBodies
+from gateway.http.client_connection import ClientConnection
 from gateway.http.cors import Cors, Headers
-from gateway.http.data_plane import LARGE_BODY_BYTES, DataPlane, endpoint_of, too_large
-from gateway.http.direct_reply import DirectReply
-from gateway.http.known_head import MAX_HEAD_BYTES, KnownHead, learn
+from gateway.http.data_plane import (
+    LARGE_BODY_BYTES,
+    DataPlane,
+    DirectReply,
+    endpoint_of,
+    too_large,
+)
 from gateway.payload.head import lines_of, read_head
 from gateway.records.endpoint import Endpoint
 from gateway.records.request import RequestHead
@@ -55,6 +62,11 @@ _MAX_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 """Most bytes after a request that is being answered; beyond it the connection is aborted."""
 _PUBLIC: Final = (b"/v1/", b"/models")
 """How paths begin that a page may call, beside the data plane's."""
+MAX_HEAD_BYTES: Final = 4096
+"""Longer heads are not kept, because a connection keeps its head until it closes."""
+_MAX_DIGITS: Final = 7
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """Differs from any joined headers, because a header name is never empty."""
@@ -71,7 +83,6 @@ class GatewayProtocol(ClientConnection):
     """One client connection."""
 
     max_head_bytes = 64 * 1024
-    bodies = BodyBytes()
     large_bodies = LargeBodies()
     cors = Cors()
     data_plane: DataPlane
@@ -79,8 +90,6 @@ class GatewayProtocol(ClientConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-        """Received bytes of the incoming head; -1 while a body is coming in."""
         self._head_end = b""
         """Last bytes of the incoming head, to find an end that is split over two reads."""
         self._framing_bytes = 0
@@ -89,8 +98,6 @@ class GatewayProtocol(ClientConnection):
         """Chunks of the incoming body."""
         self._surplus_bytes = 0
         """Bytes received after a request that is being answered."""
-        self._endpoint: Endpoint | None = None
-        """Endpoint of the incoming request, if it is answered without ASGI."""
         self._announced = b""
         """Its content-length, or b"". Kept out of `headers`, where it would make heads differ."""
         self._head = RequestHead()
@@ -101,26 +108,13 @@ class GatewayProtocol(ClientConnection):
         self._known: KnownHead | None = None
         """`_head` as sent, for a request to `_known_endpoint`, once the head came twice."""
         self._known_endpoint: Endpoint | None = None
-        self._half = b""
-        """First read of a request with a known head whose body is incomplete."""
-        self._body: bytes | BytesIO = b""
-        """The part of the incoming body that has arrived."""
         self._size = 0
-        self._holds = False
-        """Whether `bodies` counts bytes for this connection without a known key."""
         self._proven: bool | None = None
         """Whether the incoming request has shown a known key; None before it was looked up."""
         self._chunked = False
         """Whether the body of a request with `_head` comes in chunks."""
 
     # Connection
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the requests of this connection that their client is gone."""
-        if self._reply is not None and self._answering is None:
-            self._reply.give_back()
-        super().connection_lost(exc)
-        self._let_go()
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
@@ -129,20 +123,23 @@ class GatewayProtocol(ClientConnection):
             return
         begins = not self._head_bytes
         if begins and self._known is not None:
-            if self._half:
-                data, self._half = self._half + data, b""
-                if self._take_known(self._known, data, half=False):
-                    return
-                if self._reply is not None:
-                    self._reply.give_back()  # `_open` counts anew
-            elif self._take_known(self._known, data, half=True):
+            data = self._take_known(self._known, data)
+            if not data:
                 return
         in_body, chunks = self._head_bytes < 0, self._chunks
         if in_body:
             self._framing_bytes += len(data)
-        elif not self._head_fits(data):
-            self._refuse_head()
-            return
+        elif self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
+            self._head_bytes += len(data)  # fits even if all of it is head
+            self._head_end = data[-3:]
+        else:
+            seen = self._head_end + data
+            end = seen.find(b"\r\n\r\n")
+            self._head_bytes += len(data) if end < 0 else max(0, end - len(self._head_end))
+            self._head_end = seen[-3:]
+            if self._head_bytes > self.max_head_bytes:
+                self._refuse_head()
+                return
         self._parse(data)
         if self._head_bytes:  # the request is incomplete
             cost_bytes = len(data) + _CHUNK_COST_BYTES * max(0, self._chunks - chunks)
@@ -160,76 +157,45 @@ class GatewayProtocol(ClientConnection):
         elif self._reply is not None:
             self._reply.close_connection = True
 
-    def drop(self) -> None:
-        self._reject(
-            Unavailable(
-                "Unfinished requests hold too many bytes in this gateway. Try again.",
-                reason="too_much_unsent",
-                retry_after_s=1.0,
-            )
-        )
-
-    def give_way(self) -> None:
-        self.connections.discard(self)
-        if self._inbound_since_s is None:
-            self.transport.close()
-        else:
-            self._reject(no_room())
-
-    def time_out(self) -> None:
-        if not self._head_bytes and not self._half:
-            self.transport.close()
-            return
-        self._reject(
-            Refusal(
-                f"The request did not arrive within {INBOUND_TIMEOUT_S:g} seconds. "
-                "Send it faster, or make it smaller.",
-                reason="request_timeout",
-            )
-        )
-
     # Parsing
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserUpgrade as upgrade:  # once more, without that wish
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self._refuse_malformed()
+                return
+            lowered = _lowered(self.headers)
+            reported = [pair for pair in lowered if pair[0] not in _UPGRADE]
+            if self._announced:
+                reported.append((b"content-length", self._announced))
+            if any(name == b"connection" and b"close" in value.lower() for name, value in lowered):
+                reported.append((b"connection", b"close"))
+            lines = b"".join(b"%b: %b\r\n" % pair for pair in reported)
+            version = self.parser.get_http_version().encode()
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if self.answering:  # the error is in data after the request that is being answered
                 self._pass_over(data)
             elif len(self.headers or ()) > MAX_HEADERS:
                 self._refuse_head()
             elif self._chunks > FREE_CHUNKS + self._size // MIN_CHUNK_BYTES:
-                self._reject(
+                self._refuse(
                     BadRequest(
                         f"The request's body comes in {self._chunks} chunks of {self._size} bytes "
                         f"in all. Send chunks of {MIN_CHUNK_BYTES} bytes or more, or send "
                         "content-length instead.",
                         reason="chunks_too_small",
-                    )
+                    ),
+                    unread=True,
                 )
             else:
                 self._refuse_malformed()
-
-    def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a head that asked for an upgrade again, without the upgrade headers."""
-        method = self.parser.get_method()
-        if method == b"CONNECT":
-            self._refuse_malformed()
-            return
-        lowered = _lowered(self.headers)
-        reported = [pair for pair in lowered if pair[0] not in _UPGRADE]
-        if self._announced:
-            reported.append((b"content-length", self._announced))
-        if any(name == b"connection" and b"close" in value.lower() for name, value in lowered):
-            reported.append((b"connection", b"close"))
-        lines = b"".join(b"%b: %b\r\n" % pair for pair in reported)
-        version = self.parser.get_http_version().encode()
-        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
-        self.parser = httptools.HttpRequestParser(self)
-        self._parse(head + rest)
 
     def on_message_begin(self) -> None:
         """Start a request's clock. State for ASGI is created later, if needed."""
@@ -255,19 +221,35 @@ class GatewayProtocol(ClientConnection):
     def on_headers_complete(self) -> None:
         """Choose the direct path of the data plane, or ASGI for everything else."""
         if self.parser.should_upgrade():
-            return  # _parse_without_upgrade parses it again
+            return  # `_parse` does it again
         self._head_bytes = -1
         self._head_end = b""
-        endpoint = endpoint_of(_path(self.url))
+        url, method = self.url, self.parser.get_method()
+        endpoint = endpoint_of(_path(url))
         cycle = cast("RequestResponseCycle | None", self.cycle)
         asgi_busy = cycle is not None and not cycle.response_complete
-        via_asgi = asgi_busy or self.parser.get_method() in _VIA_ASGI
-        if endpoint is not None and not via_asgi:
+        if endpoint is not None and not asgi_busy and method not in _VIA_ASGI:
             self._endpoint = endpoint
             self._body = b""
             self._open(endpoint)
-        else:
-            self._to_asgi()
+            return
+        headers = _lowered(self.headers)
+        _, expects = _framing(headers)
+        if method == b"OPTIONS" and url == b"*":
+            url = b"/"
+        if self._announced:
+            headers.append((b"content-length", self._announced))
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self._head_of = _NOT_READ
+        self._known = None
+        more: Headers = ()
+        if url.startswith(_PUBLIC) or endpoint_of(_path(url)):
+            more = self.cors.headers(headers, preflight=method == b"OPTIONS")
+        self._extra = lines_of(more)
+        cast("dict[str, Any]", self.scope)["headers"] = headers
+        super().on_headers_complete()
+        self.cycle.default_headers = [*self.cycle.default_headers, *more]
 
     def on_chunk_header(self) -> None:
         """Bound the chunks, and exclude their usual framing from `_framing_bytes`."""
@@ -327,30 +309,15 @@ class GatewayProtocol(ClientConnection):
 
     # Bounds
 
-    def _head_fits(self, data: bytes) -> bool:
-        if self._head_bytes + len(data) <= self.max_head_bytes and not self._head_end:
-            self._head_bytes += len(data)  # fits even if all of it is head
-            self._head_end = data[-3:]
-            return True
-        known = len(self._head_end)
-        seen = self._head_end + data
-        end = seen.find(b"\r\n\r\n")
-        self._head_bytes += len(data) if end < 0 else max(0, end - known)
-        self._head_end = seen[-3:]
-        return self._head_bytes <= self.max_head_bytes
-
     def _refuse_head(self) -> None:
-        self._reject(
+        self._refuse(
             Refusal(
                 f"The request's headers or trailers are larger than {self.max_head_bytes} bytes "
                 f"or more than {MAX_HEADERS}. Send fewer or shorter headers.",
                 reason="headers_too_large",
-            )
+            ),
+            unread=True,
         )
-
-    def _reject(self, refusal: Refusal) -> None:
-        self._refuse(refusal, unread=True)
-        self._let_go()
 
     def _wait_for_rest(self, cost_bytes: int, *, in_body: bool) -> None:
         """Bound the bytes held for an incomplete request. `cost_bytes`: what the last read cost."""
@@ -382,17 +349,6 @@ class GatewayProtocol(ClientConnection):
         head_bytes = max(0, self._head_bytes) + _memory_bytes(self.headers or ())
         self._hold(self._size + head_bytes + self._framing_bytes)
 
-    def _hold(self, size: int) -> None:
-        self._holds = size > 0
-        self.bodies.hold(self, size)
-
-    def _let_go(self) -> None:
-        """Release everything held for the incoming request."""
-        self._body = self._half = b""
-        self._endpoint = None
-        if self._holds:
-            self._hold(0)
-
     def _pass_over(self, data: bytes) -> None:
         """Discard data after a request that is being, or was, answered.
 
@@ -423,9 +379,8 @@ class GatewayProtocol(ClientConnection):
             self._known = None
             self._known_endpoint = endpoint
             lowered = _lowered(self.headers)
-            self._chunked = _in_chunks(lowered)
+            self._chunked, self.expect_100_continue = _framing(lowered)
             self._head = read_head(lowered)
-            self.expect_100_continue = _expects(lowered)
             self._extra = lines_of(self.cors.headers(lowered))
         head, announced, plane = self._head, self._announced, self.data_plane
         length = int(announced) if announced.isdigit() else -1 if self._chunked else 0
@@ -446,21 +401,22 @@ class GatewayProtocol(ClientConnection):
         if self.expect_100_continue and not self._old:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _take_known(self, known: KnownHead, data: bytes, *, half: bool) -> bool:
+    def _take_known(self, known: "KnownHead", data: bytes) -> bytes:
         """Answer a complete request with the known head, or wait for the rest of its body.
 
-        Returns False for anything else; the parser then gets `data`, of which it has seen nothing.
+        Returns what the parser gets, which has seen nothing of the request: b"" if it is taken.
         """
-        plane, endpoint = self.data_plane, self._known_endpoint
-        if endpoint is None or plane.draining:
-            return False
-        found = known.body_of(data)
-        if found is None or found[1] > min(LARGE_BODY_BYTES, plane.max_body_bytes):
-            return False
-        body_at, size = found
+        half, plane, endpoint = self._half, self.data_plane, self._known_endpoint
+        if half:
+            data, self._half = half + data, b""
+        found = None if plane.draining else known.body_of(data)
+        body_at, size = found or (0, -1)
         missing = body_at + size - len(data)
-        if missing < 0 or (missing and not half):
-            return False
+        fits = 0 <= size <= min(LARGE_BODY_BYTES, plane.max_body_bytes)
+        if endpoint is None or not fits or missing < 0 or (missing and half):
+            if half and self._reply is not None:
+                self._reply.give_back()  # `_open` counts anew
+            return data
         reply = self._reply
         if reply is None:
             self._reply = reply = DirectReply(endpoint, self)
@@ -472,17 +428,17 @@ class GatewayProtocol(ClientConnection):
                 self._hold(len(data) + len(self._head_of))
         except Refusal as refusal:
             self._run(reply, plane.turn_away(refusal, self._head, reply))
-            return True
+            return b""
         self._idle_since_s = None
         if missing:
             self._half = data
             self._inbound_since_s = self.loop.time()
-            return True
+            return b""
         self._inbound_since_s = None
         self._run(reply, plane.answer(endpoint, self._head, data[body_at:], reply))
         if self._holds:
             self._let_go()
-        return True
+        return b""
 
     async def _answer_large(self, endpoint: Endpoint, body: bytes, reply: DirectReply) -> None:
         head = self._head
@@ -539,29 +495,6 @@ class GatewayProtocol(ClientConnection):
             self._reply = None  # breaks a reference cycle that would live long
             self.transport.close()
 
-    # ASGI
-
-    def _to_asgi(self) -> None:
-        url, headers = self.url, _lowered(self.headers)
-        _in_chunks(headers)
-        method = self.parser.get_method()
-        if method == b"OPTIONS" and url == b"*":
-            url = b"/"
-        if self._announced:
-            headers.append((b"content-length", self._announced))
-        super().on_message_begin()
-        self.url, self.headers = url, headers
-        self._head_of = _NOT_READ
-        self._known = None
-        self.expect_100_continue = _expects(headers)
-        more: Headers = ()
-        if url.startswith(_PUBLIC) or endpoint_of(_path(url)):
-            more = self.cors.headers(headers, preflight=method == b"OPTIONS")
-        self._extra = lines_of(more)
-        cast("dict[str, Any]", self.scope)["headers"] = headers
-        super().on_headers_complete()
-        self.cycle.default_headers = [*self.cycle.default_headers, *more]
-
     def on_response_complete(self) -> None:
         """Close after an answer if the client is still sending, or closed its sending side."""
         self._asgi_answers = False
@@ -600,17 +533,56 @@ def _memory_bytes(headers: Headers) -> int:
     return sum(len(name) + len(value) + _HEADER_COST_BYTES for name, value in headers)
 
 
-def _in_chunks(headers: Headers) -> bool:
-    """Whether the body comes in chunks; header names must be in lower case.
+def _framing(headers: Headers) -> tuple[bool, bool]:
+    """Whether the body comes in chunks, and whether the client waits for 100 Continue.
 
-    Raises _EnoughError for other codings that the parser lets pass.
+    Header names must be in lower case. Raises _EnoughError for codings besides chunks.
     """
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and codings != [b"chunked"]:
         raise _EnoughError
-    return bool(codings)
+    expects = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
+    return bool(codings), expects
 
 
-def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether the client waits for 100 Continue; header names must be in lower case."""
-    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+class KnownHead(NamedTuple):
+    """The bytes of a head before and after the digits of its content-length."""
+
+    before: bytes
+    after: bytes
+
+    def body_of(self, data: bytes) -> tuple[int, int] | None:
+        """(offset of the body in `data`, its announced length); None for another head."""
+        before, after = self
+        begin = len(before)
+        end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
+        # The bytes contain a key, so the comparison takes constant time.
+        if end < 0 or not compare_digest(data[:begin], before):
+            return None
+        body_at = end + len(after)
+        length = data[begin:end]
+        if not length.isdigit() or not compare_digest(data[end:body_at], after):
+            return None
+        return body_at, int(length)
+
+
+def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
+    """The head at the start of `data`, which the parser has accepted.
+
+    `headers` are its headers except content-length. None if the bytes are ambiguous, if more than
+    the body's length may vary, or if the meaning of the following bytes depends on more than the
+    head.
+    """
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    reported = {(name.lower(), value.lower()) for name, value in headers}
+    reported.discard((b"connection", b"keep-alive"))
+    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in reported):
+        return None
+    head = data[:end]
+    lengths = list(_LENGTH.finditer(head))
+    lines = len(headers) + 3  # plus the request line, content-length and the empty line
+    ends = (head.count(b"\n"), head.count(b"\r"), head.count(b"\r\n"))
+    if len(lengths) != 1 or ends != (lines, lines, lines):
+        return None
+    begin, end = lengths[0].span(1)
+    return KnownHead(head[:begin], head[end:])

@@ -31,8 +31,8 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import Rotation, RotationLog
 from gateway.http.body_bytes import MAX_BYTES, BodyBytes
-from gateway.http.certificates import Certificates
 from gateway.http.data_plane import App, DataPlane, request_ids
+from gateway.http.tls import Certificates
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
@@ -126,7 +126,8 @@ class Gateway:
         self.store.on_evict(self._evict)
         control = self._control_plane(config, clock, port, wrong_keys)
         self.data_plane = DataPlane(
-            self.pipeline,
+            self.pipeline.serve,
+            self.pipeline.know,
             control,
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,

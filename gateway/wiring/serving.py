@@ -22,7 +22,7 @@ from gateway.errors import StateFailure
 from gateway.http.client_connection import SWEEP_EVERY_S
 from gateway.http.cors import Cors
 from gateway.http.protocol import GatewayProtocol
-from gateway.http.tls_listener import TlsListener
+from gateway.http.tls import TlsListener
 from gateway.settings import Config
 from gateway.wiring.app import Gateway
 from gateway.wiring.handover import READY, STOPPING, Origin, Successor, on_signals

@@ -16,7 +16,7 @@ import trustme
 from openai import DefaultHttpxClient, OpenAI
 
 from bench.common.fleet import MODEL, Fleet, consecutive_ports
-from gateway.http import tls_listener
+from gateway.http import tls
 
 CHAT = "/v1/chat/completions"
 
@@ -154,7 +154,7 @@ def test_silent_and_slow_handshakes_end_in_time_and_keep_nobody_out(
     before = failures(fleet, "crowded")
     with contextlib.ExitStack() as stack:
         stalled = []
-        for number in range(tls_listener.MAX_HANDSHAKES + 100):
+        for number in range(tls.MAX_HANDSHAKES + 100):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", fleet.port)))
             if number % 2:
                 sock.sendall(b"\x16\x03\x01\x02\x00\x01")  # a hello that never ends
@@ -164,11 +164,11 @@ def test_silent_and_slow_handshakes_end_in_time_and_keep_nobody_out(
             assert client.post(https(fleet) + CHAT, json=body()).status_code == 200
         assert failures(fleet, "crowded") >= before + 100
         last = stalled[-1]
-        last.settimeout(tls_listener.HANDSHAKE_S + 10)
+        last.settimeout(tls.HANDSHAKE_S + 10)
         with contextlib.suppress(ConnectionResetError):
             while last.recv(1024):
                 pass
-        assert time.monotonic() - began_s < tls_listener.HANDSHAKE_S + 5
+        assert time.monotonic() - began_s < tls.HANDSHAKE_S + 5
         assert failures(fleet, "timeout") >= 1
 
 
@@ -183,7 +183,7 @@ def test_a_flood_of_handshakes_from_one_address_leaves_others_their_turn(
     sent = outgoing.read()
     before = failures(fleet, "crowded")
     with contextlib.ExitStack() as stack:
-        for _ in range(2 * tls_listener.MAX_HANDSHAKES):
+        for _ in range(2 * tls.MAX_HANDSHAKES):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", fleet.port)))
             with contextlib.suppress(ConnectionError):
                 sock.sendall(sent)
@@ -192,7 +192,7 @@ def test_a_flood_of_handshakes_from_one_address_leaves_others_their_turn(
             early = stack.enter_context(socket.socket())
             early.bind(("127.0.0.8", 0))
             early.connect(("127.0.0.1", fleet.port))
-            for _ in range(tls_listener.MAX_HANDSHAKES):
+            for _ in range(tls.MAX_HANDSHAKES):
                 stack.enter_context(socket.create_connection(("127.0.0.1", fleet.port)))
             assert client.post(https(fleet) + CHAT, json=body()).status_code == 200
         early.setblocking(False)

@@ -20,7 +20,13 @@ async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
 
     async def starting(**limits: Any) -> Gateway:
         pipeline = FakePipeline()
-        plane = DataPlane(pipeline, no_control, new_id=lambda: "new", max_body_bytes=1 << 20)
+        plane = DataPlane(
+            pipeline.serve,
+            pipeline.know,
+            no_control,
+            new_id=lambda: "new",
+            max_body_bytes=1 << 20,
+        )
         own = {
             "max_head_bytes": MAX_HEAD,
             "bodies": plane.bodies,

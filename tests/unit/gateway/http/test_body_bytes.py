@@ -25,7 +25,7 @@ class Holder:
 
     def hold(self, size: int) -> None:
         self.size = size
-        self.bodies.hold(self, size)
+        self.bodies.hold(self.drop, size)
 
     def drop(self) -> None:
         self.dropped += 1

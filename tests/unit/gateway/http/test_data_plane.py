@@ -33,7 +33,11 @@ class Plane:
         self.seen: list[Incoming] = []
         self.handed_on: list[Scope] = []
         self.app = DataPlane(
-            self, self._control, new_id=lambda: f"new-{next(ids)}", max_body_bytes=100
+            self.serve,
+            self.know,
+            self._control,
+            new_id=lambda: f"new-{next(ids)}",
+            max_body_bytes=100,
         )
 
     def know(self, head: RequestHead) -> Principal:

@@ -9,7 +9,7 @@ import uvloop
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.errors import Unavailable
-from gateway.http.direct_reply import DirectReply
+from gateway.http.data_plane import DirectReply
 from gateway.records.endpoint import CHAT
 
 

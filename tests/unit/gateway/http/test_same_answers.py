@@ -19,8 +19,7 @@ from uvicorn.server import ServerState
 
 from gateway.http import protocol
 from gateway.http.data_plane import DataPlane, Receive, Scope, Send
-from gateway.http.known_head import KnownHead
-from gateway.http.protocol import GatewayProtocol
+from gateway.http.protocol import GatewayProtocol, KnownHead
 from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
@@ -136,11 +135,9 @@ class Echo:
         self.reached: Reached = []
 
     def know(self, head: RequestHead) -> Principal:
-        """See Serve."""
         return Principal(entitlement="anybody", tenant="anybody")
 
     async def serve(self, incoming: Incoming, reply: ClientReply) -> None:
-        """See Serve."""
         self.reached.append((incoming.endpoint.path, incoming.head, incoming.body))
         if not incoming.body.startswith(b"stream"):
             await reply.send(200, b"content-type: text/plain\r\n", incoming.body)
@@ -223,7 +220,7 @@ class Collected:
 async def answers_to(reads: Sequence[Read], *, direct: bool) -> tuple[Reached, Answers, bool]:
     """What the pipeline was given, what came back, and whether that was all."""
     echo = Echo()
-    plane = DataPlane(echo, control, new_id=lambda: "new", max_body_bytes=1 << 20)
+    plane = DataPlane(echo.serve, echo.know, control, new_id=lambda: "new", max_body_bytes=1 << 20)
     config = uvicorn.Config(cast("Any", plane), log_config=None, access_log=False, lifespan="off")
     kind = type("Bound", (GatewayProtocol,), {"data_plane": plane})
     client, transport = kind(config, ServerState(), {}), Memory()

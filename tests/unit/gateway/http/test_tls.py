@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.http.certificates import Certificates
+from gateway.http.tls import Certificates
 
 
 def write(folder: Path, leaf: trustme.LeafCert, *, cert: bool = True, key: bool = True) -> None:

@@ -1,28 +1,39 @@
-"""Accepts TLS connections: looks at the first byte, then lets the event loop do the handshake.
+"""The clients' port with TLS: the certificate in use, and connections until their handshake ends.
 
+- The certificate is read anew when its files change. A pair that does not fit (a renewal writes one
+  file after the other), or that cannot be read, changes nothing; the log says so once, and the next
+  look tries again. Each handshake uses the certificate of its moment.
+- The first byte of a connection is looked at: a client that speaks plain HTTP gets an answer that
+  says so. Then the event loop does the handshake.
 - A connection has HANDSHAKE_S from its start to the end of its handshake. At most MAX_HANDSHAKES
   are under way; beyond, the longest-waiting ones of the address that has most are closed.
 - A handshake costs as much as serving a request, and needs no key. So one begins every
   BEGIN_EVERY_S at most, and addresses take turns: one address that floods costs others a turn each.
-- A client that speaks plain HTTP gets an answer that says so.
-- Each handshake uses the certificate of its moment.
 """
 
 import asyncio
+import hashlib
 import logging
 import socket
+import ssl
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # the only way without handshake
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from gateway.errors import BadRequest
-from gateway.http.certificates import Certificates
 from gateway.http.client_connection import RareLog, giving_way
-from gateway.http.direct_reply import closing
+from gateway.http.data_plane import closing
 from gateway.http.wrong_keys import network
 from gateway.metrics import Counter
+from gateway.records.record import Record
 
+LOOK_EVERY_S: Final = 2.0
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy and authenticated encryption. Those of 1.3 are all of that kind."""
 HANDSHAKE_S: Final = 10.0
 """From a connection's start to the end of its handshake."""
 SHUTDOWN_S: Final = 5.0
@@ -35,13 +46,76 @@ ACCEPTS: Final = 64
 """Connections accepted before other work gets its turn."""
 PAUSE_S: Final = 0.5
 """Between two tries to accept while open files are short."""
-_HANDSHAKE: Final = 0x16
+_HANDSHAKE: Final = b"\x16"
 """First byte of a TLS connection."""
 _HTTPS_REQUIRED: Final = BadRequest(
     "This port speaks HTTPS. Begin the URL with https://.",
     reason="https_required",
 )
-_failed = RareLog(logging.getLogger("sluice.tls"), "failed TLS handshake")
+_log = logging.getLogger("sluice.tls")
+_failed = RareLog(_log, "failed TLS handshake")
+
+
+class TlsStatus(Record, frozen=True, kw_only=True):
+    """The clients' certificate."""
+
+    expires_unix_s: float
+    successful: bool
+    """Whether the last reading of its files succeeded."""
+
+
+class Certificates:
+    """Makes TLS contexts of files."""
+
+    def __init__(self, cert: str, key: str, client_ca: str | None = None) -> None:
+        """Reads the files. Raises OSError, ssl.SSLError included."""
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._seen, expires_unix_s = self._read()
+        self.context = self._loaded()
+        self.status = TlsStatus(expires_unix_s=expires_unix_s, successful=True)
+
+    def look(self) -> None:
+        """Use the files' content if it changed. Raises nothing."""
+        try:
+            digest, expires_unix_s = self._read()
+            if digest != self._seen:
+                context = self._loaded()
+                if self._read()[0] != digest:
+                    return  # changed meanwhile: the next look sees all of it
+                self.context, self._seen = context, digest
+                until = datetime.fromtimestamp(expires_unix_s, UTC)
+                _log.info("a new certificate is in use, valid until %s", until.isoformat())
+        except OSError as error:
+            if self.status.successful:
+                _log.error("the certificate in use stays: %s", error)
+            self.status = TlsStatus(expires_unix_s=self.status.expires_unix_s, successful=False)
+        else:
+            self.status = TlsStatus(expires_unix_s=expires_unix_s, successful=True)
+
+    async def watch(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.to_thread(self.look)
+
+    def _read(self) -> tuple[bytes, float]:
+        """A digest of all files, and when the certificate expires."""
+        files = [Path(f).read_bytes() for f in (self._cert, self._key, self._client_ca) if f]
+        digest = hashlib.sha256(b"\0".join(hashlib.sha256(file).digest() for file in files))
+        until = str(_test_decode_cert(self._cert)["notAfter"])
+        return digest.digest(), float(ssl.cert_time_to_seconds(until))
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(_CIPHERS)
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(self._cert, self._key, password="")  # never ask on the terminal
+        if self._client_ca is not None:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 class TlsListener:
@@ -125,10 +199,15 @@ class TlsListener:
 
     async def _begin(self, sock: socket.socket, address: str) -> None:
         """Make a connection of a socket, or close it."""
-        why = "timeout"
+        why, arrived = "timeout", asyncio.Event()
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                first = await self._first_byte(sock)
+                self._loop.add_reader(sock, arrived.set)
+                try:
+                    await arrived.wait()
+                finally:
+                    self._loop.remove_reader(sock)
+                first = sock.recv(1, socket.MSG_PEEK)
                 if first == _HANDSHAKE:
                     mine = self._loop.create_future()
                     self._turns.setdefault(address, deque()).append(mine)
@@ -144,8 +223,8 @@ class TlsListener:
                         ssl_shutdown_timeout=SHUTDOWN_S,
                     )
                     return
-                why = "left" if first is None else "plain_http"
-                if first is not None:
+                why = "plain_http" if first else "left"
+                if first:
                     await self._loop.sock_recv(sock, 65_536)  # unread, it would reset the answer
                     await self._loop.sock_sendall(sock, closing(_HTTPS_REQUIRED))
         except TimeoutError:
@@ -163,14 +242,3 @@ class TlsListener:
         sock.close()
         if why != "left":
             self._failures.add(why)
-
-    async def _first_byte(self, sock: socket.socket) -> int | None:
-        """The first byte that a client sends, without taking it; None if it left."""
-        arrived = asyncio.Event()
-        self._loop.add_reader(sock, arrived.set)
-        try:
-            await arrived.wait()
-        finally:
-            self._loop.remove_reader(sock)
-        seen = sock.recv(1, socket.MSG_PEEK)
-        return seen[0] if seen else None
