@@ -14,7 +14,7 @@ from gateway.ports import ClientReply
 from gateway.records.endpoint import CHAT
 from gateway.records.request import OPEN, Incoming, Principal, RequestHead
 
-SOON_S = 5.0
+SOON_S = 20.0
 MAX_HEAD = 4096
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
+from weakref import WeakSet
 
 import orjson
 import pytest
@@ -377,18 +378,18 @@ async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
 ) -> None:
     """The collector hardly looks at what is old, as connections are."""
 
-    def held() -> int:
-        return sum(isinstance(found, GatewayProtocol) for found in gc.get_objects())
+    def connections() -> WeakSet[GatewayProtocol]:
+        return WeakSet(found for found in gc.get_objects() if isinstance(found, GatewayProtocol))
 
-    gc.collect()
+    before = connections()
+    client = await gateway.connect()
+    await client.send(sent)
+    await until(lambda: connections() - before)
+    held = connections() - before
     gc.disable()
     try:
-        before = held()
-        client = await gateway.connect()
-        await client.send(sent)
-        await until(lambda: held() == before + 1)
         client.writer.transport.abort()
-        await until(lambda: held() == before)
+        await until(lambda: not held)
     finally:
         gc.enable()
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gateway.settings import ConfigError, parse
+from gateway.settings.checks import remarks
 from gateway.settings.compare import changes, merged
 from gateway.settings.config import Config
-from gateway.settings.checks import remarks
 from gateway.settings.token_pools import every_limit, limits_of, managed
 
 FILE = """
