@@ -34,7 +34,7 @@ BENCHES = {
         "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
         {
             **_of("overhead.run", "main", "variants", "streams", "rate", "slow", "features"),
-            "profile": "scale.profile:run",
+            "profile": "scale.points:run",
         },
     ),
     "scale": Bench(
@@ -61,7 +61,7 @@ BENCHES = {
         "engines come and go by every source and by the load, 1,000 reloads: no request fails",
         {
             **_of("changing_fleet.run", "sources", "reloads"),
-            "scaling": "changing_fleet.scaling:run",
+            "scaling": "changing_fleet.run:run",
         },
     ),
     "replicas": Bench(
@@ -83,7 +83,6 @@ BENCHES = {
         {
             "tables": "pool_routing.run:run",
             "accuracy": "pool_routing.accuracy:run",
-            "output": "pool_routing.output:run",
         },
         1,
     ),
@@ -129,7 +128,6 @@ def main(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join(BENCHES))],
     parts: Annotated[list[str] | None, typer.Argument(help="Parts of it; `all` of them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the traces.")] = None,
     share: Annotated[float, typer.Option(help="How long: 1 for the whole.")] = 1.0,
 ) -> None:
@@ -154,11 +152,9 @@ def main(
     for part in bench.parts if "all" in wanted else wanted:
         module, _, function = bench.parts[part].partition(":")
         run = getattr(importlib.import_module(f"bench.{module}"), function)
-        given = {"plot": plot, "data": data}
-        takes = inspect.signature(run).parameters
         if len(wanted) > 1 or "all" in wanted:
             Console(stderr=True).print(f"{name} {part} ...")
-        found = run(**{key: value for key, value in given.items() if key in takes})
+        found = run(data=data) if "data" in inspect.signature(run).parameters else run()
         report = found if isinstance(found, Report) else Report(name=part, rows=list(found))
         rows += report.rows
         detail[part] = report.detail

@@ -21,8 +21,8 @@ from typing import Annotated, Final, Self
 
 import typer
 
-from bench.common.everything_on import KEY, MODEL, everything
 from bench.common.raw_client import RawClient
+from bench.common.tools import KEY, MODEL, everything
 from gateway.settings import load
 from gateway.wiring.serving import serve
 

@@ -32,10 +32,8 @@ from bench.bfio.ranks import (
     work,
 )
 from bench.common.fleet import MODEL, Fleet
-from bench.common.raw_client import RawClient
-from bench.common.report import Report, Row, at_least, at_most, equals
-from bench.common.steps import bars, scaled, scaled_s
-from bench.common.timed_load import lag_s, write_profile
+from bench.common.raw_client import RawClient, lag_s, write_profile
+from bench.common.report import Report, Row, at_least, at_most, bars, equals, scaled, scaled_s
 
 POLICIES: Final = ("bfio", "least-loaded", "round-robin")
 RUNS: Final = scaled(3)

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import (
+from bench.bfio.table import (
     GROUP,
     SEEDS,
     burst,
@@ -13,8 +13,7 @@ from bench.bfio.runs import (
     mean_of,
     summary,
 )
-from bench.common.report import Row, at_least, at_most
-from bench.common.steps import Advance, Bar
+from bench.common.report import Advance, Bar, Row, at_least, at_most
 from simulator.barrier.group import Policy, simulate_group
 from simulator.barrier.lookahead import Oracle
 from simulator.barrier.policies import BfIo, Fcfs, Jsq, LeastKv, RoundRobinPolicy

@@ -8,27 +8,22 @@ scheduler for ranks (bench.bfio.ranks).
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.bfio import online, solver, table, theory, traces
 from bench.bfio import ranks as of_ranks
-from bench.bfio.plot import plots
-from bench.common.report import Report, Row, at_least, equals
-from bench.common.steps import Bar, bars
+from bench.common.report import Bar, Report, Row, at_least, bars, equals
 
 _GAIN: Final = 6.0
 _ASKED: Final = ("least-KV, late", "round-robin")
 
 
-def run(plot: Path | None = None, data: Path | None = None) -> Report:
-    """All tables; `plot` is a folder for the plots, `data` one with the traces."""
+def run(data: Path | None = None) -> Report:
+    """All tables; `data` is a folder with the traces."""
     with bars() as bar:
         rows = [*solver.rows(), *table.rows(bar), *theory.rows(bar), *online.rows(bar)]
         rows += [*traces.rows(data, bar), *ranks(bar)]
-    detail: dict[str, Any] = {"source": "arXiv:2601.17855"}
-    if plot is not None:
-        detail["plots"] = plots(plot)
-    return Report(name="bfio", rows=rows, detail=detail)
+    return Report(name="bfio", rows=rows, detail={"source": "arXiv:2601.17855"})
 
 
 def ranks(bar: Bar) -> list[Row]:

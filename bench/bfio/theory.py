@@ -5,9 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import burst
-from bench.common.report import Row, at_least, at_most, between
-from bench.common.steps import Advance, Bar
+from bench.bfio.table import burst
+from bench.common.report import Advance, Bar, Row, at_least, at_most, between
 from simulator.barrier.group import simulate_group
 from simulator.barrier.policies import BfIo, Fcfs
 from simulator.barrier.records import BarrierSpec

@@ -5,9 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from bench.bfio.runs import GROUP
-from bench.common.report import Row, at_least
-from bench.common.steps import Advance, Bar
+from bench.bfio.table import GROUP
+from bench.common.report import Advance, Bar, Row, at_least
 from planner.readers.traces import read_workload
 from simulator.barrier.group import simulate_group
 from simulator.barrier.lookahead import Oracle

@@ -1,12 +1,15 @@
 """Rows of a benchmark (published, measured, target), as a table or as JSON."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 from rich.console import Console
+from rich.progress import Progress, track
 from rich.table import Table
 
 
@@ -147,3 +150,48 @@ def _cell(value: float | str | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# -- how long a bench is, and how far it has come
+
+
+SHARE: Final = float(os.environ.get("SLUICE_BENCH_SHARE", "1"))
+_T = TypeVar("_T")
+
+Advance = Callable[[], None]
+"""Tells the progress bar that a step is done."""
+Bar = Callable[[str, int], Advance]
+"""A bar of so many steps."""
+
+
+def scaled(full: int, least: int = 1) -> int:
+    """So many of `full` as are asked for."""
+    return min(full, max(least, round(SHARE * full)))
+
+
+def scaled_s(full_s: float, least_s: float = 1.0) -> float:
+    """So many seconds as are asked for."""
+    return min(full_s, max(least_s, SHARE * full_s))
+
+
+def tracked(items: Iterable[_T], label: str, total: int | None = None) -> Iterable[_T]:
+    """The items, with a bar on stderr while they are taken."""
+    console = Console(stderr=True)
+    return track(items, label, total=total, console=console, transient=True)
+
+
+def no_bar(_: str, __: int) -> Advance:
+    """Shows nothing."""
+    return lambda: None
+
+
+@contextmanager
+def bars() -> Iterator[Bar]:
+    """Several bars, one below the other."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+
+        def bar(label: str, total: int) -> Advance:
+            task = progress.add_task(label, total=total)
+            return lambda: progress.advance(task)
+
+        yield bar

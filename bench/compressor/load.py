@@ -22,8 +22,7 @@ import httpx
 import orjson
 
 from bench.common.fleet import MODEL, Fleet
-from bench.common.report import Report, Row, at_most
-from bench.common.steps import scaled, tracked
+from bench.common.report import Report, Row, at_most, scaled, tracked
 from bench.common.texts import document
 from compressor import Compressed, compress
 from gateway.ports import CompressTask

@@ -16,9 +16,8 @@ from itertools import cycle
 from pydoc_data.topics import topics
 from typing import Any, Final, Literal
 
-from bench.common.sentences import ARABIC, CHINESE, HINDI, JAPANESE, RUSSIAN
-from bench.compressor.english import ENGLISH, HOPS, AskedSentence
-from bench.compressor.languages import LANGUAGES
+from bench.common.texts import ARABIC, CHINESE, HINDI, JAPANESE, RUSSIAN
+from bench.compressor.languages import ENGLISH, HOPS, LANGUAGES, AskedSentence
 
 Place = Literal["start", "middle", "end"]
 PLACES: Final[tuple[Place, ...]] = ("start", "middle", "end")

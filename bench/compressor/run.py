@@ -10,24 +10,31 @@ from typing import Final
 
 import compressor
 from bench.common.report import Report, Row, at_least, at_most, beside, judged, without_target
-from bench.compressor.figures import (
+from bench.compressor.prompts import PLACES, Messages, PromptCase, prompts
+from bench.compressor.trials import (
+    METHODS,
+    REDUCTIONS,
     ROUNDS,
     TOKEN_RANGES,
+    VOCABULARIES,
+    Trial,
     bag,
     best_ms,
     cjk_prompts,
     cosine,
     hostile,
     inverse_frequencies,
+    kept_in,
+    kinds,
+    measured,
     percentiles,
     prompts_of,
     quantiles,
     rouge_l_recall,
+    size_of,
+    trial,
 )
-from bench.compressor.prompts import PLACES, Messages, PromptCase, prompts
-from bench.compressor.safety import REDUCTIONS as SAFETY_REDUCTIONS
-from bench.compressor.safety import VOCABULARIES, kinds, measured
-from bench.compressor.trials import METHODS, REDUCTIONS, Trial, kept_in, size_of, trial
+from bench.compressor.trials import REDUCTIONS as SAFETY_REDUCTIONS
 
 _PAPER_CUT: Final = 0.154
 _DEEP_CUT: Final = 0.50

@@ -1,25 +1,194 @@
 """`python -m bench everything`: all five systems on against all off, and each one's part.
 
 The same mixed trace with tenants goes through a real gateway before the same mock engines, once
-for each configuration of `bench.everything.systems`, in real time. Off is round robin over one
+for each configuration of `bench.everything.scene`, in real time. Off is round robin over one
 pool without admission. The workers needed for the SLOs are found in virtual time, by the simulated
 gateway with the same configuration; two of the live runs are held against it.
 """
 
+import asyncio
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import yaml
 
-from bench.common.plot import Panel, draw
-from bench.common.report import Report, Row, at_least, at_most
-from bench.common.steps import scaled_s, tracked
-from bench.everything.live import live
-from bench.everything.scene import RANKS, REPLICAS, TENANTS, RunFigures, TraceRequest, trace
-from bench.everything.systems import ALL, OFF, SYSTEMS
-from bench.everything.virtual import MAX_WORKERS, simulated, workers_needed
+from bench.common.fleet import Fleet
+from bench.common.raw_client import TimedAnswer, TimedLoad, TimedRequest, lag_s, write_profile
+from bench.common.report import Report, Row, at_least, at_most, scaled_s, tracked
+from bench.everything.scene import (
+    ALL,
+    ENGINE,
+    OFF,
+    RANKS,
+    REPLICAS,
+    SLOTS,
+    SYSTEMS,
+    TENANTS,
+    WINDOW_TOKENS,
+    RunFigures,
+    Switches,
+    TraceRequest,
+    config_of,
+    figures,
+    trace,
+)
+from gateway.settings import ConfigError, parse
+from planner.profile import NodeProfile
+from simulator.fleet.traffic import Traffic
+from simulator.pipeline.records import TenantTraffic
+from simulator.pipeline.run import run_pipeline
+from sluice.simulated.gateway import gateway_of
+
+# -- the trace through a real gateway before mock engines, in real time
+
+
+_BUSY: Final = ("vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum")
+
+
+def live(switches: Switches, requests: list[TraceRequest]) -> RunFigures:
+    """One system with fresh engines and a fresh gateway."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = ("--profile-file", str(write_profile(Path(folder), ENGINE)))
+        shape = {"short_window": WINDOW_TOKENS, "short_slots": SLOTS}
+        fleet = Fleet(short=REPLICAS + 1, long=0, mock=profile, **shape)  # type: ignore[arg-type]
+        fleet.engines[-1].command += ["--dp-ranks", str(RANKS)]
+        urls = [engine.url for engine in fleet.engines]
+        config = config_of(switches, urls[:REPLICAS], urls[REPLICAS:], RANKS)
+        fleet.replicas[0].config = {**config, "server": {"host": "127.0.0.1", "port": fleet.port}}
+        with fleet:
+            load = TimedLoad([fleet.url])
+            asks = [
+                TimedRequest(at_s=r.at_s, client=TENANTS[r.tenant].name, body=r.body)
+                for r in requests
+            ]
+            asyncio.run(load.open_loop(asks))
+            engines = [engine.metrics() for engine in fleet.engines]
+    seen = sorted(load.seen, key=lambda answer: answer.ask.at_s)
+    series = [pair for page in engines for pair in page.items()]
+    return figures(
+        requests,
+        np.array([_ttft_s(answer) for answer in seen]),
+        busy_s=sum(value for name, value in series if name.startswith(_BUSY)),
+        length_s=max(answer.sent_s + answer.ended_s for answer in seen if answer.status == 200),
+        workers=REPLICAS + RANKS,
+        compressed=sum(_compressed(answer.head) for answer in seen),
+        lag_s=lag_s(engines),
+    )
+
+
+def _ttft_s(answer: TimedAnswer) -> float:
+    """Since the request was due; NaN where it was not served."""
+    if answer.status != 200 or answer.first_s is None:
+        return float("nan")
+    return answer.sent_s + answer.first_s - answer.ask.at_s
+
+
+def _compressed(head: bytes) -> bool:
+    _, told, value = head.partition(b"x-sluice-compressed: ")
+    return bool(told) and not value.startswith(b"none")
+
+
+# -- the trace through a simulated gateway: the same configuration, the same engines
+
+
+NODE = NodeProfile(
+    name=ENGINE.name,
+    gpu="mock",
+    model="mock",
+    gpus=1,
+    w_s=ENGINE.w_s,
+    h_s_per_token=ENGINE.h_s_per_token,
+    prefill_s_per_token=ENGINE.prefill_s_per_token,
+    kv_tokens=ENGINE.kv_blocks * ENGINE.block_tokens,
+)
+MAX_WORKERS = 40
+
+
+def simulated(
+    switches: Switches,
+    requests: list[TraceRequest],
+    *,
+    replicas: int = REPLICAS,
+    groups: int = 1,
+    compressible: float = 1.0,
+    seed: int = 0,
+) -> RunFigures:
+    """One system in virtual time, with so many engines and engines of RANKS ranks.
+
+    `compressible` is p_c: the share of the prompts in the window that the compressor can cut.
+    """
+    config = parse(yaml.safe_dump(_config(switches, replicas, groups)), "bench", {})
+    gateway = gateway_of(
+        config, config.models[0], NODE, counting="paged", compressible=compressible
+    )
+    gateway = msgspec.structs.replace(gateway, profiles=(ENGINE,) * len(gateway.profiles))
+    found = run_pipeline(gateway, tenant_traffic(requests), seed=seed).fleet
+    busy = found.end_s - found.start_s
+    served = found.status == 0
+    return figures(
+        requests,
+        np.where(served, found.ttft_s, np.nan),
+        busy_s=float(np.nansum(busy[served])),
+        length_s=float(np.nanmax(found.end_s)),
+        workers=replicas + RANKS * groups,
+        compressed=int(found.compressed.sum()),
+    )
+
+
+def workers_needed(switches: Switches, requests: list[TraceRequest], least: float) -> int | None:
+    """Fewest workers by which every promised tenant attains its SLO that often."""
+    sizes = sorted(
+        (replicas + RANKS * groups, replicas, groups)
+        for groups in range(1, 5)
+        for replicas in range(1, MAX_WORKERS)
+    )
+    for workers, replicas, groups in sizes:
+        if workers > MAX_WORKERS:
+            break
+        try:
+            found = simulated(switches, requests, replicas=replicas, groups=groups)
+        except ConfigError:  # too small to hold what is reserved
+            continue
+        if found.promised >= least:
+            return workers
+    return None
+
+
+def tenant_traffic(requests: list[TraceRequest]) -> TenantTraffic:
+    """The trace as a gateway reads it."""
+    columns = np.array(
+        [
+            (r.prompt_tokens, r.output_tokens, r.tenant, r.text_bytes, r.cap_tokens)
+            for r in requests
+        ],
+        dtype=np.int64,
+    ).T
+    return TenantTraffic(
+        traffic=Traffic(
+            arrival_s=np.array([request.at_s for request in requests]),
+            prompt_tokens=columns[0],
+            output_tokens=columns[1],
+        ),
+        entitlement=columns[2],
+        text_bytes=columns[3],
+        asked_tokens=columns[4],
+        categories=["prose"] * len(requests),
+    )
+
+
+def _config(switches: Switches, replicas: int, groups: int) -> dict[str, Any]:
+    urls = [f"http://replica-{i}.invalid" for i in range(replicas)]
+    ranked = [f"http://ranks-{i}.invalid" for i in range(groups)]
+    config = config_of(switches, urls, ranked, RANKS)
+    if len(config["entitlements"]) != len(TENANTS):
+        raise ValueError("every tenant has an entitlement")
+    return config
+
 
 SECONDS: Final = scaled_s(60.0, 15.0)
 ATTAINED: Final = 0.95
@@ -30,7 +199,7 @@ _COMPARED: Final = (ALL, OFF)
 _SEEDS: Final = range(9)
 
 
-def run(plot: Path | None = None) -> Report:
+def run() -> Report:
     """Every system live, then in virtual time."""
     requests = trace(SECONDS)
     found: dict[str, RunFigures] = {}
@@ -51,26 +220,7 @@ def run(plot: Path | None = None) -> Report:
         "systems": {name: msgspec.to_builtins(figures) for name, figures in found.items()},
         "needed": needed,
     }
-    if plot is not None:
-        detail["plots"] = [draw(plot, "everything", _panels(found, needed), 3)]
     return Report(name="everything", rows=rows, detail=detail)
-
-
-def _panels(found: dict[str, RunFigures], needed: dict[str, int | None]) -> list[Panel]:
-    """Attainment by tenant, P99 TTFT, workers needed."""
-    attained: dict[str, dict[str, list[float]]] = {}
-    tails: dict[str, dict[str, list[float]]] = {}
-    for index, tenant in enumerate(TENANTS):
-        label = f"{tenant.name} ({tenant.service_class}, {tenant.slo_ms / 1000:g} s)"
-        seen = {name: figures.tenants[index] for name, figures in found.items()}
-        attained[label] = {name: [100 * one.attained] for name, one in seen.items()}
-        tails[label] = {name: [one.p99_ttft_s] for name, one in seen.items()}
-    workers = {name: [float(count or MAX_WORKERS)] for name, count in needed.items()}
-    return [
-        Panel(title="first token within the SLO, % of all requests", bars=attained),
-        Panel(title="P99 time to first token, s, served requests", bars=tails, log="x"),
-        Panel(title="workers needed, simulated", bars={"": workers}),
-    ]
 
 
 def _system(name: str, found: RunFigures, needed: int | None) -> Iterator[Row]:
@@ -105,15 +255,15 @@ def _parts(found: dict[str, RunFigures]) -> Iterator[Row]:
         off.tenants[0].p99_ttft_s / on.tenants[0].p99_ttft_s,
         2,
     )
-    for name, figures in found.items():
+    for name, one in found.items():
         if name not in {ALL, OFF}:
             points = ", ".join(
                 f"{tenant.name} {100 * (a.attained - b.attained):+.1f}"
-                for tenant, a, b in zip(TENANTS, on.tenants, figures.tenants, strict=True)
+                for tenant, a, b in zip(TENANTS, on.tenants, one.tenants, strict=True)
             )
             yield Row(
                 f"all on over {name}: worst promised tenant, points",
-                100 * (on.promised - figures.promised),
+                100 * (on.promised - one.promised),
                 points,
             )
 

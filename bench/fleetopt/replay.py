@@ -19,9 +19,8 @@ from typing import Any, Final
 import yaml
 
 from bench.common.fleet import MODEL, Fleet
-from bench.common.report import Report, Row, at_least, at_most, judged
-from bench.common.steps import bars, scaled_s
-from bench.common.timed_load import lag_s
+from bench.common.raw_client import lag_s
+from bench.common.report import Report, Row, at_least, at_most, bars, judged, scaled_s
 from sluice.hash_key import hashed_key
 
 NODE: Final[dict[str, Any]] = {
@@ -62,8 +61,8 @@ _KEYS: Final = {
 """Environment of the planned file, and the client's key."""
 
 
-def run(plot: Path | None = None, duration_s: float = scaled_s(120.0, 90.0)) -> Report:
-    """The sequence; `plot` is a folder for the plots of both replays."""
+def run(duration_s: float = scaled_s(120.0, 90.0)) -> Report:
+    """The sequence."""
     with tempfile.TemporaryDirectory() as folder, bars() as bar:
         lab = CommandLab(Path(folder))
         step = bar("log, plan, replay, replay", 4)
@@ -72,9 +71,9 @@ def run(plot: Path | None = None, duration_s: float = scaled_s(120.0, 90.0)) -> 
         planned = lab.plan(RATE)
         engines = int(planned["total_nodes"])
         step()
-        whole = lab.replay(engines, duration_s, plot)
+        whole = lab.replay(engines, duration_s)
         step()
-        smaller = lab.replay(engines - 1, duration_s, plot)
+        smaller = lab.replay(engines - 1, duration_s)
     note = "; ".join(
         f"{name}: {pool['nodes']} at {100 * pool['utilisation']:.0f} % of their slots, P99 TTFT "
         f"{1000 * pool['ttft_p99_s']:.0f} ms"
@@ -114,7 +113,7 @@ class CommandLab:
         found: dict[str, Any] = _sluice("plan", *args, *node)
         return found
 
-    def replay(self, engines: int, duration_s: float, plot: Path | None) -> dict[str, Any]:
+    def replay(self, engines: int, duration_s: float) -> dict[str, Any]:
         """What the client saw of that many engines behind the planned file."""
         planned = yaml.safe_load(self._plan.read_text(encoding="utf-8"))
         pools = planned["models"][0]["pools"]
@@ -131,8 +130,6 @@ class CommandLab:
             args = ["--log", self._log, "--rate", RATE, "--arrivals", "poisson"]
             args += ["--api-key-env", "SLUICE_KEY"]
             args += ["--duration", duration_s, "--slo-ttft-ms", SLO_MS]
-            if plot is not None:
-                args += ["--plot", plot / f"fleetopt-replay-{engines}"]
             found: dict[str, Any] = _sluice("replay", "--url", fleet.url, *args)
             pages = [engine.metrics() for engine in fleet.engines]
         found["mock_lag_p99_s"] = lag_s(pages)

@@ -2,22 +2,222 @@
 
 import gc
 import time
-from typing import Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Final, Literal, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from bench.common.report import Row, beside, judged
-from bench.common.steps import scaled
-from bench.fleetopt.runs import TTFT_SLO_S, Class, FleetCase, PagedRun, measured, run_all
-from bench.fleetopt.runs import judged as verdict_of
+from bench.common.report import Row, at_most, beside, judged, scaled, tracked, without_target
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.records import FleetPlan, PlanResult, PoolPlan, Question
 from planner.search import Mode
 from planner.workload.library import SHIPPED
+from simulator.experiments.boundary_auto import BoundaryScenario, Steered
+from simulator.experiments.boundary_auto import run as run_scenario
+from simulator.experiments.fleet_verdicts import judge
+from simulator.experiments.paper_fleets import OneMore, by_slots, paged
 from simulator.experiments.speed import INSTANCES, SLOTS, stated_load
-from simulator.experiments.verdict_records import FleetVerdict, PoolVerdict
+from simulator.experiments.verdict_records import FleetVerdict, LatencyGoals, PoolVerdict, faults_of
+from simulator.fleet import arrivals
 from simulator.fleet.fleet import simulate
+from simulator.fleet.outcome import PoolSummary
+from simulator.fleet.summary import summarise
+from simulator.fleet.traffic import Breakpoints, CdfLengths, Ints, Lengths, Random, traffic
+from sluice.children import die_with_parent
+
+# -- simulated runs behind the rows of `bench fleetopt`; two processes share them
+
+
+WAIT_SLO_S: Final = 0.5
+"""What the papers' tables are sized by: the wait alone."""
+TTFT_SLO_S: Final = 5.0
+_PROCESSES: Final = 2
+_SHARE: Final = 0.8
+
+Found = TypeVar("Found")
+
+
+class FleetCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet of one of FleetOpt's workloads at its boundary."""
+
+    workload: str
+    nodes: tuple[int, ...]
+    gamma: float = 1.0
+    counting: Literal["slots", "paged"] = "slots"
+    rate_per_s: float = 1000.0
+    requests: int
+    """Drawn at most."""
+    services: int = 10
+    """Longest services that a pool's run lasts."""
+    even: bool = True
+    """Lengths are drawn evenly."""
+
+
+class Class(msgspec.Struct, frozen=True, kw_only=True):
+    """P99s of the requests up to the boundary, or of those above it."""
+
+    ttft_p99_s: float
+    tpot_p99_s: float
+
+
+class PagedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a whole fleet."""
+
+    pools: tuple[PoolSummary, ...]
+    faults: tuple[tuple[str, ...], ...]
+    """By pool."""
+    short: Class
+    long: Class
+    duration_s: float
+
+
+class EvenLengths:
+    """Totals as CdfLengths has them, each block of draws evenly over the distribution.
+
+    The load of independent draws of a heavy tail varies by several percent, which would look like
+    a difference between model and simulator.
+    """
+
+    def __init__(self, breakpoints: Breakpoints, input_share: float = _SHARE) -> None:
+        self._edges = np.array([0, *(tokens for tokens, _ in breakpoints)])
+        self._shares = np.array([0.0, *(share for _, share in breakpoints)])
+        self._input_share = input_share
+
+    def sample(self, count: int, random: Random) -> tuple[Ints, Ints]:
+        """See Lengths."""
+        at = (random.permutation(count) + random.random(count)) / count
+        last = len(self._edges) - 2
+        bucket = np.minimum(np.searchsorted(self._shares[1:], at, side="left"), last)
+        low, high = self._edges[bucket], self._edges[bucket + 1]
+        share = np.maximum(np.diff(self._shares)[bucket], 1e-300)
+        within = np.clip((at - self._shares[bucket]) / share, 0.0, 1.0)
+        totals = np.minimum(low + 1 + (within * (high - low)).astype(np.int64), high)
+        prompts = np.maximum(1, (self._input_share * totals).astype(np.int64))
+        return prompts, np.maximum(1, totals - prompts)
+
+
+def run_all(
+    work: Callable[[FleetCase], Found],
+    cases: Sequence[FleetCase],
+    what: str,
+    processes: int = _PROCESSES,
+) -> list[Found]:
+    """Results in order."""
+    if processes == 1:
+        return list(tracked(map(work, cases), what, len(cases)))
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=die_with_parent
+    ) as pool:
+        return list(tracked(pool.map(work, cases), what, len(cases)))
+
+
+def verdict_of(case: FleetCase) -> FleetVerdict:
+    """Each pool alone, held to waits as the papers' tables are."""
+    shipped = SHIPPED[case.workload]
+    make = by_slots if case.counting == "slots" else paged
+    return judge(
+        make(
+            case.nodes,
+            boundary=shipped.b_short,
+            gamma=case.gamma,
+            compressible=shipped.compressible,
+        ),
+        OneMore(_lengths(case)),
+        rate_per_s=case.rate_per_s,
+        slo_s=WAIT_SLO_S,
+        criterion="wait",
+        services=case.services,
+        most_drawn=case.requests,
+    )
+
+
+def measured(case: FleetCase) -> PagedRun:
+    """The whole fleet at once: so that short and long requests can be told apart in one pool."""
+    shipped = SHIPPED[case.workload]
+    make = by_slots if case.counting == "slots" else paged
+    spec = make(case.nodes, boundary=shipped.b_short)
+    random = np.random.default_rng(0)
+    at_s = arrivals.poisson(case.rate_per_s, case.requests, random)
+    outcome = simulate(spec, traffic(OneMore(_lengths(case)), at_s, random))
+    summary = summarise(spec, outcome)
+    low_s, _ = outcome.window_s()
+    settled = outcome.arrival_s >= low_s
+    short = outcome.prompt_tokens + outcome.output_tokens <= shipped.b_short + 1
+    goals = LatencyGoals(slo_s=TTFT_SLO_S)
+    return PagedRun(
+        pools=summary.pools,
+        faults=tuple(faults_of(pool, goals) for pool in summary.pools),
+        short=_class(outcome.ttft_s[settled & short], outcome.tpot_s[settled & short]),
+        long=_class(outcome.ttft_s[settled & ~short], outcome.tpot_s[settled & ~short]),
+        duration_s=summary.duration_s,
+    )
+
+
+def _lengths(case: FleetCase) -> Lengths:
+    points = SHIPPED[case.workload].workload.as_cdf().points
+    return EvenLengths(points) if case.even else CdfLengths(points, _SHARE)
+
+
+def _class(ttft_s: NDArray[np.float64], tpot_s: NDArray[np.float64]) -> Class:
+    return Class(
+        ttft_p99_s=float(np.nanquantile(ttft_s, 0.99)),
+        tpot_p99_s=float(np.nanquantile(tpot_s, 0.99)),
+    )
+
+
+# -- rows of `bench fleetopt` on `boundary: auto`: whether it settles after a step in traffic
+
+
+SCENARIO: Final = BoundaryScenario(
+    lengths=SHIPPED["azure"].workload.as_cdf().points,
+    rate_before=20.0,
+    rate_after=28.0,
+    step_s=1800.0,
+    end_s=5400.0,
+    short_kv_tokens=262_144,
+    slots=256,
+)
+STEPS: Final = (28.0, 32.0)
+"""The first has targets; the second asks for nearly half of the boundary, 10 % at a time."""
+SEEDS: Final = 3
+WITHIN_S: Final = 900.0
+
+
+def boundary_rows(seeds: int = SEEDS) -> list[Row]:
+    """The worst of so many seeds, for a step of 40 % and of 60 %, and without a controller."""
+    rows: list[Row] = []
+    for rate in STEPS:
+        scenario = msgspec.structs.replace(SCENARIO, rate_after=rate)
+        runs = [run_scenario(msgspec.structs.replace(scenario, seed=seed)) for seed in range(seeds)]
+        name = f"boundary: auto, {scenario.rate_before:g} -> {rate:g} req/s"
+        found = _rows(name, scenario, runs)
+        rows += found if rate == STEPS[0] else map(without_target, found)
+    fixed = run_scenario(SCENARIO, active=False)
+    share = fixed.share(SCENARIO.step_s + WITHIN_S, SCENARIO.end_s)
+    note = f"the boundary stays at {SCENARIO.boundary}"
+    return [*rows, Row("boundary: fixed, 20 -> 28 req/s: preemptions a request", share, note)]
+
+
+def _rows(name: str, scenario: BoundaryScenario, runs: list[Steered]) -> list[Row]:
+    ends = ", ".join(str(found.minutes[-1].boundary) for found in runs)
+    settled = max(found.settling_s for found in runs) / 60
+    after = max(found.share(scenario.step_s + WITHIN_S, scenario.end_s) for found in runs)
+    return [
+        at_most(
+            f"{name}: minutes until it stays within 5 % of its end",
+            settled,
+            WITHIN_S / 60,
+            f"worst of {len(runs)} seeds; it ends at {ends}",
+        ),
+        at_most(f"{name}: falls after a rise", max(found.turns for found in runs), 0),
+        at_most(f"{name}: preemptions a request from then on", after, 0.01),
+    ]
+
 
 NAMES: Final = {"azure": "Azure", "lmsys": "LMSYS", "agent-heavy": "Agent-heavy"}
 RATES: Final = {"azure": 1000.0, "lmsys": 1000.0, "agent-heavy": 100.0}
@@ -73,7 +273,7 @@ def verdict_rows(scale: float = 1.0, processes: int = 2) -> list[Row]:
         _scaled(FleetCase(workload=w, nodes=nodes, requests=_PUBLISHED_REQUESTS), scale)
         for w, (nodes, _) in _TABLE_5.items()
     ]
-    planned = [(w, fleet) for w in SHIPPED for fleet in corrected_fleets(w)]
+    planned = [(w, fleet) for w in RATES for fleet in corrected_fleets(w)]
     corrected = [_scaled(_case(w, fleet), scale) for w, fleet in planned]
     found = run_all(verdict_of, [*rejected, *routed, *corrected], "fleets by slots", processes)
     rows = [_verdict(c, v, wanted=False) for c, v in zip(rejected, found, strict=False)]
@@ -87,7 +287,7 @@ def verdict_rows(scale: float = 1.0, processes: int = 2) -> list[Row]:
 def paged_rows(requests: int = PAGED_REQUESTS, processes: int = 2) -> list[Row]:
     """Three fleets of every workload on engines that allocate KV by block, and what pools buy."""
     cases, plans = [], []
-    for name in SHIPPED:
+    for name in RATES:
         plan = _plan(name, "paged", 1.0, PAGED_RATE)
         plans.append((name, plan))
         cases += [

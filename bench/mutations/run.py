@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 
-from bench.common.report import Report, at_least
-from bench.common.steps import scaled
+from bench.common.report import Report, at_least, scaled
 
 ROOT: Final = Path(__file__).parents[2]
 FAULTS: Final = scaled(60, 6)

@@ -12,8 +12,7 @@ import os
 import sys
 from typing import Final
 
-from bench.common.report import Report, at_least, equals
-from bench.common.steps import scaled
+from bench.common.report import Report, at_least, equals, scaled
 
 HISTORIES: Final = scaled(20_000, 20)
 SHARES: Final = {"memory": 0.75, "redis": 0.25}

@@ -23,8 +23,7 @@ import orjson
 
 from bench.common import texts
 from bench.common.fleet import MODEL, Fleet
-from bench.common.report import Report, Row, at_least, at_most, equals, judged
-from bench.common.steps import bars, scaled
+from bench.common.report import Report, Row, at_least, at_most, bars, equals, judged, scaled
 from gateway.records.decision import DecisionRecord
 from simulator.mock_server import tokenizer
 

@@ -8,16 +8,12 @@ Rules:
 - an engine has KV blocks / blocks of its window slots, at most 128, as the paper counts them.
 """
 
-import csv
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from statistics import NormalDist
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 BASE_S: Final = 0.008
@@ -41,20 +37,6 @@ HOURS_PER_YEAR: Final = 8760
 
 _NODES = 1000
 """Equally likely output shares that the normal is integrated over."""
-
-
-class BinnedTraffic(Protocol):
-    """Requests by total length; `low` < L <= `high` everywhere."""
-
-    @property
-    def longest(self) -> int:
-        """Of all requests, in tokens."""
-
-    def share(self, low: float, high: float) -> float:
-        """Of all requests."""
-
-    def iterations(self, low: float, high: float) -> float:
-        """Mean of the requests in that range; there is at least one."""
 
 
 class CdfWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,48 +141,6 @@ LMSYS: Final = CdfWorkload(
 )
 
 
-class PairTraffic:
-    """Traffic as real prompt and answer lengths."""
-
-    def __init__(self, prompts: Sequence[int], answers: Sequence[int]) -> None:
-        self._tokens = np.array(prompts) + np.array(answers)
-        self._iterations = np.ceil(np.array(prompts) / CHUNK_TOKENS) + np.array(answers)
-
-    @property
-    def longest(self) -> int:
-        """The longest total."""
-        return int(self._tokens.max())
-
-    def share(self, low: float, high: float) -> float:
-        """Of all requests, those with low < L <= high."""
-        return float(self._inside(low, high).mean())
-
-    def iterations(self, low: float, high: float) -> float:
-        """Mean iterations of requests in the range."""
-        return float(self._iterations[self._inside(low, high)].mean())
-
-    def _inside(self, low: float, high: float) -> NDArray[np.bool_]:
-        return np.asarray((low < self._tokens) & (self._tokens <= high))
-
-
-def read_workload(file: Path, like: CdfWorkload) -> CdfWorkload:
-    """A CDF file of breakpoints, with another workload's name and split."""
-    points = tuple((int(tokens), float(share)) for tokens, share in orjson.loads(file.read_bytes()))
-    return msgspec.structs.replace(like, breakpoints=points)
-
-
-def read_pairs(*files: Path) -> PairTraffic:
-    """Azure traces of 2023: context and generated tokens."""
-    prompts: list[int] = []
-    answers: list[int] = []
-    for file in files:
-        with file.open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                prompts.append(int(row["ContextTokens"]))
-                answers.append(int(row["GeneratedTokens"]))
-    return PairTraffic(prompts, answers)
-
-
 def slots_of(window: int) -> int:
     """Sequences of an engine: its KV blocks over those of a whole window."""
     return min(MAX_SLOTS, BLOCKS // math.ceil(window / BLOCK_TOKENS))
@@ -211,7 +151,7 @@ def iteration_s(slots: int) -> float:
     return BASE_S + PER_SLOT_S * slots
 
 
-def throughput(traffic: BinnedTraffic, slots: int, low: float, high: float) -> float:
+def throughput(traffic: CdfWorkload, slots: int, low: float, high: float) -> float:
     """Requests per second of an instance that serves the range; infinite where it is empty."""
     if traffic.share(low, high) <= 0:
         return math.inf
@@ -282,7 +222,7 @@ def closed_form(alpha: float, rho: float) -> float:
     return alpha * (1 - 1 / rho)
 
 
-def size(traffic: BinnedTraffic, boundary: int = BOUNDARY, rate: float = RATE) -> Sizing:
+def size(traffic: CdfWorkload, boundary: int = BOUNDARY, rate: float = RATE) -> Sizing:
     """Both fleets of a workload."""
     slots = slots_of(boundary)
     return Sizing(

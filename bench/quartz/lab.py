@@ -15,13 +15,10 @@ import msgspec
 import numpy as np
 
 from bench.predictor.runs import TRAINING_REQUESTS, rows_of
-from bench.quartz.gossip import Gossip
 from bench.quartz.peers import (
     CacheAware,
-    Oracle,
+    Gossip,
     Shifted,
-    TokenFair,
-    TwoChoices,
     Uncalibrated,
     WeightedScores,
 )
@@ -63,7 +60,6 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "PointPred": ("quartz", _but(quantile=False)),
     "QUARTZ": ("quartz", DEFAULT),
     "QUARTZ, trained": ("quartz", DEFAULT),
-    "Oracle": ("quartz", DEFAULT),
     "Routing-only": ("quartz", _but(order="arrival")),
     "Queueing-only": ("quartz", _but(request_price_s=1e3, locality_price=0.0, locality=False)),
     "No Calibration": ("quartz", DEFAULT),
@@ -73,10 +69,8 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
 
 
 PEERS: Final[dict[str, tuple[Callable[[PoolState, int], Any], bool]]] = {
-    "FIFO-P2C": (lambda pool, _: TwoChoices(pool), False),
     "cache-aware": (lambda pool, _: CacheAware(pool), True),
     "cache-aware, bounded": (lambda pool, _: CacheAware(pool), False),
-    "TokenFair": (lambda pool, _: TokenFair(pool), False),
     "weighted": (WeightedScores, False),
 }
 """Routers that are not in the gateway, and whether their index forgets nothing."""
@@ -156,9 +150,9 @@ def make(
 def _predictor(policy: str, workers: int, slots: int) -> PrefillPredictor:
     if policy in _SHIFTED:
         return Shifted(*_SHIFTED[policy], workers=workers, slots=slots)
-    kinds = {"No Calibration": Uncalibrated, "Oracle": Oracle}
+    kind = Uncalibrated if policy == "No Calibration" else PrefillPredictor
     section = trained() if policy == "QUARTZ, trained" else None
-    return kinds.get(policy, PrefillPredictor)(section, workers=workers, slots=slots)
+    return kind(section, workers=workers, slots=slots)
 
 
 def run(

@@ -26,11 +26,10 @@ from typing import Any, Final
 import msgspec
 
 from bench.common.fleet import Fleet, read_metrics
+from bench.common.raw_client import TimedLoad, TimedRequest, chat_body, lag_s, text, write_profile
 from bench.common.redis_server import RedisServer, redis_program
-from bench.common.report import Report, Row, at_least, at_most, equals, quantile
-from bench.common.steps import scaled, tracked
-from bench.common.timed_load import TimedLoad, TimedRequest, chat_body, lag_s, text, write_profile
-from bench.overhead.peers import CACHE_AWARE, installed
+from bench.common.report import Report, Row, at_least, at_most, equals, quantile, scaled, tracked
+from bench.overhead.field import CACHE_AWARE, installed
 from simulator.engine.engine import EngineProfile
 from sluice.children import Children, free_ports
 

@@ -28,8 +28,17 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from bench.common.report import Report, Row, at_least, at_most, judged
-from bench.common.steps import Advance, bars, scaled, tracked
+from bench.common.report import (
+    Advance,
+    Report,
+    Row,
+    at_least,
+    at_most,
+    bars,
+    judged,
+    scaled,
+    tracked,
+)
 from bench.quartz.lab import WORKERS, LabFigures, figures, interval, make, processes
 from bench.quartz.lab import run as simulate
 from bench.quartz.workloads import (

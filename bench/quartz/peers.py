@@ -1,18 +1,114 @@
 """Routers that bench quartz compares with and that are not in the gateway."""
 
 from collections.abc import Sequence
-from math import ceil
 from random import Random
 from typing import Any, Final
 
-from gateway.fleet import fleet
+from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.baselines import NOTHING, Immediate, pick_least
-from gateway.scheduling.quartz_worker_state import Backlogs, WorkerQueues
+from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
+from gateway.records.attempt import HealthRules
+from gateway.replicas.notes import SchedulerNotes
+from gateway.routing.conversations import ResponseAffinity
+from gateway.routing.routing import PoolShape, Routing
+from gateway.scheduling.baselines import Immediate
+from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job, Match
-from predictor.features import ACTIVE, BACKLOG, UNCACHED, features
+from gateway.store.redis.exchange import RedisExchange
+from predictor.features import features
 from predictor.online import PrefillPredictor
-from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER
+from simulator.experiments.scheduling import BLOCK_TOKENS, WORKER, SimulatedGateway
+
+# -- gossip between several gateways of one simulation, by the shipped notes
+
+
+_APART: Final = (0.9 * RedisExchange.every_s, 1.1 * RedisExchange.every_s)
+"""Seconds from one exchange of a board to the next."""
+
+
+class _GossipBoard:
+    """One gateway's: what it put up, and what it heard at its last exchange."""
+
+    def __init__(self, place: int, told: dict[int, dict[str, bytes]]) -> None:
+        self._place = place
+        self._told = told
+        self._mine: dict[str, bytes] = {}
+        self._theirs: list[dict[str, bytes]] = []
+
+    def publish(self, name: str, payload: bytes) -> None:
+        self._mine[name] = payload
+
+    def peers(self, name: str) -> list[bytes]:
+        return [notes[name] for notes in self._theirs if name in notes]
+
+    def exchange(self) -> None:
+        self._told[self._place] = dict(self._mine)
+        self._theirs = [notes for place, notes in self._told.items() if place != self._place]
+
+
+class Gossip:
+    """Call it at each tick."""
+
+    def __init__(
+        self, gateways: Sequence[SimulatedGateway], seed: int, *, prefixes: bool = True
+    ) -> None:
+        """`prefixes`: whether each hears of the others' prompts."""
+        self._random = Random(f"gossip/{seed}")
+        self._now_s = 0.0
+        told: dict[int, dict[str, bytes]] = {}
+        self._boards = [_GossipBoard(place, told) for place in range(len(gateways))]
+        self._notes = [
+            SchedulerNotes(
+                [_served(gateway, prefixes)],
+                board,
+                str(place),
+                lambda _: len(gateways),
+                lambda: self._now_s,
+            )
+            for place, (gateway, board) in enumerate(zip(gateways, self._boards, strict=True))
+        ]
+        self._due_s = [RedisExchange.every_s * self._random.random() for _ in gateways]
+
+    def __call__(self, now_s: float) -> None:
+        """Do what is due."""
+        self._now_s = now_s
+        while (due_s := min(self._due_s)) <= now_s:
+            place = self._due_s.index(due_s)
+            for _ in self._notes[place].send():
+                pass
+            self._boards[place].exchange()
+            for _ in self._notes[place].receive():
+                pass
+            self._due_s[place] += self._random.uniform(*_APART)
+
+
+def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
+    index = gateway.prefixes
+    if not (prefixes and isinstance(index, PrefixIndex)):
+        index = PrefixIndex(len(gateway.pool.workers))  # nobody asks it
+    return ModelRuntime(
+        name="m",
+        routing=Routing(
+            pools=(
+                PoolShape(name="pool", window_tokens=WORKER.max_model_len, boundary_tokens=None),
+            )
+        ),
+        estimator=LengthEstimator(),
+        fleet=ModelFleet(
+            pools=(gateway.pool,),
+            workers=([],),
+            health=HealthRules(),
+            response_affinity=ResponseAffinity(),
+        ),
+        admission=ModelAdmission(spill_queue=0),
+        scheduling=ModelScheduling(
+            schedulers=(gateway.scheduler,),
+            predictors=() if gateway.predictor is None else (gateway.predictor,),
+            prefixes=(index,),
+            prefix_gossip=(gateway.prefix_gossip,),
+        ),
+    )
+
 
 CACHE_THRESHOLD: Final = 0.5
 BALANCE_ABS: Final = 32
@@ -57,44 +153,6 @@ class CacheAware(Immediate):
             worker = min(choice, key=self._trees.__getitem__)
         self._trees[worker] += job.prompt_tokens - hit
         return worker
-
-
-class TwoChoices(Immediate):
-    """The less loaded of two workers drawn at random (the paper's FIFO-P2C)."""
-
-    __slots__ = ("_random",)
-
-    def __init__(self, pool: PoolState) -> None:
-        super().__init__(pool)
-        self._random = Random(0)
-
-    def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        return min(self._random.sample(choice, 2), key=self._pool.active.__getitem__)
-
-
-class Oracle(PrefillPredictor):
-    """Knows what a prefill costs the bench's engine, as mean and as quantile (the paper's Oracle).
-
-    What else is under way there when it starts, nobody knows before.
-    """
-
-    def predict_request(
-        self, worker: int, *asked: Any
-    ) -> tuple[tuple[float, ...], float, float, int]:
-        """Steps and tokens of the uncached part."""
-        x = features(*asked)
-        tokens = x[UNCACHED] + x[BACKLOG]
-        steps = ceil(tokens / WORKER.max_num_batched_tokens)
-        cost_s = steps * (WORKER.w_s + WORKER.h_s * x[ACTIVE]) + tokens * WORKER.prefill_s_per_token
-        return x, cost_s, cost_s, 0
-
-    def observe(self, *seen: Any) -> None:
-        """It has nothing to learn."""
-
-    def prefill_tokens_per_s(self, worker: int) -> float:
-        """Of full steps."""
-        chunk = WORKER.max_num_batched_tokens
-        return chunk / (WORKER.w_s + chunk * WORKER.prefill_s_per_token)
 
 
 class Shifted(PrefillPredictor):
@@ -199,96 +257,3 @@ class WeightedScores(Immediate):
         if job.state == "sent":
             self._waiting[job.worker] = max(0, self._waiting[job.worker] - 1)
         return super().first_token(job, now_s, cached_tokens, assumed=assumed)
-
-
-class TokenFair:
-    """Token-based fairness in admission, size and locality unseen ("TokenFair", section 5.3).
-
-    Least-loaded routing. Each queue is served in the order of start tags (start-time fair
-    queueing): a client's next request starts where its last one ended, counted in prompt tokens
-    over its share, and never before what is being served. A worker is sent one request behind
-    the prefill in progress.
-    """
-
-    gates: bool = True
-    coverage: float | None = None
-
-    def __init__(self, pool: PoolState) -> None:
-        workers = len(pool.workers)
-        self.replicas = 1
-        self._pool = pool
-        self._backlogs = Backlogs(workers)
-        self._queues = WorkerQueues(workers)
-        self._turn = 0
-        self._served = 0.0  # the latest start tag sent: virtual time
-        self._ends: dict[str, float] = {}
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        """See Scheduler."""
-        return self._queues.waiting
-
-    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
-        choice = fleet.available(self._pool, now_s)
-        if not choice:
-            job.state = "nowhere"
-            return NOTHING
-        load = [a + b for a, b in zip(self._pool.active, self._queues.lengths, strict=True)]
-        self._turn += 1
-        job.order = self._turn
-        job.worker = pick_least(choice, load, self._turn)
-        job.hit_tokens = hit_tokens(job.match, job.worker)
-        job.key = max(self._served, self._ends.pop(job.client, 0.0))
-        self._ends[job.client] = job.key + job.prompt_tokens / job.share
-        self._queues.push(job)
-        return self._pump(job.worker, now_s)
-
-    def first_token(
-        self,
-        job: Job,
-        now_s: float,
-        cached_tokens: int | None = None,
-        *,
-        assumed: bool = False,
-    ) -> Sequence[Job]:
-        """See Scheduler."""
-        if job.state != "sent":
-            return NOTHING
-        job.state = "answering"
-        self._backlogs.leave(job, now_s)
-        return self._pump(job.worker, now_s)
-
-    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        """See Scheduler."""
-        was, job.state = job.state, "gone"
-        if was != "sent":
-            return NOTHING
-        self._backlogs.leave(job, now_s)
-        return self._pump(job.worker, now_s)
-
-    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler."""
-        if job.state == "waiting":
-            self._queues.forget(job)
-        return NOTHING
-
-    def joined(self, worker: int) -> None:
-        """See Scheduler: nothing is kept by worker."""
-
-    def tick(self, now_s: float) -> Sequence[Job]:
-        """See Scheduler: the bench's workers stay well."""
-        return NOTHING
-
-    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
-        ready = []
-        while self._queues.lengths[worker] and len(self._backlogs.sent[worker]) < 2:
-            job = self._queues.pop(worker)
-            if job is None:
-                break
-            self._served = max(self._served, job.key)
-            job.state = "sent"
-            job.sent_s = now_s
-            self._backlogs.send(job, job.prompt_tokens, now_s)
-            ready.append(job)
-        return ready

@@ -23,9 +23,8 @@ import msgspec
 import orjson
 
 from bench.common.fleet import MODEL
-from bench.common.report import Report, Row, between, equals, quantile
-from bench.common.steps import scaled
-from bench.common.timed_load import TimedAnswer, TimedLoad, lag_s
+from bench.common.raw_client import TimedAnswer, TimedLoad, lag_s
+from bench.common.report import Report, Row, between, equals, quantile, scaled
 from bench.quartz.live import KNEE_PER_S, SPEED, engines_of, mixed
 
 REQUESTS: Final = scaled(2000, 1200)

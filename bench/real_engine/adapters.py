@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import httpx
 
 from bench.common.report import Row, equals
-from bench.real_engine.commands import gateway
-from bench.real_engine.engines import ADAPTER, BASE, RealEngine, completion
+from bench.real_engine.engines import ADAPTER, BASE, RealEngine, completion, gateway
 
 TEXTS = tuple(f"question {number}: what is {number} times seven?" for number in range(8))
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.report import Row
-from bench.real_engine.commands import sluice, written
-from bench.real_engine.engines import BASE, RealEngine
+from bench.real_engine.engines import BASE, RealEngine, sluice, written
 
 MISTAKES: Final = {
     "wrong name": ("it serves 'tiny'", "set the worker's `model`"),

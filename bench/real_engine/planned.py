@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.report import Row, at_least, at_most
-from bench.real_engine.commands import gateway, sluice
-from bench.real_engine.engines import BASE, RealEngine
+from bench.real_engine.engines import BASE, RealEngine, gateway, sluice
 
 CALIBRATE_S: Final = 120.0
 REQUESTS: Final = 1500

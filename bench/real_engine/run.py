@@ -17,13 +17,13 @@ from bench.real_engine import all_on as everything
 from bench.real_engine import mistakes as mistaken
 from bench.real_engine import planned as planning
 from bench.real_engine import suite
-from bench.real_engine.commands import gateway
-from bench.real_engine.engines import RealEngine
-from bench.real_engine.environment import (
+from bench.real_engine.engines import (
     VERSION,
+    RealEngine,
     Unavailable,
     default_folder,
     engine_python,
+    gateway,
     suite_of_openai,
 )
 from bench.real_engine.tiny_model import SMALL, TINY, Size, make_adapter, make_model

@@ -15,8 +15,18 @@ import msgspec
 
 from bench.common.fleet import Fleet
 from bench.common.report import Row, at_least, at_most, equals
-from bench.replicas.books import Books, books_rows, entitlement, ledger, on_redis, settled
-from bench.replicas.load import ClientLoad, LoadShape, SentRequest, most_at_once
+from bench.replicas.books import (
+    Books,
+    ClientLoad,
+    LoadShape,
+    SentRequest,
+    books_rows,
+    entitlement,
+    ledger,
+    most_at_once,
+    on_redis,
+    settled,
+)
 from gateway.admission.token_pool import LEASE_TTL_S
 
 GATEWAYS: Final = 4

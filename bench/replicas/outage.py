@@ -23,11 +23,13 @@ from redis.crc import key_slot
 from bench.common.fleet import Fleet
 from bench.common.gateway_books import Line, LogReader, most_at_once
 from bench.common.redis_server import RedisServer
-from bench.common.report import Row, at_least, at_most, equals
-from bench.common.steps import scaled_s
+from bench.common.report import Row, at_least, at_most, equals, scaled_s
 from bench.replicas.books import (
     Books,
+    ClientLoad,
     Entry,
+    LoadShape,
+    SentRequest,
     Snapshot,
     books_rows,
     entitlement,
@@ -37,7 +39,6 @@ from bench.replicas.books import (
     ledger,
     settled,
 )
-from bench.replicas.load import ClientLoad, LoadShape, SentRequest
 from tests.redis_nodes import RedisCluster, SentinelledRedis, node
 
 AWAY_S: Final = scaled_s(20.0, 6.0)

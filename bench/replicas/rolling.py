@@ -16,6 +16,11 @@ from bench.common.fleet import Fleet
 from bench.common.raw_client import RawClient
 from bench.common.report import Row, at_least, equals
 from bench.replicas.books import (
+    HUNG_S,
+    ClientLoad,
+    LoadShape,
+    SentRequest,
+    body_of,
     books_rows,
     entitlement,
     exported_row,
@@ -23,7 +28,6 @@ from bench.replicas.books import (
     on_redis,
     settled,
 )
-from bench.replicas.load import HUNG_S, ClientLoad, LoadShape, SentRequest, body_of
 
 GATEWAYS: Final = 3
 CLIENTS: Final = 192

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bench.common.fleet import Fleet
-from bench.common.report import Row, at_most, equals
-from bench.common.steps import scaled_s
+from bench.common.report import Row, at_most, equals, scaled_s
 from bench.replicas.books import (
+    ClientLoad,
+    LoadShape,
     SnapshotWatch,
     books_rows,
     entitlement,
@@ -22,7 +23,6 @@ from bench.replicas.books import (
     on_redis,
     settled,
 )
-from bench.replicas.load import ClientLoad, LoadShape
 from gateway.admission.admission import overshoot
 
 GATEWAYS: Final = 4

@@ -6,24 +6,68 @@ memory is its own and no point affects the next.
 
 import gc
 import sys
+import timeit
 import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from bench.scale.entitlements import entitlement_point, lease_point
-from bench.scale.measure import calm, collection_ms, pauses, quantile, resident_bytes, watched
+from bench.common.report import Report, Row, scaled
+from bench.scale.entitlements import entitlement_point, lease_point, tenant_point
 from bench.scale.redis import redis_point
-from bench.scale.tenants import tenant_point
-from bench.scale.traffic import ChatBodies, Size
+from bench.scale.traffic import (
+    ChatBodies,
+    Size,
+    calm,
+    collection_ms,
+    pauses,
+    quantile,
+    resident_bytes,
+    watched,
+)
 from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
 from gateway.control.metrics_page import MetricsPage, write
 from gateway.fleet import fleet
 from gateway.payload.members import by_name
+from gateway.payload.sse import StreamMeter
+from gateway.records.endpoint import CHAT
 from gateway.scheduling.prefix_digests import points_of
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.settings import SchedulingConfig
+
+# -- `bench overhead profile`: what each stage of a request costs, called hot in this process
+
+
+_REQUESTS: Final = scaled(20_000, 2_000)
+_TIMES: Final = 2_000
+_CHUNK: Final = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m","choices":'
+    b'[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+
+
+def run() -> Report:
+    """CPU-us of each stage for one request, and of a streamed chunk."""
+    loaded = Loaded(Size(workers=4), turns=2)
+    loaded.run(2_000)
+    loaded.cpu.clear()
+    loaded.run(_REQUESTS)
+    cpu = loaded.cpu
+    rows = [
+        Row(
+            f"{stage}, us",
+            cpu.quantile_us(part, 0.5),
+            f"mean {cpu.mean_us(part):.1f}, p99 {cpu.quantile_us(part, 0.99):.1f}",
+        )
+        for part, stage in STAGES.items()
+    ]
+    rows.append(Row("all of them, us", sum(cpu.quantile_us(part, 0.5) for part in STAGES)))
+    meter = StreamMeter(CHAT, strip_usage=True)
+    best_s = min(timeit.repeat(lambda: meter.feed(_CHUNK), number=_TIMES, repeat=7)) / _TIMES
+    rows.append(Row("9 one streamed chunk, us", best_s * 1e6))
+    return Report(name="overhead profile", rows=rows)
+
 
 Figures = dict[str, float]
 

@@ -18,8 +18,7 @@ from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from bench.scale.entitlements import USED
-from bench.scale.measure import quantile
-from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, token_pool_of
+from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, quantile, token_pool_of
 from gateway.admission.terms import AdmissionRequest
 from gateway.records.entitlement import PROFILES
 from gateway.store.memory_leases import MemoryLeases

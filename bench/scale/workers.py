@@ -11,15 +11,18 @@ from itertools import count
 from random import Random
 from typing import Final, NamedTuple
 
-from bench.scale.measure import Cpu, clock_ns, finished, spent_us
 from bench.scale.traffic import (
     SLOTS,
     ChatBodies,
+    Cpu,
     Size,
+    clock_ns,
     digest_of,
     entitlements,
+    finished,
     fleet_of,
     key_of,
+    spent_us,
     token_pool_of,
 )
 from gateway.fleet import fleet

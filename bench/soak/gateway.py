@@ -4,20 +4,32 @@ Three models: one on C engines, which bears the bulk; one on four mock engines, 
 now and then; one on a mock engine of four slots, so that requests wait.
 """
 
+import asyncio
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml
 
-from bench.common.everything_on import MODEL, everything, serve_command
 from bench.common.fleet import read_metrics
 from bench.common.gateway_books import gauge, held
-from bench.common.tools import cpu_ns, rss_kib, start_engines, tree
+from bench.common.tools import (
+    MODEL,
+    Figures,
+    HttpLoad,
+    bodies,
+    cpu_ns,
+    everything,
+    rss_kib,
+    serve_command,
+    start_engines,
+    tree,
+)
 from sluice.children import Children, free_ports
 
 MOCKED: Final = "mocked-model"
@@ -26,7 +38,7 @@ SLOTS: Final = 4
 """Of the tight model's engine."""
 WINDOW_TOKENS: Final = 65_536
 PREFIXES: Final = 8_192
-"""In the indexes of the soak's own models: what few requests can fill (`soak_fill`)."""
+"""In the indexes of the soak's own models: what few requests can fill (`fill`)."""
 FAILS: Final = "500@0.01,reset-before@0.01,reset-mid:4@0.02,stall:4@0.005,busy@0.01"
 """Of each request to the two engines that fail."""
 TIMEOUTS: Final = {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 2.0}
@@ -169,3 +181,89 @@ def _mock(port: int, model: str, window: int, slots: int, *more: str) -> list[st
         *(sys.executable, "-m", "sluice", "mock", "--port", str(port), "--model", model),
         *("--max-model-len", str(window), "--max-num-seqs", str(slots), "--speed", "4", *more),
     ]
+
+
+# -- the bulk of the soak's load: whole answers and streams of several lengths, by cheap C programs
+
+
+UTILISATION: Final = 0.5
+"""Of the gateway's process."""
+VISITORS_SHARE: Final = 0.2
+"""Of that, for the clients of all sorts (`visits`)."""
+CAPACITY_S: Final = 3.0
+CLOSED_LOOP: Final = 256
+"""Requests at once when capacity is measured."""
+CONNECTIONS: Final = 256
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of request, and its share of the bulk's processor time."""
+
+    name: str
+    share: float
+    tokens: int
+    """Of the answer; a stream has as many chunks."""
+    text_bytes: int
+    stream: bool
+
+
+KINDS: Final = (
+    Kind(name="whole", share=0.3, tokens=64, text_bytes=1850, stream=False),
+    Kind(name="whole of 20 KB", share=0.1, tokens=64, text_bytes=20_000, stream=False),
+    Kind(name="16-chunk streams", share=0.2, tokens=16, text_bytes=1850, stream=True),
+    Kind(name="64-chunk streams", share=0.25, tokens=64, text_bytes=1850, stream=True),
+    Kind(name="400-chunk streams", share=0.15, tokens=400, text_bytes=6000, stream=True),
+)
+
+
+class Bulk(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind, and what the gateway serves of it for a core's work."""
+
+    kind: Kind
+    body: Path
+    capacity_per_s: float
+    cores: float
+    """In use by the gateway when that was measured."""
+
+    @property
+    def rate_per_s(self) -> float:
+        """Offered."""
+        return self.capacity_per_s * UTILISATION * (1 - VISITORS_SHARE) * self.kind.share
+
+
+def capacity(gateway: SoakGateway, tool: Path, folder: Path, kind: Kind) -> tuple[Bulk, Figures]:
+    """Saturate the gateway with one kind, by itself in a closed loop; also what the run found.
+
+    Requests served per core used do not depend on other load of the machine.
+    """
+    found_bodies = bodies(folder, MODEL, text_bytes=kind.text_bytes, max_tokens=kind.tokens)
+    body = found_bodies["stream" if kind.stream else "whole"]
+    before_s = gateway.cpu_s()
+    found = HttpLoad(tool, gateway.port, body).run(CLOSED_LOOP, CAPACITY_S)
+    used_s = gateway.cpu_s() - before_s
+    bulk = Bulk(
+        kind=kind,
+        body=body,
+        capacity_per_s=found["requests"] / max(1e-9, used_s),
+        cores=used_s / found["seconds"],
+    )
+    return bulk, found
+
+
+async def offer(
+    gateway: SoakGateway, tool: Path, bulks: list[Bulk], seconds: float
+) -> list[Figures]:
+    """All kinds at their rates, for so long; then to their last answer."""
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                HttpLoad(tool, gateway.port, bulk.body).start(CONNECTIONS, seconds, bulk.rate_per_s)
+            )
+            for bulk in bulks
+        ]
+        for run in runs:
+            await asyncio.to_thread(run.ready)
+        for run in runs:
+            run.begin()
+        waits: list[Callable[[], Figures]] = [run.found for run in runs]
+        return list(await asyncio.gather(*map(asyncio.to_thread, waits)))

@@ -1,6 +1,6 @@
 """Half an hour of mixed load on a gateway with every feature on: leftovers and growth.
 
-First every bounded structure is filled (`bench.soak.fill`), so that later growth is unbounded.
+First every bounded structure is filled (`bench.soak.visits`), so that later growth is unbounded.
 Then the load is half of one process's measured capacity: whole answers and streams of several
 lengths from C programs, and clients of all sorts (`bench.soak.visits`): conversations, compressed
 prompts, four endpoints, clients that leave while waiting or streaming, exceeded limits, mistakes.
@@ -12,8 +12,10 @@ and one count of the metrics; every error has a known cause. A shorter run says 
 """
 
 import asyncio
+import statistics
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -22,17 +24,176 @@ import httpx
 import msgspec
 
 from bench.common.fleet import read_metrics
-from bench.common.gateway_books import LogReader, held, idle_page, outcomes
-from bench.common.report import Report, Row, at_most, equals
-from bench.common.steps import bars, scaled_s
+from bench.common.gateway_books import Line, LogReader, held, idle_page, outcomes
+from bench.common.report import Report, Row, at_most, bars, equals, judged, scaled_s
 from bench.common.tools import build_tools, scratch
-from bench.soak.books import LogTotals, book_rows
-from bench.soak.bulk import KINDS, UTILISATION, Bulk, capacity, offer
-from bench.soak.fill import fill
-from bench.soak.gateway import GatewaySample, SoakGateway
-from bench.soak.trend import memory_row, most
-from bench.soak.visits import Visitors
+from bench.soak.gateway import (
+    KINDS,
+    TIGHT,
+    UTILISATION,
+    Bulk,
+    GatewaySample,
+    SoakGateway,
+    capacity,
+    offer,
+)
+from bench.soak.visits import Visitors, fill
 from sluice.children import Children
+
+# -- growth of sampled memory, by windows
+
+
+WARM: Final = (1 / 6, 8 / 30)
+"""Of the load's duration: minutes 5 to 8 of 30. What is bounded was filled before it began."""
+LAST: Final = (0.9, 1.0)
+"""Minutes 27 to 30."""
+MAX_GROWTH: Final = 0.03
+
+
+def window(
+    samples: Sequence[GatewaySample], duration_s: float, part: tuple[float, float]
+) -> list[GatewaySample]:
+    """The samples of a part of the duration; at least the nearest one."""
+    low, high = part[0] * duration_s, part[1] * duration_s
+    found = [sample for sample in samples if low <= sample.at_s <= high]
+    middle = (low + high) / 2
+    return found or [min(samples, key=lambda sample: abs(sample.at_s - middle))]
+
+
+def growth(samples: Sequence[GatewaySample], duration_s: float) -> float:
+    """Median memory of the last part over that after warm-up, less one."""
+    warm = statistics.median(s.rss_kib for s in window(samples, duration_s, WARM))
+    last = statistics.median(s.rss_kib for s in window(samples, duration_s, LAST))
+    return last / warm - 1
+
+
+def memory_row(samples: Sequence[GatewaySample], duration_s: float) -> Row:
+    """What memory did."""
+    grown = growth(samples, duration_s)
+    first, last = samples[0], samples[-1]
+    note = (
+        f"RSS of the process tree {first.rss_kib / 1024:.0f} MiB at first, "
+        f"{last.rss_kib / 1024:.0f} at last"
+    )
+    metric = "memory: median of the last tenth over that after warm-up, less 1"
+    return judged(metric, grown, f"< {MAX_GROWTH:g}", grown < MAX_GROWTH, note)
+
+
+def most(samples: Sequence[GatewaySample]) -> GatewaySample:
+    """The largest of each figure."""
+    return msgspec.structs.replace(
+        samples[0],
+        leases=max(s.leases for s in samples),
+        waiting=max(s.waiting for s in samples),
+        fds=max(s.fds for s in samples),
+    )
+
+
+# -- the soak's books: compare clients' counts with the request log, and the log with /metrics
+
+
+BROKEN: Final = "upstream_error"
+EXAMPLES: Final = 8
+
+
+class LogTotals:
+    """What the request log says, added up as it is read."""
+
+    def __init__(self, failing: Iterable[str]) -> None:
+        """`failing`: engines that fail now and then."""
+        self._failing = frozenset(failing)
+        self.outcomes: Counter[str] = Counter()
+        self.statuses: Counter[int | str] = Counter()
+        """Of refusals."""
+        self.compressed = 0
+        self.waited = 0
+        """Requests that waited in the gateway."""
+        self.left_waiting = 0
+        """Clients that left while their request waited, or before its first token."""
+        self.caused = 0
+        """Errors of engines that fail now and then."""
+        self.uncaused: list[str] = []
+        self.uncaused_count = 0
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Take over new lines."""
+        for line in lines:
+            self.outcomes[line.outcome] += 1
+            if line.outcome in {"refused", "error"}:
+                self.statuses[line.status] += 1
+            self.compressed += line.compression.compressed != "none"
+            self.waited += line.timing.queue_ms > 1.0
+            if line.outcome == "disconnected" and line.model == TIGHT:
+                self.left_waiting += 1
+            if line.outcome in {BROKEN, "internal_error"} or str(line.status) >= "500":
+                self._judge(line)
+
+    @property
+    def count(self) -> int:
+        """Lines."""
+        return self.outcomes.total()
+
+    def _judge(self, line: Line) -> None:
+        if line.outcome == BROKEN and any(try_.worker in self._failing for try_ in line.attempts):
+            self.caused += 1
+            return
+        self.uncaused_count += 1
+        if len(self.uncaused) < EXAMPLES:
+            tries = ", ".join(f"{try_.worker} {try_.result}" for try_ in line.attempts)
+            self.uncaused.append(f"{line.request_id} {line.status} {line.reason}: {tries}")
+
+
+def book_rows(
+    totals: LogTotals,
+    counted: Mapping[str, int],
+    ended: Mapping[tuple[str, str], int],
+    bulk_ok: int,
+    bulk_failed: int,
+) -> list[Row]:
+    """Requests by how they ended: clients, log, metrics. `counted`: /metrics by outcome."""
+    by_end: Counter[str] = Counter()
+    for (_, how), count in ended.items():
+        by_end[how] += count
+    sent = by_end.total() + bulk_ok + bulk_failed
+    outcomes = set(counted) | set(totals.outcomes)
+    differ = sum(abs(counted.get(o, 0) - totals.outcomes[o]) for o in outcomes)
+    wrong, unseen = refusal_gaps(by_end, totals.statuses)
+    whole = sum(by_end[how] for how in ("ok", "left", "broken", "lost")) + bulk_ok + bulk_failed
+    whole += sum(count for how, count in by_end.items() if how.startswith("http 5"))
+    served = sum(totals.outcomes[o] for o in ("ok", "disconnected", "evicted", BROKEN))
+    told = ", ".join(f"{how} {count}" for how, count in sorted(by_end.items()))
+    refused = {str(status): count for status, count in totals.statuses.items()}
+    return [
+        equals("sent - logged", sent - totals.count, 0, note=f"{sent} requests; visitors: {told}"),
+        equals("logged and counted, by outcome: differences", differ, 0, note=_listed(counted)),
+        equals(
+            "refusals by status, clients and log: differences",
+            wrong,
+            0,
+            note=f"{_listed(refused)}; {unseen} had left before they could see it",
+        ),
+        equals("served, clients - log", whole - unseen - served, 0),
+        equals("bulk requests that failed", bulk_failed, 0),
+    ]
+
+
+def refusal_gaps(by_end: Mapping[str, int], logged: Mapping[int | str, int]) -> tuple[int, int]:
+    """Refusals that differ, and those that nobody saw: whoever left may have been refused, too."""
+    statuses = {str(status): count for status, count in logged.items()}
+    seen = {
+        how.removeprefix("http "): count
+        for how, count in by_end.items()
+        if how.startswith("http 4")
+    }
+    gaps = [statuses.get(s, 0) - seen.get(s, 0) for s in statuses.keys() | seen.keys()]
+    unseen = sum(gap for gap in gaps if gap > 0)
+    too_few = -sum(gap for gap in gaps if gap < 0)
+    return too_few + max(0, unseen - by_end.get("left", 0)), unseen
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
+
 
 MINUTES: Final = scaled_s(30.0, 0.5)
 SAMPLE_S: Final = 5.0

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, at_most, quantile, without_target
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, at_most, no_bar, quantile, without_target
 from bench.token_pools.lab import RETRY_AFTER_S, SLOTS, Lab, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement

@@ -23,9 +23,8 @@ from typing import Any, Final
 import msgspec
 
 from bench.common.fleet import MODEL, EngineProcess, Fleet
-from bench.common.report import Report, Row, at_least, equals, quantile
-from bench.common.steps import scaled, tracked
-from bench.common.timed_load import TimedLoad, TimedRequest, chat_body, lag_s, text
+from bench.common.raw_client import TimedLoad, TimedRequest, chat_body, lag_s, text
+from bench.common.report import Report, Row, at_least, equals, quantile, scaled, tracked
 
 RUNS: Final = scaled(3)
 SLOTS: Final = 16

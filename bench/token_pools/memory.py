@@ -19,8 +19,7 @@ from statistics import mean
 
 import msgspec
 
-from bench.common.report import Row, at_least, at_most
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, at_least, at_most, no_bar
 from bench.token_pools.lab import AdmittedJob, Lab, RefusedJob
 from gateway.admission import admission
 from gateway.admission.terms import Terms

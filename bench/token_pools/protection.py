@@ -23,8 +23,7 @@ from statistics import mean
 
 import msgspec
 
-from bench.common.report import Row, equals, over_seeds, quantile
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, equals, no_bar, over_seeds, quantile
 from bench.token_pools.lab import ITERATION_S, SLOTS, Lab, PoolMoment, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement

@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, at_most, equals, judged, quantile
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, at_most, equals, judged, no_bar, quantile
 from bench.token_pools.lab import ITERATION_S, SLOTS, AdmittedJob, Lab, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import Entitlement, ServiceClass

@@ -12,8 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 from statistics import mean
 
-from bench.common.report import Row, judged, without_target
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, judged, no_bar, without_target
 from bench.token_pools.lab import EPOCH_S
 from gateway.admission import admission
 from gateway.admission.admission import AdmissionRequest, Denial

@@ -7,13 +7,10 @@ their range in the note. Targets are the project's own; the published figures st
 and docs/develop/benches/token-pools.md says what does not reproduce, and why.
 """
 
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from bench.common.report import Report, Row, judged
-from bench.common.steps import bars, scaled
+from bench.common.report import Report, Row, bars, judged, scaled
 from bench.token_pools import fairness, memory, protection, reclaim, retries, sharing
-from bench.token_pools.plot import plots
 from gateway.records.entitlement import PROFILES, weight
 
 SEEDS: Final = scaled(8, 2)
@@ -23,16 +20,13 @@ _PUBLISHED: Final = {"copilot": (93.8, 1), "synth": (20.3, 1), "reports": (60.0,
 _PEAK_DEBT: Final = {"copilot": 0.607, "synth": 0.775}
 
 
-def run(plot: Path | None = None) -> Report:
-    """All experiments; `plot` is a folder for the plots."""
+def run() -> Report:
+    """All experiments."""
     rows = formula_rows()
     with bars() as bar:
         for part in (protection, sharing, reclaim, retries, memory, fairness):
             rows += part.rows(range(SEEDS), bar)
-    detail: dict[str, Any] = {"seeds": SEEDS}
-    if plot is not None:
-        detail["plots"] = plots(plot)
-    return Report(name="token-pools", rows=rows, detail=detail)
+    return Report(name="token-pools", rows=rows, detail={"seeds": SEEDS})
 
 
 def formula_rows() -> list[Row]:

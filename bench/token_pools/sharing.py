@@ -23,8 +23,7 @@ from typing import Final
 
 import msgspec
 
-from bench.common.report import Row, above, at_most, equals, over_seeds
-from bench.common.steps import Bar, no_bar
+from bench.common.report import Bar, Row, above, at_most, equals, no_bar, over_seeds
 from bench.token_pools.lab import RETRY_AFTER_S, Lab, PoolMoment, Thread, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from bench.common.fleet import MODEL, Fleet
-from bench.common.timed_load import TimedLoad, TimedRequest, text, write_profile
+from bench.common.raw_client import TimedLoad, TimedRequest, text, write_profile
 from predictor import PrefillPredictor, features, load
 from simulator.engine.engine import EngineProfile
 from sluice.train.command import train

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from bench.common.timed_load import text, write_profile
+from bench.common.raw_client import text, write_profile
 from bench.quartz.live import ENGINE
 
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.real_engine import environment, run
+from bench.real_engine import engines as environment
+from bench.real_engine import run
 from bench.real_engine.tiny_model import TINY, VOCABULARY, make_model
 
 

@@ -2,16 +2,19 @@
 
 import pytest
 
-from bench.compressor.figures import (
+from bench.compressor.prompts import english, multi_hop, other_languages
+from bench.compressor.trials import (
+    METHODS,
+    VOCABULARIES,
     bag,
     cosine,
+    counter,
     inverse_frequencies,
+    kept_in,
     quantiles,
     rouge_l_recall,
+    trial,
 )
-from bench.compressor.prompts import english, multi_hop, other_languages
-from bench.compressor.safety import VOCABULARIES, counter
-from bench.compressor.trials import METHODS, kept_in, trial
 
 
 def test_there_are_enough_prompts_and_each_holds_its_answer() -> None:

@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 import yaml
 
-from bench.everything.scene import BOUNDARY_TOKENS, TENANTS, TraceRequest, figures, trace
-from bench.everything.systems import ALL, OFF, SYSTEMS, config_of
-from bench.everything.virtual import simulated, workers_needed
+from bench.everything.run import simulated, workers_needed
+from bench.everything.scene import (
+    ALL,
+    BOUNDARY_TOKENS,
+    OFF,
+    SYSTEMS,
+    TENANTS,
+    TraceRequest,
+    config_of,
+    figures,
+    trace,
+)
 from gateway.settings import parse
 
 

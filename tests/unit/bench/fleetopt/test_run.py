@@ -7,8 +7,7 @@ import pytest
 
 from bench.common.report import Row
 from bench.fleetopt import run as fleetopt
-from bench.fleetopt.columns import TRACE_REQUESTS, made_up_trace
-from bench.fleetopt.run import AZURE_FILES, azure_pairs, run
+from bench.fleetopt.run import AZURE_FILES, TRACE_REQUESTS, azure_pairs, made_up_trace, run
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ import pytest
 
 from bench.common.report import Row
 from bench.fleetopt import simulated
-from planner.workload.library import SHIPPED
 
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Row]:
     """Short runs, one after the other: long enough for queues to run away."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "SHIPPED", {"azure": SHIPPED["azure"]})
+        patch.setattr(simulated, "RATES", {"azure": 1000.0})
         patch.setattr(simulated, "REQUESTS", {"azure": 400_000})
         rows = simulated.verdict_rows(0.25, processes=1)
     assert len({row.metric for row in rows}) == len(rows)
@@ -21,7 +20,7 @@ def verdicts() -> dict[str, Row]:
 @pytest.fixture(scope="module")
 def paged() -> dict[str, Row]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "SHIPPED", {"azure": SHIPPED["azure"]})
+        patch.setattr(simulated, "RATES", {"azure": 1000.0})
         return {row.metric: row for row in simulated.paged_rows(8000, processes=1)}
 
 

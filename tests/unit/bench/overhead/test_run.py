@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from bench.overhead.field import EMBEDDED, ROUTER
-from bench.overhead.rounds import Case, Round, counting, ratios_of
-from bench.overhead.rounds import rows_of as case_rows
+from bench.overhead.run import Case, Round, counting, ratios_of
+from bench.overhead.run import rows_of as case_rows
 
 WHOLE = Case("whole", Path("whole.json"), "whole", 64)
 

@@ -1,15 +1,14 @@
 """Published and stated figures of token-budget pool routing, and what is said of the others."""
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-import msgspec
 import numpy as np
+import orjson
 import pytest
 
+from bench.common import texts
 from bench.common.report import Report, Row
-from bench.pool_routing import run
+from bench.pool_routing import accuracy, run
 from bench.pool_routing.learning import CATEGORIES, expected_ema, learn, learned_ratio
 from bench.pool_routing.model import (
     AZURE,
@@ -20,34 +19,18 @@ from bench.pool_routing.model import (
 )
 
 CJK = CATEGORIES[2]
-QUIET = """
-import sys
-import msgspec
-from bench.pool_routing import latency
-from bench.pool_routing.run import run
-latency.LONG_REQUESTS = 40_000
-print(msgspec.json.encode(run()).decode())
-print("matplotlib" in sys.modules)
-"""
 
 
 @pytest.fixture(scope="module")
-def report_and_plots() -> tuple[Report, bool]:
-    """A run without plots in a process of its own, and whether it loaded matplotlib."""
-    done = subprocess.run(
-        [sys.executable, "-c", QUIET],
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    report, loaded = done.stdout.splitlines()
-    return msgspec.json.decode(report, type=Report), loaded == "True"
+def report() -> Iterator[Report]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "LONG_REQUESTS", 40_000)
+        yield run.run()
 
 
 @pytest.fixture(scope="module")
-def rows(report_and_plots: tuple[Report, bool]) -> dict[str, Row]:
-    return {row.metric: row for row in report_and_plots[0].rows}
+def rows(report: Report) -> dict[str, Row]:
+    return {row.metric: row for row in report.rows}
 
 
 def test_throughputs_and_fleets_of_azure() -> None:
@@ -110,10 +93,6 @@ def test_a_start_at_4_is_still_felt_after_50_observations() -> None:
     assert learn(CJK, "paper").as_published == 0
 
 
-def test_without_a_plot_matplotlib_is_not_loaded(report_and_plots: tuple[Report, bool]) -> None:
-    assert report_and_plots[1] is False
-
-
 def test_table_3_says_what_does_not_reproduce(rows: dict[str, Row]) -> None:
     near = ("homogeneous: TTFT P99, s", "homogeneous: TPOT P50, ms", "token-budget: TPOT P99, ms")
     for figure in near:
@@ -134,8 +113,7 @@ def test_table_3_run_on_has_the_short_pool_running_away(rows: dict[str, Row]) ->
     assert each.measured == "holds its SLO"
 
 
-def test_all_that_can_be_had_holds(report_and_plots: tuple[Report, bool]) -> None:
-    report, _ = report_and_plots
+def test_all_that_can_be_had_holds(report: Report) -> None:
     assert [row.metric for row in report.rows if row.holds is False] == []
     assert all((row.target is None) == (row.holds is None) for row in report.rows)
     assert len({row.metric for row in report.rows}) == len(report.rows)
@@ -152,7 +130,6 @@ def test_every_table_has_its_rows(rows: dict[str, Row]) -> None:
     [
         ("Table 5: nodes, homogeneous", "cannot be derived"),
         ("Table 5: nodes, token-budget", "cannot be derived"),
-        ("the same on other workloads", "not measured"),
     ],
 )
 def test_what_cannot_be_had_is_said(rows: dict[str, Row], metric: str, measured: str) -> None:
@@ -174,9 +151,11 @@ def test_the_arithmetic_of_the_projection(rows: dict[str, Row], metric: str, sta
     assert rows[metric].measured == pytest.approx(stated, abs=0.005)
 
 
-def test_plots_are_written(tmp_path: Path) -> None:
-    from bench.pool_routing import plot
-
-    files = [Path(file) for file in plot.plots(tmp_path / "plots")]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
-    assert len(files) == 1
+def test_the_mixed_load_is_what_it_says() -> None:
+    asks = list(accuracy.mixed(200))
+    assert asks == list(accuracy.mixed(200))
+    assert {ask.kind for ask in asks} == set(texts.KINDS)
+    assert sum(ask.stream for ask in asks) / len(asks) == pytest.approx(0.3, abs=0.1)
+    for ask in asks:
+        body = orjson.loads(ask.body)
+        assert body["max_tokens"] == ask.cap_tokens >= body["mock_output_tokens"] >= 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.predictor.judged import judged, learned_after
+from bench.predictor.run import judged, learned_after
 from bench.predictor.runs import WORKERS
 from predictor.online import PrefillPredictor
 from predictor.train import train

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.common.timed_load import TimedAnswer, TimedRequest
+from bench.common.raw_client import TimedAnswer, TimedRequest
 from bench.quartz.shadow import SETTLED, ShadowRun, rows_of
 
 

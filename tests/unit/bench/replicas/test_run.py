@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 from bench.common.raw_client import RawClient
-from bench.replicas.books import exported
-from bench.replicas.load import SentRequest
+from bench.replicas.books import SentRequest, exported
 
 
 def sent(begin_s: float, end_s: float, status: int = 200) -> SentRequest:

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from bench.scale.measure import finished
 from bench.scale.points import KINDS
-from bench.scale.rows import Point, rows_of
-from bench.scale.traffic import ChatBodies, Size
+from bench.scale.run import Point, rows_of
+from bench.scale.traffic import ChatBodies, Size, finished
 from bench.scale.workers import Loaded
 
 

@@ -3,18 +3,18 @@
 from hashlib import sha256
 from pathlib import Path
 
-from bench.common.everything_on import everything
-from bench.common.tools import MARK
-from bench.soak.fill import (
+from bench.common.tools import MARK, everything
+from bench.soak.gateway import PREFIXES
+from bench.soak.visits import (
     BULK_REQUESTS,
+    CHAT,
     CONVERSATIONS,
     LONG_PROMPTS,
     LONG_TEXT_BYTES,
+    RESPONSES,
     bulk_body,
     visits,
 )
-from bench.soak.gateway import PREFIXES
-from bench.soak.visits import CHAT, RESPONSES
 from gateway.payload.members import by_name
 from gateway.routing.conversations import MAX_RESPONSES, RETAINED, Conversations
 from gateway.scheduling.prefix_digests import points_of

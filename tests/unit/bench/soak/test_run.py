@@ -7,9 +7,8 @@ import pytest
 
 from bench.common.gateway_books import Line, LogReader
 from bench.common.report import Row
-from bench.soak.books import LogTotals, book_rows, refusal_gaps
 from bench.soak.gateway import GatewaySample
-from bench.soak.trend import growth
+from bench.soak.run import LogTotals, book_rows, growth, refusal_gaps
 
 MINUTE_S = 60.0
 

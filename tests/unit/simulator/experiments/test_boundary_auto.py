@@ -6,7 +6,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from bench.fleetopt.boundary import SCENARIO, WITHIN_S
+from bench.fleetopt.simulated import SCENARIO, WITHIN_S
 from simulator.experiments.boundary_auto import Steered, run
 from simulator.fleet.fleet import FleetSpec, PoolObservation, PoolSpec, simulate
 from tests.unit.simulator.fleets import requests, second
