@@ -242,9 +242,9 @@ def _other_changes(app: APIRouter, control: Control) -> None:
                 raise BadRequest(
                     "The file is not UTF-8.", reason="bad_configuration", code=None
                 ) from None
-            found = msgspec.to_builtins(await control.reload.compare(text))
+            found = msgspec.to_builtins(await control.compare(text))
         else:
-            found = {"changes": msgspec.to_builtins(await control.reload.reload())}
+            found = {"changes": msgspec.to_builtins(await control.reload())}
             await control.peers.ask("reload")
         restart = [row["path"] for row in found["changes"] if row["restart"]]
         return json_response({**found, "restart_needed": restart})
@@ -258,13 +258,13 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
             asked = msgspec.convert(await read_object(request), NewWorker)
         except msgspec.ValidationError as error:
             raise BadRequest(f"{error}.", reason="bad_request") from None
-        worker = control.workers.add(asked)
+        worker = control.add_worker(asked)
         return json_response({"worker": worker, "model": asked.model, "pool": asked.pool}, 201)
 
     @app.delete("/admin/workers/{worker:path}")
     async def remove(worker: str) -> Response:
         """Remove an engine: it gets no new requests, finishes those it has, and is gone then."""
-        hits = control.workers.remove(worker)
+        hits = control.remove_worker(worker)
         if not hits:
             raise _unknown(worker)
         return json_response(

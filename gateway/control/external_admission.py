@@ -1,36 +1,78 @@
-"""Requests that another proxy forwards: what it asks and reports, and what that is charged.
+"""Admission for requests that another proxy forwards: leases held until it reports usage.
 
-Unknown fields of a body are refused, because a misspelt limit must not count as absent.
+Routes: POST /admission/authorize, POST /admission/usage. Both take the tenant's own key and refuse
+in the data plane's format. Unknown fields of a body are refused, because a misspelt limit must not
+count as absent.
+
+The token-pools paper (section 4) separates the gateway from the authorisation service; this module
+is the service. Rules:
+
+- The same stages decide as for the gateway's own requests: estimate, plan, admit, settle.
+- A lease belongs to the tenant whose key requested it. The first usage report settles it; a
+  repeated report gets the same settlement.
+- A lease without a report in time is charged its estimate. Every lease is charged at least what
+  its slots produce in the time that it held them.
+- The number of held leases is bounded: in total, per tenant and, beyond reserved baselines,
+  per pool.
+- A lease that must give way to a protected request ends at once and is charged its estimate.
+- Reports may not exceed the pool's window. They teach estimates only where the entitlement has
+  `trusted_usage`, and then its own tenant's, guarded like an engine's reports.
 """
 
-from typing import Annotated, Final, Literal
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from fastapi import APIRouter, Request, Response
 from msgspec import Meta
+from msgspec.structs import replace
 
+from gateway.admission.denials import limit_lines
 from gateway.admission.leases import believed, charge_tokens
-from gateway.errors import BadRequest, Refusal
+from gateway.background_task import BackgroundTasks
+from gateway.control.peers import understood
+from gateway.control.surface import MAX_BODY_BYTES, Authenticate, read_within
+from gateway.errors import BadRequest, NotFound, RateLimited, Refusal, TooLarge, Unavailable
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.http.data_plane import shutting_down
+from gateway.metrics import Metrics
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.payload.head import MAX_REQUEST_ID
-from gateway.payload.refusals import invalid, missing
+from gateway.payload.head import MAX_REQUEST_ID, pairs_of, read_head
+from gateway.payload.refusals import invalid, missing, undecodable
+from gateway.pipeline import plan as stage_plan
+from gateway.pipeline.settlement import cost_of, count, money_of, usage_section
+from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.decision import (
     DECISION_SCHEMA,
+    NO_USAGE,
     AdmissionSection,
     DecisionRecord,
     EstimateSection,
     RequestSection,
     TimingSection,
-    UsageSection,
 )
 from gateway.records.endpoint import CHAT
+from gateway.records.entitlement import key_name
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease, Limits
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Measure, Principal
+from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.routing import defaulted_cap
+from gateway.tenancy.keyring import entitled
 
+MAX_HELD = 10_000
+"""Leases held at once; further ones are refused with 503."""
+MAX_HELD_EACH = 2_000
+"""Leases held at once for one tenant, over all of its entitlements; further ones get 429."""
+RETAINED_SETTLED = 10_000
+"""Settlements remembered for repeated reports."""
+SWEEP_S = 1.0
+"""Interval of the search for expired leases."""
 MAX_LEASE_S: Final = 3_600
 LEASE_S: Final = 600.0
 _MAX_TOKENS: Final = 2_147_483_647
@@ -104,12 +146,28 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     """The pool whose slots for other proxies it counts against; "" for none."""
     estimate: LengthEstimate
     request: AuthorizeBody
-    key: str | None
-    """Name of the key that the proxy presented."""
     received_s: float
-    received_unix_s: float
-    ends_s: float
-    """When it expires without a report."""
+    record: DecisionRecord
+    """Its decision, as far as it is known before the lease ends."""
+
+    @property
+    def estimated(self) -> Usage:
+        """The reserved estimate as usage: the charge when the proxy reports nothing."""
+        estimate = self.estimate
+        return Usage(
+            prompt_tokens=estimate.input_tokens_total,
+            completion_tokens=estimate.sequences * estimate.output_tokens,
+            source="counted",
+        )
+
+    def charge(self, usage: Usage) -> int:
+        """In the entitlement's tokens."""
+        return charge_tokens(
+            self.served.admission.profile,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
+        )
 
 
 def facts_of(request: AuthorizeBody) -> BodyFacts:
@@ -157,100 +215,18 @@ def usage_of(report: UsageReport, open_lease: ExternalLease) -> Usage | None:
         cached_tokens=min(report.cached_tokens, prompt),
     )
     window_tokens = open_lease.served.routing.pools[open_lease.lease.pool].window_tokens
-    if believed(usage, open_lease.estimate, window_tokens) is not usage:
-        raise _impossible(usage, open_lease, window_tokens)
-    return usage
-
-
-def _impossible(usage: Usage, open_lease: ExternalLease, window_tokens: int) -> BadRequest:
     estimate = open_lease.estimate
+    if believed(usage, estimate, window_tokens) is usage:
+        return usage
     if not usage.prompt_tokens:
-        return invalid("prompt_tokens", "no engine serves a request without a prompt.")
+        raise invalid("prompt_tokens", "no engine serves a request without a prompt.")
     cap = estimate.cap_tokens
     if cap is not None and usage.completion_tokens > cap * estimate.sequences:
-        return invalid("completion_tokens", f"the request allows {cap * estimate.sequences}.")
-    field = "prompt_tokens" if usage.prompt_tokens > window_tokens else "completion_tokens"
-    return invalid(
-        field,
+        raise invalid("completion_tokens", f"the request allows {cap * estimate.sequences}.")
+    raise invalid(
+        "prompt_tokens" if usage.prompt_tokens > window_tokens else "completion_tokens",
         f"prompt and completion together are more than the pool's window and twice the estimate "
         f"allow ({window_tokens} tokens a sequence).",
-    )
-
-
-def estimated_usage(open_lease: ExternalLease) -> Usage:
-    """The reserved estimate as usage: the charge when the proxy reports nothing."""
-    estimate = open_lease.estimate
-    return Usage(
-        prompt_tokens=estimate.input_tokens_total,
-        completion_tokens=estimate.sequences * estimate.output_tokens,
-        source="counted",
-    )
-
-
-def lesson_of(
-    report: UsageReport, usage: Usage | None, open_lease: ExternalLease
-) -> Observation | None:
-    """What a trusted report teaches; None if nothing. `usage` is what the report was read as.
-
-    The same counts as an engine's: prompts only as the proxy counted them, and no length of an
-    answer that failed. An answer that was cancelled, or as long as allowed, was cut.
-    """
-    if usage is None or report.status == "failed":
-        return None
-    estimate = open_lease.estimate
-    cap = defaulted_cap(open_lease.served.routing, estimate, open_lease.lease.pool)
-    cap = estimate.cap_tokens if cap is None else cap
-    full = cap is not None and usage.completion_tokens >= cap * estimate.sequences
-    return Observation(
-        endpoint=CHAT.name,
-        tenant=open_lease.principal.tenant,
-        measure=facts_of(open_lease.request).measure,
-        prompt_tokens=report.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        sequences=estimate.sequences,
-        output_censored=full or report.status == "cancelled",
-    )
-
-
-def with_time_held(
-    open_lease: ExternalLease, usage: Usage | None, held_s: float
-) -> tuple[Usage | None, int]:
-    """Usage raised to the tokens its slots could have produced while held, and the tokens added.
-
-    The proxy reports usage itself, so without this minimum it could hold slots for free.
-    """
-    price_tokens = int(
-        held_s * open_lease.served.admission.slot_tokens_per_s * open_lease.estimate.sequences
-    )
-    used_tokens = 0 if usage is None else charge_of(open_lease, usage)
-    missing_tokens = price_tokens - used_tokens
-    if missing_tokens <= 0:
-        return usage, 0
-    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
-    completion_tokens = usage.completion_tokens + missing_tokens
-    return msgspec.structs.replace(usage, completion_tokens=completion_tokens), missing_tokens
-
-
-def nano_held(open_lease: ExternalLease, held_s: float) -> float:
-    """What its slots cost while they were held, where the pool's workers have a price.
-
-    In nano-units of the currency; one slot of the pool for each sequence.
-    """
-    lease = open_lease.lease
-    pool = open_lease.served.fleet.pools[lease.pool]
-    if pool.slot_clock is None:
-        return 0.0
-    slot_s = lease.sequences * held_s
-    return pool.slot_clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)
-
-
-def charge_of(open_lease: ExternalLease, usage: Usage) -> int:
-    """In the entitlement's tokens."""
-    return charge_tokens(
-        open_lease.served.admission.profile,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.cached_tokens,
     )
 
 
@@ -261,91 +237,445 @@ _OUTCOMES: dict[Ending, tuple[str, int]] = {
     "expired": ("expired", 504),
     "evicted": ("evicted", 429),
 }
+_pack: Final = msgspec.msgpack.Encoder().encode
+_authorize: Final = msgspec.json.Decoder(AuthorizeBody).decode
+_usage: Final = msgspec.json.Decoder(UsageReport).decode
+_B = TypeVar("_B", bound=msgspec.Struct)
 
 
-def refused_record(
-    principal: Principal,
-    request: AuthorizeBody,
-    key: str | None,
-    served: ModelRuntime | None,
-    estimate: LengthEstimate | None,
-    refusal: Refusal,
-    lease_id: str,
-    unix_s: float,
-) -> DecisionRecord:
-    """A request that was not admitted."""
-    return DecisionRecord(
-        schema=DECISION_SCHEMA,
-        time_unix_s=unix_s,
-        request_id=request.request_id or lease_id,
-        endpoint="admission",
-        outcome="refused",
-        status=refusal.status,
-        model=None if served is None else served.name,
-        asked_model=request.model,
-        tenant=principal.tenant,
-        entitlement=principal.entitlement or None,
-        key=key,
-        reason=refusal.reason,
-        retry_after_s=refusal.retry_after_s,
-        figures=refusal.figures,
-        estimate=EstimateSection(total_tokens=None if estimate is None else estimate.fit_tokens),
-        admission=AdmissionSection(lease_id=lease_id),
-    )
+class AdmissionService:
+    """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
 
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelRuntime],
+        store: LeaseStore,
+        metrics: Metrics,
+        records: RecordSink,
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        draining: Callable[[], bool] = lambda: False,
+        replicas: Callable[[str], int] = lambda _: 1,
+    ) -> None:
+        """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds.
 
-def settled_record(
-    open_lease: ExternalLease,
-    settled: Settled,
-    cost_nano: int | None,
-    duration_s: float,
-    unix_s: float,
-) -> DecisionRecord:
-    """A lease that ended; `cost_nano` as its settlement counted it."""
-    lease, estimate, served = open_lease.lease, open_lease.estimate, open_lease.served
-    outcome, status = _OUTCOMES[settled.status]
-    source = "counted" if settled.status in ("expired", "evicted") else "proxy"
-    return DecisionRecord(
-        schema=DECISION_SCHEMA,
-        time_unix_s=open_lease.received_unix_s,
-        request_id=open_lease.request.request_id or lease.id,
-        endpoint="admission",
-        outcome=outcome,
-        status=status,
-        model=served.name,
-        asked_model=open_lease.request.model,
-        tenant=open_lease.principal.tenant,
-        entitlement=open_lease.principal.entitlement,
-        key=open_lease.key,
-        pool=served.fleet.pools[lease.pool].name,
-        request=RequestSection(text_bytes=open_lease.request.text_bytes),
-        estimate=EstimateSection(
-            category=estimate.category,
-            input_tokens=estimate.input_tokens_total,
-            output_tokens=estimate.output_tokens,
-            total_tokens=estimate.fit_tokens,
-            cap_tokens=estimate.cap_tokens,
-            sequences=estimate.sequences,
-        ),
-        admission=AdmissionSection(
+        `replicas` gives the number of gateways that share a model, this one included.
+        """
+        self._models = models
+        self._store = store
+        self._metrics = metrics
+        self._records = records
+        self._new_id = new_id
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._draining = draining
+        self._replicas = replicas
+        self._tasks = BackgroundTasks()
+        self.arrival: Awaitable[None] | None = None
+        """Of the last settlement: awaited before a proxy hears that its lease ended."""
+        self._held: dict[str, ExternalLease] = {}
+        self._taken: Counter[object] = Counter()
+        """Leases held or being requested, of all (None) and by tenant; and by (model, pool)
+        their sequences beyond reserved baselines."""
+        self._settled: OrderedDict[str, tuple[str, Settled]] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """Number of leases that wait for a usage report."""
+        return len(self._held)
+
+    async def admit(
+        self,
+        principal: Principal,
+        request: AuthorizeBody,
+        *,
+        key: str | None = None,
+        entitlement: str | None = None,
+    ) -> AuthorizeAnswer:
+        """Take a lease and hold it. Raises the same Refusals as the data plane.
+
+        `key` names the key that the proxy presented, `entitlement` the one that it asks for; None
+        for the key's first.
+        """
+        lease_id = self._new_id()
+        now_s, unix_s = self._clock(), self._wall_clock()
+        record = DecisionRecord(
+            schema=DECISION_SCHEMA,
+            time_unix_s=unix_s,
+            request_id=request.request_id or lease_id,
+            endpoint="admission",
+            outcome="refused",
+            status=0,
+            asked_model=request.model,
+            tenant=principal.tenant,
+            key=key,
+        )
+        served: ModelRuntime | None = None
+        estimate: LengthEstimate | None = None
+        lease: Lease | None = None
+        if self._draining():
+            raise shutting_down()
+        tenant = principal.tenant
+        if self._taken[None] >= MAX_HELD:
+            raise Unavailable(
+                "This gateway holds as many leases as it can. Report usage when a request ends.",
+                reason="too_many_leases",
+                retry_after_s=5.0,
+            )
+        what = f"The tenant '{tenant}' holds {MAX_HELD_EACH} leases whose usage was not reported."
+        self._take(tenant, 1, MAX_HELD_EACH, what)
+        self._taken[None] += 1
+        try:
+            served = stage_plan.find_model(self._models, request.model)
+            principal = entitled(
+                principal,
+                served.name,
+                unix_s,
+                entitlement,
+                adapter=served.adapter(request.model),
+            )
+            estimate = stage_plan.estimate(served, CHAT, facts_of(request), principal)
+            plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
+            asked = await stage_plan.admit(self._store, served, principal, lease_id, estimate, plan)
+            slots_of = self._take_slots(served, asked)
+            lease = asked
+        except Refusal as refusal:
+            total_tokens = None if estimate is None else estimate.fit_tokens
+            record = replace(
+                record,
+                status=refusal.status,
+                model=None if served is None else served.name,
+                entitlement=principal.entitlement or None,
+                reason=refusal.reason,
+                retry_after_s=refusal.retry_after_s,
+                figures=refusal.figures,
+                estimate=EstimateSection(total_tokens=total_tokens),
+                admission=AdmissionSection(lease_id=lease_id),
+            )
+            count(self._metrics, record, estimate, served, None)
+            self._records.append(record)
+            raise
+        finally:
+            if lease is None:
+                self._free_place(tenant)
+        pool = served.fleet.pools[lease.pool].name
+        self._held[lease_id] = ExternalLease(
+            lease=lease,
+            served=served,
+            principal=principal,
+            slots_of=slots_of,
+            estimate=estimate,
+            request=request,
+            received_s=now_s,
+            record=replace(
+                record,
+                model=served.name,
+                entitlement=principal.entitlement,
+                pool=pool,
+                request=RequestSection(text_bytes=request.text_bytes),
+                estimate=EstimateSection(
+                    category=estimate.category,
+                    input_tokens=estimate.input_tokens_total,
+                    output_tokens=estimate.output_tokens,
+                    total_tokens=estimate.fit_tokens,
+                    cap_tokens=estimate.cap_tokens,
+                    sequences=estimate.sequences,
+                ),
+            ),
+        )
+        cap = defaulted_cap(served.routing, estimate, lease.pool)
+        return AuthorizeAnswer(
             lease_id=lease.id,
+            pool=pool,
             spilled=lease.spilled,
-            admitted_unix_s=open_lease.received_unix_s,
-            settled_unix_s=unix_s,
+            weight=lease.weight,
             reserved_tokens=lease.cost_tokens,
             reserved_kv_bytes=lease.kv_bytes,
-            priority=lease.weight,
-            contended=lease.contended,
+            max_tokens=request.max_tokens if cap is None else cap,
+            expires_in_s=request.lease_s,
             would_deny=lease.would_deny or None,
-            evicted=settled.status == "evicted",
-            charge_tokens=settled.charge_tokens,
-        ),
-        usage=UsageSection(
-            prompt_tokens=settled.prompt_tokens,
-            completion_tokens=settled.completion_tokens,
-            cached_tokens=settled.cached_tokens,
-            source=None if settled.charge_tokens is None else source,
-            cost_nano=cost_nano,
-        ),
-        timing=TimingSection(duration_s=duration_s),
-    )
+            limits=lease.limits,
+        )
+
+    def _take_slots(self, served: ModelRuntime, lease: Lease) -> str:
+        """Count slots against the pool's share for other proxies; if full, settle and refuse.
+
+        Returns the pool that they count in; "" where the lease is within a baseline, or admission
+        is not enforced.
+        """
+        if lease.weight <= 0 or lease.protected or served.admission.observe:
+            return ""
+        pool = served.fleet.pools[lease.pool]
+        slots = sum(pool.present) * pool.slots_per_worker
+        share = served.admission.held_share / self._replicas(served.name)
+        most = max(1, int(slots * share))
+        what = f"Leases of other proxies hold as many slots of this pool as they may ({most})."
+        try:
+            self._take((lease.model, pool.name), lease.sequences, most, what)
+        except Refusal:
+            self._store.settle(
+                lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
+            )
+            raise
+        return pool.name
+
+    def _take(self, of: object, count: int, most: int, what: str) -> None:
+        """Take places of a tenant or a pool. Raises RateLimited, which says `what` is taken."""
+        if self._taken[of] + count > most:
+            raise RateLimited(
+                f"{what} Report usage when a request ends.",
+                reason="too_many_leases",
+                code="rate_limit_exceeded",
+                retry_after_s=5.0,
+            )
+        self._taken[of] += count
+
+    def _free_place(self, tenant: str) -> None:
+        self._taken[None] -= 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+
+    def evict(self, lease_id: str) -> None:
+        """End a lease that must give way; ignores leases that are not held here."""
+        if (open_lease := self._held.get(lease_id)) is not None:
+            self._end(open_lease, "evicted", open_lease.estimated)
+
+    def settle(self, report: UsageReport, tenant: str, trusted: bool) -> Settled:  # noqa: FBT001
+        """Charge the reported usage and release the lease; an ended lease returns its settlement.
+
+        `trusted`: whether the tenant's report may teach its estimates.
+        Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
+        BadRequest for impossible usage (see `usage_of`).
+        """
+        known = self._settled.get(report.lease_id)
+        if known is not None and known[0] == tenant:
+            return known[1]
+        open_lease = self._held.get(report.lease_id)
+        if open_lease is None or open_lease.principal.tenant != tenant:
+            raise NotFound(
+                f"No lease '{report.lease_id}' is held for this key. Report to the gateway that "
+                "gave it.",
+                reason="lease_not_found",
+                param="lease_id",
+            )
+        usage = usage_of(report, open_lease)
+        settled = self._end(open_lease, report.status, usage, report.latency_s)
+        if not (trusted and open_lease.principal.trusted_usage):
+            return settled
+        # The same counts as an engine's: prompts only as the proxy counted them, and no length of
+        # an answer that failed. An answer that was cancelled, or as long as allowed, was cut.
+        if usage is not None and report.status != "failed":
+            served, estimate = open_lease.served, open_lease.estimate
+            cap = defaulted_cap(served.routing, estimate, open_lease.lease.pool)
+            cap = estimate.cap_tokens if cap is None else cap
+            full = cap is not None and usage.completion_tokens >= cap * estimate.sequences
+            served.estimator.learn(
+                Observation(
+                    endpoint=CHAT.name,
+                    tenant=tenant,
+                    measure=facts_of(open_lease.request).measure,
+                    prompt_tokens=report.prompt_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    sequences=estimate.sequences,
+                    output_censored=full or report.status == "cancelled",
+                )
+            )
+        return settled
+
+    def sweep(self) -> None:
+        """End expired leases and charge their estimates."""
+        now_s = self._clock()
+        for open_lease in [
+            held for held in self._held.values() if held.received_s + held.request.lease_s <= now_s
+        ]:
+            self._end(open_lease, "expired", open_lease.estimated)
+
+    def start(self) -> None:
+        """Start sweeping; call within the running loop."""
+
+        async def sweeping() -> None:
+            while True:
+                await asyncio.sleep(SWEEP_S)
+                self.sweep()
+
+        self._tasks.start(sweeping())
+
+    async def close(self) -> None:
+        """Stop and expire every lease, because no report can reach this process any more."""
+        await self._tasks.close()
+        for open_lease in list(self._held.values()):
+            self._end(open_lease, "expired", open_lease.estimated)
+
+    def _end(
+        self,
+        open_lease: ExternalLease,
+        ending: Ending,
+        usage: Usage | None,
+        latency_s: float | None = None,
+    ) -> Settled:
+        """Settle a lease. There is no await here, so a lease cannot end twice.
+
+        `latency_s` is the proxy's own, for the log; charges go by the time that the lease was held.
+        """
+        lease, served = open_lease.lease, open_lease.served
+        del self._held[lease.id]
+        self._free_place(open_lease.principal.tenant)
+        if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
+            self._taken[lease.model, open_lease.slots_of] -= lease.sequences
+        held_s, unix_s = self._clock() - open_lease.received_s, self._wall_clock()
+        # The proxy reports usage itself: without this minimum it could hold slots for free.
+        sequences = open_lease.estimate.sequences
+        least_tokens = int(held_s * served.admission.slot_tokens_per_s * sequences)
+        held_tokens = max(0, least_tokens - (open_lease.charge(usage) if usage else 0))
+        if held_tokens:
+            usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
+            usage = replace(usage, completion_tokens=usage.completion_tokens + held_tokens)
+        pool, cost, charge = served.fleet.pools[lease.pool], None, None
+        if usage is not None:
+            slot_nano = 0.0
+            if pool.slot_clock is not None:  # one slot of the pool for each sequence
+                slot_s = lease.sequences * held_s
+                slot_nano = pool.slot_clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)
+            cost, charge = cost_of(served, usage, slot_nano), open_lease.charge(usage)
+        self.arrival = self._store.settle(
+            lease,
+            Settlement(
+                usage=usage,
+                dispatched=True,  # as far as anybody here knows
+                unix_s=unix_s,
+                money=money_of(lease, cost),
+            ),
+            heard=True,
+        )
+        source = "counted" if ending in ("expired", "evicted") else "proxy"
+        used = NO_USAGE
+        if usage is not None:
+            used = replace(usage_section(usage, cost), source=source)
+        settled = Settled(
+            lease_id=lease.id,
+            status=ending,
+            charge_tokens=charge,
+            prompt_tokens=used.prompt_tokens,
+            completion_tokens=used.completion_tokens,
+            cached_tokens=used.cached_tokens,
+            held_tokens=held_tokens,
+        )
+        self._settled[lease.id] = (open_lease.principal.tenant, settled)
+        if len(self._settled) > RETAINED_SETTLED:
+            self._settled.popitem(last=False)
+        outcome, status = _OUTCOMES[ending]
+        began = open_lease.record
+        record = replace(
+            began,
+            outcome=outcome,
+            status=status,
+            admission=AdmissionSection(
+                lease_id=lease.id,
+                spilled=lease.spilled,
+                admitted_unix_s=began.time_unix_s,
+                settled_unix_s=unix_s,
+                reserved_tokens=lease.cost_tokens,
+                reserved_kv_bytes=lease.kv_bytes,
+                priority=lease.weight,
+                contended=lease.contended,
+                would_deny=lease.would_deny or None,
+                evicted=ending == "evicted",
+                charge_tokens=charge,
+            ),
+            usage=used,
+            timing=TimingSection(duration_s=held_s if latency_s is None else latency_s),
+        )
+        count(self._metrics, record, open_lease.estimate, served, lease)
+        self._records.append(record)
+        return settled
+
+
+def admission_router(
+    service: AdmissionService, authenticate: Authenticate, peers: ReplicaCalls
+) -> APIRouter:
+    """The two routes over a service; `peers` are other replicas that serve the same proxy."""
+    app = APIRouter()
+    peers.on("usage", partial(settled_here, service.settle))
+
+    @app.post("/admission/authorize")
+    async def authorize(request: Request) -> Response:
+        """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
+        head = read_head(request.scope["headers"])
+        principal = await authenticate(head)
+        found = await service.admit(
+            principal,
+            await _read(request, _authorize),
+            key=key_name(principal, head.key_digest),
+            entitlement=head.entitlement,
+        )
+        headers = () if found.limits is None else pairs_of(limit_lines(found.limits).encode())
+        return _answer(found, {name.decode(): value.decode() for name, value in headers})
+
+    @app.post("/admission/usage")
+    async def usage(request: Request) -> Response:
+        """Report what the request used, which settles its lease once."""
+        principal = await authenticate(read_head(request.scope["headers"]))
+        report = await _read(request, _usage)
+        settled = await settle_anywhere(
+            peers, service.settle, report, principal.tenant, trusted=principal.trusted_usage
+        )
+        arrival, service.arrival = service.arrival, None
+        if arrival is not None:
+            await arrival
+        return _answer(settled)
+
+    return app
+
+
+def _answer(content: msgspec.Struct, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)
+
+
+async def _read(request: Request, decode: Callable[[bytes], _B]) -> _B:
+    """The decoded body. Raises BadRequest, TooLarge."""
+    refusal = TooLarge(f"The request body is larger than {MAX_BODY_BYTES} bytes.")
+    body = await read_within(request, MAX_BODY_BYTES, refusal)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise undecodable(error) from None
+
+
+# -- reports to another replica than the one that holds the lease
+
+Settle = Callable[[UsageReport, str, bool], Settled]
+"""Settles a lease by a report of a tenant; the last says whether it may teach estimates."""
+_Why = tuple[str, str, str | None, str | None]
+"""Message, reason, code and param of a refused report."""
+_reported: Final = msgspec.msgpack.Decoder(tuple[UsageReport, str, bool]).decode
+_settlement: Final = msgspec.msgpack.Decoder(tuple[Settled | None, _Why | None]).decode
+
+
+def settled_here(settle: Settle, asked: bytes) -> bytes | None:
+    """Settle a lease that this replica holds, for usage reported to another."""
+    try:
+        return _pack((settle(*_reported(asked)), None))
+    except NotFound:
+        return None
+    except BadRequest as error:
+        return _pack((None, (error.message, error.reason, error.code, error.param)))
+
+
+async def settle_anywhere(
+    peers: ReplicaCalls, settle: Settle, report: UsageReport, tenant: str, *, trusted: bool
+) -> Settled:
+    """Settle a lease on the replica that holds it. Raises NotFound, BadRequest, Unavailable."""
+    try:
+        return settle(report, tenant, trusted)
+    except NotFound as unknown:
+        asked = _pack((report, tenant, trusted))
+        for settled, why in understood(_settlement, await peers.search("usage", asked)):
+            if settled is not None:
+                return settled
+            if why is not None:
+                message, reason, code, param = why
+                raise BadRequest(message, reason=reason, code=code, param=param) from None
+        raise unknown from None

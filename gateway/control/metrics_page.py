@@ -8,6 +8,7 @@ all lines of a histogram, is of one moment.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ BY_POOL: Final = ("model", "pool")
 
 Labels = tuple[str, ...]
 Rows = Iterable[tuple[Labels, Any]]
+_Gauges = Sequence[tuple[str, str, Callable[..., float | None]]]
 
 
 class PoolSnapshot(Record, frozen=True, kw_only=True):
@@ -91,55 +93,121 @@ def gauge(name: str, text: str, labels: Labels, rows: Rows) -> Family:
     return Family(f"sluice_{name}", text, labels, [row for row in rows if row[1] is not None])
 
 
+@dataclass(frozen=True)
 class MetricsPage:
     """The /metrics page of one process."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        models: Sequence[ModelRuntime],
-        leases: Callable[[], int],
-        clock: Callable[[], float],
-        store_up: Callable[[], bool] = lambda: True,
-        token_pools: Callable[[], Iterable[PoolSnapshot]] = tuple,
-        store_counts: Callable[[], StoreCounts] = StoreCounts,
-        replicas: Callable[[], int] = lambda: 1,
-        sources: Callable[[], Iterable[SourceReport]] = tuple,
-        reload: Callable[[], ReloadStatus] = ReloadStatus,
-        tls: Callable[[], TlsStatus | None] = lambda: None,
-        token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple,
-    ) -> None:
-        """`leases` returns the number of active leases; `clock` is the fleet's."""
-        self._metrics = metrics
-        self._models = models
-        self._leases = leases
-        self._clock = clock
-        self._store_up = store_up
-        self._token_pools = token_pools
-        self._store_counts = store_counts
-        self._replicas = replicas
-        self._sources = sources
-        self._reload = reload
-        self._tls = tls
-        self._token_keys = token_keys
+    metrics: Metrics
+    models: Sequence[ModelRuntime]
+    leases: Callable[[], int]
+    """Number of active leases."""
+    clock: Callable[[], float]
+    """The fleet's."""
+    store_up: Callable[[], bool] = lambda: True
+    token_pools: Callable[[], Iterable[PoolSnapshot]] = tuple
+    store_counts: Callable[[], StoreCounts] = StoreCounts
+    replicas: Callable[[], int] = lambda: 1
+    sources: Callable[[], Iterable[SourceReport]] = tuple
+    reload: Callable[[], ReloadStatus] = ReloadStatus
+    tls: Callable[[], TlsStatus | None] = lambda: None
+    token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple
 
     def collect(self) -> Iterator[Family]:
         """All families."""
-        yield from map(counted, self._metrics.families())
-        models = tuple(self._models)  # a reload may change them while the page is written
-        yield from _of_models(models)
-        yield from _of_workers(models, self._clock())
-        yield from _of_token_pools(list(self._token_pools()))
-        counts, sources, tls, reload = (
-            self._store_counts(),
-            list(self._sources()),
-            self._tls(),
-            self._reload(),
+        yield from map(counted, self.metrics.families())
+        models = tuple(self.models)  # a reload may change them while the page is written
+        now_s, token_pools, sources = self.clock(), list(self.token_pools()), list(self.sources())
+        pools = [
+            ((m.name, pool.name), (m, i, pool))
+            for m in models
+            for i, pool in enumerate(m.fleet.pools)
+        ]
+
+        def workers() -> Rows:
+            for names, (_, _, pool) in pools:
+                sound = set(fleet.available(pool, now_s))
+                for i, worker in members.present(pool):
+                    yield (*names, worker), (pool, i, i in sound)
+
+        of_models = [((m.name,), (m,)) for m in models]
+        of_token_pools = [((m.model, name), (pool,)) for m in token_pools for name, pool in m.pools]
+        of_accounts = [((m.model, each.name), (each,)) for m in token_pools for each in m.accounts]
+        of_sources = [((each.model, each.pool, each.source), (each,)) for each in sources]
+        for labels, rows, gauges in (
+            (("model",), lambda: of_models, _BY_MODEL),
+            (BY_POOL, lambda: pools, _BY_POOL),
+            ((*BY_POOL, "worker"), workers, _BY_WORKER),
+            (BY_POOL, lambda: of_token_pools, _BY_TOKEN_POOL),
+            (("model", "entitlement"), lambda: of_accounts, _BY_ACCOUNT),
+            ((*BY_POOL, "source"), lambda: of_sources, _BY_SOURCE),
+        ):
+            for name, text, read in gauges:
+                yield gauge(name, text, labels, [(names, read(*of)) for names, of in rows()])
+        yield gauge(
+            "queue_depth",
+            "Requests that wait in the gateway for a worker.",
+            (*BY_POOL, "band"),
+            [
+                ((*names, band), waiting)
+                for names, (m, i, _) in pools
+                for band, waiting in zip(
+                    PRIORITY_CLASS_NAMES, m.scheduling.schedulers[i].waiting, strict=True
+                )
+            ],
         )
-        yield gauge("leases", "Leases by state.", ("state",), [(("active",), self._leases())])
+        yield Family(
+            "sluice_preemptions",
+            "Sequences that engines lost their memory for, as they say.",
+            BY_POOL,
+            [
+                (names, m.fleet.telemetry[i].preemptions)
+                for names, (m, i, _) in pools
+                if i < len(m.fleet.telemetry)
+            ],
+            "counter",
+        )
+        yield gauge(
+            "bytes_per_token",
+            "Learned ratio.",
+            ("model", "category"),
+            [
+                ((m.name, category), state["mean"])
+                for m in models
+                for category, state in m.estimator.snapshot()["categories"].items()
+            ],
+        )
+        yield Family(
+            "sluice_usage_ignored",
+            "Parts of usage reports that taught nothing.",
+            ("model", "reason"),
+            [((m.name, why), times) for m in models for why, times in m.estimator.ignored.items()],
+            "counter",
+        )
+        yield gauge(
+            "lora_workers",
+            "Workers in the rotation that have the LoRA adapter.",
+            ("model", "adapter"),
+            [
+                ((m.name, name), m.adapters.ready(name, m.fleet.pools, now_s))
+                for m in models
+                for name in m.adapters.names[:MAX_SHOWN]
+            ],
+        )
+        yield gauge("leases", "Leases by state.", ("state",), [(("active",), self.leases())])
+        yield gauge(
+            "jwt_keys_age_seconds",
+            "Time since an issuer's keys were last read.",
+            ("issuer",),
+            [((issuer,), age_s) for issuer, age_s in self.token_keys()],
+        )
+        yield from self._of_process()
+
+    def _of_process(self) -> Iterator[Family]:
+        """Single figures: the store, the replicas, the configuration, the certificate."""
+        counts, tls, reload = self.store_counts(), self.tls(), self.reload()
         for name, text, value in (
-            ("store_up", "1 when the state store answers.", int(self._store_up())),
-            ("replicas", "Live replicas, this one included.", self._replicas()),
+            ("store_up", "1 when the state store answers.", int(self.store_up())),
+            ("replicas", "Live replicas, this one included.", self.replicas()),
             (
                 "config_last_reload_successful",
                 "1 when the configuration file, as last read, is in force.",
@@ -168,21 +236,10 @@ class MetricsPage:
             ("dropped", "Settlements and the like given up: too many waited.", counts.dropped),
         ):
             yield Family(f"sluice_store_{name}", text, (), [((), times)], "counter")
-        for name, text, read in (
-            ("up", "1 while a source of engines answers.", lambda s: int(not s.failing)),
-            ("engines", "Engines in a source's last set.", lambda s: s.engines),
-        ):
-            rows = [((s.model, s.pool, s.source), read(s)) for s in sources]
-            yield gauge(f"discovery_{name}", text, (*BY_POOL, "source"), rows)
-        yield gauge(
-            "jwt_keys_age_seconds",
-            "Time since an issuer's keys were last read.",
-            ("issuer",),
-            [((issuer,), age_s) for issuer, age_s in self._token_keys()],
-        )
 
 
-_BY_MODEL: Final[Sequence[tuple[str, str, Callable[[ModelRuntime], float | None]]]] = (
+# Gauges: (name, help, what it reads of the row's subject).
+_BY_MODEL: Final[_Gauges] = (
     (
         "gamma",
         "Totals up to gamma x boundary may be compressed.",
@@ -199,150 +256,61 @@ _BY_MODEL: Final[Sequence[tuple[str, str, Callable[[ModelRuntime], float | None]
         lambda m: None if m.watch is None or m.watch.drift is None else m.watch.drift.distance,
     ),
 )
-_BY_POOL: Final[Sequence[tuple[str, str, Callable[[ModelRuntime, int], float | None]]]] = (
-    ("pool_inflight", "Sequences holding a lease.", lambda m, i: m.fleet.pools[i].inflight),
+_BY_POOL: Final[_Gauges] = (
+    ("pool_inflight", "Sequences holding a lease.", lambda _m, _i, pool: pool.inflight),
     (
         "boundary_tokens",
         "Totals up to this belong to the pool.",
-        lambda m, i: m.routing.pools[i].boundary_tokens,
+        lambda m, i, _: m.routing.pools[i].boundary_tokens,
     ),
     (
         "pool_beyond_window_tokens",
         "Most tokens served in one sequence beyond the configured window; 0: none.",
-        lambda m, i: m.fleet.pools[i].beyond_window_tokens,
+        lambda _m, _i, pool: pool.beyond_window_tokens,
     ),
     (
         "boundary_error_ratio",
         "Preempted, rescued and overrun requests of all, where boundaries move.",
-        lambda m, i: None if m.watch is None or i >= len(m.watch.shares) else m.watch.shares[i],
+        lambda m, i, _: None if m.watch is None or i >= len(m.watch.shares) else m.watch.shares[i],
     ),
     (
         "predictor_coverage",
         "Share of recent prefills within their predicted quantile.",
-        lambda m, i: m.scheduling.schedulers[i].coverage,
+        lambda m, i, _: m.scheduling.schedulers[i].coverage,
     ),
 )
-
-
-def _of_models(models: Sequence[ModelRuntime]) -> Iterator[Family]:
-    """Estimators, compression, boundaries, queues, adapters."""
-    for name, text, of_model in _BY_MODEL:
-        yield gauge(name, text, ("model",), [((m.name,), of_model(m)) for m in models])
-    pools = [(m, i, (m.name, pool.name)) for m in models for i, pool in enumerate(m.fleet.pools)]
-    for name, text, of_pool in _BY_POOL:
-        yield gauge(name, text, BY_POOL, [(names, of_pool(m, i)) for m, i, names in pools])
-    yield gauge(
-        "queue_depth",
-        "Requests that wait in the gateway for a worker.",
-        (*BY_POOL, "band"),
-        [
-            ((*names, band), waiting)
-            for m, i, names in pools
-            for band, waiting in zip(
-                PRIORITY_CLASS_NAMES, m.scheduling.schedulers[i].waiting, strict=True
-            )
-        ],
-    )
-    yield Family(
-        "sluice_preemptions",
-        "Sequences that engines lost their memory for, as they say.",
-        BY_POOL,
-        [
-            (names, m.fleet.telemetry[i].preemptions)
-            for m, i, names in pools
-            if i < len(m.fleet.telemetry)
-        ],
-        "counter",
-    )
-    yield gauge(
-        "bytes_per_token",
-        "Learned ratio.",
-        ("model", "category"),
-        [
-            ((m.name, category), state["mean"])
-            for m in models
-            for category, state in m.estimator.snapshot()["categories"].items()
-        ],
-    )
-    yield Family(
-        "sluice_usage_ignored",
-        "Parts of usage reports that taught nothing.",
-        ("model", "reason"),
-        [((m.name, why), times) for m in models for why, times in m.estimator.ignored.items()],
-        "counter",
-    )
-
-
-def _of_workers(models: Sequence[ModelRuntime], now_s: float) -> Iterator[Family]:
-    """A row a worker, and how many of them have an adapter."""
-    yield gauge(
-        "worker_up",
-        "1 when in the rotation.",
-        (*BY_POOL, "worker"),
-        [
-            ((m.name, pool.name, worker), float(i in sound))
-            for m in models
-            for pool in m.fleet.pools
-            for sound in [set(fleet.available(pool, now_s))]
-            for i, worker in members.present(pool)
-        ],
-    )
-    yield gauge(
-        "worker_inflight",
-        "Sequences at a worker.",
-        (*BY_POOL, "worker"),
-        [
-            ((m.name, pool.name, worker), pool.active[i])
-            for m in models
-            for pool in m.fleet.pools
-            for i, worker in members.present(pool)
-        ],
-    )
-    yield gauge(
-        "lora_workers",
-        "Workers in the rotation that have the LoRA adapter.",
-        ("model", "adapter"),
-        [
-            ((m.name, name), m.adapters.ready(name, m.fleet.pools, now_s))
-            for m in models
-            for name in m.adapters.names[:MAX_SHOWN]
-        ],
-    )
-
-
-_BY_TOKEN_POOL: Final[Sequence[tuple[str, str, Callable[[PoolView], float]]]] = (
-    ("slots", "Sequences its ready workers run at once.", lambda pool: pool.slots),
-    ("leased", "Sequences with a lease, of all gateways.", lambda pool: pool.inflight),
-    ("kv_bytes", "KV cache reserved.", lambda pool: pool.kv_bytes),
-    ("kv_capacity_bytes", "KV cache of its ready workers.", lambda pool: pool.kv_capacity_bytes),
-    ("desired_replicas", "Workers that demand asks for.", lambda pool: pool.desired_replicas),
+_BY_WORKER: Final[_Gauges] = (
+    ("worker_up", "1 when in the rotation.", lambda _pool, _i, sound: float(sound)),
+    ("worker_inflight", "Sequences at a worker.", lambda pool, i, _: pool.active[i]),
+)
+_BY_TOKEN_POOL: Final[_Gauges] = (
+    ("pool_slots", "Sequences its ready workers run at once.", lambda pool: pool.slots),
+    ("pool_leased", "Sequences with a lease, of all gateways.", lambda pool: pool.inflight),
+    ("pool_kv_bytes", "KV cache reserved.", lambda pool: pool.kv_bytes),
+    (
+        "pool_kv_capacity_bytes",
+        "KV cache of its ready workers.",
+        lambda pool: pool.kv_capacity_bytes,
+    ),
+    ("pool_desired_replicas", "Workers that demand asks for.", lambda pool: pool.desired_replicas),
 )
 _CLAIMS: Final = frozenset({"bound", "pending", "degraded"})
 """States in which an entitlement claims capacity; suspended and expired ones do not."""
-_BY_ACCOUNT: Final[Sequence[tuple[str, str, Callable[[AccountView], float | None]]]] = (
-    ("inflight", "Sequences with a lease.", lambda account: sum(account.inflight)),
+_BY_ACCOUNT: Final[_Gauges] = (
+    ("entitlement_inflight", "Sequences with a lease.", lambda account: sum(account.inflight)),
     (
-        "bound",
+        "entitlement_bound",
         "1 with its capacity, 0 without.",
         lambda account: int(account.state == "bound") if account.state in _CLAIMS else None,
     ),
-    ("debt", "Service debt.", lambda account: account.debt),
-    ("burst", "Burst intensity.", lambda account: account.burst),
-    ("priority", "Weight under contention.", lambda account: account.weight),
+    ("entitlement_debt", "Service debt.", lambda account: account.debt),
+    ("entitlement_burst", "Burst intensity.", lambda account: account.burst),
+    ("entitlement_priority", "Weight under contention.", lambda account: account.weight),
 )
-
-
-def _of_token_pools(figures: Sequence[PoolSnapshot]) -> Iterator[Family]:
-    """Managed models: their pools and entitlements."""
-    pools = [((m.model, name), pool) for m in figures for name, pool in m.pools]
-    for name, text, of_pool in _BY_TOKEN_POOL:
-        yield gauge(
-            f"pool_{name}", text, BY_POOL, [(names, of_pool(pool)) for names, pool in pools]
-        )
-    accounts = [((m.model, account.name), account) for m in figures for account in m.accounts]
-    for name, text, of_account in _BY_ACCOUNT:
-        rows = [(names, of_account(account)) for names, account in accounts]
-        yield gauge(f"entitlement_{name}", text, ("model", "entitlement"), rows)
+_BY_SOURCE: Final[_Gauges] = (
+    ("discovery_up", "1 while a source of engines answers.", lambda of: int(not of.failing)),
+    ("discovery_engines", "Engines in a source's last set.", lambda of: of.engines),
+)
 
 
 def counted(family: Counter | Histogram) -> Family:
@@ -363,22 +331,20 @@ class _Page(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Each family when its turn comes."""
-        return map(_metric, self._families)
-
-
-def _metric(family: Family) -> Metric:
-    if family.bounds:
-        histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
-        bounds = [*map(repr, family.bounds), "+Inf"]
-        for values, row in family.rows:
-            buckets = list(zip(bounds, accumulate(row[:-1]), strict=True))
-            histogram.add_metric(values, buckets, row[-1])
-        return histogram
-    metric = Metric(family.name, family.help, family.type)
-    shown = family.name + ("_total" if family.type == "counter" else "")
-    for values, value in family.rows:
-        metric.add_sample(shown, dict(zip(family.labels, values, strict=True)), value)
-    return metric
+        for family in self._families:
+            if family.bounds:
+                histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+                bounds = [*map(repr, family.bounds), "+Inf"]
+                for values, row in family.rows:
+                    buckets = list(zip(bounds, accumulate(row[:-1]), strict=True))
+                    histogram.add_metric(values, buckets, row[-1])
+                yield histogram
+                continue
+            metric = Metric(family.name, family.help, family.type)
+            shown = family.name + ("_total" if family.type == "counter" else "")
+            for values, value in family.rows:
+                metric.add_sample(shown, dict(zip(family.labels, values, strict=True)), value)
+            yield metric
 
 
 def text_of(families: Iterable[Family]) -> bytes:

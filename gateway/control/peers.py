@@ -16,9 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.control.external_admission import Settled, UsageReport
 from gateway.control.surface import Control
-from gateway.errors import BadRequest, NotFound
 from gateway.fleet.fleet import PoolState
 from gateway.metrics import Metrics
 from gateway.payload.head import MAX_REQUEST_ID
@@ -43,7 +41,6 @@ def understood(decode: Callable[[bytes], _T], answers: Sequence[bytes]) -> Itera
 def answer_peers(
     control: Control,
     *,
-    settle: "Settle",
     reload: Callable[[], None],
     own_decision: Callable[[str, str], bytes | None],
 ) -> None:
@@ -58,7 +55,6 @@ def answer_peers(
     on("audit", lambda asked: _json(control.registry.audit(int(asked))))
     on("load", lambda _: _pack(_own_load(control)))
     on("reload", lambda _: reload())
-    on("usage", lambda asked: _settled(settle, asked))
     for topic in COUNTED:
         on(topic, partial(_counted, control.metrics, topic))
 
@@ -228,40 +224,3 @@ async def load_at(peers: ReplicaCalls, worker: str) -> int:
         for name, active in zip(load.ids, load.active, strict=False)
         if worker in (name, name.partition("#")[0])
     )
-
-
-# -- usage that another proxy reports
-
-Settle = Callable[[UsageReport, str, bool], Settled]
-"""Settles a lease by a report of a tenant; the last says whether it may teach estimates."""
-_Why = tuple[str, str, str | None, str | None]
-"""Message, reason, code and param of a refused report."""
-_reported: Final = msgspec.msgpack.Decoder(tuple[UsageReport, str, bool]).decode
-_settlement: Final = msgspec.msgpack.Decoder(tuple[Settled | None, _Why | None]).decode
-
-
-def _settled(settle: Settle, asked: bytes) -> bytes | None:
-    """Settle a lease that this replica holds, for usage reported to another."""
-    try:
-        return _pack((settle(*_reported(asked)), None))
-    except NotFound:
-        return None
-    except BadRequest as error:
-        return _pack((None, (error.message, error.reason, error.code, error.param)))
-
-
-async def settle_anywhere(
-    peers: ReplicaCalls, settle: Settle, report: UsageReport, tenant: str, *, trusted: bool
-) -> Settled:
-    """Settle a lease on the replica that holds it. Raises NotFound, BadRequest, Unavailable."""
-    try:
-        return settle(report, tenant, trusted)
-    except NotFound as unknown:
-        asked = _pack((report, tenant, trusted))
-        for settled, why in understood(_settlement, await peers.search("usage", asked)):
-            if settled is not None:
-                return settled
-            if why is not None:
-                message, reason, code, param = why
-                raise BadRequest(message, reason=reason, code=code, param=param) from None
-        raise unknown from None

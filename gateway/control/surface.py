@@ -1,7 +1,7 @@
 """The control plane's dependencies, provided by the composition root, and how it reads bodies."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
@@ -51,26 +51,6 @@ class NewWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return f"NewWorker({self.model}/{self.pool})"  # neither its key nor its URL's
 
 
-class WorkerService(Protocol):
-    """Workers at run time, as the admin routes use them. All methods raise Refusal."""
-
-    def add(self, asked: NewWorker) -> str:
-        """Add an engine; returns its id. Idempotent."""
-
-    def remove(self, worker: str) -> int:
-        """Have an engine drain and go; returns the number of its pools."""
-
-
-class ReloadService(Protocol):
-    """Reloads the configuration. Both methods raise Refusal; then nothing changed."""
-
-    async def reload(self) -> Sequence[msgspec.Struct]:
-        """Read the file and apply it; returns what changed, as `Change` of the settings."""
-
-    async def compare(self, text: str) -> msgspec.Struct:
-        """What a file with this text would change, as `Comparison` of the settings."""
-
-
 class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane's dependencies."""
 
@@ -89,8 +69,14 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     registry: EntitlementAdmin
     tenants: TenantAdmin
     budgets: BudgetService
-    workers: WorkerService
-    reload: ReloadService
+    add_worker: Callable[[NewWorker], str]
+    """Add an engine; returns its id. Idempotent. Raises Refusal."""
+    remove_worker: Callable[[str], int]
+    """Have an engine drain and go; returns the number of its pools."""
+    reload: Callable[[], Awaitable[Sequence[msgspec.Struct]]]
+    """Read the file and apply it; returns what changed. Raises Refusal; then nothing changed."""
+    compare: Callable[[str], Awaitable[msgspec.Struct]]
+    """What a file with this text would change. Raises Refusal."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]
     """`TokenPools.view`; called for managed models only."""
     managed: Callable[[str], bool]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.app import control_app
-from gateway.control.external_admission_service import AdmissionService, admission_router
+from gateway.control.external_admission import AdmissionService, admission_router
 from gateway.control.management_port import Management
 from gateway.control.metrics_page import MetricsPage
 from gateway.control.peers import answer_peers
@@ -229,8 +229,10 @@ class Gateway:
             peers=self.replicas.peers,
             management_port=port if port_apart else 0,
             drain=self.replicas.drain,
-            workers=self.workers,
-            reload=self.reloading,
+            add_worker=self.workers.add,
+            remove_worker=self.workers.remove,
+            reload=self.reloading.reload,
+            compare=self.reloading.compare,
             registry=self.pools.entitlements,
             tenants=self.pools.tenants,
             budgets=self.pools.budgets,
@@ -259,7 +261,6 @@ class Gateway:
         )
         answer_peers(
             surface,
-            settle=self.admission_service.settle,
             reload=self.reloading.hang_up,
             own_decision=partial(own_decision, self.ring),
         )

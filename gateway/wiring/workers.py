@@ -15,7 +15,7 @@ from gateway.settings.worker import WorkerConfig, is_source
 
 
 class Workers:
-    """The WorkerService of the admin routes."""
+    """Workers at run time, as the admin routes change them."""
 
     def __init__(self, config: Config, models: Sequence[ModelRuntime], rotation: Rotation) -> None:
         self.config = config

@@ -57,7 +57,8 @@ class Bench:
         control = control_of(
             models=(self.served,),
             drain=self.drain,
-            workers=self.service,
+            add_worker=self.service.add,
+            remove_worker=self.service.remove,
             peers=self.peer,
             clock=lambda: 0.0,
         )

@@ -9,10 +9,14 @@ import pytest
 
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import TokenPool
-from gateway.control import external_admission_service as service
+from gateway.control import external_admission as service
 from gateway.control.app import control_app
-from gateway.control.external_admission import AuthorizeBody, facts_of
-from gateway.control.external_admission_service import AdmissionService, admission_router
+from gateway.control.external_admission import (
+    AdmissionService,
+    AuthorizeBody,
+    admission_router,
+    facts_of,
+)
 from gateway.control.surface import MAX_BODY_BYTES
 from gateway.errors import Forbidden
 from gateway.fleet.fleet import SlotClock

@@ -1,21 +1,26 @@
 """What the control plane asks other replicas, over peers that answer at once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.control.external_admission import Settled, UsageReport
-from gateway.control.peers import (
+from gateway.control.external_admission import (
     Settle,
+    Settled,
+    UsageReport,
+    settle_anywhere,
+    settled_here,
+)
+from gateway.control.peers import (
     add_load,
     answer_peers,
     attainment,
     counts,
     find_decision,
     newest,
-    settle_anywhere,
 )
 from gateway.errors import BadRequest, NotFound
 from gateway.metrics import Metrics
@@ -68,7 +73,8 @@ def others(
     """Other replicas with these dependencies."""
     peers = Others(count, odd=odd)
     control = control_of(peers=peers, **fields)
-    answer_peers(control, settle=settle, reload=unasked, own_decision=own_decision)
+    peers.on("usage", partial(settled_here, settle))
+    answer_peers(control, reload=unasked, own_decision=own_decision)
     return peers
 
 
