@@ -11,12 +11,12 @@ from msgspec.structs import fields
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.estimate.estimator import LengthEstimator
-from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import (
+    NO_PREFIX,
     ModelAdmission,
     ModelFleet,
     ModelRuntime,
-    ModelScheduling,
+    Pool,
 )
 from gateway.payload.body import read_body
 from gateway.payload.head import read_head
@@ -31,8 +31,6 @@ from gateway.records.record import Record
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing import PoolShape, Routing
-from gateway.scheduling.baselines import LeastLoaded
-from gateway.scheduling.scheduler import NO_PREFIX
 from gateway.store.memory_leases import MemoryLeases
 
 SHORT, LONG = 0, 1
@@ -124,17 +122,15 @@ def served_model(
         for shape, count in zip(table.pools, workers, strict=True)
     ]
     pools = tuple(
-        PoolState(shape.name, tuple(known), slots)
+        Pool(shape.name, [address(w, host=f"{name}-{w}") for w in known], slots)
         for shape, known in zip(table.pools, ids, strict=True)
     )
     return ModelRuntime(
         name=name,
         routing=table,
         estimator=LengthEstimator(),
-        scheduling=ModelScheduling(schedulers=tuple(map(LeastLoaded, pools))),
         fleet=ModelFleet(
             pools=pools,
-            workers=tuple([address(w, host=f"{name}-{w}") for w in known] for known in ids),
             health=HealthRules(eject_after=eject_after),
             response_affinity=ResponseAffinity(),
             max_attempts=max_attempts,
@@ -144,7 +140,16 @@ def served_model(
 
 
 def changed(model: ModelRuntime, **values: Any) -> ModelRuntime:
-    """The model with other values; a field is changed in the part that has it."""
+    """The model with other values; a field is changed in the part that has it.
+
+    What pools own is given by pool, and changed there.
+    """
+    if "prefixes" in values:
+        values["indexed"] = True
+    pools = values.get("pools", model.fleet.pools)
+    for name in ("scheduler", "predictor", "prefixes", "addresses"):
+        for pool, value in zip(pools, values.pop(name, ()), strict=False):
+            setattr(pool, name, list(value) if name == "addresses" else value)
     own = {name: value for name, value in values.items() if name in _fields(model)}
     for part in ("fleet", "admission", "scheduling"):
         before = getattr(model, part)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, ModelScheduling
-from gateway.records.attempt import HealthRules
+from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, Pool
+from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.replicas.notes import SchedulerNotes
 from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing import PoolShape, Routing
@@ -86,6 +86,13 @@ def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
     index = gateway.prefixes
     if not (prefixes and isinstance(index, PrefixIndex)):
         index = PrefixIndex(len(gateway.pool.workers))  # nobody asks it
+    addresses = [
+        WorkerAddress(id=worker, scheme="http", host=worker, port=1)
+        for worker in gateway.pool.workers
+    ]
+    pool = Pool("pool", addresses, gateway.pool.slots_per_worker)
+    pool.scheduler, pool.predictor, pool.prefixes = gateway.scheduler, gateway.predictor, index
+    pool.gossip = gateway.prefix_gossip
     return ModelRuntime(
         name="m",
         routing=Routing(
@@ -95,18 +102,11 @@ def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
         ),
         estimator=LengthEstimator(),
         fleet=ModelFleet(
-            pools=(gateway.pool,),
-            workers=([],),
+            pools=(pool,),
             health=HealthRules(),
             response_affinity=ResponseAffinity(),
         ),
         admission=ModelAdmission(spill_queue=0),
-        scheduling=ModelScheduling(
-            schedulers=(gateway.scheduler,),
-            predictors=() if gateway.predictor is None else (gateway.predictor,),
-            prefixes=(index,),
-            prefix_gossip=(gateway.prefix_gossip,),
-        ),
     )
 
 

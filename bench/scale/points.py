@@ -95,7 +95,7 @@ def workers(size: Size) -> Figures:
         found[f"bind_{name}_us"] = cpu.quantile_us("bind", share)
     found["tick_us"] = quantile(loaded.ticks_us, 0.5)
     found["tick_most_us"] = max(loaded.ticks_us, default=0.0)
-    found["entries"] = sum(map(len, filter(None, loaded.served.scheduling.prefixes)))
+    found["entries"] = 0 if loaded.pool.prefixes is None else len(loaded.pool.prefixes)
     page = MetricsPage(loaded.metrics, [loaded.served], lambda: 0, loaded.clock)
     text, found["page_ms"], found["page_hold_ms"] = watched(lambda: write(page.collect()))
     found["page_bytes"] = len(text)

@@ -26,7 +26,7 @@ from bench.scale.traffic import (
     token_pool_of,
 )
 from gateway.fleet import fleet
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime, Prefix
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
 from gateway.pipeline import bind, dispatch, plan, settlement
@@ -44,7 +44,7 @@ from gateway.records.endpoint import CHAT
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt, RequestHead
-from gateway.scheduling.scheduler import Job, Prefix
+from gateway.scheduling.scheduler import Job
 from gateway.store.memory_leases import MemoryLeases
 from gateway.tenancy import keyring
 
@@ -139,7 +139,7 @@ class Loaded:
     def _serve(self, size: Size) -> None:
         self.served = fleet_of(size.policy, size.workers)
         self.pool = self.served.fleet.pools[0]
-        self.scheduler = self.served.scheduling.schedulers[0]
+        self.scheduler = self.pool.scheduler
 
     def clock(self) -> float:
         """The time it is there."""
@@ -226,7 +226,7 @@ class Loaded:
         answer_lines(attempts)
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
         if attempts.entry is not None:
-            attempts.entry.enter(0, job)
+            attempts.entry.enter(self.pool, job)
         self.cpu.add("call", begin_ns, clock_ns())
         attempts.sent_s = self.now_s
         expected = None if attempts.entry is None else attempts.entry.expected

@@ -151,7 +151,7 @@ class MetricsPage:
                 ((*names, band), waiting)
                 for names, (m, i, _) in pools
                 for band, waiting in zip(
-                    PRIORITY_CLASS_NAMES, m.scheduling.schedulers[i].waiting, strict=True
+                    PRIORITY_CLASS_NAMES, m.fleet.pools[i].scheduler.waiting, strict=True
                 )
             ],
         )
@@ -160,9 +160,9 @@ class MetricsPage:
             "Sequences that engines lost their memory for, as they say.",
             BY_POOL,
             [
-                (names, m.fleet.telemetry[i].preemptions)
+                (names, m.fleet.pools[i].view.preemptions)
                 for names, (m, i, _) in pools
-                if i < len(m.fleet.telemetry)
+                if m.fleet.reads_metrics
             ],
             "counter",
         )
@@ -276,7 +276,7 @@ _BY_POOL: Final[_Gauges] = (
     (
         "predictor_coverage",
         "Share of recent prefills within their predicted quantile.",
-        lambda m, i, _: m.scheduling.schedulers[i].coverage,
+        lambda m, i, _: m.fleet.pools[i].scheduler.coverage,
     ),
 )
 _BY_WORKER: Final[_Gauges] = (

@@ -68,10 +68,10 @@ def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
             "pool": pool["name"],
             "workers": len(pool["workers"]),
             "ready": sum(worker["in_rotation"] for worker in pool["workers"]),
-            "queue": list(scheduler.waiting),
-            "coverage": scheduler.coverage,
+            "queue": list(state.scheduler.waiting),
+            "coverage": state.scheduler.coverage,
         }
-        for pool, scheduler in zip(described["pools"], served.scheduling.schedulers, strict=True)
+        for pool, state in zip(described["pools"], served.fleet.pools, strict=True)
     ]
 
 
@@ -80,16 +80,14 @@ _STATE_ORDER: Final = ("down", "ejected", "draining", "up")
 
 def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]:
     """One row a worker, with its engine's own figures where those are read."""
-    views, predictors = served.fleet.telemetry, served.scheduling.predictors
     rows = []
-    for index, pool in enumerate(described["pools"]):
-        view = views[index] if views else None
-        predictor = predictors[index] if predictors else None
+    for pool, state in zip(described["pools"], served.fleet.pools, strict=True):
+        view, predictor = state.view, state.predictor
         # Workers may have left since they were described.
-        places = {name: place for place, name in members.present(served.fleet.pools[index])}
+        places = {name: place for place, name in members.present(state)}
         for worker in pool["workers"]:
             at, sample = places.get(worker["id"]), None
-            if view is not None and at is not None and now_s - view.stamped_s[at] <= STALE_S:
+            if at is not None and now_s - view.stamped_s[at] <= STALE_S:
                 sample = view.samples[at]
             rows.append(
                 {

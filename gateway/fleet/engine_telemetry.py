@@ -10,7 +10,6 @@ Rules:
 
 from typing import Final
 
-from gateway.fleet.fleet import PoolState
 from gateway.records.record import Record
 
 STALE_S: Final = 5.0
@@ -113,14 +112,6 @@ def kv_usage(
     if now_s - view.stamped_s[worker] > stale_s:
         return None
     return view.samples[worker].kv_usage
-
-
-def held_tokens(
-    pool: PoolState, view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
-) -> float | None:
-    """Tokens in a worker's KV cache; None if stale or unknown."""
-    usage, most = kv_usage(view, worker, now_s, stale_s), pool.kv_tokens.get(worker, 0)
-    return usage * most if usage is not None and most else None
 
 
 def _restarted(before: EngineSample, now: EngineSample) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from gateway.fleet.engine_telemetry import STALE_S, TelemetryView, kv_usage
 from gateway.fleet.progress import Progress
 from gateway.records.attempt import HealthRules
 
@@ -148,12 +149,13 @@ class PoolState:
         "total_elsewhere",
         "total_tokens",
         "vacated_s",
+        "view",
         "warm_credit",
         "warming",
         "workers",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one statement a field
         self,
         name: str,
         workers: Sequence[str],
@@ -197,6 +199,8 @@ class PoolState:
         change anything."""
         self.kv_tokens: dict[int, int] = {}
         """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
+        self.view = TelemetryView(n)
+        """What its engines' pages said last, where they are read."""
         self.reports_cached: set[int] = set()
         """Workers that have told cached tokens: of them silence means none."""
         self.draining = [False] * n
@@ -296,6 +300,14 @@ def heard(pool: PoolState, worker: int, sequences: float) -> None:
     others = max(0, int(sequences) - pool.active[worker])
     pool.total_elsewhere += others - pool.elsewhere[worker]
     pool.elsewhere[worker] = others
+
+
+def held_tokens(
+    pool: PoolState, worker: int, now_s: float, stale_s: float = STALE_S
+) -> float | None:
+    """Tokens in a worker's KV cache; None if stale or unknown."""
+    usage, most = kv_usage(pool.view, worker, now_s, stale_s), pool.kv_tokens.get(worker, 0)
+    return usage * most if usage is not None and most else None
 
 
 def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:

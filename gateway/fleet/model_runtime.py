@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from gateway.estimate.estimator import LengthEstimator
-from gateway.fleet import engine_telemetry, fleet, members
-from gateway.fleet.engine_telemetry import TelemetryView
+from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.lora_adapters import Adapters
 from gateway.fleet.progress import DECODE_TOKENS_PER_S
@@ -17,9 +16,10 @@ from gateway.records.usage import TokenPrice
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.conversations import Conversations, ResponseAffinity
 from gateway.routing.routing import CompressionRules, Routing
+from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.scheduler import Job, Scheduler
+from gateway.scheduling.scheduler import Job, Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 
 MEMORY: Final = 500
@@ -40,19 +40,118 @@ class QueueRules:
     timeout_s: float = 60.0
 
 
+class Pool(PoolState):
+    """A pool as it is served: the state of its workers, and all that serves and learns of them.
+
+    A reload may give it another scheduler; what it learned stays with it.
+    """
+
+    __slots__ = (
+        "addresses",
+        "follows_prefixes",
+        "gossip",
+        "parts",
+        "predictor",
+        "prefixes",
+        "queued",
+        "scheduler",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        addresses: Sequence[WorkerAddress],
+        slots_per_worker: int,
+        engines: Sequence[Sequence[int]] = (),
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
+        """As of `PoolState`."""
+        ids = [address.id for address in addresses]
+        super().__init__(name, ids, slots_per_worker, engines, may_be_empty=may_be_empty)
+        self.addresses = list(addresses)
+        """Of its workers, by place."""
+        self.scheduler: Scheduler = LeastLoaded(self)
+        self.queued: dict[Job, Scheduler] = {}
+        """Jobs whose requests wait here, in order of arrival, and where."""
+        self.predictor: PrefillPredictor | None = None
+        """None where nobody predicts."""
+        self.prefixes: PrefixIndex | None = None
+        """None where its scheduler looks at none, nor a shadow."""
+        self.follows_prefixes = True
+        """Whether `prefixes` bind requests; else they only serve a shadow's predictions."""
+        self.gossip = PrefixGossip()
+        """What the other replicas are told of `prefixes`."""
+        self.parts: Mapping[tuple[Hashable, ...], Any] = {}
+        """These parts by what they are made from, as of `ModelRuntime.parts`."""
+
+    def join(
+        self, addresses: Sequence[WorkerAddress], now_s: float, *, up: bool = False
+    ) -> tuple[int, ...]:
+        """Add an engine, with an address for each rank; returns their places.
+
+        It starts with the pool's learned speed, no prefixes, and in slow start if others serve.
+        """
+        ranks = members.join(self, [address.id for address in addresses], now_s, up=up)
+        for rank, address in zip(ranks, addresses, strict=True):
+            if rank == len(self.addresses):
+                self.addresses.append(address)
+            self.addresses[rank] = address
+            if self.predictor is not None:
+                self.predictor.join(rank)
+            if self.prefixes is not None:
+                self.prefixes.joined(rank)
+            self.scheduler.joined(rank)
+        return ranks
+
+    def finished(self, workers: Collection[int]) -> Iterator[int]:
+        """Those of leaving workers whose engines serve nothing and for which nothing waits."""
+        awaited = {job.worker for job in self.queued} if workers else set[int]()
+        for worker in workers:
+            if members.finished(self, worker) and awaited.isdisjoint(self.engine_of[worker].ranks):
+                yield worker
+
+
+class Prefix(NamedTuple):
+    """A prompt's prefixes, and the pools to look them up in.
+
+    Only pools that need it are looked up: an index is large and misses the processor's caches.
+    """
+
+    points: Points = ()
+    """Empty where no prefix index is kept."""
+    pools: Sequence[Pool] = ()
+    tokens_per_byte: float = 1.0
+    """The prompt's tokens divided by its length in bytes."""
+
+    def match(self, pool: int) -> Match:
+        """The pool's workers that hold a prefix of this prompt."""
+        index = self.pools[pool].prefixes
+        return () if index is None else index.match(self.points, self.tokens_per_byte)
+
+    def hits(self) -> list[int]:
+        """The longest expected hit of each pool's workers, in tokens; 0 where not followed."""
+        matches = [
+            self.match(place) if pool.follows_prefixes else ()
+            for place, pool in enumerate(self.pools)
+        ]
+        return [match[0][0] if match else 0 for match in matches]
+
+
+NO_PREFIX: Final = Prefix()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFleet:
     """A model's pools and workers, and how they are called."""
 
-    pools: tuple[PoolState, ...]
-    workers: tuple[list[WorkerAddress], ...]
-    """By pool, in the order of `pools[i].workers`."""
+    pools: tuple[Pool, ...]
     health: HealthRules
     response_affinity: ResponseAffinity
     timeouts: PhaseTimeouts = field(default_factory=PhaseTimeouts)
     max_attempts: int = 3
-    telemetry: tuple[TelemetryView, ...] = ()
-    """By pool, where engines' own figures are read; else nothing."""
+    reads_metrics: bool = False
+    """Whether engines' own figures are read."""
 
     def stored_at(self, response_id: str | None) -> tuple[int, int] | None:
         """(pool, worker) of a stored response; None if that is unknown or the pool is gone."""
@@ -87,22 +186,11 @@ class ModelAdmission:
 class ModelScheduling:
     """Which worker takes a request of a model, and when."""
 
-    schedulers: tuple[Scheduler, ...] = ()
-    """By pool."""
     queue: QueueRules = field(default_factory=QueueRules)
-    queued: dict[Job, Scheduler] = field(default_factory=dict)
-    """Jobs whose requests wait here, in order of arrival, and where."""
     waiting_for_workers: dict[Any, Sequence[PoolState]] = field(default_factory=dict)
     """Futures of requests that wait for a first worker, in order of arrival, and their pools."""
-    predictors: tuple[PrefillPredictor | None, ...] = ()
-    """By pool; None where nobody predicts."""
-    prefixes: tuple[PrefixIndex | None, ...] = ()
-    """By pool; None where its scheduler looks at none, and nothing at all where none does."""
-    follows_prefixes: tuple[bool, ...] = ()
-    """By pool, whether `prefixes` bind requests; elsewhere they only serve a shadow's predictions.
-    Nothing at all: wherever there are any."""
-    prefix_gossip: tuple[PrefixGossip | None, ...] = ()
-    """By pool, what the other replicas are told of prefixes; with `prefixes`."""
+    indexed: bool = False
+    """Whether any pool has an index of prefixes."""
     salted: bool = False
     """Whether tenants' prefix caches are kept apart."""
     engine_priority: Literal["none", "vllm", "sglang"] = "none"
@@ -134,7 +222,7 @@ class ModelCompression:
 class ModelRuntime:
     """What the stages need to know of a model, by purpose.
 
-    All stages hold this object; a reload changes its fields one by one, each at once.
+    Requests keep the one that they began with; after a reload another has its pools.
     """
 
     name: str
@@ -192,57 +280,13 @@ def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> in
     return hits
 
 
-def join(
-    served: ModelRuntime,
-    pool: int,
-    addresses: Sequence[WorkerAddress],
-    now_s: float,
-    *,
-    up: bool = False,
-) -> tuple[int, ...]:
-    """Add an engine, with an address for each rank; returns their places.
-
-    It starts with the pool's learned speed, no prefixes, and in slow start if others serve.
-    """
-    state, known = served.fleet.pools[pool], served.fleet.workers[pool]
-    ranks = members.join(state, [address.id for address in addresses], now_s, up=up)
-    scheduling = served.scheduling
-    for rank, address in zip(ranks, addresses, strict=True):
-        if rank == len(known):
-            known.append(address)
-        known[rank] = address
-        if served.fleet.telemetry:
-            engine_telemetry.join(served.fleet.telemetry[pool], rank)
-        if scheduling.predictors and (predictor := scheduling.predictors[pool]) is not None:
-            predictor.join(rank)
-        if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
-            prefixes.joined(rank)
-        scheduling.schedulers[pool].joined(rank)
-    return ranks
-
-
-def finished(served: ModelRuntime, pool: int, workers: Collection[int]) -> Iterator[int]:
-    """Those of leaving workers whose engines serve nothing and for which nothing waits."""
-    if not workers:
-        return
-    state, scheduling = served.fleet.pools[pool], served.scheduling
-    scheduler = scheduling.schedulers[pool]
-    awaited = {job.worker for job, where in scheduling.queued.items() if where is scheduler}
-    for worker in workers:
-        if members.finished(state, worker) and awaited.isdisjoint(state.engine_of[worker].ranks):
-            yield worker
-
-
-def vacate(served: ModelRuntime, pool: int, workers: Collection[int], now_s: float) -> None:
+def vacate(served: ModelRuntime, pool: Pool, workers: Collection[int], now_s: float) -> None:
     """Remove workers' engines that have `finished`, with all that is known of them."""
-    state, scheduling = served.fleet.pools[pool], served.scheduling
-    ranks = {rank for worker in workers for rank in state.engine_of[worker].ranks}
+    ranks = {rank for worker in workers for rank in pool.engine_of[worker].ranks}
     for worker in workers:
-        members.vacate(state, worker, now_s)
-    served.fleet.response_affinity.left(state.name, ranks)
+        members.vacate(pool, worker, now_s)
+    served.fleet.response_affinity.left(pool.name, ranks)
     for rank in ranks:
-        if served.fleet.telemetry:
-            engine_telemetry.forget(served.fleet.telemetry[pool], rank)
-        if scheduling.prefixes and (prefixes := scheduling.prefixes[pool]) is not None:
-            prefixes.left(rank)
-        served.adapters.forget(state, rank)
+        if pool.prefixes is not None:
+            pool.prefixes.left(rank)
+        served.adapters.forget(pool, rank)

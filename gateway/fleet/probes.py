@@ -36,8 +36,7 @@ from gateway.fleet.engine_metrics import (
 )
 from gateway.fleet.engine_pages import NOT_HAD, Counted, EnginePages
 from gateway.fleet.engine_telemetry import STALE_S, EngineSample, record
-from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.ports import Upstream
 from gateway.records.attempt import WorkerAddress
 from gateway.records.endpoint import matches
@@ -64,10 +63,8 @@ _SHOWN: Final = 5
 _log = logging.getLogger("sluice.probes")
 _telemetry_log = logging.getLogger("sluice.telemetry")
 
-OnFrozen = Callable[[ModelRuntime, int, int], None]
+OnFrozen = Callable[[ModelRuntime, Pool, int], None]
 """Called with (model, pool, worker) of a frozen engine, which gives no token to any client."""
-_Which = tuple[ModelRuntime, int, int]
-"""Model, pool, the first worker of an engine."""
 
 
 class _Known:
@@ -110,36 +107,29 @@ class Prober:
         self._pages = EnginePages(upstream, timeout_s)
         self._background = BackgroundTasks()
         self._watch = LoopWatch()
-        self._known: dict[tuple[PoolState, int], _Known] = {}
+        self._known: dict[tuple[Pool, int], _Known] = {}
         """By pool and the engine's first worker."""
         self._told: set[tuple[str, str]] = set()
         """(model, what): of which a line in the log told; once for a model."""
-        self._served: dict[PoolState, tuple[ModelRuntime, int]] = {}
-        """Pool -> the model that has it now, and its place there."""
-        self.follow(models)
+        self._served: dict[Pool, ModelRuntime] = {}
+        """Pool -> the model that has it now."""
+        for served in models:
+            self.follow(served, served.fleet.pools)
 
-    def follow(self, models: Iterable[ModelRuntime]) -> None:
-        """Poll the pools' engines for these models from now on."""
-        self._served |= {
-            state: (served, pool)
-            for served in models
-            for pool, state in enumerate(served.fleet.pools)
-        }
+    def follow(self, served: ModelRuntime, pools: Iterable[Pool]) -> None:
+        """Poll these pools' engines for this model from now on."""
+        self._served |= dict.fromkeys(pools, served)
 
     async def start(self) -> None:
         """Probe every engine once, then continue in the background."""
         self._watch.start()
-        engines = [
-            (served, pool, engine.ranks[0])
-            for state, (served, pool) in self._served.items()
-            for engine in state.engines
-        ]
+        engines = [(pool, e.ranks[0]) for pool in self._served for e in pool.engines]
         await self.look(engines)
-        for number, which in enumerate(engines):
-            self.watch(*which, delay_s=self._interval_s * (1 + number / len(engines)))
+        for number, (pool, worker) in enumerate(engines):
+            self.watch(pool, worker, delay_s=self._interval_s * (1 + number / len(engines)))
 
-    async def look(self, engines: Sequence[_Which]) -> None:
-        """Probe these engines once, PROBE_BATCH at a time."""
+    async def look(self, engines: Sequence[tuple[Pool, int]]) -> None:
+        """Probe these engines, by pool and first worker, once, PROBE_BATCH at a time."""
         left = iter(engines)
 
         async def some() -> None:
@@ -153,22 +143,21 @@ class Prober:
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._pages.limit(timeout_s)
 
-    def watch(self, served: ModelRuntime, pool: int, worker: int, delay_s: float = 0.0) -> None:
+    def watch(self, pool: Pool, worker: int, delay_s: float = 0.0) -> None:
         """Probe a new engine in `delay_s` seconds, and poll it from then on."""
-        state = served.fleet.pools[pool]
         at_s = asyncio.get_running_loop().time() + delay_s
-        self._background.start(self._run(state, worker, at_s), key=(state, worker))
+        self._background.start(self._run(pool, worker, at_s), key=(pool, worker))
 
-    def leave(self, pool: PoolState, worker: int) -> None:
+    def leave(self, pool: Pool, worker: int) -> None:
         """Stop polling an engine; what is known of it stays."""
         self._background.end((pool, worker))
 
-    def forget(self, pool: PoolState, worker: int) -> None:
+    def forget(self, pool: Pool, worker: int) -> None:
         """Stop polling an engine that is gone, and forget what is known of it."""
         self.leave(pool, worker)
         self._known.pop((pool, worker), None)
 
-    def drop(self, pool: PoolState) -> None:
+    def drop(self, pool: Pool) -> None:
         """Forget a pool that is gone, with its engines."""
         for engine in pool.engines:
             self.forget(pool, engine.ranks[0])
@@ -181,82 +170,77 @@ class Prober:
     @property
     def page_interval_s(self) -> float:
         """Seconds between two metrics pages of an engine that responds, by their number."""
-        pages = sum(len(p.engines) for p, (m, _) in self._served.items() if m.fleet.telemetry)
+        pages = sum(len(p.engines) for p, m in self._served.items() if m.fleet.reads_metrics)
         return max(PAGES_EVERY_S, min(pages / MAX_PAGES_PER_S, MAX_INTERVAL_S))
 
-    async def _run(self, state: PoolState, worker: int, probe_at_s: float) -> None:
+    async def _run(self, pool: Pool, worker: int, probe_at_s: float) -> None:
         """Probe an engine at that time of the loop and every interval after it; read its pages."""
         loop = asyncio.get_running_loop()
         pause_s = self.page_interval_s
         # Spread over the first interval, so that the pages do not arrive all at once.
         read_at_s = loop.time() + random.uniform(0, pause_s)
         while True:
-            reads = self._served[state][0].fleet.telemetry and read_at_s < probe_at_s
+            reads = self._served[pool].fleet.reads_metrics and read_at_s < probe_at_s
             await asyncio.sleep((read_at_s if reads else probe_at_s) - loop.time())
-            served, pool = self._served[state]
             if not reads:
-                await self._safely(self.probe, served, pool, worker)
+                await self._safely(self.probe, pool, worker)
                 # A fixed schedule keeps engines spread; a probe that overruns skips its next turn.
                 overrun_s = max(0.0, loop.time() - probe_at_s)
                 probe_at_s += self._interval_s * (1 + floor(overrun_s / self._interval_s))
                 continue
             # Who missed the last probe is not asked: its page would delay the next one.
-            asked = not state.engine_of[worker].why_down
-            if asked and await self._safely(self.read, served, pool, worker):
+            asked = not pool.engine_of[worker].why_down
+            if asked and await self._safely(self.read, pool, worker):
                 pause_s = self.page_interval_s
             else:
-                for rank in state.engine_of[worker].ranks:
-                    fleet.heard(state, rank, 0)
+                for rank in pool.engine_of[worker].ranks:
+                    fleet.heard(pool, rank, 0)
                 pause_s = max(min(2 * pause_s, _MAX_PAUSE_S) if asked else 0, self.page_interval_s)
             read_at_s = loop.time() + pause_s * random.uniform(1 - JITTER, 1 + JITTER)
 
     async def _safely(
-        self,
-        work: Callable[[ModelRuntime, int, int], Awaitable[bool]],
-        served: ModelRuntime,
-        pool: int,
-        worker: int,
+        self, work: Callable[[Pool, int], Awaitable[bool]], pool: Pool, worker: int
     ) -> bool:
         try:
-            return await work(served, pool, worker)
+            return await work(pool, worker)
         except Exception:  # noqa: BLE001 - a defect must end neither the polls nor the start
-            _log.exception("probing worker %s failed", served.fleet.workers[pool][worker].id)
+            _log.exception("probing worker %s failed", pool.addresses[worker].id)
             return False
 
-    async def probe(self, served: ModelRuntime, pool: int, worker: int) -> bool:
+    async def probe(self, pool: Pool, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
-        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        known = self._known.setdefault((state, worker), _Known())
+        address, served = pool.addresses[worker], self._served[pool]
+        known = self._known.setdefault((pool, worker), _Known())
         late_s = self._watch.late_s
         refused, unfit = False, False
         try:
-            why, unfit = await self._ails(served, pool, worker, known)
+            why, unfit = await self._ails(pool, worker, known)
         except NOT_HAD as error:
             # Compiled code sets no cause.
             refused = isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
             why = self._reason_of(error, address, late_s)
             if not why:
-                return state.engine_of[worker].up
-        answers = state.engine_of[worker].progress.look(self._clock(), self._watch.late_s)
+                return pool.engine_of[worker].up
+        answers = pool.engine_of[worker].progress.look(self._clock(), self._watch.late_s)
         if why:
             known.models_read_s = -inf
         # `RotationLog` tells what a verdict changes.
         if unfit:
-            fleet.unfit(state, worker, why)
+            fleet.unfit(pool, worker, why)
         elif not why:
-            fleet.probed(state, worker, ok=True)
+            fleet.probed(pool, worker, ok=True)
         elif refused and not answers:
-            fleet.unreachable(state, worker, why)
+            fleet.unreachable(pool, worker, why)
         else:
-            fleet.missed(state, worker, why, answers=answers)
-            if state.engine_of[worker].up:
-                place = f"{served.name}/{state.name}"
+            fleet.missed(pool, worker, why, answers=answers)
+            if pool.engine_of[worker].up:
+                place = f"{served.name}/{pool.name}"
                 _log.info("worker %s of %s missed a probe: %s", address.id, place, why)
-        await self._look_for_frost(served, pool, worker, known)
-        if not state.engine_of[worker].up:
+        await self._look_for_frost(pool, worker, known)
+        if not pool.engine_of[worker].up:
             known.kv_read = False  # it may come back with another capacity
         elif not why and not known.kv_read:
-            await self._read_kv(served, pool, worker, known)
+            await self._read_kv(pool, worker, known)
         return not why
 
     def _reason_of(self, error: Exception, address: WorkerAddress, late_s: float) -> str:
@@ -274,15 +258,13 @@ class Prober:
             return "it refuses connections"
         return f"a probe failed: {error}"
 
-    async def _ails(
-        self, served: ModelRuntime, pool: int, worker: int, known: _Known
-    ) -> tuple[str, bool]:
+    async def _ails(self, pool: Pool, worker: int, known: _Known) -> tuple[str, bool]:
         """Why an engine cannot serve, "" if it can; and whether it says so itself.
 
         Where it says itself that it does not fit, one word is enough, and nothing is sent there.
         Raises the exceptions in `NOT_HAD`.
         """
-        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
+        address = pool.addresses[worker]
         page, path = await self._pages.get(address, "/health"), "/health"
         if page is not None and page.status == 404:  # not every engine has /health
             page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
@@ -291,7 +273,7 @@ class Prober:
         if page is None or page.status >= 500:
             return f"{path} answered {'too much' if page is None else page.status}", False
         # An engine without the page is asked again when it comes back.
-        if not known.sleepless or not state.engine_of[worker].up:
+        if not known.sleepless or not pool.engine_of[worker].up:
             page = await self._pages.get(address, "/is_sleeping")
             if page is not None and page.status == 200:
                 known.sleepless = False
@@ -299,18 +281,16 @@ class Prober:
                     return "it sleeps: wake it with POST /wake_up", True
             elif page is not None and page.status in (404, 405):
                 known.sleepless = True
-        return await self._misfit(served, pool, worker, known)
+        return await self._misfit(pool, worker, known)
 
-    async def _misfit(
-        self, served: ModelRuntime, pool: int, worker: int, known: _Known
-    ) -> tuple[str, bool]:
+    async def _misfit(self, pool: Pool, worker: int, known: _Known) -> tuple[str, bool]:
         """Whether an engine's model list matches. Asks now and then, and in doubt.
 
         An engine may change what it serves at any time: another model is swapped in, adapters are
         loaded.
         """
-        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        doubt = not state.engine_of[worker].up or (state, worker) in served.adapters.doubted
+        address, served = pool.addresses[worker], self._served[pool]
+        doubt = not pool.engine_of[worker].up or (pool, worker) in served.adapters.doubted
         if not doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
             return "", False
         try:
@@ -325,17 +305,15 @@ class Prober:
         if why := not_served(models, address.served_model or served.name):
             return why, True
         known.models_read_s = self._clock()
-        self._compare_window(served, pool, worker, models)
+        self._compare_window(pool, worker, models)
         if models:
-            self._note_adapters(served, pool, worker, adapters(models))
+            self._note_adapters(pool, worker, adapters(models))
         return "", False
 
-    async def _look_for_frost(
-        self, served: ModelRuntime, pool: int, worker: int, known: _Known
-    ) -> None:
+    async def _look_for_frost(self, pool: Pool, worker: int, known: _Known) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
-        state, address = served.fleet.pools[pool], served.fleet.workers[pool][worker]
-        progress = state.engine_of[worker].progress
+        address, served = pool.addresses[worker], self._served[pool]
+        progress = pool.engine_of[worker].progress
         if not progress.silent_s:
             known.counted = None
             return
@@ -351,46 +329,46 @@ class Prober:
                 "a token",
                 address.id,
                 served.name,
-                state.name,
+                pool.name,
                 len(progress.waiting()),
                 progress.silent_s,
             )
             self._on_frozen(served, pool, worker)
 
-    async def _read_kv(self, served: ModelRuntime, pool: int, worker: int, known: _Known) -> None:
+    async def _read_kv(self, pool: Pool, worker: int, known: _Known) -> None:
         """Read a healthy engine's KV capacity, once since it came up, if KV matters.
 
         Of an engine that does not report it, limits apply only if the configuration states it.
         """
-        state, bytes_a_token = served.fleet.pools[pool], served.admission.kv_bytes_per_token
-        if not bytes_a_token and not served.fleet.telemetry:
+        served = self._served[pool]
+        bytes_a_token = served.admission.kv_bytes_per_token
+        if not bytes_a_token and not served.fleet.reads_metrics:
             return
         known.kv_read = True
-        body = await self._pages.metrics(served.fleet.workers[pool][worker])
-        for rank in state.engine_of[worker].ranks:
-            address = served.fleet.workers[pool][rank]
+        body = await self._pages.metrics(pool.addresses[worker])
+        for rank in pool.engine_of[worker].ranks:
+            address = pool.addresses[rank]
             tokens = 0 if body is None else read_kv_tokens(body, address.rank)
-            if bytes_a_token and tokens and tokens != state.kv_tokens.get(rank):
+            if bytes_a_token and tokens and tokens != pool.kv_tokens.get(rank):
                 _log.info(
                     "worker %s has a KV cache of %d tokens, %.1f GiB",
                     address.id,
                     tokens,
                     tokens * bytes_a_token / (1 << 30),
                 )
-            state.kv_tokens[rank] = tokens
+            pool.kv_tokens[rank] = tokens
 
-    async def read(self, served: ModelRuntime, pool: int, worker: int) -> bool:
+    async def read(self, pool: Pool, worker: int) -> bool:
         """Read an engine's metrics page into the pool's view; False if that could not be.
 
         No response of an engine makes it raise.
         """
-        state, view = served.fleet.pools[pool], served.fleet.telemetry[pool]
-        body = await self._pages.metrics(served.fleet.workers[pool][worker])
+        served, body = self._served[pool], await self._pages.metrics(pool.addresses[worker])
         if body is None:
             return False
         known, running = False, read_adapters(body)
-        for rank in state.engine_of[worker].ranks:
-            address = served.fleet.workers[pool][rank]
+        for rank in pool.engine_of[worker].ranks:
+            address = pool.addresses[rank]
             sample = read_page(body, address.rank)
             if sample == EngineSample():
                 if self._once(served, "metrics"):
@@ -400,21 +378,20 @@ class Prober:
                 continue
             known = True
             if running is not None:
-                served.adapters.running(state, rank, running.names, running.most)
+                served.adapters.running(pool, rank, running.names, running.most)
             for field in missing(sample):
                 if self._once(served, field):
                     _telemetry_log.warning(
                         "worker %s of %s does not tell %s (none of %s)",
                         *(address.id, served.name, field, ", ".join(ALIASES[field])),
                     )
-            fleet.heard(state, rank, (sample.running or 0) + (sample.waiting or 0))
-            if record(view, rank, sample, self._clock()):
+            fleet.heard(pool, rank, (sample.running or 0) + (sample.waiting or 0))
+            if record(pool.view, rank, sample, self._clock()):
                 _telemetry_log.info(
                     "worker %s restarted: its prefix cache is taken to be empty", address.id
                 )
-                prefixes = served.scheduling.prefixes
-                if prefixes and (index := prefixes[pool]) is not None:
-                    index.forget(rank)
+                if pool.prefixes is not None:
+                    pool.prefixes.forget(rank)
         return known
 
     def _once(self, served: ModelRuntime, what: str) -> bool:
@@ -423,17 +400,16 @@ class Prober:
         self._told.add((served.name, what))
         return new
 
-    def _note_adapters(
-        self, served: ModelRuntime, pool: int, worker: int, listed: list[str]
-    ) -> None:
+    def _note_adapters(self, pool: Pool, worker: int, listed: list[str]) -> None:
         """Note the LoRA adapters that an engine lists; log new and ignored ones."""
-        known, aliases, state = served.adapters, served.aliases, served.fleet.pools[pool]
+        served = self._served[pool]
+        known, aliases = served.adapters, served.aliases
         named = (*known.named, *aliases)
         taken = [n for n in listed if known.discovers or any(matches(a, n) for a in named)]
         met, new = set(known.names), list[str]()
-        for rank in state.engine_of[worker].ranks:
-            new = known.listed(state, rank, taken)
-        address = served.fleet.workers[pool][worker].id
+        for rank in pool.engine_of[worker].ranks:
+            new = known.listed(pool, rank, taken)
+        address = pool.addresses[worker].id
         if new:
             names = ", ".join(new[:_SHOWN])
             _log.info("worker %s has %d more LoRA adapters: %s", address, len(new), names)
@@ -455,23 +431,21 @@ class Prober:
                 served.name,
             )
 
-    @staticmethod
-    def _compare_window(
-        served: ModelRuntime, pool: int, worker: int, models: list[EngineModel]
-    ) -> None:
+    def _compare_window(self, pool: Pool, worker: int, models: list[EngineModel]) -> None:
         """Remark and warn that an engine's own window differs from the configured one."""
-        expected, state = served.routing.pools[pool].window_tokens, served.fleet.pools[pool]
+        served = self._served[pool]
+        expected = served.routing.pools[served.fleet.pools.index(pool)].window_tokens
         found = {model.window_tokens for model in models if model.window_tokens is not None}
         remark = ""
         if found and expected not in found:
             said = ", ".join(map(str, sorted(found)))
             remark = (
-                f"reports max_model_len {said}, but pool {state.name} says {expected}: set it to "
+                f"reports max_model_len {said}, but pool {pool.name} says {expected}: set it to "
                 "the engine's"
             )
-            if state.engine_of[worker].remark != remark:
-                _log.warning("worker %s %s", served.fleet.workers[pool][worker].id, remark)
-        state.engine_of[worker].remark = remark
+            if pool.engine_of[worker].remark != remark:
+                _log.warning("worker %s %s", pool.addresses[worker].id, remark)
+        pool.engine_of[worker].remark = remark
 
 
 class LoopWatch:

@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import Final
 
 from gateway.fleet import fleet, members, model_runtime
-from gateway.fleet.fleet import EngineState, PoolState
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.fleet import EngineState
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.metrics import Metrics
 from gateway.records.attempt import WorkerAddress
@@ -60,26 +60,32 @@ class Rotation:
         self._on_join = on_join
         self._lock = asyncio.Lock()
         self._models: dict[str, ModelRuntime] = {}
-        self._known: dict[PoolState, dict[str, EngineState]] = {}
+        self._known: dict[Pool, dict[str, EngineState]] = {}
         """By pool, the engines by name; without those that leave because another took the name."""
         for served in models:
             self._follow(served)
 
-    def _follow(self, served: ModelRuntime) -> list[int]:
+    def _follow(self, served: ModelRuntime) -> list[Pool]:
         """Serve a model; returns its pools that are new here."""
         self._models[served.name] = served
-        new = [i for i, state in enumerate(served.fleet.pools) if state not in self._known]
+        new = [pool for pool in served.fleet.pools if pool not in self._known]
         for pool in new:
-            known = self._known[served.fleet.pools[pool]] = {}
-            for engine in served.fleet.pools[pool].engines:
+            self._known[pool] = {engine_id(_addresses(pool, e)): e for e in pool.engines}
+            for engine in pool.engines:
                 engine.sources.add(CONFIGURED)
-                known[engine_id(_addresses(served, pool, engine))] = engine
         return new
 
-    def sources(self, model: str, pool: int) -> Mapping[str, frozenset[str]]:
+    def _pool(self, model: str, name: str) -> tuple[ModelRuntime, Pool] | None:
+        """A model and its pool of this name, if there is one now."""
+        served = self._models.get(model)
+        for pool in () if served is None else served.fleet.pools:
+            if served is not None and pool.name == name:
+                return served, pool
+        return None
+
+    def sources(self, pool: Pool) -> Mapping[str, frozenset[str]]:
         """Engine -> who names it; leaving engines have nobody."""
-        known = self._known[self._models[model].fleet.pools[pool]]
-        return {name: frozenset(engine.sources) for name, engine in known.items()}
+        return {name: frozenset(engine.sources) for name, engine in self._known[pool].items()}
 
     async def apply_to(self, model: str, pool: str, source: str, engines: Sequence[Engine]) -> None:
         """Make these the engines that a source names in a pool; requests run in between.
@@ -87,21 +93,19 @@ class Rotation:
         Nothing if there is no pool of that name now.
         """
         async with self._lock:
-            served = self._models.get(model)
-            names = [] if served is None else [state.name for state in served.fleet.pools]
-            if served is None or pool not in names:
+            place = self._pool(model, pool)
+            if place is None:
                 return
-            at = names.index(pool)
             wanted = {engine_id(engine): engine for engine in engines}
-            known = self._known[served.fleet.pools[at]]
+            known = self._known[place[1]]
             before = [name for name, engine in known.items() if source in engine.sources]
             # The new ones first: in between requests run, and must find an engine.
             for number, (name, engine) in enumerate(wanted.items()):
-                self._name(served, at, source, name, engine, number * _SPREAD)
+                self._name(*place, source, name, engine, number * _SPREAD)
                 await asyncio.sleep(0)
             for name in before:
                 if name not in wanted:
-                    self.remove(model, at, source, name)
+                    self.remove(*place, source, name)
                     await asyncio.sleep(0)
 
     def still(self) -> asyncio.Lock:
@@ -117,44 +121,40 @@ class Rotation:
         gone: list[Engine] = []
         if before is not None:
             del self._models[before.name]
-            for pool, state in enumerate(before.fleet.pools):
-                if served is None or state not in served.fleet.pools:
-                    gone += [_addresses(before, pool, engine) for engine in state.engines]
-                    del self._known[state]
-                    for engine in state.engines:
-                        self._prober.leave(state, engine.ranks[0])
+            for pool in before.fleet.pools:
+                if served is None or pool not in served.fleet.pools:
+                    gone += [_addresses(pool, engine) for engine in pool.engines]
+                    del self._known[pool]
+                    for engine in pool.engines:
+                        self._prober.leave(pool, engine.ranks[0])
         if served is not None:
             new = self._follow(served)
-            self._prober.follow([served])
+            self._prober.follow(served, served.fleet.pools)
             for pool in new:
-                for number, engine in enumerate(served.fleet.pools[pool].engines):
-                    self._prober.watch(served, pool, engine.ranks[0], number * _SPREAD)
+                for number, engine in enumerate(pool.engines):
+                    self._prober.watch(pool, engine.ranks[0], number * _SPREAD)
         return gone
 
     def close_connections(self, engines: Iterable[Engine]) -> None:
         """Close the connections to engines of pools that are gone, unless others have them."""
         used = {
-            address
-            for served in self._models.values()
-            for pool, state in enumerate(served.fleet.pools)
-            for engine in state.engines
-            for address in _addresses(served, pool, engine)
+            address for pool in self._known for e in pool.engines for address in _addresses(pool, e)
         }
         for address in chain.from_iterable(engines):
             if address not in used:
                 self._disconnect(address)
 
-    def add(self, model: str, pool: int, source: str, engine: Engine) -> bool:
+    def add(self, served: ModelRuntime, pool: Pool, source: str, engine: Engine) -> bool:
         """Name one more engine; False if others name it with another key, model or ranks."""
-        return self._name(self._models[model], pool, source, engine_id(engine), engine, 0.0)
+        return self._name(served, pool, source, engine_id(engine), engine, 0.0)
 
     def sweep(self) -> None:
         """Remove leaving engines that serve nothing any more, at most VACATE_BATCH."""
         left = VACATE_BATCH
         for served in self._models.values():
-            for pool, state in enumerate(served.fleet.pools):
-                leaving = [engine.ranks[0] for engine in state.engines if engine.leaving]
-                gone = list(islice(model_runtime.finished(served, pool, leaving), left))
+            for pool in served.fleet.pools:
+                leaving = [engine.ranks[0] for engine in pool.engines if engine.leaving]
+                gone = list(islice(pool.finished(leaving), left))
                 if gone:
                     self._vacate(served, pool, gone)
                 left -= len(gone)
@@ -162,70 +162,61 @@ class Rotation:
     def _name(
         self,
         served: ModelRuntime,
-        pool: int,
+        pool: Pool,
         source: str,
         name: str,
         addresses: Engine,
         delay_s: float,
     ) -> bool:
-        state = served.fleet.pools[pool]
-        engine = self._known[state].get(name)
-        if engine is not None and _addresses(served, pool, engine) == addresses:
+        engine = self._known[pool].get(name)
+        if engine is not None and _addresses(pool, engine) == addresses:
             engine.sources.add(source)
             if engine.leaving:
-                members.stay(state, engine.ranks[0])
+                members.stay(pool, engine.ranks[0])
                 _log.info("worker %s of %s stays: %s names it again", name, served.name, source)
             return True
         if engine is not None:  # another key, served name or number of ranks: another engine
             if engine.sources - {source, ADMIN}:
                 return False  # who named it first decides, but an admin only until another does
             self._leave(served, pool, name, engine)
-        ranks = model_runtime.join(served, pool, addresses, self._clock())
-        self._known[state][name] = state.engine_of[ranks[0]]
-        state.engine_of[ranks[0]].sources.add(source)
+        ranks = pool.join(addresses, self._clock())
+        self._known[pool][name] = pool.engine_of[ranks[0]]
+        pool.engine_of[ranks[0]].sources.add(source)
         for address in addresses:
             self._on_join(address.id)
-        self._prober.watch(served, pool, ranks[0], delay_s)
-        _log.info("worker %s joins %s/%s: %s names it", name, served.name, state.name, source)
+        self._prober.watch(pool, ranks[0], delay_s)
+        _log.info("worker %s joins %s/%s: %s names it", name, served.name, pool.name, source)
         return True
 
-    def remove(self, model: str, pool: int, source: str, name: str) -> None:
+    def remove(self, served: ModelRuntime, pool: Pool, source: str, name: str) -> None:
         """Name an engine no more."""
-        served = self._models[model]
-        engine = self._known[served.fleet.pools[pool]].get(name)
+        engine = self._known[pool].get(name)
         if engine is None or source not in engine.sources:
             return  # an admin was faster
         engine.sources.remove(source)
         if not engine.sources:
             self._leave(served, pool, name, engine)
 
-    def _leave(self, served: ModelRuntime, pool: int, name: str, engine: EngineState) -> None:
-        state = served.fleet.pools[pool]
+    def _leave(self, served: ModelRuntime, pool: Pool, name: str, engine: EngineState) -> None:
         engine.sources.clear()
-        members.leave(state, engine.ranks[0])
-        running = sum(state.active[rank] for rank in engine.ranks)
-        _log.info(
-            "worker %s leaves %s/%s: %d sequences finish there",
-            name,
-            served.name,
-            state.name,
-            running,
-        )
+        members.leave(pool, engine.ranks[0])
+        running = sum(pool.active[rank] for rank in engine.ranks)
+        place = f"{served.name}/{pool.name}"
+        _log.info("worker %s leaves %s: %d sequences finish there", name, place, running)
 
-    def _vacate(self, served: ModelRuntime, pool: int, workers: Sequence[int]) -> None:
-        state = served.fleet.pools[pool]
+    def _vacate(self, served: ModelRuntime, pool: Pool, workers: Sequence[int]) -> None:
         model_runtime.vacate(served, pool, workers, self._clock())
         for worker in workers:
-            engine = state.engine_of[worker]
-            addresses = _addresses(served, pool, engine)
+            engine = pool.engine_of[worker]
+            addresses = _addresses(pool, engine)
             name = engine_id(addresses)
-            if self._known[state].get(name) is engine:
-                del self._known[state][name]
-            self._prober.forget(state, worker)
+            if self._known[pool].get(name) is engine:
+                del self._known[pool][name]
+            self._prober.forget(pool, worker)
             for address in addresses:
                 self._disconnect(address)
-                self._metrics.ejections.values.pop((state.name, address.id), None)
-            _log.info("worker %s of %s/%s is gone", name, served.name, state.name)
+                self._metrics.ejections.values.pop((pool.name, address.id), None)
+            _log.info("worker %s of %s/%s is gone", name, served.name, pool.name)
 
 
 class RotationLog:
@@ -236,7 +227,7 @@ class RotationLog:
     """
 
     def __init__(self) -> None:
-        self._told: dict[PoolState, tuple[int, dict[str, str]]] = {}
+        self._told: dict[Pool, tuple[int, dict[str, str]]] = {}
         """The pool's revision, and its workers that were out -> why."""
 
     def look(self, models: Iterable[ModelRuntime], now_s: float) -> None:
@@ -262,5 +253,5 @@ def _tell(place: str, before: dict[str, str], now: dict[str, str]) -> None:
             _log.warning("worker %s of %s is out of the rotation: %s", worker, place, now[worker])
 
 
-def _addresses(served: ModelRuntime, pool: int, engine: EngineState) -> Engine:
-    return tuple([served.fleet.workers[pool][rank] for rank in engine.ranks])
+def _addresses(pool: Pool, engine: EngineState) -> Engine:
+    return tuple([pool.addresses[rank] for rank in engine.ranks])

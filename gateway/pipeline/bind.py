@@ -67,13 +67,13 @@ class Binder:
                     continue
                 if prefix.points:
                     job.match = prefix.match(pool)
-                scheduler = served.scheduling.schedulers[pool]
+                scheduler = states[pool].scheduler
                 ready = scheduler.submit(job, now_s)
                 if job.state == "nowhere":
                     continue
                 attempts.scheduler = scheduler
                 if attempts.entry is not None:
-                    attempts.entry.enter(pool, job)
+                    attempts.entry.enter(states[pool], job)
                 if job.state == "waiting":
                     wake(ready)
                     return pool
@@ -90,14 +90,15 @@ class Binder:
         whoever called gives it back, however this ends.
         """
         served, job, scheduler = attempts.served, require(attempts.job), require(attempts.scheduler)
-        make_room(served, job, scheduler)
+        make_room(served, pool, job, scheduler)
         job.owner = waiter = asyncio.get_running_loop().create_future()
-        served.scheduling.queued[job] = scheduler
+        queued = served.fleet.pools[pool].queued
+        queued[job] = scheduler
         try:
             late = await self._until_woken(attempts, waiter, job.arrived_s)
         finally:
             job.owner = None
-            del served.scheduling.queued[job]
+            del queued[job]
         if late is not None and job.state == "waiting":
             raise late
         entry = attempts.entry
@@ -107,7 +108,7 @@ class Binder:
                 entry.withdraw()
             return None
         if entry is not None:  # its worker may be another than before
-            entry.enter(pool, job)
+            entry.enter(served.fleet.pools[pool], job)
         return binding_of(served.fleet, pool, job)
 
     async def wait_for_workers(self, attempts: Attempts) -> bool:
@@ -201,8 +202,8 @@ class Binder:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
         now_s = self._clock()
         for served in models:
-            for scheduler in served.scheduling.schedulers:
-                wake(scheduler.tick(now_s))
+            for pool in served.fleet.pools:
+                wake(pool.scheduler.tick(now_s))
             # Requests go on one of whose pools has a worker now. A reload shares them among the
             # model's objects, whose pools may have other indices.
             for waiter, pools in list(served.scheduling.waiting_for_workers.items()):
@@ -298,7 +299,7 @@ def _last_resort(
     )
 
 
-def make_room(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
+def make_room(served: ModelRuntime, pool: int, job: Job, scheduler: Scheduler) -> None:
     """Keep the queue within its limit (the job that asks is counted).
 
     A full queue displaces: of the lowest class and there of the tenant that holds most for its
@@ -310,7 +311,7 @@ def make_room(served: ModelRuntime, job: Job, scheduler: Scheduler) -> None:
         return
     others = [
         other
-        for other, where in served.scheduling.queued.items()
+        for other, where in served.fleet.pools[pool].queued.items()
         if where is scheduler and other.owner is not None and not other.owner.done()
     ]
     if len(others) < limit:

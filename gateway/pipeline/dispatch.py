@@ -43,7 +43,7 @@ def upstream_call(
     """The request that the bound worker receives; `usage`, `running`: as `asks_usage` says."""
     served, incoming, facts = attempts.served, attempts.incoming, attempts.facts
     endpoint, body = incoming.endpoint, attempts.sending.prompt.body
-    worker = served.fleet.workers[binding.pool][binding.worker]
+    worker = served.fleet.pools[binding.pool].addresses[binding.worker]
     lines = incoming.head.forwarded
     if incoming.trace.trace_id:
         # The attempt's span is the parent of the engine's.
@@ -126,10 +126,11 @@ def asks_usage(attempts: Attempts, binding: Binding) -> tuple[bool, bool]:
         or not stream_shape(attempts.incoming.endpoint).in_chunks
     ):
         return False, False
-    running, telemetry = False, served.fleet.telemetry
-    if lease.limits is not None and telemetry and lease.sequences == 1:
+    running = False
+    if lease.limits is not None and lease.sequences == 1:
         options = facts.members.get("stream_options")
-        running = telemetry[binding.pool].samples[binding.worker].engine == "vllm" and (
+        view = served.fleet.pools[binding.pool].view
+        running = view.samples[binding.worker].engine == "vllm" and (
             options is None or RUNNING_USAGE.encode() not in bytes(options)
         )
     return not facts.include_usage, running

@@ -14,7 +14,7 @@ import msgspec
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Pool
 from gateway.fleet.progress import Pending, allowed_s
 from gateway.metrics import Metrics
 from gateway.pipeline.bind import Binder
@@ -29,7 +29,6 @@ from gateway.routing.conversations import ResponseLocation
 from gateway.routing.overflow import engine_message, engine_refusal, suspected
 from gateway.routing.retry import Fault, Suspects, harm_of, next_step
 from gateway.routing.routing import larger_pools
-from gateway.scheduling.scheduler import NO_PREFIX
 
 _MAX_TRIED: Final = 64
 """Attempts, refused connections included, after which a request gives up."""
@@ -140,13 +139,12 @@ class Dispatcher:
         """Have the schedulers look after dead and stalled workers; a few times a second."""
         self._binder.tick(models)
 
-    def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
+    def frozen(self, served: ModelRuntime, pool: Pool, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
-        state, now_s = served.fleet.pools[pool], self._clock()
-        engine = state.engine_of[worker]
+        engine, now_s = pool.engine_of[worker], self._clock()
         if engine.ejected_until_s <= now_s:
-            fleet.eject(state, worker, served.fleet.health, now_s, "it gives no token to anybody")
-            self._metrics.ejections.add(state.name, state.workers[worker])
+            fleet.eject(pool, worker, served.fleet.health, now_s, "it gives no token to anybody")
+            self._metrics.ejections.add(pool.name, pool.workers[worker])
         for pending in engine.progress.waiting():
             attempts: Attempts = pending.owner
             sent = attempts.relay is not None and attempts.relay.opened
@@ -162,7 +160,7 @@ class Dispatcher:
         """Stage 9 on one worker, with its load and health kept right whatever happens."""
         served, lease, incoming = attempts.served, attempts.lease.current, attempts.incoming
         pool = served.fleet.pools[binding.pool]
-        worker = served.fleet.workers[binding.pool][binding.worker]
+        worker = pool.addresses[binding.worker]
         usage, running = asks_usage(attempts, binding)
         call = upstream_call(attempts, binding, usage=usage, running=running)
         attempts.relay = relay = Relay(
@@ -269,7 +267,7 @@ class Dispatcher:
             return
         now_s = self._clock()
         if harm := harm_of(answer):
-            url = served.fleet.workers[binding.pool][worker].url
+            url = served.fleet.pools[binding.pool].addresses[worker].url
             attempts.guilty = self._suspects.note(tenant, body, url, harm, now_s)
         if isinstance(answer, Outcome):
             broke, why = bool(harm), "a stream of it broke"
@@ -391,7 +389,7 @@ def _not_served(attempts: Attempts, binding: Binding) -> None:
         for rank in pool.engine_of[binding.worker].ranks:
             served.adapters.lost(pool, rank, adapter)
         return
-    worker = served.fleet.workers[binding.pool][binding.worker]
+    worker = served.fleet.pools[binding.pool].addresses[binding.worker]
     name = worker.served_model or served.name
     fleet.unfit(pool, binding.worker, f"it answered that it does not serve '{name}'")
 
@@ -419,7 +417,7 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
         pool = attempts.served.fleet.pools[index]
         for worker in fleet.available(pool, now_s):
             here = index == binding.pool and worker == binding.worker
-            known = (pool.name, attempts.served.fleet.workers[index][worker].id) in tried
+            known = (pool.name, attempts.served.fleet.pools[index].addresses[worker].id) in tried
             if not here and not known and pool.engine_of[worker].ejected_until_s <= now_s:
                 return True
     return False

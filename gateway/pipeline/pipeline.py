@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.errors import KeysAwaited, RateLimited, Refusal, told
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.metrics import SAMPLED_ONE_IN, UNTIMED, Metrics, StageTimer
 from gateway.payload.body import LOOP_US, TakesLong
 from gateway.payload.members import by_name
@@ -214,7 +214,7 @@ class Pipeline:
         models = (*self._models.values(), *retiring)
         self._dispatcher.tick({id(model): model for model in models}.values())
 
-    def frozen(self, served: ModelRuntime, pool: int, worker: int) -> None:
+    def frozen(self, served: ModelRuntime, pool: Pool, worker: int) -> None:
         """An engine was found frozen; see `Dispatcher.frozen`."""
         self._dispatcher.frozen(served, pool, worker)
 

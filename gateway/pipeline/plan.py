@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, ContextLengthExceeded, NotFound
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Prefix
 from gateway.payload.body import TakesLong, is_heavy, read_body
 from gateway.payload.category import category_from_header
 from gateway.payload.head import pairs_of
@@ -39,7 +39,6 @@ from gateway.routing.routing import (
 )
 from gateway.routing.split_alias import SplitAlias, conversation_key
 from gateway.scheduling.prefix_digests import Points, points_of
-from gateway.scheduling.scheduler import NO_PREFIX, Prefix
 
 _LOOKS: Final = 4
 _LOOK_EVERY_S: Final = 0.5
@@ -208,14 +207,12 @@ def look_up(
 
     Nothing where no index of prefixes is kept.
     """
-    scheduling = served.scheduling
-    if not scheduling.prefixes or not endpoint.generates:
+    if not served.scheduling.indexed or not endpoint.generates:
         return NO_PREFIX
     found = points(served, endpoint, principal, facts, members)
     if not found:
         return NO_PREFIX
-    tokens_per_byte = tokens / found[-1][0]
-    return Prefix(found, scheduling.prefixes, tokens_per_byte, scheduling.follows_prefixes)
+    return Prefix(found, served.fleet.pools, tokens / found[-1][0])
 
 
 def plan(
@@ -264,10 +261,8 @@ def compression_window(
         return promise
     if facts.previous_response_id is not None:
         return "cached_conversation"
-    views, pool = served.fleet.telemetry, planned.pool
-    if rules.only_when_busy and has_room(
-        served.fleet.pools[pool], views[pool] if views else None, incoming.received_s
-    ):
+    pool = served.fleet.pools[planned.pool]
+    if rules.only_when_busy and has_room(pool, incoming.received_s):
         return "not_busy"
     begins = prefix.points or points(served, endpoint, principal, facts, facts.members)
     if compression.conversations.continues(principal.tenant, begins):

@@ -13,7 +13,7 @@ import msgspec
 from gateway.admission.denials import limit_lines, title
 from gateway.errors import Told
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime, ModelScheduling
+from gateway.fleet.model_runtime import ModelRuntime, Pool, Prefix
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.forward import Relay
 from gateway.ports import LeaseStore, Lines
@@ -23,8 +23,8 @@ from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Harm
 from gateway.scheduling.prefix_digests import Points
-from gateway.scheduling.prefix_index import ExpectedHit
-from gateway.scheduling.scheduler import Job, Prefix, Scheduler
+from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
+from gateway.scheduling.scheduler import Job, Scheduler
 
 _T = TypeVar("_T")
 
@@ -98,43 +98,38 @@ class PrefixEntry:
     served there.
     """
 
-    __slots__ = ("_place", "_points", "_scheduling", "_tokens_per_byte", "expected")
+    __slots__ = ("_index", "_points", "_tokens_per_byte", "_worker", "expected")
 
-    def __init__(self, scheduling: ModelScheduling, points: Points) -> None:
-        self._scheduling = scheduling
+    def __init__(self, points: Points) -> None:
         self._points = points
-        self._place = (-1, -1)
-        """Pool and worker."""
+        self._index: PrefixIndex | None = None
+        """Where it is entered, and of which worker."""
+        self._worker = -1
         self._tokens_per_byte = 1.0
         self.expected: ExpectedHit | None = None
         """The part of the prompt that the worker was expected to have cached."""
 
-    def enter(self, pool: int, job: Job) -> None:
+    def enter(self, pool: Pool, job: Job) -> None:
         """The job is bound in the pool: enter the prompt, once for each worker."""
-        place = (pool, job.worker)
+        index, points = pool.prefixes, self._points
         if self.expected is not None:
-            if self._place == place:
+            if self._index is index and self._worker == job.worker:
                 return
             self.withdraw()
-        scheduling, points = self._scheduling, self._points
-        index = scheduling.prefixes[pool]
         if index is None:
             return
         tokens_per_byte = job.prompt_tokens / points[-1][0]
         expected = index.insert(points, job.worker, tokens_per_byte)
-        self._place, self._tokens_per_byte, self.expected = place, tokens_per_byte, expected
-        gossip = scheduling.prefix_gossip[pool] if scheduling.prefix_gossip else None
-        if gossip is not None and gossip.has_listeners:
-            gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
+        self._index, self._worker = index, job.worker
+        self._tokens_per_byte, self.expected = tokens_per_byte, expected
+        if pool.gossip.has_listeners:
+            pool.gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
 
     def withdraw(self) -> None:
         """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
         expected, self.expected = self.expected, None
-        if expected is not None:
-            pool, worker = self._place
-            index = self._scheduling.prefixes[pool]
-            if index is not None:
-                index.withdraw(self._points, worker, expected, self._tokens_per_byte)
+        if expected is not None and self._index is not None:
+            self._index.withdraw(self._points, self._worker, expected, self._tokens_per_byte)
 
 
 class Attempts:
@@ -171,7 +166,7 @@ class Attempts:
         self.over: Callable[[Outcome], Awaitable[None]] | None = None
         """Settles the request; awaited before its client sees the end."""
         points = sending.prefix.points
-        self.entry = PrefixEntry(served.scheduling, points) if points else None
+        self.entry = PrefixEntry(points) if points else None
         self.binding: Binding | None = None
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""

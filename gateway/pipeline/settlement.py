@@ -285,11 +285,11 @@ def learn(progress: RequestProgress, taught: set[Lesson]) -> None:
     # What the worker was expected to hold of the prompt, against what it says it held.
     entry, binding = (None, None) if attempts is None else (attempts.entry, attempts.binding)
     if entry is not None and entry.expected and binding is not None and reported is not None:
-        pool, index = served.fleet.pools[binding.pool], served.scheduling.prefixes[binding.pool]
+        pool = served.fleet.pools[binding.pool]
         if reported.cached_reported:
             pool.reports_cached.add(binding.worker)
-        if index is not None and binding.worker in pool.reports_cached:
-            index.correct(binding.worker, entry.expected, reported.cached_tokens)
+        if pool.prefixes is not None and binding.worker in pool.reports_cached:
+            pool.prefixes.correct(binding.worker, entry.expected, reported.cached_tokens)
     # A conversation that an engine holds as it came: its next turn is not compressed.
     if served.compression is not None and sending.prompt.only_pool is None:
         begins = sending.prefix.points or points(served, endpoint, principal, facts, facts.members)

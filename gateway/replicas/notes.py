@@ -27,9 +27,9 @@ import msgspec
 
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime, drain_worker
+from gateway.fleet.model_runtime import ModelRuntime, Pool, drain_worker
 from gateway.routing.conversations import ResponseLocation
-from gateway.scheduling.prefix_gossip import Index, PrefixGossip
+from gateway.scheduling.prefix_gossip import Index
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.scheduler import Points
@@ -241,11 +241,10 @@ class _Share(NamedTuple):
 
     name: str
     served: ModelRuntime
-    pool: int
+    pool: Pool
     scheduler: Quartz
     predictor: PrefillPredictor
     prefixes: PrefixIndex
-    gossip: PrefixGossip
 
 
 class SchedulerNotes:
@@ -282,11 +281,11 @@ class SchedulerNotes:
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in tuple(self._models):
-            for scheduler in served.scheduling.schedulers:
-                scheduler.replicas = self._count(served)
+            for pool in served.fleet.pools:
+                pool.scheduler.replicas = self._count(served)
         for share in self._shares():
             received = self._count(share.served) > 1
-            share.gossip.listened(by_others=received)
+            share.pool.gossip.listened(by_others=received)
             if received:
                 self._sent.add(share.name)
             elif share.name not in self._sent:
@@ -300,21 +299,23 @@ class SchedulerNotes:
 
     def _shares(self) -> Iterator[_Share]:
         for served in tuple(self._models):
-            for pool, scheduler in enumerate(served.scheduling.schedulers):
-                if type(scheduler) is Quartz and (parts := _parts(served, pool)):
-                    yield _Share(f"{served.name}/{pool}", served, pool, scheduler, *parts)
+            for place, pool in enumerate(served.fleet.pools):
+                scheduler, predictor, index = pool.scheduler, pool.predictor, pool.prefixes
+                if type(scheduler) is Quartz and predictor is not None and index is not None:
+                    name = f"{served.name}/{place}"
+                    yield _Share(name, served, pool, scheduler, predictor, index)
 
     def _note(self, share: _Share) -> _SchedulerNote:
         return _SchedulerNote(
             replica=self._replica,
             scheduler=share.scheduler.state(),
             predictor=share.predictor.state(),
-            prefixes=share.gossip.chapters(),
-            names=names_of(share.served.fleet.pools[share.pool]),
+            prefixes=share.pool.gossip.chapters(),
+            names=names_of(share.pool),
         )
 
     def _receive(self, share: _Share) -> Iterator[None]:
-        names = names_of(share.served.fleet.pools[share.pool])
+        names = names_of(share.pool)
         notes: dict[str, tuple[_SchedulerNote, list[int] | None]] = {}
         for payload in self._board.peers(share.name):
             try:
@@ -345,22 +346,8 @@ class SchedulerNotes:
             if places is not None
         }
         prefixes = {name: note.prefixes for name, (note, _) in notes.items()}
-        for _ in share.gossip.receive(prefixes, share.prefixes, translated):
+        for _ in share.pool.gossip.receive(prefixes, share.prefixes, translated):
             yield
-
-
-def _parts(
-    served: ModelRuntime, pool: int
-) -> tuple[PrefillPredictor, PrefixIndex, PrefixGossip] | None:
-    """What a pool's scheduler learns beside its own figures; None where it learns less."""
-    scheduling = served.scheduling
-    if not (scheduling.predictors and scheduling.prefixes):
-        return None
-    predictor, index = scheduling.predictors[pool], scheduling.prefixes[pool]
-    gossip = scheduling.prefix_gossip[pool]
-    if predictor is None or index is None or gossip is None:
-        return None
-    return predictor, index, gossip
 
 
 def names_of(pool: PoolState) -> list[int]:

@@ -7,15 +7,12 @@ requests in flight keep their plan.
 import logging
 from collections.abc import Callable, Sequence
 
-from gateway.fleet.engine_telemetry import TelemetryView
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.routing.boundary_control import SAMPLE_S, Move
 from gateway.routing.boundary_watch import BoundaryWatch
 
 _log = logging.getLogger("sluice.boundary")
-_UNTOLD = TelemetryView(0)
-"""Of a pool whose engines' metrics are not read."""
 
 
 class BoundaryController:
@@ -49,8 +46,7 @@ class BoundaryController:
         control, pools = watch.control, served.fleet.pools[:-1]
         if control is None:
             return []
-        views = served.fleet.telemetry or (_UNTOLD,) * len(pools)
-        samples = [watch.sample(pool, state, views[pool]) for pool, state in enumerate(pools)]
+        samples = [watch.sample(pool, state) for pool, state in enumerate(pools)]
         moves = control.step(self._clock(), samples)
         watch.shares = control.shares
         for move in moves:

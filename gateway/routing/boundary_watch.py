@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.estimate.length_drift import LengthDrift
-from gateway.fleet.engine_telemetry import TelemetryView
 from gateway.fleet.fleet import PoolState
 from gateway.records.decision import DecisionRecord
 from gateway.routing.boundary_control import BoundaryControl, PoolSample
@@ -114,8 +113,9 @@ class BoundaryWatch:
         if self.drift is not None and prompt:
             self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
-    def sample(self, pool: int, state: PoolState, view: TelemetryView) -> PoolSample:
+    def sample(self, pool: int, state: PoolState) -> PoolSample:
         """What happened in a pool since its last sample."""
+        view = state.view
         tell = [
             engine
             for engine in view.samples

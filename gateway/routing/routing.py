@@ -46,7 +46,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.errors import ContextLengthExceeded
-from gateway.fleet.engine_telemetry import STALE_S, TelemetryView
+from gateway.fleet.engine_telemetry import STALE_S
 from gateway.fleet.fleet import PoolState, ready_slots
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
@@ -236,16 +236,15 @@ def requested(rules: CompressionRules, *, header: bool | None) -> bool:
     return header is not False and (rules.when != "header" or header is True)
 
 
-def has_room(pool: PoolState, view: TelemetryView | None, now_s: float) -> bool:
+def has_room(pool: PoolState, now_s: float) -> bool:
     """Whether one more sequence would run at once in the pool.
 
     Engines' own figures count where they are read, because other gateways' requests are in them.
     """
     reported = 0.0
-    if view is not None:
-        for sample, stamped_s in zip(view.samples, view.stamped_s, strict=True):
-            if now_s - stamped_s <= STALE_S:
-                reported += (sample.running or 0.0) + (sample.waiting or 0.0)
+    for sample, stamped_s in zip(pool.view.samples, pool.view.stamped_s, strict=True):
+        if now_s - stamped_s <= STALE_S:
+            reported += (sample.running or 0.0) + (sample.waiting or 0.0)
     return max(float(pool.inflight), reported) < ready_slots(pool, now_s)
 
 

@@ -13,7 +13,7 @@ Rules:
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 
 Match = Sequence[tuple[int, int]]
 """Prefix hits: (tokens, bit mask of the workers that hold that many), longest first."""
@@ -22,47 +22,6 @@ Points = tuple[tuple[int, int], ...]
 """(length in bytes, digest of the prompt up to there), ascending; the last is the whole prompt."""
 
 
-class Holders(Protocol):
-    """The part of a pool's prefix index that schedulers use."""
-
-    def match(self, points: Points, tokens_per_byte: float = 1.0) -> Match:
-        """The workers that hold a prefix of this prompt."""
-        ...
-
-
-class Prefix(NamedTuple):
-    """A prompt's prefixes, and the indexes to look them up in.
-
-    Only pools that need it are looked up: an index is large and misses the processor's caches.
-    """
-
-    points: Points = ()
-    """Empty where no prefix index is kept."""
-    indexes: Sequence[Holders | None] = ()
-    """By pool; None where its scheduler looks at no prefixes."""
-    tokens_per_byte: float = 1.0
-    """The prompt's tokens divided by its length in bytes."""
-    followed: Sequence[bool] = ()
-    """By pool, whether requests are bound by prefixes; elsewhere a shadow only predicts by them.
-    Empty: wherever there is an index."""
-
-    def match(self, pool: int) -> Match:
-        """The pool's workers that hold a prefix of this prompt."""
-        # A request may wait over a reload that gives its pool an index.
-        index = self.indexes[pool] if pool < len(self.indexes) else None
-        return () if index is None else index.match(self.points, self.tokens_per_byte)
-
-    def hits(self) -> list[int]:
-        """The longest expected hit of each pool's workers, in tokens; 0 where not followed."""
-        followed = self.followed
-        matches = [
-            self.match(pool) if not followed or followed[pool] else ()
-            for pool in range(len(self.indexes))
-        ]
-        return [match[0][0] if match else 0 for match in matches]
-
-
-NO_PREFIX: Final = Prefix()
 NOBODY: Final[frozenset[int]] = frozenset()
 PRIORITY_CLASS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
 """Service class -> priority class; lower goes first. Spilled work ranks as spot."""

@@ -59,10 +59,10 @@ async def look(config: Config) -> list[LiveFinding]:
         await discovery.start()
         await asyncio.gather(
             *(
-                prober.probe(served, pool, worker)
+                prober.probe(pool, worker)
                 for served in models
-                for pool, state in enumerate(served.fleet.pools)
-                for worker in [engine.ranks[0] for engine in state.engines]
+                for pool in served.fleet.pools
+                for worker in [engine.ranks[0] for engine in pool.engines]
             )
         )
         engines = chain.from_iterable(map(_engines, models))

@@ -9,12 +9,12 @@ import importlib
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.estimate.estimator import PROFILES, LengthEstimator
-from gateway.fleet.engine_telemetry import TelemetryView, held_tokens, kv_usage
-from gateway.fleet.fleet import PoolState, SlotClock
+from gateway.fleet.engine_telemetry import kv_usage
+from gateway.fleet.fleet import SlotClock, held_tokens
 from gateway.fleet.lora_adapters import Adapters
 from gateway.fleet.model_runtime import (
     ModelAdmission,
@@ -22,9 +22,10 @@ from gateway.fleet.model_runtime import (
     ModelFleet,
     ModelRuntime,
     ModelScheduling,
+    Pool,
     QueueRules,
 )
-from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
+from gateway.records.attempt import HealthRules, PhaseTimeouts
 from gateway.records.entitlement import PROFILES as PROFILES_OF_ADMISSION
 from gateway.records.entitlement import MeanRate
 from gateway.routing.boundary_watch import BoundaryWatch
@@ -39,7 +40,7 @@ from gateway.scheduling.schedulers import LOCAL, PREDICTING, SHADOWED, make_sche
 from gateway.settings import Config, ModelConfig
 from gateway.settings.model import PoolConfig, watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
-from predictor.artifact import load
+from predictor.artifact import Artifact, load
 from predictor.online import PrefillPredictor
 
 _log = logging.getLogger("sluice")
@@ -48,7 +49,7 @@ _Key = tuple[Hashable, ...]
 
 
 class _Parts:
-    """Parts of a model by what they are made from; those of its generation before stay in use."""
+    """Parts of a model or pool by what they are made from; those of before stay in use."""
 
     def __init__(self, before: Mapping[_Key, Any]) -> None:
         self._before = before
@@ -61,39 +62,31 @@ class _Parts:
         return part
 
 
-def served_model(
-    config: Config,
-    model: ModelConfig,
-    before: ModelRuntime | None = None,
-    ready: ModelRuntime | None = None,
-) -> ModelRuntime:
-    """Build the model for the stages. Raises ArtifactError for a bad predictor file.
+def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
+    """Build the model for the stages. Raises ArtifactError for a bad predictor file."""
+    served = next_model(config, model, None)
+    equip(config, model, served, artifact_of(model))
+    return served
 
-    What is taken over of `before` is not changed. New pools are those of `ready`, if that is given.
+
+def artifact_of(model: ModelConfig) -> Artifact | None:
+    """The model's trained predictors, if it has a file of them. Raises ArtifactError."""
+    path = model.scheduling.predictor
+    return None if path is None else load(path)
+
+
+def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) -> ModelRuntime:
+    """Build the model, of which `before` has parts already; `equip` its pools before it serves.
+
+    What is taken over of `before` is not changed.
     """
-    known = {} if ready is None else {k: p for k, p in ready.parts.items() if k[0] == "pool"}
-    parts = _Parts(known if before is None else {**known, **before.parts})
-    held = [
+    parts = _Parts({} if before is None else before.parts)
+    pools = tuple(
         parts.of(partial(_pool, name, pool), "pool", name) for name, pool in model.pools.items()
-    ]
-    pools = tuple(state for state, _ in held)
-    policies = ("least-loaded",) * len(pools)  # a plain relay's, where the model only observes
-    if model.mode != "observe":
-        policies = model.policies(config.server.workers)
-    predictors = _predictors(model, policies, pools, parts)
-    adapted = bool(model.loras) or model.discover_loras
-    reads = (
-        adapted
-        or any(p is not None for p in predictors)
-        or model.boundary.auto
-        or "bfio" in policies
     )
-    views = tuple(
-        parts.of(partial(TelemetryView, len(pool.workers)), "view", pool.name)
-        for pool in (pools if reads else ())
-    )
-    watch = parts.of(partial(watch_of, model), "watch", *_lines(model))
-    timeouts = config.timeouts_for(model)
+    policies = _policies(config, model)
+    predicted = any(_predicts(model, *each) for each in policies)
+    rules, timeouts, watch = model.scheduling, config.timeouts_for(model), _watch(model, parts)
     return ModelRuntime(
         name=model.name,
         aliases=frozenset(model.aliases),
@@ -101,7 +94,7 @@ def served_model(
             partial(Adapters, model.loras, discovers=model.discover_loras), "adapters"
         ),
         fallbacks=model.fallbacks,
-        routing=_routing(model, watch, before),
+        routing=_routing(model),
         estimator=parts.of(
             partial(
                 LengthEstimator,
@@ -115,7 +108,6 @@ def served_model(
         ),
         fleet=ModelFleet(
             pools=pools,
-            workers=tuple(addresses for _, addresses in held),
             health=HealthRules(
                 eject_after=config.health.eject_after,
                 eject_s=config.health.eject_s,
@@ -129,7 +121,11 @@ def served_model(
                 idle_s=timeouts.idle_s,
             ),
             max_attempts=config.retry.max_attempts,
-            telemetry=views,
+            reads_metrics=predicted
+            or bool(model.loras)
+            or model.discover_loras
+            or model.boundary.auto
+            or any(policy == "bfio" for policy, _ in policies),
         ),
         admission=ModelAdmission(
             spill_queue=model.spill_queue,
@@ -141,7 +137,13 @@ def served_model(
             reclaim_s=model.admission.reclaim_ms / 1000,
             rates=parts.of(MeanRate, "rates"),
         ),
-        scheduling=_scheduling(model, policies, pools, predictors, views, parts),
+        scheduling=ModelScheduling(
+            queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
+            waiting_for_workers=parts.of(dict, "waiting"),
+            indexed=predicted or any(policy in LOCAL for policy, _ in policies),
+            salted=model.cache_salt,
+            engine_priority=model.engine_priority,
+        ),
         compression=_compression(model, None if before is None else before.compression),
         watch=watch,
         price=None if model.price is None else model.price.per_token(),
@@ -150,33 +152,64 @@ def served_model(
     )
 
 
-def _lines(model: ModelConfig) -> tuple[Hashable, ...]:
-    """What says how the lines between pools are drawn and moved."""
+def equip(
+    config: Config, model: ModelConfig, served: ModelRuntime, artifact: Artifact | None
+) -> None:
+    """Give the model's pools their schedulers and what these learn, as the configuration says.
+
+    A scheduler with its queue, a predictor and an index stay where they would be made alike.
+    """
+    rules = model.scheduling
+    entries = max(rules.prefix_entries, MIN_ENTRIES)
+    for pool, (policy, asked) in zip(served.fleet.pools, _policies(config, model), strict=True):
+        predicts = _predicts(model, policy, asked)
+        parts = _Parts(pool.parts)
+        pool.slots_per_worker, pool.may_be_empty = asked.max_num_seqs, asked.may_be_empty
+        pool.predictor = pool.prefixes = None
+        if predicts:
+            trained = partial(_predictor, model, pool, artifact)
+            pool.predictor = parts.of(trained, "predictor", rules.predictor)
+        if predicts or policy in LOCAL:
+            indexed = partial(_prefixes, pool, entries)
+            pool.prefixes, pool.gossip = parts.of(indexed, "prefixes", entries)
+        pool.follows_prefixes = policy in LOCAL
+        scheduled = partial(_scheduler, policy, pool)
+        pool.scheduler = parts.of(scheduled, "scheduler", policy, id(pool.predictor))
+        pool.parts = parts.made
+
+
+def _policies(config: Config, model: ModelConfig) -> list[tuple[str, PoolConfig]]:
+    """The policy of each pool: a plain relay's, where the model only observes."""
+    observed = ("least-loaded",) * len(model.pools)
+    policies = observed if model.mode == "observe" else model.policies(config.server.workers)
+    return list(zip(policies, model.pools.values(), strict=True))
+
+
+def _predicts(model: ModelConfig, policy: str, pool: PoolConfig) -> bool:
+    """Whether a pool's scheduler predicts, or a shadow, which knows no ranks."""
+    shadowed = model.scheduling.shadow and policy in SHADOWED and not pool.ranked
+    return policy in PREDICTING or shadowed
+
+
+def _watch(model: ModelConfig, parts: _Parts) -> BoundaryWatch | None:
+    """What is watched of the lines between pools, by what says how they are drawn and moved."""
     windows = tuple((name, pool.max_model_len) for name, pool in model.pools.items())
     drawn = model.boundary.model_dump_json()
-    return (drawn, model.compression.enabled, model.observes_boundary, windows)
+    lines = (drawn, model.compression.enabled, model.observes_boundary, windows)
+    return parts.of(partial(watch_of, model), "watch", *lines)
 
 
-def _pool(name: str, pool: PoolConfig) -> tuple[PoolState, list[WorkerAddress]]:
-    state = PoolState(
-        name,
-        [worker.id for worker in pool.addresses],
-        pool.max_num_seqs,
-        pool.engines,
-        may_be_empty=pool.may_be_empty,
+def _pool(name: str, pool: PoolConfig) -> Pool:
+    made = Pool(
+        name, pool.addresses, pool.max_num_seqs, pool.engines, may_be_empty=pool.may_be_empty
     )
     if pool.worker_hour is not None:
-        state.slot_clock = SlotClock(pool.worker_hour)
-    return state, list(pool.addresses)
+        made.slot_clock = SlotClock(pool.worker_hour)
+    return made
 
 
-def _routing(
-    model: ModelConfig, watch: BoundaryWatch | None, before: ModelRuntime | None
-) -> Routing:
-    boundaries: tuple[int | None, ...] = (*model.boundaries, None)
-    if model.boundary.auto and before is not None and before.watch is watch:
-        # Where they have moved to.
-        boundaries = tuple(shape.boundary_tokens for shape in before.routing.pools)
+def _routing(model: ModelConfig) -> Routing:
+    boundaries = (*model.boundaries, None)
     return Routing(
         pools=tuple(
             PoolShape(
@@ -209,73 +242,19 @@ def _compression(model: ModelConfig, before: ModelCompression | None) -> ModelCo
     return replace(before, rules=rules)
 
 
-def _predictors(
-    model: ModelConfig, policies: Sequence[str], pools: Sequence[PoolState], parts: _Parts
-) -> tuple[PrefillPredictor | None, ...]:
-    """By pool; None where neither its scheduler predicts nor a shadow, which knows no ranks."""
-    path, shadow = model.scheduling.predictor, model.scheduling.shadow
-    artifact = cache(load)
-
-    def made(pool: PoolState) -> PrefillPredictor:
-        section = None if path is None else artifact(path).section(model.name, pool.name)
-        if path is not None and section is None:
-            _log.warning(
-                "model %s, pool %s: %s has no section for it; predictions start untrained",
-                model.name,
-                pool.name,
-                path,
-            )
-        return PrefillPredictor(section, workers=len(pool.workers), slots=pool.slots_per_worker)
-
-    return tuple(
-        parts.of(partial(made, pool), "predictor", pool.name, path)
-        if policy in PREDICTING or (shadow and policy in SHADOWED and not asked.ranked)
-        else None
-        for policy, pool, asked in zip(policies, pools, model.pools.values(), strict=True)
-    )
+def _predictor(model: ModelConfig, pool: Pool, artifact: Artifact | None) -> PrefillPredictor:
+    section = None if artifact is None else artifact.section(model.name, pool.name)
+    if artifact is not None and section is None:
+        _log.warning(
+            "model %s, pool %s: %s has no section for it; predictions start untrained",
+            model.name,
+            pool.name,
+            model.scheduling.predictor,
+        )
+    return PrefillPredictor(section, workers=len(pool.workers), slots=pool.slots_per_worker)
 
 
-def _scheduling(
-    model: ModelConfig,
-    policies: tuple[str, ...],
-    pools: tuple[PoolState, ...],
-    predictors: tuple[PrefillPredictor | None, ...],
-    views: tuple[TelemetryView, ...],
-    parts: _Parts,
-) -> ModelScheduling:
-    """Schedulers, queues and what they learn."""
-    rules = model.scheduling
-    entries = max(rules.prefix_entries, MIN_ENTRIES)
-    # What each worker was sent, and what other replicas are told of it.
-    prefixes = [
-        parts.of(partial(_prefixes, pool, entries), "prefixes", pool.name, entries)
-        if policy in LOCAL or predictor is not None
-        else (None, None)
-        for policy, predictor, pool in zip(policies, predictors, pools, strict=True)
-    ]
-    schedulers: list[Scheduler] = []
-    for i, (policy, pool) in enumerate(zip(policies, pools, strict=True)):
-        predictor, view = predictors[i], views[i] if views else None
-        make = partial(_scheduler, policy, pool, predictor, view)
-        # The one before stays, with its queue, where it would be made alike.
-        key = ("scheduler", pool.name, policy, id(predictor), id(view))
-        schedulers.append(parts.of(make, *key))
-    indexed = any(index is not None for index, _ in prefixes)
-    return ModelScheduling(
-        schedulers=tuple(schedulers),
-        queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
-        queued=parts.of(dict, "queued"),
-        waiting_for_workers=parts.of(dict, "waiting"),
-        predictors=predictors,
-        prefixes=tuple(index for index, _ in prefixes) if indexed else (),
-        follows_prefixes=tuple(policy in LOCAL for policy in policies),
-        prefix_gossip=tuple(gossip for _, gossip in prefixes) if indexed else (),
-        salted=model.cache_salt,
-        engine_priority=model.engine_priority,
-    )
-
-
-def _prefixes(pool: PoolState, entries: int) -> tuple[PrefixIndex, PrefixGossip]:
+def _prefixes(pool: Pool, entries: int) -> tuple[PrefixIndex, PrefixGossip]:
     index = PrefixIndex(len(pool.workers), max_entries=entries)
     for place, present in enumerate(pool.present):
         if not present:
@@ -283,15 +262,12 @@ def _prefixes(pool: PoolState, entries: int) -> tuple[PrefixIndex, PrefixGossip]
     return index, PrefixGossip()
 
 
-def _scheduler(
-    policy: str, pool: PoolState, predictor: PrefillPredictor | None, view: TelemetryView | None
-) -> Scheduler:
+def _scheduler(policy: str, pool: Pool) -> Scheduler:
     if policy == "bfio":
         # numpy takes about 20 MB, so it is imported only for balancing ranks.
         solver = importlib.import_module("gateway.scheduling.rank_solver")
-        observed = None if view is None else partial(held_tokens, pool, view)
-        return RankGroup(pool, solver.assign, observed=observed)
-    reported = None if view is None else partial(kv_usage, view)
+        return RankGroup(pool, solver.assign, observed=partial(held_tokens, pool))
+    predictor, reported = pool.predictor, partial(kv_usage, pool.view)
     shadow = predictor is not None
     return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)
 

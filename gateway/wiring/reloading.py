@@ -6,28 +6,26 @@ restart changes in one step of the event loop, and workers follow in steps that 
 Requests in flight keep what they began with. A reload that failed for another reason than the file
 is tried again until it is done.
 
-A model whose pools stay is changed in place: requests that wait are placed anew by its present
-schedulers. One with other pools is replaced by another object, which shares the pools that both
-have: workers, load, what was learned, queues. Whoever holds the earlier object keeps it, and its
-leases settle in the books that they came from. A pool or model that is gone takes no new requests,
-but its engines stay until the last request that may use them has ended; then it retires.
+A model that changes is replaced by another object, which shares the pools that both have: workers,
+load, what was learned, queues. Requests that wait are placed anew where their pool has another
+scheduler. Whoever holds the earlier object keeps it, and its leases settle in the books that they
+came from. A pool or model that is gone takes no new requests, but its engines stay until the last
+request that may use them has ended; then it retires.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.metrics_page import ReloadStatus
 from gateway.control.roles import RoleKeys
 from gateway.errors import BadRequest
-from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime, adapted_aliases
+from gateway.fleet.model_runtime import ModelRuntime, Pool, adapted_aliases
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
@@ -38,11 +36,11 @@ from gateway.settings.worker import WorkerConfig
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
-from gateway.wiring.models import Served, served_model
+from gateway.wiring.models import Served, artifact_of, equip, next_model
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
-from predictor.artifact import ArtifactError
+from predictor.artifact import Artifact, ArtifactError
 
 LOOK_EVERY_S: Final = 2.0
 RETRY_S: Final = 10.0
@@ -198,14 +196,15 @@ class _Next(NamedTuple):
 
     model: ModelConfig
     before: ModelRuntime | None
-    ready: ModelRuntime
-    """Built beforehand, so that a bad file is noticed and new engines are probed."""
+    now: ModelRuntime
+    """`before`, where nothing of it changes."""
+    artifact: Artifact | None
 
 
 class _Retiree:
     """A model, or pools of one, that is gone."""
 
-    def __init__(self, served: ModelRuntime, pools: list[PoolState], engines: list[Engine]) -> None:
+    def __init__(self, served: ModelRuntime, pools: list[Pool], engines: list[Engine]) -> None:
         self.served = served
         self.pools = pools
         self.engines = engines
@@ -214,12 +213,8 @@ class _Retiree:
     @property
     def over(self) -> bool:
         """Whether no request can be under way any more."""
-        scheduling, pools = self.served.scheduling, self.served.fleet.pools
-        mine = [s for p, s in zip(pools, scheduling.schedulers, strict=False) if p in self.pools]
-        return (
-            time.monotonic() - self.since_s >= GRACE_S
-            and not any(pool.inflight or any(pool.active) for pool in self.pools)
-            and not any(where in mine for where in scheduling.queued.values())
+        return time.monotonic() - self.since_s >= GRACE_S and not any(
+            pool.inflight or any(pool.active) or pool.queued for pool in self.pools
         )
 
 
@@ -245,35 +240,41 @@ class ModelSet:
         rules = ("server", "health", "timeouts", "retry")
         alike = all(getattr(running, name) == getattr(target, name) for name in rules)
         for model in target.models:
-            before = ready = now.get(model.name)
-            if ready is None or not alike or known[model.name] != model:
-                ready = served_model(target, model, before)
-            found.append(_Next(model, before, ready))
+            before, artifact = now.get(model.name), None
+            served = before
+            if served is None or not alike or known[model.name] != model:
+                artifact = artifact_of(model)
+                served = next_model(target, model, before)
+            found.append(_Next(model, before, served, artifact))
         return found
 
     async def replace(self, target: Config, following: Sequence[_Next]) -> None:
         """Serve the next configuration's models."""
         gateway = self._gateway
         new = [
-            (each.ready, index, pool)
+            (each.now, pool)
             for each in following
-            for index, pool in enumerate(each.ready.fleet.pools)
+            for pool in each.now.fleet.pools
             if each.before is None or pool not in each.before.fleet.pools
         ]
         try:
-            await gateway.prober.look(
-                [(ready, index, e.ranks[0]) for ready, index, pool in new for e in pool.engines]
-            )
-            await gateway.pools.prepare(target, {each.model.name: each.ready for each in following})
+            for served, pool in new:
+                gateway.prober.follow(served, [pool])
+            await gateway.prober.look([(pool, e.ranks[0]) for _, pool in new for e in pool.engines])
+            await gateway.pools.prepare(target, {each.model.name: each.now for each in following})
         except BaseException:  # it is tried again, with other pools
-            for ready, _, pool in new:
-                gateway.prober.drop(pool)
-                for place in range(len(pool.workers)):
-                    ready.adapters.forget(pool, place)
+            for served, pool in new:
+                self._forget(served, pool)
             raise
         async with gateway.rotation.still():
             self._switch(target, following)
         await self._follow_workers(target)
+
+    def _forget(self, served: ModelRuntime, pool: Pool) -> None:
+        """Forget what engines of a pool that is gone, or never came, were found to be."""
+        self._gateway.prober.drop(pool)
+        for place in range(len(pool.workers)):
+            served.adapters.forget(pool, place)
 
     def sweep(self) -> None:
         """Retire what is gone and serves nothing any more."""
@@ -285,51 +286,40 @@ class ModelSet:
         """All at once: no request runs in between."""
         gateway, served = self._gateway, self._gateway.served
         before = {each.name: each for each in served.models}
-        after = [(each, self._present(target, each)) for each in following]
-        for each, now in after:
-            old = before.pop(now.name, None)
-            for pool, state in zip(each.model.pools.values(), now.fleet.pools, strict=True):
-                state.slots_per_worker = pool.max_num_seqs
-                state.may_be_empty = pool.may_be_empty
-            if each.ready is not each.before:
-                now.adapters.use(each.model.loras, discovers=each.model.discover_loras)
-            if old is not now:
-                self._retire_later(old, now)
+        for model, old, now, artifact in following:
+            before.pop(now.name, None)
+            if old is now:
+                continue
+            schedulers = [pool.scheduler for pool in now.fleet.pools]
+            equip(target, model, now, artifact)
+            for pool, scheduler in zip(now.fleet.pools, schedulers, strict=True):
+                if pool.scheduler is not scheduler:
+                    _place_anew(pool)
+            now.adapters.use(model.loras, discovers=model.discover_loras)
+            if old is not None and old.watch is now.watch and model.boundary.auto:
+                now.move_boundaries([s.boundary_tokens or 0 for s in old.routing.pools[:-1]])
+            self._retire_later(old, now)
         for gone in before.values():
             self._retire_later(gone, None)
-        served.models[:] = [now for _, now in after]
+        served.models[:] = [each.now for each in following]
         served.name(target)
-        gateway.pools.use(target, {now.name: now for _, now in after})
+        gateway.pools.use(target, {each.now.name: each.now for each in following})
         gateway.role_keys.follow(role_keys(target, gateway.pools.tokens))
         gateway.config = gateway.workers.config = target
         gateway.replicas.follow(target)
         gateway.bill.follow((m.name, pool) for m in served.models for pool in m.fleet.pools)
 
-    def _present(self, target: Config, each: _Next) -> ModelRuntime:
-        """The model as it is served from now on."""
-        old = each.before
-        if old is None or each.ready is old:
-            return each.ready
-        # Built anew: engines may have come since.
-        schedulers = old.scheduling.schedulers
-        new = served_model(target, each.model, old, each.ready)
-        if new.fleet.pools == old.fleet.pools:
-            for field in fields(new):  # in place, for requests under way, too
-                setattr(old, field.name, getattr(new, field.name))
-            _place_anew(schedulers, old)
-            return old
-        _hand_over(old, new)
-        return new
-
     def _retire_later(self, old: ModelRuntime | None, now: ModelRuntime | None) -> None:
         engines = self._gateway.rotation.replace(old, now)
-        if old is not None:
-            kept = () if now is None else now.fleet.pools
-            pools = [pool for pool in old.fleet.pools if pool not in kept]
-            for pool in pools:
-                old.fleet.response_affinity.left(pool.name, range(len(pool.workers)))
-            self._retirees.append(_Retiree(old, pools, engines))
-            self._gateway.served.retiring.append(old)
+        kept = () if now is None else now.fleet.pools
+        pools = [] if old is None else [pool for pool in old.fleet.pools if pool not in kept]
+        if old is None or not pools:
+            return
+        for pool in pools:
+            old.fleet.response_affinity.left(pool.name, range(len(pool.workers)))
+            self._forget(old, pool)
+        self._retirees.append(_Retiree(old, pools, engines))
+        self._gateway.served.retiring.append(old)
 
     def _retire(self, retiree: _Retiree) -> None:
         gateway, old = self._gateway, retiree.served
@@ -340,12 +330,9 @@ class ModelSet:
         if old.name not in here:
             gateway.metrics.forget(model=old.name)
             _log.info("model %s is gone", old.name)
-        for pool in old.fleet.pools:
-            if pool not in retiree.pools:
-                continue
-            gateway.prober.drop(pool)
-            for place, worker in enumerate(pool.workers):
-                old.adapters.forget(pool, place)
+        for pool in retiree.pools:
+            self._forget(old, pool)  # what its last requests told of it
+            for worker in pool.workers:
                 gateway.metrics.ejections.values.pop((pool.name, worker), None)
             if pool.name not in here.get(old.name, ()):
                 gateway.metrics.forget(model=old.name, pool=pool.name)
@@ -364,31 +351,11 @@ class ModelSet:
             followed[place] = pool.workers
 
 
-def _hand_over(old: ModelRuntime, new: ModelRuntime) -> None:
-    """Let requests that hold the earlier model use the pools that the next one shares with it."""
-    pools = new.fleet.pools
-    places = {here: pools.index(p) for here, p in enumerate(old.fleet.pools) if p in pools}
-    before = old.scheduling
-    parts: dict[str, Any] = {}
-    for name in ("schedulers", "predictors", "prefixes", "prefix_gossip", "follows_prefixes"):
-        mine, theirs = getattr(before, name), getattr(new.scheduling, name)
-        if any(theirs) or any(mine):
-            parts[name] = tuple(
-                (theirs[places[here]] if theirs else None)
-                if here in places
-                else (mine[here] if mine else None)
-                for here in range(len(old.fleet.pools))
-            )
-    old.scheduling = replace(before, **parts)
-    _place_anew(before.schedulers, old)
-
-
-def _place_anew(schedulers: Sequence[object], served: ModelRuntime) -> None:
-    """Have the requests that wait with schedulers that are replaced bind again."""
-    replaced = [s for s in schedulers if s not in served.scheduling.schedulers]
+def _place_anew(pool: Pool) -> None:
+    """Have the requests that wait with a pool's earlier scheduler bind again."""
     now_s = time.monotonic()
-    for job, where in list(served.scheduling.queued.items()):
-        if where in replaced and job.owner is not None and not job.owner.done():
+    for job, where in list(pool.queued.items()):
+        if where is not pool.scheduler and job.owner is not None and not job.owner.done():
             where.cancel(job, now_s)
             job.state = "nowhere"
             job.owner.set_result(True)

@@ -166,9 +166,10 @@ class Replicas:
         """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
         digests.use_seed(seed)
         for model in self._models:
-            for index in filter(None, model.scheduling.prefixes):
-                for worker in range(index.workers):
-                    index.forget(worker)
+            for pool in model.fleet.pools:
+                if pool.prefixes is not None:
+                    for worker in range(pool.prefixes.workers):
+                        pool.prefixes.forget(worker)
 
 
 def _balanced(config: Config) -> list[str]:

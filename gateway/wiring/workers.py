@@ -30,14 +30,15 @@ class Workers:
                 f"No pool '{asked.pool}' of a model '{asked.model}'. GET /admin/pools lists them.",
                 reason="pool_not_found",
             )
-        pool, at = model.pools[asked.pool], names.index(asked.pool)
+        served = next(s for s in self._models if s.name == asked.model)
+        pool, state = model.pools[asked.pool], served.fleet.pools[names.index(asked.pool)]
         found = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
         try:
             if is_source(asked.url):
                 raise ValueError("a source of engines, not an engine")
             address = pool.workers[0].found(found)[0]
             name = address.id.partition("#")[0]
-            like = _like(pool, address, self._rotation.sources(model.name, at).get(name, ()))
+            like = _like(pool, address, self._rotation.sources(state).get(name, ()))
             if asked.api_key is not None:
                 like = like.model_copy(update={"api_key": SecretStr(asked.api_key)})
             engine = like.found(found)
@@ -45,14 +46,13 @@ class Workers:
             raise BadRequest(
                 f"url: {error}. Write it as http://host:port.", reason="bad_request", param="url"
             ) from None
-        for place, served in ((p, s) for s in self._models for p in range(len(s.fleet.pools))):
-            here = served.name == asked.model and place == at
-            if not here and name in self._rotation.sources(served.name, place):
+        for other in (pool for each in self._models for pool in each.fleet.pools):
+            if other is not state and name in self._rotation.sources(other):
                 raise Conflict(
                     f"Worker {name} is in a pool already: its slots would count twice.",
                     reason="worker_exists",
                 )
-        if not self._rotation.add(asked.model, at, ADMIN, engine):
+        if not self._rotation.add(served, state, ADMIN, engine):
             raise Conflict(
                 f"Worker {name} is in this pool with another key, model or number of ranks.",
                 reason="worker_exists",
@@ -62,8 +62,8 @@ class Workers:
     def remove(self, worker: str) -> int:
         hits = 0
         for served in self._models:
-            for pool in range(len(served.fleet.pools)):
-                sources = self._rotation.sources(served.name, pool).get(worker)
+            for pool in served.fleet.pools:
+                sources = self._rotation.sources(pool).get(worker)
                 if sources is None:
                     continue
                 if others := sorted(sources - {ADMIN, CONFIGURED}):
@@ -74,7 +74,7 @@ class Workers:
                     )
                 hits += 1
                 for source in sources:
-                    self._rotation.remove(served.name, pool, source, worker)
+                    self._rotation.remove(served, pool, source, worker)
         return hits
 
 

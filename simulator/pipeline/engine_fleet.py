@@ -198,10 +198,10 @@ class EngineFleet:
     def report(self, now_s: float) -> None:
         """Put the engines' metrics where the gateway keeps them."""
         for (pool, worker), (unit, rank) in self._place.items():
-            fleet, profile = self._served.fleet, self._gateway.profiles[pool]
-            fleet.pools[pool].kv_tokens[worker] = profile.kv_blocks * profile.block_tokens
+            state, profile = self._served.fleet.pools[pool], self._gateway.profiles[pool]
+            state.kv_tokens[worker] = profile.kv_blocks * profile.block_tokens
             sample = EngineSample(kv_usage=self._units[unit].kv_usage(rank))
-            record(fleet.telemetry[pool], worker, sample, now_s)
+            record(state.view, worker, sample, now_s)
 
     @property
     def preemptions(self) -> tuple[int, ...]:

@@ -187,16 +187,12 @@ class Intake:
         rules = compression.rules
         if not requested(rules, header=None):
             return None
-        if rules.only_when_busy and self._has_room(planned.pool, now_s):
+        if rules.only_when_busy and has_room(self._served.fleet.pools[planned.pool], now_s):
             return None
         found = compression_window_of(
             self._served.routing, rules, CHAT, flight.facts, flight.estimate, planned
         )
         return found if isinstance(found, CompressionWindow) else None
-
-    def _has_room(self, pool: int, now_s: float) -> bool:
-        views = self._served.fleet.telemetry
-        return has_room(self._served.fleet.pools[pool], views[pool] if views else None, now_s)
 
     def _compress(
         self, flight: Flight, window: CompressionWindow, planned: Plan, now_s: float

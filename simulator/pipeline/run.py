@@ -90,7 +90,7 @@ class _Run:
         arrivals: list[float] = self.requests.traffic.arrival_s.tolist()
         changes = list(changes_of(failures))[::-1]
         n, at, tick_s = len(arrivals), 0, TICK_S
-        look_s = 0.0 if self.served.fleet.telemetry else inf
+        look_s = 0.0 if self.served.fleet.reads_metrics else inf
         while at < n or self.serving.flights:
             engine_s = self.serving.engines.next_s()
             timer_s = self.timers[0][0] if self.timers else inf
@@ -119,7 +119,8 @@ class _Run:
 
     def outcome(self) -> PipelineOutcome:
         """The results of all requests."""
-        covered = [s.coverage for s in self.served.scheduling.schedulers if s.coverage is not None]
+        schedulers = [pool.scheduler for pool in self.served.fleet.pools]
+        covered = [s.coverage for s in schedulers if s.coverage is not None]
         return PipelineOutcome(
             fleet=self.serving.columns.outcome(self.serving.engines.preemptions),
             entitlement=self.requests.entitlement,

@@ -106,7 +106,7 @@ class Serving:
         for pool in pools:
             if not fleet.available(self.pools[pool], now_s):
                 continue
-            scheduler = self.served.scheduling.schedulers[pool]
+            scheduler = self.pools[pool].scheduler
             if pool != flight.held.pool:
                 moved = self.leases.move(flight.index, pool, now_s, force=True)
                 if not isinstance(moved, str):
@@ -258,5 +258,5 @@ class Serving:
 
     def tick(self, now_s: float) -> None:
         """Let the schedulers look after their queues."""
-        for scheduler in self.served.scheduling.schedulers:
-            self.send_all(scheduler.tick(now_s), now_s)
+        for pool in self.pools:
+            self.send_all(pool.scheduler.tick(now_s), now_s)

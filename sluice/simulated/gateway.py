@@ -66,8 +66,7 @@ def policies_of(gateway: Gateway) -> tuple[str, ...]:
     """In words, what decides in each pool and at the door."""
     served = gateway.served
     pools = ", ".join(
-        f"{pool.name} {_NAMES[type(each).__name__]}"
-        for pool, each in zip(served.fleet.pools, served.scheduling.schedulers, strict=True)
+        f"{pool.name} {_NAMES[type(pool.scheduler).__name__]}" for pool in served.fleet.pools
     )
     admission = "by token pool" if gateway.terms is not None else "open"
     compression = "off"

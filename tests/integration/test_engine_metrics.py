@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView
+from gateway.fleet.engine_telemetry import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.upstream import HttpUpstream
@@ -45,8 +45,8 @@ def served_at(url: str) -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(1,))
     return changed(
         model,
-        workers=((address("w0", port=urlsplit(url).port or 0),),),
-        telemetry=(TelemetryView(1),),
+        addresses=([address("w0", port=urlsplit(url).port or 0)],),
+        reads_metrics=True,
     )
 
 
@@ -57,8 +57,8 @@ def prober(served: ModelRuntime, upstream: HttpUpstream) -> Prober:
 async def sampled(served: ModelRuntime) -> EngineSample | None:
     upstream = HttpUpstream()
     try:
-        known = await prober(served, upstream).read(served, 0, 0)
-        return served.fleet.telemetry[0].samples[0] if known else None
+        known = await prober(served, upstream).read(served.fleet.pools[0], 0)
+        return served.fleet.pools[0].view.samples[0] if known else None
     finally:
         await upstream.close()
 
@@ -88,10 +88,11 @@ async def test_an_engine_that_came_back_has_restarted() -> None:
         served = served_at(url)
         async with httpx.AsyncClient() as client:
             await client.post(url + "/v1/chat/completions", json=BODY, timeout=10)
-        assert await prober(served, upstream).read(served, 0, 0)
-    assert not await prober(served, upstream).read(served, 0, 0)
+        assert await prober(served, upstream).read(served.fleet.pools[0], 0)
+    assert not await prober(served, upstream).read(served.fleet.pools[0], 0)
     with engine() as url:
-        again = changed(served_at(url), telemetry=served.fleet.telemetry)
-        assert await prober(again, upstream).read(again, 0, 0)
+        again = served_at(url)
+        again.fleet.pools[0].view = served.fleet.pools[0].view
+        assert await prober(again, upstream).read(again.fleet.pools[0], 0)
     await upstream.close()
-    assert served.fleet.telemetry[0].restarts == [1]
+    assert served.fleet.pools[0].view.restarts == [1]

@@ -37,8 +37,7 @@ def test_conversations_grow_and_begin_alike() -> None:
 def test_the_load_is_as_it_says(policy: str) -> None:
     loaded = Loaded(Size(workers=4, policy=policy, entitlements=3))
     loaded.run(400)
-    served = loaded.served
-    waiting = sum(sum(s.waiting) for s in served.scheduling.schedulers)
+    waiting = sum(loaded.pool.scheduler.waiting)
     assert sum(loaded.pool.active) + waiting == loaded.store.active
     assert 4 * 16 < loaded.store.active < 4 * 48
     assert loaded.cpu.mean_us("bind") > 0

@@ -12,7 +12,7 @@ from gateway.dashboard.tables import (
     worker_rows,
 )
 from gateway.fleet import members, model_runtime
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
+from gateway.fleet.engine_telemetry import EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement
@@ -25,8 +25,8 @@ def fleet_of(workers: int) -> ModelRuntime:
     plain = served_model(table=routing(("only", 8192, None)), workers=(workers,))
     return changed(
         plain,
-        predictors=(PrefillPredictor(workers=workers),),
-        telemetry=(TelemetryView(workers),),
+        predictor=(PrefillPredictor(workers=workers),),
+        reads_metrics=True,
     )
 
 
@@ -37,15 +37,15 @@ def usage_of(served: ModelRuntime, described: dict[str, object]) -> dict[str, fl
 
 def test_present_workers_are_shown_with_their_own_figures() -> None:
     served = fleet_of(2)
-    pool, view = served.fleet.pools[0], served.fleet.telemetry[0]
-    model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
+    pool, view = served.fleet.pools[0], served.fleet.pools[0].view
+    served.fleet.pools[0].join((address("new"),), 0.0, up=True)
     for place, usage in enumerate((0.1, 0.2, 0.3)):
         record(view, place, EngineSample(kv_usage=usage), 0.5)
     members.leave(pool, 0)
     described = describe_fleet(served, (), 1.0)
     (leaving, *_) = worker_rows(served, described, 1.0)
     assert (leaving["id"], leaving["state"]) == (pool.workers[0], "draining")
-    model_runtime.vacate(served, 0, [0], 1.0)
+    model_runtime.vacate(served, served.fleet.pools[0], [0], 1.0)
     shown = describe_fleet(served, (), 1.0)
     assert usage_of(served, shown) == {pool.workers[1]: 0.2, "new": 0.3}
     (row,) = pool_rows(served, shown)
@@ -54,12 +54,12 @@ def test_present_workers_are_shown_with_their_own_figures() -> None:
 
 def test_a_worker_that_left_since_it_was_described_has_no_figures_of_another() -> None:
     served = fleet_of(2)
-    pool, view = served.fleet.pools[0], served.fleet.telemetry[0]
+    pool, view = served.fleet.pools[0], served.fleet.pools[0].view
     for place, usage in enumerate((0.1, 0.2)):
         record(view, place, EngineSample(kv_usage=usage), 0.5)
     described = describe_fleet(served, (), 1.0)
     members.leave(pool, 0)
-    model_runtime.vacate(served, 0, [0], 1.0)
+    model_runtime.vacate(served, served.fleet.pools[0], [0], 1.0)
     assert usage_of(served, described) == {pool.workers[0]: None, pool.workers[1]: 0.2}
 
 

@@ -17,7 +17,7 @@ from gateway.fleet.engine_metrics import (
     read_page,
 )
 from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import PoolState, held_tokens
 from tests.growth import assert_linear
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -229,10 +229,10 @@ def test_preemptions_are_counted_from_the_first_reading_and_over_restarts() -> N
 
 
 def test_tokens_held_are_known_where_size_and_usage_are() -> None:
-    pool, view = PoolState("p", ["w"], 8), TelemetryView(1)
-    assert tv.held_tokens(pool, view, 0, 0.0) is None
-    record(view, 0, EngineSample(kv_usage=0.5), 0.0)
-    assert tv.held_tokens(pool, view, 0, 1.0) is None
+    pool = PoolState("p", ["w"], 8)
+    assert held_tokens(pool, 0, 0.0) is None
+    record(pool.view, 0, EngineSample(kv_usage=0.5), 0.0)
+    assert held_tokens(pool, 0, 1.0) is None
     pool.kv_tokens[0] = 8000
-    assert tv.held_tokens(pool, view, 0, 1.0) == 4000
-    assert tv.held_tokens(pool, view, 0, 60.0) is None
+    assert held_tokens(pool, 0, 1.0) == 4000
+    assert held_tokens(pool, 0, 60.0) is None

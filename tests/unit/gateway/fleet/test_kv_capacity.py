@@ -22,7 +22,7 @@ def served() -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(2,))
     return changed(
         model,
-        workers=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),),
+        addresses=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),),
         kv_bytes_per_token=1024,
     )
 
@@ -50,8 +50,8 @@ async def test_blocks_times_their_size_times_bytes_a_token(
     engines.answer("/metrics", page(INFO % (0, "100")), port=1)
     engines.answer("/metrics", page(INFO % (0, "200")), port=2)
     probing = prober(served, engines)
-    assert await probing.probe(served, 0, 0)
-    assert await probing.probe(served, 0, 1)
+    assert await probing.probe(served.fleet.pools[0], 0)
+    assert await probing.probe(served.fleet.pools[0], 1)
     assert served.fleet.pools[0].kv_tokens == {0: 1600, 1: 3200}
     keys = {worker.port: worker.api_key for worker, _ in engines.calls}
     assert keys == {1: None, 2: "sk-engine"}
@@ -61,7 +61,7 @@ async def test_data_parallel_engines_of_a_worker_add_up(
     served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10"), INFO % (1, "20")))
-    await prober(served, engines).probe(served, 0, 0)
+    await prober(served, engines).probe(served.fleet.pools[0], 0)
     assert served.fleet.pools[0].kv_tokens[0] == 30 * 16
 
 
@@ -71,16 +71,16 @@ async def test_a_worker_is_asked_once_until_it_was_away(
     engines.answer("/metrics", page(INFO % (0, "10")))
     probing = prober(served, engines)
     for _ in range(3):
-        await probing.probe(served, 0, 0)
+        await probing.probe(served.fleet.pools[0], 0)
     assert engines.asked("/metrics") == 1
     engines.answer("/health", status=503)
     for _ in range(3):
-        await probing.probe(served, 0, 0)
+        await probing.probe(served.fleet.pools[0], 0)
     known = served.fleet.pools[0].kv_tokens[0]
     assert known == 10 * 16, "capacity counts workers in the rotation only"
     engines.answer("/health")
     engines.answer("/metrics", page(INFO % (0, "99")))
-    await probing.probe(served, 0, 0)
+    await probing.probe(served.fleet.pools[0], 0)
     assert (engines.asked("/metrics"), served.fleet.pools[0].kv_tokens[0]) == (2, 99 * 16)
 
 
@@ -105,7 +105,7 @@ async def test_what_is_not_told_is_unknown(
     answer: Script,
 ) -> None:
     engines.play("/metrics", answer)
-    assert await prober(served, engines).probe(served, 0, 0), "it stays in the rotation"
+    assert await prober(served, engines).probe(served.fleet.pools[0], 0), "it stays in the rotation"
     assert not served.fleet.pools[0].kv_tokens[0]
 
 
@@ -114,14 +114,14 @@ async def test_an_engine_that_tells_no_longer_is_unknown_again(
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
     probing = prober(served, engines)
-    await probing.probe(served, 0, 0)
+    await probing.probe(served.fleet.pools[0], 0)
     assert served.fleet.pools[0].kv_tokens[0]
     engines.answer("/health", status=500)
     while served.fleet.pools[0].engine_of[0].up:
-        await probing.probe(served, 0, 0)
+        await probing.probe(served.fleet.pools[0], 0)
     engines.answer("/health")
     engines.answer("/metrics", status=404)
-    await probing.probe(served, 0, 0)
+    await probing.probe(served.fleet.pools[0], 0)
     assert served.fleet.pools[0].kv_tokens[0] == 0
 
 
@@ -130,7 +130,7 @@ async def test_a_metrics_page_that_breaks_off_harms_nobody(
     served: ModelRuntime, engines: FakeEngines, script: Script
 ) -> None:
     engines.play("/metrics", script)
-    assert await prober(served, engines).probe(served, 0, 0)
+    assert await prober(served, engines).probe(served.fleet.pools[0], 0)
     assert not served.fleet.pools[0].kv_tokens[0]
 
 
@@ -141,7 +141,7 @@ async def test_a_page_without_end_tells_nothing(
 ) -> None:
     monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 300)
     engines.answer("/metrics", page(INFO % (0, "10")) + "\n" + "x" * 301)
-    await prober(served, engines).probe(served, 0, 0)
+    await prober(served, engines).probe(served.fleet.pools[0], 0)
     assert not served.fleet.pools[0].kv_tokens[0]
 
 
@@ -150,7 +150,7 @@ async def test_without_bytes_a_token_nobody_is_asked(
 ) -> None:
     engines.answer("/metrics", page(INFO % (0, "10")))
     plain = changed(served, kv_bytes_per_token=0)
-    await prober(plain, engines).probe(plain, 0, 0)
+    await prober(plain, engines).probe(plain.fleet.pools[0], 0)
     assert engines.asked("/metrics") == 0
 
 
@@ -169,5 +169,5 @@ def test_twice_the_labels_take_twice_the_time(unit: str) -> None:
 async def test_a_line_without_end_is_cut_off(served: ModelRuntime, engines: FakeEngines) -> None:
     line = INFO % (0, "10")
     engines.answer("/metrics", page(line, line.replace('"16"', f'"{"9" * 5000}"')))
-    await prober(served, engines).probe(served, 0, 0)
+    await prober(served, engines).probe(served.fleet.pools[0], 0)
     assert not served.fleet.pools[0].kv_tokens[0]

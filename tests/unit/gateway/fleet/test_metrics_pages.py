@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gateway.fleet import engine_pages, probes
-from gateway.fleet.engine_telemetry import STALE_S, TelemetryView, kv_usage
+from gateway.fleet.engine_telemetry import STALE_S, kv_usage
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import JITTER, Prober
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -29,8 +29,8 @@ def served() -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(2,))
     return changed(
         model,
-        workers=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),),
-        telemetry=(TelemetryView(2),),
+        addresses=((address("w0", port=1), address("w1", port=2, api_key="sk-engine")),),
+        reads_metrics=True,
     )
 
 
@@ -54,8 +54,8 @@ async def test_a_page_fills_the_view(
     served: ModelRuntime, engines: FakeEngines, metrics: Prober
 ) -> None:
     engines.answer("/metrics", PAGE % 5, port=2)
-    assert await metrics.read(served, 0, 1)
-    (view,) = served.fleet.telemetry
+    assert await metrics.read(served.fleet.pools[0], 1)
+    view = served.fleet.pools[0].view
     assert kv_usage(view, 1, 10.0) == 0.5
     assert kv_usage(view, 0, 10.0) is None
     ((worker, call),) = engines.calls
@@ -71,7 +71,7 @@ async def test_a_restart_empties_the_prefix_cache_once(
         for tokens in (50, 60, 5, 6):
             index.insert(((1, 7),), 0, 1.0)
             engines.answer("/metrics", PAGE % tokens, port=1)
-            await prober(served, engines).read(served, 0, 0)
+            await prober(served, engines).read(served.fleet.pools[0], 0)
             assert bool(index.match(((1, 7),), 1.0)) == (tokens != 5)
     assert caplog.text.count("w0 restarted") == 1
 
@@ -81,15 +81,15 @@ async def test_without_a_page_nothing_is_recorded(
     served: ModelRuntime, engines: FakeEngines, metrics: Prober, status: int
 ) -> None:
     engines.answer("/metrics", PAGE % 5, status)
-    assert not await metrics.read(served, 0, 0)
-    assert kv_usage(served.fleet.telemetry[0], 0, 10.0) is None
+    assert not await metrics.read(served.fleet.pools[0], 0)
+    assert kv_usage(served.fleet.pools[0].view, 0, 10.0) is None
 
 
 async def test_an_engine_that_cannot_be_reached_raises_nothing(
     served: ModelRuntime, engines: FakeEngines, metrics: Prober
 ) -> None:
     engines.play("/metrics", failure("connect"))
-    assert not await metrics.read(served, 0, 0)
+    assert not await metrics.read(served.fleet.pools[0], 0)
 
 
 async def test_a_page_that_never_ends_is_left(
@@ -100,14 +100,14 @@ async def test_a_page_that_never_ends_is_left(
 ) -> None:
     monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 50)
     engines.answer("/metrics", PAGE % 5)
-    assert not await metrics.read(served, 0, 0)
+    assert not await metrics.read(served.fleet.pools[0], 0)
 
 
 async def test_an_engine_that_hangs_is_left_after_the_time_out(
     served: ModelRuntime, engines: FakeEngines
 ) -> None:
     engines.play("/metrics", HANG)
-    assert not await prober(served, engines, timeout_s=0.01).read(served, 0, 0)
+    assert not await prober(served, engines, timeout_s=0.01).read(served.fleet.pools[0], 0)
 
 
 async def test_unknown_names_warn_once(
@@ -118,11 +118,11 @@ async def test_unknown_names_warn_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, "sluice.telemetry"):
         engines.answer("/metrics", "go_goroutines 8\n")
-        assert not await metrics.read(served, 0, 0)
-        assert not await metrics.read(served, 0, 1)
+        assert not await metrics.read(served.fleet.pools[0], 0)
+        assert not await metrics.read(served.fleet.pools[0], 1)
         engines.answer("/metrics", "vllm:num_requests_running 1\n")
         for _ in range(2):
-            assert await metrics.read(served, 0, 0)
+            assert await metrics.read(served.fleet.pools[0], 0)
     said = [line.getMessage() for line in caplog.records]
     assert len(said) == 3
     assert "tells no metrics known here" in said[0]
@@ -146,7 +146,7 @@ async def test_workers_are_read_in_the_background_until_closed(
     seen = len(engines.calls)
     await asyncio.sleep(0.01)
     assert len(engines.calls) == seen
-    (view,) = served.fleet.telemetry
+    view = served.fleet.pools[0].view
     assert kv_usage(view, 0, 10.0) == 0.5
     assert kv_usage(view, 1, 10.0) is None
 
@@ -156,7 +156,7 @@ def test_many_workers_are_asked_less_often_but_before_what_they_said_is_stale(
     workers: int, interval_s: float
 ) -> None:
     model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
-    model = changed(model, telemetry=(TelemetryView(workers),))
+    model = changed(model, reads_metrics=True)
     metrics = prober(model, FakeEngines())
     assert metrics.page_interval_s == interval_s
     assert metrics.page_interval_s * (1 + JITTER) < STALE_S
@@ -169,8 +169,8 @@ async def test_the_mock_engines_pages_are_understood(
     assert callable(render)
     driver = Driver(MockConfig(model="m", profile=PROFILES["llama-3-70b-a100"]))
     engines.answer("/metrics", render(driver))
-    assert await metrics.read(served, 0, 0)
-    sample = served.fleet.telemetry[0].samples[0]
+    assert await metrics.read(served.fleet.pools[0], 0)
+    sample = served.fleet.pools[0].view.samples[0]
     assert (sample.running, sample.waiting, sample.kv_usage) == (0, 0, 0)
     assert sample.prompt_tokens_total == 0
     assert sample.generation_tokens_total == 0

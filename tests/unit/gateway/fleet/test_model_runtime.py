@@ -7,21 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet import fleet, members, model_runtime
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.engine_telemetry import EngineSample, record
 from gateway.fleet.members import REUSE_AFTER_S
-from gateway.fleet.model_runtime import MEMORY, ModelCompression, ModelRuntime
+from gateway.fleet.model_runtime import MEMORY, ModelCompression, ModelRuntime, Pool
 from gateway.pipeline.request_progress import require
 from gateway.records.decision import CompressionSection
 from gateway.routing.conversations import ResponseLocation
 from gateway.routing.routing import CompressionRules
-from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.rank_group import RankGroup
 from gateway.scheduling.rank_solver import assign
-from gateway.scheduling.scheduler import Job
+from gateway.scheduling.scheduler import Job, Scheduler
 from gateway.scheduling.schedulers import SHADOWED, make_scheduler
 from predictor.online import PrefillPredictor
 from tests.builders import address, changed, routing, served_model
@@ -34,13 +32,10 @@ def quartz_model(workers: int) -> ModelRuntime:
     predictor = PrefillPredictor(workers=workers)
     return changed(
         plain,
-        schedulers=(
-            Quartz(plain.fleet.pools[0], predictor, DEFAULT),
-            *plain.scheduling.schedulers[1:],
-        ),
-        predictors=(predictor,),
+        scheduler=(Quartz(plain.fleet.pools[0], predictor, DEFAULT),),
+        predictor=(predictor,),
         prefixes=(PrefixIndex(workers),),
-        telemetry=(TelemetryView(workers),),
+        reads_metrics=True,
     )
 
 
@@ -49,7 +44,7 @@ def job(tokens: int = 1000) -> Job:
 
 
 def quartz_of(served: ModelRuntime) -> Quartz:
-    scheduler = served.scheduling.schedulers[0]
+    scheduler = served.fleet.pools[0].scheduler
     assert isinstance(scheduler, Quartz)
     return scheduler
 
@@ -57,8 +52,8 @@ def quartz_of(served: ModelRuntime) -> Quartz:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_new_worker_is_scheduled_like_any_other(workers: int) -> None:
     served = quartz_model(workers)
-    (place,) = model_runtime.join(served, 0, (address("new", port=7),), 0.0, up=True)
-    assert served.fleet.workers[0][place].port == 7
+    (place,) = served.fleet.pools[0].join((address("new", port=7),), 0.0, up=True)
+    assert served.fleet.pools[0].addresses[place].port == 7
     for other in range(workers):
         fleet.unreachable(served.fleet.pools[0], other)
     scheduler = quartz_of(served)
@@ -67,14 +62,14 @@ def test_a_new_worker_is_scheduled_like_any_other(workers: int) -> None:
     scheduler.first_token(sent, 1.5)
     scheduler.finished(sent, 2.0, answered=True)
     scheduler.tick(2.0)
-    assert require(served.scheduling.predictors[0]).observed == 1
+    assert require(served.fleet.pools[0].predictor).observed == 1
 
 
 def test_a_new_worker_has_the_pools_learned_speed_and_no_prefix() -> None:
     served = quartz_model(2)
     predictor, index = (
-        require(served.scheduling.predictors[0]),
-        require(served.scheduling.prefixes[0]),
+        require(served.fleet.pools[0].predictor),
+        require(served.fleet.pools[0].prefixes),
     )
     for _ in range(300):
         for worker in range(2):
@@ -84,7 +79,7 @@ def test_a_new_worker_has_the_pools_learned_speed_and_no_prefix() -> None:
             predictor.observe(worker, x, mean_s, high_s, bucket, 2.0)
     for worker in range(2):
         index.insert(prompt(1, 1000), worker)
-    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0)
+    (place,) = served.fleet.pools[0].join((address("new"),), 0.0)
     speed = predictor.prefill_tokens_per_s(place)
     assert speed == pytest.approx(predictor.prefill_tokens_per_s(0), rel=0.2)
     assert index.match(prompt(1, 1000)) == [(1000, 0b011)]
@@ -94,8 +89,8 @@ def test_a_new_worker_has_the_pools_learned_speed_and_no_prefix() -> None:
 
 def test_a_new_worker_follows_what_the_pool_learns_until_it_was_timed_itself() -> None:
     served = quartz_model(1)
-    scheduler, predictor = quartz_of(served), require(served.scheduling.predictors[0])
-    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
+    scheduler, predictor = quartz_of(served), require(served.fleet.pools[0].predictor)
+    (place,) = served.fleet.pools[0].join((address("new"),), 0.0, up=True)
     before = scheduler._s_per_token[place]
     for _ in range(300):
         x, mean_s, high_s, bucket = predictor.predict_request(
@@ -112,16 +107,15 @@ def test_a_pool_without_predictor_and_prefixes_changes_beside_one_that_has_them(
     quartz = Quartz(plain.fleet.pools[1], PrefillPredictor(workers=2), DEFAULT)
     served = changed(
         plain,
-        schedulers=(plain.scheduling.schedulers[0], quartz),
-        predictors=(None, PrefillPredictor(workers=2)),
+        scheduler=(plain.fleet.pools[0].scheduler, quartz),
+        predictor=(None, PrefillPredictor(workers=2)),
         prefixes=(None, PrefixIndex(2)),
-        prefix_gossip=(None, PrefixGossip()),
     )
-    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
+    (place,) = served.fleet.pools[0].join((address("new"),), 0.0, up=True)
     assert place in fleet.available(served.fleet.pools[0], 0.0)
     members.leave(served.fleet.pools[0], place)
-    assert list(model_runtime.finished(served, 0, [place])) == [place]
-    model_runtime.vacate(served, 0, [place], 1.0)
+    assert list(served.fleet.pools[0].finished([place])) == [place]
+    model_runtime.vacate(served, served.fleet.pools[0], [place], 1.0)
     assert not served.fleet.pools[0].present[place]
 
 
@@ -130,8 +124,8 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     plain = served_model(table=routing(("only", 8192, None)), workers=(1,))
     pool, predictor, index = plain.fleet.pools[0], PrefillPredictor(workers=1), PrefixIndex(1)
     scheduler = make_scheduler(policy, pool, predictor=predictor, shadow=True)
-    served = changed(plain, schedulers=(scheduler,), predictors=(predictor,), prefixes=(index,))
-    (place,) = model_runtime.join(served, 0, (address("new"),), 0.0, up=True)
+    served = changed(plain, scheduler=(scheduler,), predictor=(predictor,), prefixes=(index,))
+    (place,) = served.fleet.pools[0].join((address("new"),), 0.0, up=True)
     index.insert(prompt(1, 1000), place)
     fleet.unreachable(pool, 0)
     one = job()
@@ -144,7 +138,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     assert predictor.observed == 1
     fleet.probed(pool, 0, ok=True)
     members.leave(pool, place)
-    model_runtime.vacate(served, 0, [place], 3.0)
+    model_runtime.vacate(served, served.fleet.pools[0], [place], 3.0)
     assert index.match(prompt(1, 1000)) == []
     two = job()
     scheduler.submit(two, 4.0)
@@ -153,19 +147,19 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
 
 def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     served = quartz_model(2)
-    index = require(served.scheduling.prefixes[0])
+    index = require(served.fleet.pools[0].prefixes)
     index.insert(prompt(1, 1000), 1)
-    record(served.fleet.telemetry[0], 1, EngineSample(running=3.0), 0.0)
+    record(served.fleet.pools[0].view, 1, EngineSample(running=3.0), 0.0)
     served.fleet.pools[0].reports_cached.add(1)
     served.fleet.response_affinity.remember("kept", ResponseLocation(pool="only", worker=0))
     served.fleet.response_affinity.remember("gone", ResponseLocation(pool="only", worker=1))
     members.leave(served.fleet.pools[0], 1)
-    model_runtime.vacate(served, 0, [1], 0.0)
+    model_runtime.vacate(served, served.fleet.pools[0], [1], 0.0)
     assert index.match(prompt(1, 1000)) == []
-    (place,) = model_runtime.join(served, 0, (address("new"),), REUSE_AFTER_S)
+    (place,) = served.fleet.pools[0].join((address("new"),), REUSE_AFTER_S)
     assert place == 1
     assert index.match(prompt(1, 1000)) == []
-    assert served.fleet.telemetry[0].samples[1] == EngineSample()
+    assert served.fleet.pools[0].view.samples[1] == EngineSample()
     assert served.fleet.pools[0].reports_cached == set()
     assert served.fleet.response_affinity.find("kept") is not None
     assert served.fleet.response_affinity.find("gone") is None
@@ -193,32 +187,30 @@ def test_workers_with_waiting_jobs_are_found_in_one_pass_over_the_queue() -> Non
     scheduler = quartz_of(served)
     reads = 0
 
-    class Queue(dict[Job, object]):
-        def items(self) -> Any:
+    class Queue(dict[Job, Scheduler]):
+        def __iter__(self) -> Any:
             nonlocal reads
             reads += 1
-            return super().items()
+            return super().__iter__()
 
-    queue = Queue()
-    for worker in (1, 2):
-        waiting = job()
-        waiting.worker = worker
-        queue[waiting] = scheduler if worker == 1 else object()
-    served = changed(served, queued=queue)
+    served.fleet.pools[0].queued = queue = Queue()
+    waiting = job()
+    waiting.worker = 1
+    queue[waiting] = scheduler
     for worker in range(3):
         members.leave(served.fleet.pools[0], worker)
     fleet.start(served.fleet.pools[0], 0, 1, 10)
-    assert list(model_runtime.finished(served, 0, range(4))) == [2]
+    assert list(served.fleet.pools[0].finished(range(4))) == [2]
     assert reads == 1
 
 
 def test_an_engine_of_several_ranks_joins_a_group_and_leaves_it() -> None:
     plain = served_model(table=routing(("only", 8192, None)), workers=(2,))
-    pool = PoolState("only", ["a#0", "a#1"], 4, [(0, 1)])
+    pool = Pool("only", [address("a#0"), address("a#1")], 4, [(0, 1)])
     group = RankGroup(pool, assign)
-    served = changed(plain, pools=(pool,), schedulers=(group,))
+    served = changed(plain, pools=(pool,), scheduler=(group,))
     engine = tuple(address(f"b#{rank}", rank=rank) for rank in range(3))
-    places = model_runtime.join(served, 0, engine, 0.0, up=True)
+    places = served.fleet.pools[0].join(engine, 0.0, up=True)
     used = set()
     for n in range(20):
         for sent in group.submit(job(100), 40.0 + n / 100):

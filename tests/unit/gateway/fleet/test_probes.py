@@ -25,7 +25,7 @@ from tests.fakes import HANG, FakeClock, FakeEngines, Script, failure, whole
 def fleet_of(workers: int) -> ModelRuntime:
     model = served_model(table=routing(("only", 8192, None)), workers=(workers,))
     addresses = tuple(address(f"w{n}", port=n + 1) for n in range(workers))
-    return changed(model, workers=(addresses,))
+    return changed(model, addresses=(addresses,))
 
 
 def prober(served: ModelRuntime, engines: FakeEngines) -> Prober:
@@ -55,7 +55,7 @@ async def test_who_answers_health_is_in_the_rotation(
     engines.play("/health", health)
     engines.play("/v1/models", models)
     probing = prober(served, engines)
-    assert await probing.probe(served, 0, 0) is ok
+    assert await probing.probe(served.fleet.pools[0], 0) is ok
     assert [e.up for e in served.fleet.pools[0].engine_of] == [ok]
 
 
@@ -64,7 +64,7 @@ async def test_a_probe_that_could_not_be_sent_says_nothing_of_the_engine(*, up: 
     served, engines = fleet_of(1), FakeEngines()
     fleet.probed(served.fleet.pools[0], 0, ok=up)
     engines.play("/health", failure("local"))
-    assert await prober(served, engines).probe(served, 0, 0) is up
+    assert await prober(served, engines).probe(served.fleet.pools[0], 0) is up
     assert [e.up for e in served.fleet.pools[0].engine_of] == [up]
 
 
@@ -75,7 +75,7 @@ async def test_another_window_is_told_once(caplog: pytest.LogCaptureFixture) -> 
     probing = prober(served, engines)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            await probing.probe(served, 0, 0)
+            await probing.probe(served.fleet.pools[0], 0)
     (record,) = caplog.records
     assert "w0 reports max_model_len 4096, but pool only says 8192" in record.getMessage()
     assert engines.asked("/v1/models") == 1
@@ -105,7 +105,7 @@ async def test_who_is_not_ready_is_named_with_the_reason(
     told = RotationLog()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert not await probing.probe(served, 0, 0)
+            assert not await probing.probe(served.fleet.pools[0], 0)
             told.look([served], 0.0)
     assert served.fleet.pools[0].engine_of[0].why_down.startswith(why)
     (reported,) = [record.getMessage() for record in caplog.records]
@@ -114,10 +114,10 @@ async def test_who_is_not_ready_is_named_with_the_reason(
 
 async def test_a_key_that_is_refused_is_told_from_one_that_is_missing() -> None:
     served, engines = fleet_of(1), FakeEngines()
-    keyed = changed(served, workers=((address("w0", port=1, api_key="sk"),),))
+    keyed = changed(served, addresses=((address("w0", port=1, api_key="sk"),),))
     engines.answer("/health")
     engines.answer("/v1/models", "{}", status=403)
-    assert not await prober(keyed, engines).probe(keyed, 0, 0)
+    assert not await prober(keyed, engines).probe(keyed.fleet.pools[0], 0)
     assert "it refuses the key" in keyed.fleet.pools[0].engine_of[0].why_down
 
 
@@ -126,17 +126,17 @@ async def test_the_name_that_an_engine_is_sent_is_looked_for_until_it_is_there()
     engines.answer("/health")
     engines.answer("/v1/models", OTHER)
     probing = prober(served, engines)
-    assert not await probing.probe(served, 0, 0)
+    assert not await probing.probe(served.fleet.pools[0], 0)
     assert fleet.available(served.fleet.pools[0], 0.0) == []
     engines.answer("/v1/models", '{"data": [{"id": "m"}]}')
-    assert await probing.probe(served, 0, 0)
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     assert fleet.available(served.fleet.pools[0], 0.0) == [0]
     assert [e.why_down for e in served.fleet.pools[0].engine_of] == [""]
     assert engines.asked("/v1/models") == 2, "not with every probe"
-    named = changed(served, workers=((address("w0", port=1, served_model="base-2"),),))
+    named = changed(served, addresses=((address("w0", port=1, served_model="base-2"),),))
     engines.answer("/v1/models", OTHER)
-    assert await prober(named, engines).probe(named, 0, 0)
+    assert await prober(named, engines).probe(named.fleet.pools[0], 0)
 
 
 async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ async def test_an_alias_that_is_an_adapter_is_told_once(caplog: pytest.LogCaptur
     probing = prober(served, engines)
     with caplog.at_level(logging.WARNING):
         for worker in range(2):
-            assert await probing.probe(served, 0, worker)
+            assert await probing.probe(served.fleet.pools[0], worker)
     assert served.adapters.names == ["sql"]
     (record,) = caplog.records
     assert "alias sql of m is a LoRA adapter at worker w0" in record.getMessage()
@@ -163,13 +163,13 @@ async def test_an_adapter_that_is_loaded_later_is_found(caplog: pytest.LogCaptur
     engines.answer("/v1/models", card % "")
     probing = Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines, clock=clock)
     with caplog.at_level(logging.WARNING):
-        assert await probing.probe(served, 0, 0)
+        assert await probing.probe(served.fleet.pools[0], 0)
     assert "max_model_len" in caplog.records[0].getMessage()
     engines.answer("/v1/models", card % ',{"id":"sql","parent":"m"}')
     with caplog.at_level(logging.WARNING):
         for _ in range(30):
             clock.advance(2.0)
-            assert await probing.probe(served, 0, 0)
+            assert await probing.probe(served.fleet.pools[0], 0)
     assert served.adapters.names == ["sql"]
     assert len(caplog.records) == 2, "of the window it is told once"
     assert engines.asked("/v1/models") == 3
@@ -179,12 +179,12 @@ async def test_a_worker_that_streams_stays_in_the_rotation_whatever_probes_miss(
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")
     probing = prober(served, engines)
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     engines.play("/health", HANG)
     tokens = iter(range(1, 100))
     served.fleet.pools[0].engine_of[0].progress.begin(Pending(None, 0.0, 1.0, lambda: next(tokens)))
     for _ in range(5):
-        assert not await probing.probe(served, 0, 0)
+        assert not await probing.probe(served.fleet.pools[0], 0)
         assert fleet.available(served.fleet.pools[0], 0.0) == [0]
 
 
@@ -192,12 +192,12 @@ async def test_a_worker_that_answers_nobody_leaves_with_the_third_miss() -> None
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")
     probing = prober(served, engines)
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     engines.play("/health", HANG)
     served.fleet.pools[0].engine_of[0].progress.begin(Pending(None, 0.0, 1.0, lambda: 7))
     up = []
     for _ in range(5):
-        await probing.probe(served, 0, 0)
+        await probing.probe(served.fleet.pools[0], 0)
         up.append(served.fleet.pools[0].engine_of[0].up)
     # Its stream had grown before the first miss, and never again.
     assert up == [True, True, True, False, False]
@@ -207,11 +207,11 @@ async def test_a_refused_connection_needs_no_second_probe() -> None:
     served, engines = fleet_of(1), FakeEngines()
     engines.answer("/health")
     probing = prober(served, engines)
-    await probing.probe(served, 0, 0)
+    await probing.probe(served.fleet.pools[0], 0)
     gone = failure("connect")
     gone.__cause__ = ConnectionRefusedError()
     engines.play("/health", gone)
-    await probing.probe(served, 0, 0)
+    await probing.probe(served.fleet.pools[0], 0)
     assert [e.up for e in served.fleet.pools[0].engine_of] == [False]
     assert [e.refused for e in served.fleet.pools[0].engine_of] == [True]
 
@@ -224,10 +224,10 @@ async def test_a_time_out_while_this_process_stood_still_is_nobody_else_s() -> N
     engines.play("/health", HANG)
     for _ in range(4):
         asyncio.get_running_loop().call_soon(time.sleep, 0.25)
-        assert await probing.probe(served, 0, 0), "the verdict before stands"
+        assert await probing.probe(served.fleet.pools[0], 0), "the verdict before stands"
     assert [e.up for e in served.fleet.pools[0].engine_of] == [True]
     for _ in range(3):
-        await probing.probe(served, 0, 0)
+        await probing.probe(served.fleet.pools[0], 0)
     assert not served.fleet.pools[0].engine_of[0].up, "the engine's own silence counts"
     await probing.close()
 
@@ -255,7 +255,7 @@ class Frost:
     async def live(self, seconds: int) -> None:
         for _ in range(0, seconds, 2):
             self.clock.advance(2.0)
-            assert await self.probing.probe(self.served, 0, 0)
+            assert await self.probing.probe(self.served.fleet.pools[0], 0)
 
 
 @pytest.mark.parametrize("page", [None, "vllm:generation_tokens_total 7\n"])
@@ -411,13 +411,13 @@ async def test_a_sleeping_engine_is_out_at_once_and_not_even_a_last_resort() -> 
     engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
     engines.answer("/is_sleeping", '{"is_sleeping": false}')
     probing = prober(served, engines)
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     engines.answer("/is_sleeping", '{"is_sleeping": true}')
-    assert not await probing.probe(served, 0, 0)
+    assert not await probing.probe(served.fleet.pools[0], 0)
     assert [e.why_down for e in state.engine_of] == ["it sleeps: wake it with POST /wake_up"]
     assert fleet.last_resort(state, refused=True) == []
     engines.answer("/is_sleeping", '{"is_sleeping": false}')
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     assert fleet.available(state, 0.0) == [0]
 
 
@@ -428,7 +428,7 @@ async def test_an_engine_without_sleep_mode_is_asked_once() -> None:
     engines.answer("/is_sleeping", "", status=404)
     probing = prober(served, engines)
     for _ in range(5):
-        assert await probing.probe(served, 0, 0)
+        assert await probing.probe(served.fleet.pools[0], 0)
     assert engines.asked("/is_sleeping") == 1
 
 
@@ -438,14 +438,16 @@ async def test_a_model_that_is_swapped_takes_the_engine_out_while_it_answers() -
     engines.answer("/health")
     engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
     probing = Prober([served], interval_s=2.0, timeout_s=0.05, upstream=engines, clock=clock)
-    assert await probing.probe(served, 0, 0)
+    assert await probing.probe(served.fleet.pools[0], 0)
     engines.answer("/v1/models", '{"data":[{"id":"other"}]}')
     clock.advance(31.0)
-    assert not await probing.probe(served, 0, 0)
+    assert not await probing.probe(served.fleet.pools[0], 0)
     assert [e.up for e in state.engine_of] == [False]
     assert fleet.last_resort(state, refused=True) == []
     engines.answer("/v1/models", '{"data":[{"id":"m"}]}')
-    assert await probing.probe(served, 0, 0), "a worker that is out is looked at with each probe"
+    assert await probing.probe(served.fleet.pools[0], 0), (
+        "a worker that is out is looked at with each probe"
+    )
 
 
 async def test_adapters_that_the_configuration_does_not_name_are_told_once(
@@ -457,7 +459,7 @@ async def test_adapters_that_the_configuration_does_not_name_are_told_once(
     probing = prober(served, engines)
     with caplog.at_level(logging.INFO):
         for worker in range(2):
-            assert await probing.probe(served, 0, worker)
+            assert await probing.probe(served.fleet.pools[0], worker)
     assert not served.adapters.any
     told = [r.getMessage() for r in caplog.records if "LoRA" in r.getMessage()]
     assert len(told) == 1

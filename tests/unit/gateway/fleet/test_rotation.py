@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gateway.fleet import fleet, members
-from gateway.fleet.fleet import PoolState
 from gateway.fleet.members import REUSE_AFTER_S
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation, RotationLog
 from gateway.metrics import Metrics
@@ -28,8 +27,14 @@ class Bench:
         plain = served_model(table=routing(("only", 8192, None)), workers=(0,))
         self.served: ModelRuntime = changed(
             plain,
-            pools=(PoolState("only", configured, 8, may_be_empty=True),),
-            workers=([address(name, port=n + 1) for n, name in enumerate(configured)],),
+            pools=(
+                Pool(
+                    "only",
+                    [address(name, port=n + 1) for n, name in enumerate(configured)],
+                    8,
+                    may_be_empty=True,
+                ),
+            ),
         )
         self.clock = FakeClock(1000.0)
         self.engines = FakeEngines()
@@ -52,7 +57,7 @@ class Bench:
         )
 
     @property
-    def pool(self) -> PoolState:
+    def pool(self) -> Pool:
         return self.served.fleet.pools[0]
 
     @property
@@ -86,7 +91,7 @@ async def test_a_found_engine_is_in_the_rotation_once_a_probe_succeeds() -> None
     assert bench.joined == ["a", "b"]
     await bench.until_up("b")
     bench.engines.answer("/health", port=50)
-    assert await bench.prober.probe(bench.served, 0, 0)
+    assert await bench.prober.probe(bench.served.fleet.pools[0], 0)
     await bench.until_up("a", "b")
     await bench.close()
 
@@ -128,9 +133,9 @@ async def test_an_engine_named_again_while_it_drains_stays_at_its_place() -> Non
 
 async def test_an_engine_leaves_only_when_the_last_source_drops_it() -> None:
     bench = Bench("a")
-    await bench.apply((bench.served.fleet.workers[0][0],))
-    bench.rotation.remove("m", 0, CONFIGURED, "a")
-    assert bench.rotation.sources("m", 0) == {"a": {DNS}}
+    await bench.apply((bench.served.fleet.pools[0].addresses[0],))
+    bench.rotation.remove(bench.served, bench.pool, CONFIGURED, "a")
+    assert bench.rotation.sources(bench.pool) == {"a": {DNS}}
     assert fleet.available(bench.pool, 0.0) == [0]
     await bench.apply(source=DNS)
     assert fleet.available(bench.pool, 0.0) == []
@@ -145,7 +150,7 @@ async def test_a_changed_engine_is_another_one_and_the_former_drains() -> None:
     await bench.until_up("a")
     assert bench.names == ["a", "a"]
     assert fleet.available(bench.pool, 0.0) == [1]
-    assert bench.served.fleet.workers[0][1].port == 51
+    assert bench.served.fleet.pools[0].addresses[1].port == 51
     fleet.finish(bench.pool, 0, 1, 10)
     bench.rotation.sweep()
     assert bench.names == ["a"]
@@ -188,8 +193,8 @@ async def test_engines_that_come_and_go_all_day_leave_nothing_behind() -> None:
         bench.rotation.sweep()
     assert len(bench.names) == 2
     assert len(bench.pool.workers) < 20
-    assert len(bench.served.fleet.workers[0]) == len(bench.pool.workers)
-    assert len(bench.rotation.sources("m", 0)) == 2
+    assert len(bench.served.fleet.pools[0].addresses) == len(bench.pool.workers)
+    assert len(bench.rotation.sources(bench.pool)) == 2
     assert len(bench.prober._background._tasks) == 2
     await bench.close()
 
@@ -241,7 +246,7 @@ async def test_an_engine_that_an_admin_removes_while_others_leave_is_no_defect()
     await bench.apply(*many(3), source=CONFIGURED)
     leaving = asyncio.create_task(bench.apply(source=CONFIGURED))
     await asyncio.sleep(0)
-    bench.rotation.remove("m", 0, CONFIGURED, "w2")
+    bench.rotation.remove(bench.served, bench.pool, CONFIGURED, "w2")
     bench.rotation.sweep()
     await leaving
     bench.rotation.sweep()

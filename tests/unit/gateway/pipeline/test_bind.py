@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.fleet import model_runtime
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.pipeline.bind import AssumedTokens, Binder, make_room
 from gateway.scheduling.scheduler import Job, Scheduler
@@ -32,7 +31,7 @@ def crowded(waiting: int) -> Scheduler:
 async def crowd(served: ModelRuntime, scheduler: Scheduler, jobs: list[Job]) -> None:
     for job in jobs:
         job.owner = asyncio.get_running_loop().create_future()
-        served.scheduling.queued[job] = scheduler
+        served.fleet.pools[SHORT].queued[job] = scheduler
 
 
 def job(client: str, priority_class: int = 1, share: float = 1.0, tenant: str = "") -> Job:
@@ -59,10 +58,10 @@ async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
     await crowd(served, scheduler, held)
     if displaced == len(held):
         with pytest.raises(RateLimited):
-            make_room(served, asking, scheduler)
+            make_room(served, SHORT, asking, scheduler)
         assert not any(other.owner.done() for other in held)
         return
-    make_room(served, asking, scheduler)
+    make_room(served, SHORT, asking, scheduler)
     assert [other.owner.done() for other in held] == [n == displaced for n in range(3)]
     refusal = held[displaced].owner.exception()
     assert isinstance(refusal, RateLimited)
@@ -80,7 +79,7 @@ async def test_after_a_reload_only_a_worker_of_its_own_pool_wakes_a_request() ->
     binder.tick([new])
     (waiter,) = new.scheduling.waiting_for_workers
     assert not waiter.done()
-    model_runtime.join(old, SHORT, (address("late"),), 0.0, up=True)
+    old.fleet.pools[SHORT].join((address("late"),), 0.0, up=True)
     binder.tick([new])
     assert await waiting
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from gateway.errors import RateLimited
-from gateway.fleet import fleet, members, model_runtime
+from gateway.fleet import fleet, members
 from gateway.fleet.model_runtime import ModelRuntime, QueueRules
 from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
@@ -140,7 +140,7 @@ class Bench(PipelineBench):
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
         served = changed(
             plain,
-            schedulers=(self.scheduler, plain.scheduling.schedulers[LONG]),
+            scheduler=(self.scheduler, plain.fleet.pools[LONG].scheduler),
             prefixes=self.prefixes,
             queue=QueueRules(limit=limit, timeout_s=timeout_s),
         )
@@ -338,10 +338,10 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
             raise RateLimited("no", reason="concurrency")
 
     bench = Bench(STREAM)
-    first = bench.served.scheduling.schedulers[0]
-    bench.served = changed(bench.served, schedulers=(first, OneAtATime(bench.served, 1)))
+    first = bench.served.fleet.pools[0].scheduler
+    bench.served = changed(bench.served, scheduler=(first, OneAtATime(bench.served, 1)))
     bench.store = cast("MemoryLeases", Stubborn(MemoryLeases({"m": bench.served}, bench.clock)))
-    scheduler = bench.served.scheduling.schedulers[1]
+    scheduler = bench.served.fleet.pools[1].scheduler
     assert isinstance(scheduler, OneAtATime)
     bench.pipeline = Pipeline(
         models={"m": bench.served},
@@ -448,7 +448,7 @@ async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
     waiting = [bench.ask(f"r{n}") for n in range(2)]
     await until_waiting_for_workers(bench, 2)
     assert bench.served.fleet.pools[SHORT].inflight == 2  # which asks for a worker
-    model_runtime.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    bench.served.fleet.pools[SHORT].join((address("new"),), bench.clock(), up=True)
     bench.pipeline.tick()
     for task, reply in waiting:
         await task
@@ -501,7 +501,7 @@ async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> Non
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     short = bench.served.fleet.pools[SHORT]
-    (worker,) = model_runtime.join(bench.served, SHORT, (address("new"),), 0.0, up=True)
+    (worker,) = bench.served.fleet.pools[SHORT].join((address("new"),), 0.0, up=True)
     bench.pipeline.tick()
     members.leave(short, worker)
     members.vacate(short, worker, 0.0)  # gone before the request could bind
@@ -519,7 +519,7 @@ async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
     await until_waiting_for_workers(bench, 1)
     bench.clock.advance(60.0)
     bench.scheduler.busy = other = Job(None, 1, 1, 0.0, "other")
-    model_runtime.join(bench.served, SHORT, (address("new"),), bench.clock(), up=True)
+    bench.served.fleet.pools[SHORT].join((address("new"),), bench.clock(), up=True)
     bench.pipeline.tick()
     async with asyncio.timeout(5):
         await waiting

@@ -619,7 +619,7 @@ async def test_a_role_alone_is_no_token_and_yet_part_of_the_answer() -> None:
     silent = Bench(stream(role, HANG), STREAM)
     task = asyncio.create_task(silent.serve(streaming()))
     await silent.upstream.hanging.wait()
-    silent.pipeline.frozen(silent.served, SHORT, 0)
+    silent.pipeline.frozen(silent.served, silent.served.fleet.pools[SHORT], 0)
     await asyncio.sleep(0)
     assert len(silent.upstream.calls) == 1, "no other engine can go on"
     task.cancel()
@@ -981,7 +981,7 @@ async def hangs_at(bench: Bench, request: Incoming | None = None) -> tuple[async
 async def test_a_frozen_engine_s_requests_are_moved_before_the_first_byte() -> None:
     bench = Bench(HANG, STREAM)
     task, worker = await hangs_at(bench, streaming())
-    bench.pipeline.frozen(bench.served, SHORT, worker)
+    bench.pipeline.frozen(bench.served, bench.served.fleet.pools[SHORT], worker)
     await task
     assert bench.upstream.called == [f"short-{worker}", f"short-{1 - worker}"]
     assert bench.reply.status == 200
@@ -995,10 +995,10 @@ async def test_a_frozen_engine_s_requests_are_moved_before_the_first_byte() -> N
 async def test_a_request_is_moved_once() -> None:
     bench = Bench(HANG)
     task, worker = await hangs_at(bench)
-    bench.pipeline.frozen(bench.served, SHORT, worker)
+    bench.pipeline.frozen(bench.served, bench.served.fleet.pools[SHORT], worker)
     while len(bench.upstream.called) < 2:  # noqa: ASYNC110 - it does nothing else
         await asyncio.sleep(0)
-    bench.pipeline.frozen(bench.served, SHORT, 1 - worker)
+    bench.pipeline.frozen(bench.served, bench.served.fleet.pools[SHORT], 1 - worker)
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(bench.upstream.called) == 2
@@ -1013,7 +1013,7 @@ async def test_a_request_stays_where_moving_does_not_help_or_is_not_safe(why: st
     more = {} if alone else {"previous_response_id": "resp_1"}
     task, worker = await hangs_at(bench, incoming(chat_body(**more)))
     for _ in range(2):
-        bench.pipeline.frozen(bench.served, 0, worker)
+        bench.pipeline.frozen(bench.served, bench.served.fleet.pools[0], worker)
         await asyncio.sleep(0)
     assert len(bench.upstream.called) == 1
     assert not task.done()
@@ -1023,7 +1023,7 @@ async def test_a_request_stays_where_moving_does_not_help_or_is_not_safe(why: st
 async def test_a_stream_that_has_begun_is_never_moved() -> None:
     bench = Bench(stream(chunk("a"), HANG))
     task, worker = await hangs_at(bench, streaming())
-    bench.pipeline.frozen(bench.served, SHORT, worker)
+    bench.pipeline.frozen(bench.served, bench.served.fleet.pools[SHORT], worker)
     await asyncio.sleep(0)
     assert not task.done()
     assert len(bench.upstream.called) == 1
@@ -1033,7 +1033,7 @@ async def test_a_stream_that_has_begun_is_never_moved() -> None:
 async def test_a_client_that_leaves_while_it_is_moved_has_left() -> None:
     bench = Bench(HANG, STREAM)
     task, worker = await hangs_at(bench, streaming())
-    bench.pipeline.frozen(bench.served, SHORT, worker)
+    bench.pipeline.frozen(bench.served, bench.served.fleet.pools[SHORT], worker)
     await bench.leave(task)
     assert len(bench.upstream.called) == 1
     assert bench.record.outcome == "disconnected"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.fleet.model_runtime import ModelCompression, ModelRuntime
+from gateway.fleet.model_runtime import NO_PREFIX, ModelCompression, ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.body import read_body
 from gateway.pipeline.forward import Relay
@@ -29,7 +29,7 @@ from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Prompt
 from gateway.records.usage import token_price
 from gateway.routing.routing import CompressionRules
-from gateway.scheduling.scheduler import NO_PREFIX, Job
+from gateway.scheduling.scheduler import Job
 from tests.builders import ask, attempts_of, changed, chat_body, incoming, served_model
 from tests.fakes import FakeClock, FakeReply, FakeStore, ListSink
 

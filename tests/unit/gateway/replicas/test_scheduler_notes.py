@@ -64,16 +64,15 @@ def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:
     scheduler = Quartz(plain.fleet.pools[0], predictor, DEFAULT)
     served = changed(
         plain,
-        schedulers=(scheduler, plain.scheduling.schedulers[1]),
-        predictors=(predictor, predictor),
+        scheduler=(scheduler, plain.fleet.pools[1].scheduler),
+        predictor=(predictor, predictor),
         prefixes=(PrefixIndex(2), PrefixIndex(1)),
-        prefix_gossip=(PrefixGossip(), PrefixGossip()),
     )
     return served, scheduler, predictor
 
 
 def gossip_of(served: ModelRuntime) -> PrefixGossip:
-    gossip = served.scheduling.prefix_gossip[0]
+    gossip = served.fleet.pools[0].gossip
     assert gossip is not None
     return gossip
 
@@ -126,7 +125,7 @@ def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_other
     gossip_of(one).sent(points, 1, 0.25)
     exchange(first)
     exchange(notes_of(two, boards, "b"))
-    (index, _) = two.scheduling.prefixes
+    index = two.fleet.pools[0].prefixes
     assert index is not None
     assert index.match(points, 0.25)[0] == (512, 0b10)
 
@@ -189,9 +188,9 @@ def test_replicas_that_list_workers_in_other_orders_learn_of_the_same_ones() -> 
         )
         actual_s = mean_s if worker else 3 * mean_s
         predictor.observe(worker, x, mean_s, high_s, bucket, actual_s)
-    require(one.scheduling.prefix_gossip[0]).sent(((512, 77),), 0, 0.25)
+    require(one.fleet.pools[0].gossip).sent(((512, 77),), 0, 0.25)
     exchange(first)
     exchange(second)
     assert other.wait_s(1, 0.0) > 0 == other.wait_s(0, 0.0)
     assert others_predictor.slowness(1) > others_predictor.slowness(0)
-    assert require(two.scheduling.prefixes[0]).match(((512, 77),), 0.25) == [(128, 0b10)]
+    assert require(two.fleet.pools[0].prefixes).match(((512, 77),), 0.25) == [(128, 0b10)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.fleet import engine_telemetry
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
+from gateway.fleet.engine_telemetry import EngineSample, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
@@ -29,7 +29,7 @@ class World:
         self.served = changed(
             served_model(),
             watch=BoundaryWatch(2, planned, control),
-            telemetry=(TelemetryView(2), TelemetryView(2)),
+            reads_metrics=True,
         )
         self.preempted = self.finished = 0.0
         self.now_s = 0.0
@@ -38,7 +38,7 @@ class World:
 
     def report(self) -> None:
         told = EngineSample(preemptions_total=self.preempted, finished_total=self.finished)
-        record(self.served.fleet.telemetry[0], 1, told, self.now_s)
+        record(self.served.fleet.pools[0].view, 1, told, self.now_s)
 
     def minutes(self, count: int, *, preempted: float) -> None:
         for _ in range(count):
@@ -156,9 +156,9 @@ def test_what_goes_wrong_is_told_by_tenant_once() -> None:
     assert not watch.several[0]
     watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
     assert watch.several == [True, False]
-    pool, view = PoolState("short", ["w"], 8), TelemetryView(1)
-    assert watch.sample(0, pool, view).wrong == {"a": 1, "b": 1}
-    assert watch.sample(0, pool, view).wrong == {}
+    pool = PoolState("short", ["w"], 8)
+    assert watch.sample(0, pool).wrong == {"a": 1, "b": 1}
+    assert watch.sample(0, pool).wrong == {}
 
 
 def test_a_rescue_of_what_would_have_fitted_moves_no_boundary() -> None:
@@ -209,34 +209,34 @@ def test_lengths_are_those_of_whole_answers_as_they_came() -> None:
 
 
 def test_what_engines_count_between_two_samples_is_summed_over_restarts() -> None:
-    watch, pool, view = BoundaryWatch(2), PoolState("short", ["a", "b"], 8), TelemetryView(2)
+    watch, pool = BoundaryWatch(2), PoolState("short", ["a", "b"], 8)
 
     def told(worker: int, preempted: float, finished: float) -> None:
         sample = EngineSample(
             preemptions_total=preempted, finished_total=finished, running=4.0, kv_usage=0.5
         )
-        record(view, worker, sample, 0.0)
+        record(pool.view, worker, sample, 0.0)
 
     told(0, 100.0, 900.0)
     told(1, 5.0, 50.0)
-    first = watch.sample(0, pool, view)
+    first = watch.sample(0, pool)
     assert (first.preemptions, first.finished, first.load) == (0.0, 0.0, 0.5)
     told(0, 110.0, 950.0)
     told(0, 3.0, 20.0)
     told(1, 7.0, 60.0)
-    second = watch.sample(0, pool, view)
+    second = watch.sample(0, pool)
     assert (second.preemptions, second.finished) == (15.0, 80.0)
 
 
 def test_while_no_engine_tells_its_counters_nothing_falls_or_rises() -> None:
-    state, view, watch = PoolState("short", ["w"], 8), TelemetryView(1), BoundaryWatch(2)
+    state, watch = PoolState("short", ["w"], 8), BoundaryWatch(2)
     told = EngineSample(preemptions_total=0.0, finished_total=0.0)
-    record(view, 0, told, 0.0)
-    watch.sample(0, state, view)
-    record(view, 0, EngineSample(preemptions_total=50.0, finished_total=1000.0), 60.0)
-    assert watch.sample(0, state, view).finished == 1000.0
-    engine_telemetry.forget(view, 0)  # the pool is empty for a while
-    assert (watch.sample(0, state, view).finished, view.finished) == (0.0, 1000.0)
-    record(view, 0, told, 180.0)
-    again = watch.sample(0, state, view)
+    record(state.view, 0, told, 0.0)
+    watch.sample(0, state)
+    record(state.view, 0, EngineSample(preemptions_total=50.0, finished_total=1000.0), 60.0)
+    assert watch.sample(0, state).finished == 1000.0
+    engine_telemetry.forget(state.view, 0)  # the pool is empty for a while
+    assert (watch.sample(0, state).finished, state.view.finished) == (0.0, 1000.0)
+    record(state.view, 0, told, 180.0)
+    again = watch.sample(0, state)
     assert (again.preemptions, again.finished) == (0.0, 0.0)

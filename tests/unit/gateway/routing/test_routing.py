@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.errors import ContextLengthExceeded
 from gateway.fleet import engine_telemetry
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView
+from gateway.fleet.engine_telemetry import EngineSample
 from gateway.fleet.fleet import PoolState, unreachable
 from gateway.routing.routing import (
     CompressionRules,
@@ -183,23 +183,23 @@ def pool(inflight: int) -> PoolState:
 
 
 def test_a_pool_has_room_while_a_slot_is_free() -> None:
-    assert has_room(pool(7), None, 0.0)
-    assert not has_room(pool(8), None, 0.0)
+    assert has_room(pool(7), 0.0)
+    assert not has_room(pool(8), 0.0)
 
 
 def test_slots_of_engines_that_are_gone_are_no_room() -> None:
     state = pool(4)
     unreachable(state, 1)
-    assert not has_room(state, None, 0.0)
+    assert not has_room(state, 0.0)
 
 
 def test_what_other_gateways_run_counts_while_the_reading_is_fresh() -> None:
-    view = TelemetryView(2)
+    state = pool(0)
     for worker in range(2):
         sample = EngineSample(running=3.0, waiting=1.0)
-        engine_telemetry.record(view, worker, sample, 100.0)
-    assert not has_room(pool(0), view, 101.0)
-    assert has_room(pool(0), view, 100.0 + engine_telemetry.STALE_S + 1)
+        engine_telemetry.record(state.view, worker, sample, 100.0)
+    assert not has_room(state, 101.0)
+    assert has_room(state, 100.0 + engine_telemetry.STALE_S + 1)
 
 
 TABLE = routing(("short", 16_384, 8192), ("middle", 32_768, 24_576), ("long", 131_072, None))

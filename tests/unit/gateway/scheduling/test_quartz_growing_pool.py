@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.fleet import fleet, model_runtime
+from gateway.fleet import fleet
 from gateway.fleet.members import WARM_UP_S
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -42,8 +42,8 @@ class Growing:
         self._quartz = Quartz(self._pool, predictor, DEFAULT)
         self._served: ModelRuntime = changed(
             plain,
-            schedulers=(self._quartz,),
-            predictors=(predictor,),
+            scheduler=(self._quartz,),
+            predictor=(predictor,),
             prefixes=(self._index,),
         )
         self._events: list[tuple[float, int, str, Job | None]] = []
@@ -97,7 +97,7 @@ class Growing:
 
     def _grow(self, now_s: float) -> None:
         for number in range(START, END):
-            model_runtime.join(self._served, 0, (address(f"new{number}"),), now_s, up=True)
+            self._served.fleet.pools[0].join((address(f"new{number}"),), now_s, up=True)
 
     def _sent(self, jobs: object, now_s: float) -> None:
         assert isinstance(jobs, tuple | list)

@@ -5,8 +5,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.payload.body import read_body
 from gateway.payload.head import pairs_of
@@ -83,8 +82,8 @@ def test_an_engines_ranks_stand_together() -> None:
     served = model_of(loaded, loaded.models[0])
     assert [e.ranks for e in served.fleet.pools[0].engines] == [(0, 1), (2, 3, 4)]
     assert served.fleet.pools[0].workers == ["h:1#0", "h:1#1", "h:2#0", "h:2#1", "h:2#2"]
-    assert [a.port for a in served.fleet.workers[0]] == [1, 1, 2, 2, 2]
-    (scheduler,) = served.scheduling.schedulers
+    assert [a.port for a in served.fleet.pools[0].addresses] == [1, 1, 2, 2, 2]
+    scheduler = served.fleet.pools[0].scheduler
     assert isinstance(scheduler, RankGroup)
     assert len(scheduler.ranks) == 5
 
@@ -109,19 +108,18 @@ models:
 
 
 def kinds(config: Config) -> list[str]:
-    scheduling = model_of(config, config.models[0]).scheduling
-    return [type(scheduler).__name__ for scheduler in scheduling.schedulers]
+    pools = model_of(config, config.models[0]).fleet.pools
+    return [type(pool.scheduler).__name__ for pool in pools]
 
 
 def test_each_pool_has_the_policy_that_suits_its_engines() -> None:
     served = model_of(mixed(), mixed().models[0])
-    short, ranked = served.scheduling.schedulers
-    assert isinstance(short, Quartz)
-    assert isinstance(ranked, RankGroup)
-    assert [part is None for part in served.scheduling.predictors] == [False, True]
-    assert [part is None for part in served.scheduling.prefixes] == [False, True]
-    assert [part is None for part in served.scheduling.prefix_gossip] == [False, True]
-    assert len(served.fleet.telemetry) == 2
+    short, ranked = served.fleet.pools
+    assert isinstance(short.scheduler, Quartz)
+    assert isinstance(ranked.scheduler, RankGroup)
+    assert [pool.predictor is None for pool in (short, ranked)] == [False, True]
+    assert [pool.prefixes is None for pool in (short, ranked)] == [False, True]
+    assert served.fleet.reads_metrics
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,7 @@ def call_of(
 ) -> UpstreamCall:
     served = served_model(table=routing(("only", 8192, None)), workers=(1,))
     worker = address("w#5", rank=rank, rank_by=rank_by)
-    served = changed(served, workers=([worker],))
+    served = changed(served, addresses=([worker],))
     endpoint = TRANSCRIPTIONS if form else CHAT
     asked = msgspec.structs.replace(incoming(body), endpoint=endpoint)
     attempts = attempts_of(served, asked, facts=read_body(CHAT, BODY if form else body))
@@ -247,19 +245,13 @@ INFO = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 
 def ranked() -> ModelRuntime:
     """Two ranks of one engine and one engine of its own."""
     model = served_model(table=routing(("only", 8192, None)), workers=(3,))
-    names = ("h:1#0", "h:1#1", "h:2")
-    return changed(
-        model,
-        pools=(PoolState("only", names, 8, [(0, 1), (2,)]),),
-        workers=(
-            (
-                address(names[0], port=1, rank=0),
-                address(names[1], port=1, rank=1),
-                address(names[2], port=2),
-            ),
-        ),
-        kv_bytes_per_token=1,
-    )
+    engines = [
+        address("h:1#0", port=1, rank=0),
+        address("h:1#1", port=1, rank=1),
+        address("h:2", port=2),
+    ]
+    pool = Pool("only", engines, 8, [(0, 1), (2,)])
+    return changed(model, pools=(pool,), kv_bytes_per_token=1)
 
 
 async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
@@ -278,6 +270,6 @@ async def test_an_engine_is_probed_once_and_its_ranks_share_the_verdict(
     assert [e.up for e in ranked.fleet.pools[0].engine_of] == [False, False, True]
     assert ranked.fleet.pools[0].kv_tokens[2] == 70 * 16
     engines.answer("/health")
-    assert await prober.probe(ranked, 0, 0)
+    assert await prober.probe(ranked.fleet.pools[0], 0)
     assert [e.up for e in ranked.fleet.pools[0].engine_of] == [True, True, True]
     assert [ranked.fleet.pools[0].kv_tokens[rank] for rank in (0, 1)] == [10 * 16, 20 * 16]

@@ -1,18 +1,20 @@
 import pytest
 
+from gateway.fleet.model_runtime import Prefix
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.scheduler import Prefix
+from tests.builders import changed, served_model
 
 
-@pytest.mark.parametrize(
-    ("followed", "hits"), [((), [100, 0]), ((True, False), [100, 0]), ((False, True), [0, 0])]
-)
+@pytest.mark.parametrize(("followed", "hits"), [(True, [100, 0]), (False, [0, 0])])
 def test_prefixes_that_only_a_shadow_looks_at_hold_no_request_in_a_pool(
-    followed: tuple[bool, ...], hits: list[int]
+    hits: list[int], *, followed: bool
 ) -> None:
     points = ((100, 7), (200, 8))
-    indexes = [PrefixIndex(2), PrefixIndex(2)]
-    indexes[0].insert(points[:1], 1)
-    prefix = Prefix(points, indexes, followed=followed)
+    index = PrefixIndex(2)
+    index.insert(points[:1], 1)
+    pools = changed(served_model(), prefixes=(index, None)).fleet.pools
+    pools[0].follows_prefixes = followed
+    prefix = Prefix(points, pools)
     assert prefix.hits() == hits
     assert list(prefix.match(0)) == [(100, 0b10)]
+    assert prefix.match(1) == ()

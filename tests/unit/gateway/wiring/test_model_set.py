@@ -85,33 +85,36 @@ async def reloaded(tmp_path: Path) -> AsyncIterator[Reloaded]:
 
 async def test_what_was_learned_stays_through_another_policy(reloaded: Reloaded) -> None:
     (served,) = reloaded.gateway.models
-    estimator, scheduling = served.estimator, served.scheduling
+    (held,) = served.fleet.pools
+    predictor, prefixes, scheduler = held.predictor, held.prefixes, held.scheduler
     reloaded.model["scheduling"] = {"policy": "sticky"}
     await reloaded.reload()
-    assert reloaded.gateway.models[0] is served
-    assert served.estimator is estimator
-    assert served.scheduling.predictors == scheduling.predictors
-    assert served.scheduling.prefixes == scheduling.prefixes
-    assert served.scheduling.schedulers != scheduling.schedulers
+    (now,) = reloaded.gateway.models
+    assert now.estimator is served.estimator
+    assert now.fleet.pools == (held,)
+    assert (held.predictor, held.prefixes) == (predictor, prefixes)
+    assert held.scheduler is not scheduler
 
 
 async def test_a_scheduler_with_its_queue_stays_where_nothing_of_it_changes(
     reloaded: Reloaded,
 ) -> None:
     (served,) = reloaded.gateway.models
-    schedulers = served.scheduling.schedulers
+    (held,) = served.fleet.pools
+    scheduler = held.scheduler
     reloaded.model["default_max_tokens"] = 77
     reloaded.model["pools"]["all"]["max_num_seqs"] = 3
     await reloaded.reload()
-    assert served.scheduling.schedulers == schedulers
-    assert served.routing.default_max_tokens == 77
-    assert served.fleet.pools[0].slots_per_worker == 3
+    (now,) = reloaded.gateway.models
+    assert now.fleet.pools[0].scheduler is held.scheduler is scheduler
+    assert now.routing.default_max_tokens == 77
+    assert held.slots_per_worker == 3
 
 
 async def test_a_waiting_request_is_placed_anew_by_the_next_policy(reloaded: Reloaded) -> None:
     (served,) = reloaded.gateway.models
-    (scheduler,) = served.scheduling.schedulers
-    assert scheduler is not None
+    (held,) = served.fleet.pools
+    scheduler = held.scheduler
     for number in range(40):  # the engines' speed, without which nothing waits
         known = Job(None, 10_000, 10, 10.0 * number)
         scheduler.submit(known, 10.0 * number)
@@ -122,7 +125,7 @@ async def test_a_waiting_request_is_placed_anew_by_the_next_policy(reloaded: Rel
         scheduler.submit(job, 400.0)
     waiting = next(job for job in jobs if job.state == "waiting")
     waiting.owner = asyncio.get_running_loop().create_future()
-    served.scheduling.queued[waiting] = scheduler
+    held.queued[waiting] = scheduler
     count = sum(scheduler.waiting)
     reloaded.model["scheduling"] = {"policy": "round-robin"}
     await reloaded.reload()

@@ -12,7 +12,7 @@ from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.schedulers import Shadow
 from gateway.settings import parse
-from gateway.wiring.models import served_model
+from gateway.wiring.models import equip, served_model
 from predictor.artifact import Artifact, encode
 from tests.builders import address
 from tests.unit.gateway.scheduling.test_prefix_index import prompt
@@ -43,7 +43,10 @@ def test_each_pool_is_predicted_by_its_own_section_and_the_rest_by_the_prior(
     file.write_bytes(encode(Artifact(sections=(small_section(),))))
     with caplog.at_level(logging.WARNING, "sluice"):
         served = model_with(f"policy: quartz, predictor: {file}")
-    assert [p is not None and p.trained for p in served.scheduling.predictors] == [True, False]
+    assert [p.predictor is not None and p.predictor.trained for p in served.fleet.pools] == [
+        True,
+        False,
+    ]
     told: Any = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "pool long" in told[0]
@@ -63,24 +66,25 @@ def test_quartz_predicts_in_the_shadow_of_any_other_policy(
     scheduling: str, mode: str, *, follows: bool
 ) -> None:
     served = model_with(scheduling, mode)
-    assert all(isinstance(scheduler, Shadow) for scheduler in served.scheduling.schedulers)
-    assert len(served.scheduling.predictors) == len(served.scheduling.prefixes) == 2
-    assert served.scheduling.follows_prefixes == (follows, follows)
+    for pool in served.fleet.pools:
+        assert isinstance(pool.scheduler, Shadow)
+        assert pool.predictor is not None
+        assert pool.prefixes is not None
+        assert pool.follows_prefixes == follows
     alone = model_with(scheduling + ", shadow: false", mode)
-    assert not any(isinstance(scheduler, Shadow) for scheduler in alone.scheduling.schedulers)
-    assert alone.scheduling.predictors == (None, None)
-    assert len(alone.scheduling.prefixes) == (2 if follows else 0)
+    for pool in alone.fleet.pools:
+        assert not isinstance(pool.scheduler, Shadow)
+        assert (pool.predictor, pool.prefixes is not None) == (None, follows)
 
 
 def test_ranks_have_no_shadow_and_pools_of_one_model_differ() -> None:
     text = FILE.replace("SCHEDULING", "policy: least-loaded").replace("MODE", "enforce")
     text = text.replace('["http://10.0.0.1:8000"]', '[{url: "http://10.0.0.1:8000", ranks: 2}]')
     config = parse(text, "sluice.yaml", {})
-    scheduling = served_model(config, config.models[0]).scheduling
-    ranked, plain = scheduling.schedulers
-    assert isinstance(ranked, LeastLoaded)
-    assert isinstance(plain, Shadow)
-    assert [index is None for index in scheduling.prefixes] == [True, False]
+    ranked, plain = served_model(config, config.models[0]).fleet.pools
+    assert isinstance(ranked.scheduler, LeastLoaded)
+    assert isinstance(plain.scheduler, Shadow)
+    assert (ranked.prefixes is None, plain.prefixes is None) == (True, False)
 
 
 def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
@@ -90,13 +94,11 @@ def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
     )
     served = served_model(before, before.models[0])
     pool = served.fleet.pools[0]
-    (gone,) = model_runtime.join(served, 0, (address("gone"),), 0.0, up=True)
+    (gone,) = served.fleet.pools[0].join((address("gone"),), 0.0, up=True)
     members.leave(pool, gone)
-    model_runtime.vacate(served, 0, [gone], 0.0)
-    made, grown = (
-        served_model(after, after.models[0], served).scheduling.prefixes[0],
-        PrefixIndex(1),
-    )
+    model_runtime.vacate(served, served.fleet.pools[0], [gone], 0.0)
+    equip(after, after.models[0], served, None)
+    made, grown = pool.prefixes, PrefixIndex(1)
     assert made is not None
     for number in range(20):
         for index in (made, grown):

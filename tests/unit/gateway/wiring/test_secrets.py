@@ -161,7 +161,7 @@ async def test_a_gateway_tells_no_secret_on_its_routes_and_in_its_log(
         gateway.pools.running(gateway.pipeline.extend),
         httpx.AsyncClient(transport=transport, base_url="http://h", headers=headers) as client,
     ):
-        await gateway.prober.look([(gateway.models[0], 0, 0)])
+        await gateway.prober.look([(gateway.models[0].fleet.pools[0], 0)])
         routes = [r for r in admin_router(control_of()).routes if isinstance(r, APIRoute)]
         plain = [(how, r.path) for r in routes for how in r.methods or () if "{" not in r.path]
         plain += [("GET", f"/dashboard/{path}") for path in ("snapshot", "history", "decisions")]

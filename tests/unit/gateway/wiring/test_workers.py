@@ -26,9 +26,9 @@ async def test_an_engine_that_others_name_with_another_model_is_not_added() -> N
     workers = Workers(config, [bench.served], bench.rotation)
     with pytest.raises(Conflict, match="another key, model or number of ranks"):
         workers.add(NewWorker(model="m", pool="only", url=URL, served_model="other"))
-    assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED}}
+    assert bench.rotation.sources(bench.pool) == {"10.0.0.1:8000": {CONFIGURED}}
     assert workers.add(NewWorker(model="m", pool="only", url=URL)) == "10.0.0.1:8000"
-    assert bench.rotation.sources("m", 0) == {"10.0.0.1:8000": {CONFIGURED, ADMIN}}
+    assert bench.rotation.sources(bench.pool) == {"10.0.0.1:8000": {CONFIGURED, ADMIN}}
     await bench.close()
 
 
@@ -38,5 +38,5 @@ async def test_the_file_decides_over_an_admin() -> None:
     workers = Workers(config, [bench.served], bench.rotation)
     workers.add(NewWorker(model="m", pool="only", url=URL, api_key="sk-of-an-admin"))
     await bench.apply(config.models[0].pools["only"].addresses, source=CONFIGURED)
-    assert bench.rotation.sources("m", 0)["10.0.0.1:8000"] == {CONFIGURED}
+    assert bench.rotation.sources(bench.pool)["10.0.0.1:8000"] == {CONFIGURED}
     await bench.close()
