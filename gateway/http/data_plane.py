@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -365,11 +366,7 @@ class DataPlane:
             share.give_back()
 
     async def answer(
-        self,
-        endpoint: Endpoint,
-        head: RequestHead,
-        body: bytes,
-        reply: Reply,
+        self, endpoint: Endpoint, head: RequestHead, body: bytes, reply: Reply
     ) -> None:
         """Answer one request whose body is complete; cancelled when the client leaves."""
         lease_id = self._new_id()
@@ -462,15 +459,8 @@ def endpoint_of(path: str) -> Endpoint | None:
 
 def request_ids() -> Callable[[], str]:
     """A source of unique request ids: a random prefix per process, then a count."""
-    prefix = "req-" + secrets.token_hex(6)
-    count = 0
-
-    def new_id() -> str:
-        nonlocal count
-        count += 1
-        return f"{prefix}-{count:x}"
-
-    return new_id
+    prefix, counted = "req-" + secrets.token_hex(6), count(1)
+    return lambda: f"{prefix}-{next(counted):x}"
 
 
 def _id_header(head: RequestHead, made_id: str) -> Lines:

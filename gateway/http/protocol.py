@@ -484,7 +484,7 @@ class GatewayProtocol(ClientConnection):
             self._close_answered(unread=bool(self._head_bytes or self._surplus_bytes))
 
     def ended(self, reply: DirectReply) -> None:
-        """See direct_reply.Connection. The task calls this: a callback takes one more iteration."""
+        """The task calls this itself: a callback takes one more iteration."""
         if reply.task is not None:
             self.tasks.discard(reply.task)
             reply.task = None

@@ -36,13 +36,10 @@ class WrongKeys:
 
     def delay_s(self, address: str) -> float:
         """Note a refused or missing key from `address`; returns the delay of the refusal (s)."""
-        who = network(address)
-        now_s = self._clock()
+        who, now_s = network(address), self._clock()
         forgiven_at_s, last_late_s = self._noted.pop(who, (now_s, 0.0))
-        pending_s = max(0.0, forgiven_at_s - now_s)
-        free = pending_s <= (FREE - 1) * FORGIVEN_EVERY_S
-        delay_s = 0.0
-        if free:
+        pending_s, delay_s = max(0.0, forgiven_at_s - now_s), 0.0
+        if pending_s <= (FREE - 1) * FORGIVEN_EVERY_S:
             pending_s += FORGIVEN_EVERY_S
         else:
             delay_s = min(max(DELAY_S, last_late_s + APART_S - now_s), MAX_DELAY_S)

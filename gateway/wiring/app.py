@@ -79,7 +79,7 @@ class Gateway:
         """
         self.config = config
         self.metrics = Metrics()
-        tls = config.server.tls
+        server, tls = config.server, config.server.tls
         self.certificates = None if tls is None else Certificates(tls.cert, tls.key, tls.client_ca)
         self.served = Served(config, [served_model(config, model) for model in config.models])
         self.models: Sequence[ModelRuntime] = self.served.models
@@ -93,7 +93,7 @@ class Gateway:
             self.metrics,
             clock,
             event_sink=self.log,
-            decide_anew=self._decide_anew,
+            decide_anew=lambda: self.reloading.decide_anew(),  # noqa: PLW0108 - made below
         )
         self.role_keys = role_keys(config, self.pools.tokens)
         self.store = self.pools.store
@@ -107,53 +107,42 @@ class Gateway:
         )
         self.bill = FleetBill((m.name, pool) for m in self.models for pool in m.fleet.pools)
         self._clock = clock
+        self._port = port
         self.upstream = HttpUpstream()
         self.upstream.generates = EnginePages(self.upstream, config.health.timeout_s).generates
-        self._watch_engines(config, clock)
-        self.ring = DecisionRing(config.decisions_kept)
-        self.tracing = _telemetry(config, self.metrics)
-        records = self._records(config)
-        new_id = request_ids()
-        self.compressor = _compress_workers(config)
-        server = config.server
+        self._watch_engines()
+        self.compressor: CompressWorkers | None = None
+        if compressing := [m.compression for m in config.models if m.compression.enabled]:
+            self.compressor = CompressWorkers(
+                processes=-(-config.compressor.processes // server.workers),
+                time_limit_s=config.compressor.time_limit_ms / 1000,
+                queue=config.compressor.queue,
+                tokenizers=[str(c.tokenizer) for c in compressing if c.tokenizer is not None],
+            )
         part_bytes = memory_limit() // (PARTS * server.workers)
         read_bytes = max(part_bytes, 4 * server.max_body_bytes)  # what an ordinary body takes
         self.reader = BodyReader(min(read_bytes, MAX_MEMORY_BYTES))
         held_bytes = server.max_held_body_bytes or min(part_bytes * server.workers, MAX_BYTES)
-        self.pipeline = self._pipeline(config, records, clock)
-        wrong_keys = WrongKeys(clock)
-        self.admission_service = self._external_admission(records, new_id, clock)
-        self.store.on_evict(self._evict)
-        control = self._control_plane(config, clock, port, wrong_keys)
-        self.data_plane = DataPlane(
-            self.pipeline.serve,
-            self.pipeline.know,
-            control,
-            new_id=new_id,
-            max_body_bytes=config.server.max_body_bytes,
-            wrong_keys=wrong_keys,
-            bodies=BodyBytes(max(held_bytes // server.workers, server.max_body_bytes)),
-            trace=None if self.tracing is None else self.tracing.begin,
-        )
+        self._serve_requests(BodyBytes(max(held_bytes // server.workers, server.max_body_bytes)))
 
-    def _watch_engines(self, config: Config, clock: Callable[[], float]) -> None:
+    def _watch_engines(self) -> None:
         """Build the prober, the boundary mover and the reader of engine metrics."""
+        config = self.config
         self.rotation_log = RotationLog()
-        self._told_state_up = True
         self.prober = Prober(
             self.models,
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
             upstream=self.upstream,
-            clock=clock,
+            clock=self._clock,
             on_frozen=lambda *which: self.pipeline.frozen(*which),  # noqa: PLW0108 - made below
         )
-        self.boundaries = BoundaryController(self.models, self.metrics, clock=clock)
+        self.boundaries = BoundaryController(self.models, self.metrics, clock=self._clock)
         self.rotation = Rotation(
             self.models,
             self.prober,
             self.metrics,
-            clock,
+            self._clock,
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
@@ -161,24 +150,28 @@ class Gateway:
         self.workers = Workers(config, self.models, self.rotation)
         self.discovery = Discovery(config, self.models, self.rotation)
 
-    def _records(self, config: Config) -> Records:
-        """Sinks of decisions: ring, request log, usage. Raises OSError for export and ledger."""
+    def _serve_requests(self, bodies: BodyBytes) -> None:
+        """Build sinks of decisions, pipeline, external admission and the planes."""
+        config, new_id, wrong_keys = self.config, request_ids(), WrongKeys(self._clock)
+        self.ring = DecisionRing(config.decisions_kept)
+        self.tracing: Telemetry | None = None
+        if config.telemetry.otlp:
+            module = importlib.import_module("gateway.telemetry.otlp")  # of the extra `otel`
+            sample = config.telemetry.sample
+            self.tracing = module.Telemetry(self.metrics, version=version(), sample=sample)
         self.export: UsageExport | None = None
         self.ledger: Ledger | None = None
+        currency = config.currency
         if config.ledger.path is not None:
-            self.ledger = Ledger(
-                config.ledger.path, keep_days=config.ledger.keep_days, currency=config.currency
-            )
+            keep_days = config.ledger.keep_days
+            self.ledger = Ledger(config.ledger.path, keep_days=keep_days, currency=currency)
         if config.usage_export.path is not None or self.ledger is not None:
-            self.export = UsageExport(
-                config.usage_export.path, self.metrics, self.ledger, currency=config.currency
-            )
+            path = config.usage_export.path
+            self.export = UsageExport(path, self.metrics, self.ledger, currency=currency)
             self.export.open()
         others = (self.export, self.tracing)
-        return Records(self.ring, self.log, *(sink for sink in others if sink is not None))
-
-    def _pipeline(self, config: Config, records: Records, clock: Callable[[], float]) -> Pipeline:
-        return Pipeline(
+        records = Records(self.ring, self.log, *(sink for sink in others if sink is not None))
+        self.pipeline = Pipeline(
             models=self.served.by_name,
             keyring=self.pools.keyring,
             store=self.store,
@@ -187,47 +180,61 @@ class Gateway:
             records=records,
             compressor=self.compressor,
             reader=self.reader,
-            clock=clock,
+            clock=self._clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
             splits=self.served.splits,
         )
-
-    def _external_admission(
-        self, records: Records, new_id: Callable[[], str], clock: Callable[[], float]
-    ) -> AdmissionService:
-        """Admission for other proxies, which forward requests themselves."""
-        return AdmissionService(
+        # For other proxies, which forward requests themselves.
+        self.admission_service = AdmissionService(
             models=self.served.by_name,
             store=self.store,
             metrics=self.metrics,
             records=records,
             new_id=new_id,
-            clock=clock,
+            clock=self._clock,
             wall_clock=time.time,
             draining=lambda: self.data_plane.draining,
             replicas=self.replicas.count,
         )
+        self.store.on_evict(self._evict)
+        self.data_plane = DataPlane(
+            self.pipeline.serve,
+            self.pipeline.know,
+            self._control_plane(wrong_keys),
+            new_id=new_id,
+            max_body_bytes=config.server.max_body_bytes,
+            wrong_keys=wrong_keys,
+            bodies=bodies,
+            trace=None if self.tracing is None else self.tracing.begin,
+        )
 
-    def _control_plane(
-        self,
-        config: Config,
-        clock: Callable[[], float],
-        port: int,
-        wrong_keys: WrongKeys,
-    ) -> App:
+    def _control_plane(self, wrong_keys: WrongKeys) -> App:
         """The application for every path outside the data plane."""
-        port_apart = config.server.management_port != 0
+        port = self._port if self.config.server.management_port != 0 else 0
         surface = Control(
             models=self.models,
             retiring=self.served.retiring,
             names=self.served.names,
             splits=self.served.shares,
             metrics=self.metrics,
-            page=self._page(clock),
+            page=MetricsPage(
+                self.metrics,
+                self.models,
+                lambda: self.store.active,
+                self._clock,
+                self._state_up,
+                lambda: self.pools.snapshots,
+                lambda: self.pools.store_counts,
+                self._replicas,
+                self.discovery.report,
+                lambda: self.reloading.status,
+                lambda: None if self.certificates is None else self.certificates.status,
+                lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
+            ),
             ring=self.ring,
             peers=self.replicas.peers,
-            management_port=port if port_apart else 0,
+            management_port=port,
             drain=self.replicas.drain,
             add_worker=self.workers.add,
             remove_worker=self.workers.remove,
@@ -243,7 +250,7 @@ class Gateway:
             store_up=self._state_up,
             draining=lambda: self.data_plane.draining,
             unread=lambda: self.pools.keyring.unread,
-            clock=clock,
+            clock=self._clock,
             keys=self.role_keys,
             authenticate=self._authenticate,
             version=version(),
@@ -265,15 +272,11 @@ class Gateway:
             own_decision=partial(own_decision, self.ring),
         )
         answer_totals(surface.peers, self.metrics)
-        control = cast("App", app)
-        return Management(control, port) if port_apart else control
+        return Management(cast("App", app), port) if port else cast("App", app)
 
     async def _authenticate(self, head: RequestHead) -> Principal:
         """Stage 1 for the control plane. Raises Refusal."""
         return await authenticate_head(self.pools.keyring, head, time.time())
-
-    async def _decide_anew(self) -> None:
-        await self.reloading.decide_anew()
 
     def _replicas(self) -> int:
         """Live replicas, this one included."""
@@ -287,22 +290,6 @@ class Gateway:
         """Evict a lease, held by a request here or for another proxy."""
         self.pipeline.evict(lease_id)
         self.admission_service.evict(lease_id)
-
-    def _page(self, clock: Callable[[], float]) -> MetricsPage:
-        return MetricsPage(
-            self.metrics,
-            self.models,
-            lambda: self.store.active,
-            clock,
-            self._state_up,
-            lambda: self.pools.snapshots,
-            lambda: self.pools.store_counts,
-            self._replicas,
-            self.discovery.report,
-            lambda: self.reloading.status,
-            lambda: None if self.certificates is None else self.certificates.status,
-            lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
-        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Gateway"]:
@@ -343,14 +330,35 @@ class Gateway:
 
     async def _tick(self) -> None:
         """Do what no request triggers."""
+        state_was_up = True
+
+        def charge_fleet() -> None:
+            for bill in self.bill.due(self._clock(), self._replicas()):
+                self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
+                if self.export is not None:
+                    self.export.bill(bill)
+
+        def log_state() -> None:
+            """Once when the state store went or returned; its parts log their own causes."""
+            nonlocal state_was_up
+            was_up, state_was_up = state_was_up, self._state_up()
+            if state_was_up and not was_up:
+                _log.warning("the state store is back")
+            elif was_up and not state_was_up:
+                _log.error(
+                    "the state store is away: limits are kept as state.fail_mode says, and changes "
+                    "of keys and entitlements do not arrive; have it answer, the gateway returns "
+                    "by itself"
+                )
+
         chores = (
-            self._charge_fleet,
+            charge_fleet,
             lambda: self.pipeline.tick(self.served.retiring),
             self.rotation.sweep,
             self.reloading.sweep,
             self.boundaries.tick,
             lambda: self.rotation_log.look(self.served.models, self._clock()),
-            self._tell_state,
+            log_state,
         )
         while True:
             await asyncio.sleep(_TICK_S)
@@ -359,46 +367,6 @@ class Gateway:
                     chore()
                 except Exception:  # noqa: BLE001 - a defect must end neither the task nor others
                     _log.exception("a chore failed")
-
-    def _charge_fleet(self) -> None:
-        for bill in self.bill.due(self._clock(), self._replicas()):
-            self.metrics.fleet_cost.add(bill.model, bill.pool, by=bill.cost_nano)
-            if self.export is not None:
-                self.export.bill(bill)
-
-    def _tell_state(self) -> None:
-        """Log once that the state store went or returned; its parts log their own causes."""
-        up = self._state_up()
-        if up == self._told_state_up:
-            return
-        self._told_state_up = up
-        if up:
-            _log.warning("the state store is back")
-        else:
-            _log.error(
-                "the state store is away: limits are kept as state.fail_mode says, and changes of "
-                "keys and entitlements do not arrive; have it answer, the gateway returns by itself"
-            )
-
-
-def _compress_workers(config: Config) -> CompressWorkers | None:
-    compressing = [m.compression for m in config.models if m.compression.enabled]
-    if not compressing:
-        return None
-    return CompressWorkers(
-        processes=-(-config.compressor.processes // config.server.workers),
-        time_limit_s=config.compressor.time_limit_ms / 1000,
-        queue=config.compressor.queue,
-        tokenizers=[str(each.tokenizer) for each in compressing if each.tokenizer is not None],
-    )
-
-
-def _telemetry(config: Config, metrics: Metrics) -> "Telemetry | None":
-    if not config.telemetry.otlp:
-        return None
-    module = importlib.import_module("gateway.telemetry.otlp")  # of the extra `otel`
-    made: Telemetry = module.Telemetry(metrics, version=version(), sample=config.telemetry.sample)
-    return made
 
 
 def version() -> str:

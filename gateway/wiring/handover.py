@@ -1,5 +1,8 @@
-"""Where a process comes from, and which one follows it, without a gap.
+"""Listening sockets, where a process has them from, and which process follows it, without a gap.
 
+- Ports are bound before anything else starts, so that a used one is reported at once. Processes
+  share a port through SO_REUSEPORT: each has its own listening socket, and the kernel distributes
+  connections by a hash of their addresses.
 - A process may come from systemd, which holds its sockets and hears how it is doing (sd_notify);
   from a process of this program that it replaces; or from a supervisor.
 - On SIGUSR2 the running process starts a new one with its own command line, so that the code and
@@ -20,14 +23,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Final
 
 from gateway.settings import Config
 from gateway.settings.token_pools import managed
 from gateway.store.backends import backend_of
-from gateway.wiring.listening import BACKLOG, bound, inherited, passed, reserved
 
+BACKLOG: Final = 4096
+"""Connections that may wait in the kernel at each socket."""
+_FIRST_FD: Final = 3
+"""The first file descriptor that systemd passes."""
 PREDECESSOR: Final = "SLUICE_PREDECESSOR_FD"
 """Names file descriptors: the new process's end of the pair, then systemd's sockets, by commas."""
 _OF_SYSTEMD: Final = frozenset({"WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"})
@@ -41,7 +47,68 @@ _HELD_SIGNALS: Final = (
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 
+Ports = tuple[list[socket.socket], list[socket.socket]]
+"""Those of clients, and of management; none where metrics have no port of their own."""
 _log = logging.getLogger("sluice.upgrade")
+
+
+def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Bind a socket to every address of a host, without listening yet. Raises OSError.
+
+    For port 0 the system chooses a port, the same for all addresses. With `shared`, other
+    processes of the same user may also bind the port.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            sock = opened.enter_context(socket.socket(family, kind, protocol))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = port or (port_of(found) if found else 0)
+            sock.bind((address[0], chosen, *address[2:]))
+            sock.setblocking(False)  # noqa: FBT003
+            found.append(sock)
+        opened.pop_all()
+    return found
+
+
+def reserved(host: str, port: int) -> list[socket.socket]:
+    """Sockets that reserve a port for replicas to share. Raises OSError, also if it is in use.
+
+    They never listen, so they get no connections; other programs cannot take the port.
+    """
+    alone = bound(host, port)
+    port = port_of(alone)
+    for sock in alone:
+        sock.close()
+    return bound(host, port, shared=hasattr(socket, "SO_REUSEPORT"))
+
+
+def port_of(sockets: Sequence[socket.socket]) -> int:
+    """The port of bound sockets."""
+    found: int = sockets[0].getsockname()[1]
+    return found
+
+
+def own_address(host: str, towards: str) -> str:
+    """The address at which other machines reach a listener on `host`.
+
+    For a wildcard host, this is the local address of the route to the host `towards` (nothing is
+    sent), or the loopback address if there is no route.
+    """
+    if host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
+        return host
+    try:
+        info = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(*info[:3]) as sock:
+            sock.connect(info[4])
+            return str(sock.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
 
 
 class ServiceManager:
@@ -99,12 +166,13 @@ class Origin:
         `succeeds`: that one replaces another supervisor, whose replicas still have the ports.
         """
         fds = [int(fd) for fd in environ.pop(PREDECESSOR, "").split(",") if fd]
-        self.link = inherited(fds.pop(0)) if fds else None
+        self.link = _inherited(fds.pop(0)) if fds else None
         """The pair's end towards the process that this one replaces; None if it replaces none."""
-        self.sockets = [inherited(fd) for fd in (*fds, *sockets)]
+        if self.link is None and environ.get("LISTEN_PID") == str(os.getpid()):  # sd_listen_fds
+            fds += range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0")))
+        found = [_inherited(fd) for fd in (*fds, *sockets)]
+        self.sockets = [s for s in found if s.family in {socket.AF_INET, socket.AF_INET6}]
         """Listening sockets that systemd holds."""
-        if self.link is None:
-            self.sockets += passed(environ)
         self.supervisor = supervisor
         """Descriptor of a pipe that reaches its end when the supervisor ends; None without one."""
         self.succeeds = succeeds or self.link is not None
@@ -123,6 +191,14 @@ class Origin:
         found = [sock.dup() for sock in self.listening_on(port)]
         shared = self.succeeds if shared is None else shared
         return found or (bound(host, port, shared=True) if shared else reserved(host, port))
+
+    def ports(self, config: Config) -> Ports:
+        """Bind the configured ports, or take those that were passed. Raises OSError."""
+        server = config.server
+        shared = None if self.supervisor is None else True
+        clients = self.open(server.host, server.port, shared=shared)
+        port = server.management_port
+        return clients, self.open(server.host, port) if port else []
 
     def ready(self) -> None:
         """Tell the process that this one replaces to leave."""
@@ -145,9 +221,7 @@ class Origin:
             sock.listen(BACKLOG)
         self.ready()
         _log.info("waiting until the process before has drained")
-        with contextlib.suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(self.link, 64):
-                pass
+        await _end_of(self.link)
 
 
 class Successor:
@@ -164,14 +238,12 @@ class Successor:
 
         `take_back` is called when it ended after that, before this one; without, another starts.
         """
-        self._loop = asyncio.get_running_loop()
         self._origin = origin
         self._environ = environ
         self._leave = leave
         self._take_back = take_back
-        self._late: asyncio.TimerHandle | None = None
-        self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._ready = False
 
     def start(self) -> None:
@@ -179,14 +251,19 @@ class Successor:
         if self._ready:
             _log.warning("an upgrade is under way already")
             return
-        self._give_up("the new process is not ready: another one starts in its place")
-        self._link, its = socket.socketpair()
-        self._link.setblocking(False)  # noqa: FBT003
+        if self._process is not None and self._following is not None:
+            _log.error("the new process is not ready: another one starts in its place")
+            self._following.cancel()
+            self._process.kill()
+            asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+            self._process = None
+        link, its = socket.socketpair()
+        link.setblocking(False)  # noqa: FBT003
         fds = [its.fileno(), *(sock.fileno() for sock in self._origin.sockets)]
         environ = {k: v for k, v in self._environ.items() if k not in _OF_SYSTEMD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_SIGNALS)
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - this program itself
+            self._process = process = subprocess.Popen(  # noqa: S603 - this program itself
                 [sys.executable, *sys.orig_argv[1:]],
                 env={**environ, PREDECESSOR: ",".join(map(str, fds))},
                 pass_fds=fds,
@@ -194,12 +271,10 @@ class Successor:
             )
         except OSError as error:
             _log.error("the new process cannot be started: %s", error)
-            self._forget()
+            link.close()
         else:
-            _log.info("upgrading: process %d starts", self._process.pid)
-            self._loop.add_reader(self._link, self._reported, self._link, self._process)
-            late = f"the new process was not ready within {START_S:g} s; this one goes on"
-            self._late = self._loop.call_later(START_S, self._give_up, late)
+            _log.info("upgrading: process %d starts", process.pid)
+            self._following = asyncio.ensure_future(self._follow(link, process))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             its.close()
@@ -211,48 +286,47 @@ class Successor:
         """
         if self._process is not None and not self._ready:
             self._process.terminate()
-        self._forget()
+        if self._following is not None:
+            self._following.cancel()  # which closes the pair's end
 
-    def _reported(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """The new process says that it listens, or has ended."""
-        try:
-            said = link.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            said = b""
+    async def _follow(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the new process says that it listens, and then until it ends."""
+        said, why = b"", "the new process ended before it was ready; this one goes on"
+        with link:
+            try:
+                async with asyncio.timeout(START_S):
+                    said = await asyncio.get_running_loop().sock_recv(link, 64)
+            except TimeoutError:
+                why = f"the new process was not ready within {START_S:g} s; this one goes on"
+                process.kill()
+            except OSError:
+                pass
+            if said:
+                self._ready = True
+                _log.info("upgrading: process %d listens, this one leaves", process.pid)
+                self._leave(process.pid)
+                await _end_of(link)
+                why = f"the new process {process.pid} has ended; this one still runs"
+        _log.error("%s", why)
+        self._process, self._ready = None, False
+        asyncio.get_running_loop().run_in_executor(None, process.wait)
         if said:
-            self._ready = True
-            if self._late is not None:
-                self._late.cancel()
-            _log.info("upgrading: process %d listens, this one leaves", process.pid)
-            self._leave(process.pid)
-            return
-        was_ready, self._ready = self._ready, False
-        self._loop.run_in_executor(None, process.wait)
-        self._forget()
-        if was_ready:
-            _log.error("the new process %d has ended; this one still runs", process.pid)
             (self._take_back or self.start)()
-        else:
-            _log.error("the new process ended before it was ready; this one goes on")
 
-    def _give_up(self, why: str) -> None:
-        """Kill a process that is not ready, if there is one."""
-        process = self._process
-        if process is not None:
-            _log.error("%s", why)
-            self._forget()
-            process.kill()
-            self._loop.run_in_executor(None, process.wait)
 
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        if self._link is not None:
-            self._loop.remove_reader(self._link)
-            self._link.close()
-        self._late = self._link = self._process = None
+async def _end_of(link: socket.socket) -> None:
+    """Wait until the other process has ended."""
+    with contextlib.suppress(OSError):
+        while await asyncio.get_running_loop().sock_recv(link, 64):
+            pass
+
+
+def _inherited(fd: int) -> socket.socket:
+    """A socket that the process which started this one passed; programs started here lack it."""
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)  # noqa: FBT003
+    return sock
 
 
 def on_signals(*, reload: Callable[[], None], upgrade: Callable[[], None]) -> None:

@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
-from gateway.fleet.model_runtime import ModelRuntime, adapted_aliases
+from gateway.fleet.model_runtime import adapted_aliases
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import Rotation
 from gateway.metrics import Metrics
@@ -32,9 +30,9 @@ _OTHER = "see the engine's log"
 
 
 class LiveFinding(Record, frozen=True, kw_only=True):
-    """How one worker, or one source of workers, answered."""
+    """How one worker, one source of workers, or the state store answered."""
 
-    model: str
+    model: str = ""
     pool: str
     worker: str
     ready: bool
@@ -55,6 +53,7 @@ async def look(config: Config) -> list[LiveFinding]:
     )
     rotation = Rotation(models, prober, Metrics(), time.monotonic, disconnect=upstream.disconnect)
     discovery = Discovery(config, models, rotation)
+    found: list[LiveFinding] = []
     try:
         await discovery.start()
         await asyncio.gather(
@@ -65,66 +64,53 @@ async def look(config: Config) -> list[LiveFinding]:
                 for worker in [engine.ranks[0] for engine in pool.engines]
             )
         )
-        engines = chain.from_iterable(map(_engines, models))
-        return [*await _store(config), *_sources(discovery), *engines]
+        if backend_of(config.state.address) == "redis":  # another host's; nothing is changed there
+            directory, problem, fix = open_directory(config.state.address), "", ""
+            try:
+                await directory.read(0, "")
+            except StateFailure as error:
+                problem, fix = str(error), "start it, or correct state.url and its password"
+            finally:
+                await directory.close()
+            ready = not problem
+            found.append(
+                LiveFinding(pool="state", worker="store", ready=ready, problem=problem, fix=fix)
+            )
+        found += (
+            LiveFinding(
+                model=source.model,
+                pool=source.pool,
+                worker=source.source,
+                ready=not source.failing,
+                problem=source.failing or ("" if source.engines else "it names no engine"),
+                fix="correct the URL, or have its server answer" if source.failing else "",
+            )
+            for source in discovery.report()
+        )
     finally:
         await discovery.close()
         await prober.close()
         await upstream.close()
-
-
-async def _store(config: Config) -> list[LiveFinding]:
-    """The state store, where it is another host's; reads and changes nothing of it."""
-    url = config.state.address
-    if backend_of(url) != "redis":
-        return []
-    directory = open_directory(url)
-    problem = ""
-    try:
-        await directory.read(0, "")
-    except StateFailure as error:
-        problem = str(error)
-    finally:
-        await directory.close()
-    fix = "start it, or correct state.url and its password" if problem else ""
-    return [
-        LiveFinding(
-            model="", pool="state", worker="store", ready=not problem, problem=problem, fix=fix
-        )
-    ]
-
-
-def _sources(discovery: Discovery) -> Iterator[LiveFinding]:
-    for source in discovery.report():
-        problem = source.failing or ("" if source.engines else "it names no engine")
-        yield LiveFinding(
-            model=source.model,
-            pool=source.pool,
-            worker=source.source,
-            ready=not source.failing,
-            problem=problem,
-            fix="correct the URL, or have its server answer" if source.failing else "",
-        )
-
-
-def _engines(served: ModelRuntime) -> Iterator[LiveFinding]:
-    """Workers, and aliases that engines list as LoRA adapters."""
-    for pool in served.fleet.pools:
-        finding = partial(LiveFinding, model=served.name, pool=pool.name)
-        for place, name in members.present(pool):
-            engine = pool.engine_of[place]
-            problem = engine.why_down or engine.remark
-            problem, _, fix = problem.partition(": set ")
-            if fix:
-                fix = f"set {fix}"
-            elif problem:
-                fix = next((how for word, how in _FIXES if word in problem), _OTHER)
-            yield finding(worker=name, ready=engine.up, problem=problem, fix=fix)
-        for alias in adapted_aliases(served, served.aliases):
-            for worker in served.adapters.workers(alias, pool):
-                yield finding(
+    for served in models:
+        for pool in served.fleet.pools:
+            finding = partial(LiveFinding, model=served.name, pool=pool.name)
+            for place, name in members.present(pool):
+                engine = pool.engine_of[place]
+                problem, _, fix = (engine.why_down or engine.remark).partition(": set ")
+                if fix:
+                    fix = f"set {fix}"
+                elif problem:
+                    fix = next((how for word, how in _FIXES if word in problem), _OTHER)
+                found.append(finding(worker=name, ready=engine.up, problem=problem, fix=fix))
+            # Aliases that engines list as LoRA adapters.
+            found += (
+                finding(
                     worker=pool.workers[worker],
                     ready=False,
                     problem=f"the alias {alias} is a LoRA adapter here",
                     fix=f"move {alias} from `aliases` to `loras`",
                 )
+                for alias in adapted_aliases(served, served.aliases)
+                for worker in served.adapters.workers(alias, pool)
+            )
+    return found

@@ -11,38 +11,26 @@ OTHERS: Final = 256
 """Files besides connections: listening sockets, logs, the state store, probes."""
 
 
-def files_needed(connections: int, workers: int) -> int:
-    """Most open files: two per client connection (client, engine), one per worker for probes."""
-    return 2 * connections + workers + OTHERS
+def allow_open_files(connections: int, workers: int) -> str | None:
+    """Raise the soft limit of open files to what is needed, as far as the hard limit allows.
 
-
-def allow_open_files(needed: int) -> int:
-    """Raise the soft limit of open files to `needed`, as far as the hard limit allows.
-
-    Each connection is an open file. Systems start a process with a low soft limit (usually
-    1,024) and a much higher hard limit, up to which the process may raise the soft one.
-
-    Returns the limit in force, or `needed` where it is higher or the system has none.
+    Needed are two files per client connection (client, engine), and one per worker for probes.
+    Systems start a process with a low soft limit (usually 1,024) and a much higher hard limit, up
+    to which the process may raise the soft one. Returns a message for the operator if the limit in
+    force is too low for `server.max_connections`.
     """
     if sys.platform == "win32":
-        return needed
+        return None
     import resource  # noqa: PLC0415 - not on Windows
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return needed
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # a further limit of the system's own
-        return soft
-    return wanted
-
-
-def shortage(connections: int, workers: int, allowed: int) -> str | None:
-    """A message for the operator if the limit is too low for `server.max_connections`."""
-    needed = files_needed(connections, workers)
-    if allowed >= needed:
+    needed = 2 * connections + workers + OTHERS
+    allowed, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != allowed < needed:
+        wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):  # a further limit of the system's own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            allowed = wanted
+    if allowed == resource.RLIM_INFINITY or allowed >= needed:
         return None
     fits = max(1, (allowed - workers - OTHERS) // 2)
     return (

@@ -27,7 +27,7 @@ from gateway.replicas.notes import FleetNotes, SchedulerNotes
 from gateway.scheduling import prefix_digests as digests
 from gateway.settings import Config
 from gateway.store.backends import open_notes
-from gateway.wiring.listening import own_address
+from gateway.wiring.handover import own_address
 
 _log = logging.getLogger("sluice.state")
 _encode: Final = msgspec.json.Encoder().encode

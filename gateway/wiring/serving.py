@@ -12,8 +12,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import uvicorn
 
@@ -25,37 +26,23 @@ from gateway.http.protocol import GatewayProtocol
 from gateway.http.tls import TlsListener
 from gateway.settings import Config
 from gateway.wiring.app import Gateway
-from gateway.wiring.handover import READY, STOPPING, Origin, Successor, on_signals
-from gateway.wiring.listening import BACKLOG, port_of
-from gateway.wiring.process_limits import (
-    allow_open_files,
-    files_needed,
-    give_back_large_blocks,
-    shortage,
+from gateway.wiring.handover import (
+    BACKLOG,
+    READY,
+    STOPPING,
+    Origin,
+    Ports,
+    Successor,
+    on_signals,
+    port_of,
 )
+from gateway.wiring.process_limits import allow_open_files, give_back_large_blocks
 from gateway.wiring.replicas import loopback_of_many
 
 LAST_REQUESTS_S: Final = 1.0
 """Time for open connections to send a last request once nothing runs and nothing listens."""
 
 _log = logging.getLogger("sluice")
-
-
-class Ports(NamedTuple):
-    """The sockets of a process."""
-
-    clients: list[socket.socket]
-    management: list[socket.socket]
-    """Empty where metrics have no port of their own."""
-
-    @classmethod
-    def open(cls, config: Config, origin: Origin) -> "Ports":
-        """Bind the ports, or take those that were passed. Raises OSError."""
-        server = config.server
-        shared = None if origin.supervisor is None else True
-        clients = origin.open(server.host, server.port, shared=shared)
-        port = server.management_port
-        return cls(clients, origin.open(server.host, port) if port else [])
 
 
 class _GatewayServer(uvicorn.Server):
@@ -68,18 +55,35 @@ class _GatewayServer(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        gateway: Gateway,
-        origin: Origin,
-        ports: Ports,
-        on_ready: Callable[[int], None],
+        self, gateway: Gateway, origin: Origin, ports: Ports, on_ready: Callable[[int], None]
     ) -> None:
-        super().__init__(config)
+        server = gateway.config.server
+        bounds = {
+            "max_head_bytes": server.max_header_bytes,
+            "max_connections": _connections(gateway.config),
+            "keep_alive_s": server.keep_alive_s,
+            "cors": Cors(server.allowed_origins),
+            "data_plane": gateway.data_plane,
+            "bodies": gateway.data_plane.bodies,
+        }
+        super().__init__(
+            uvicorn.Config(
+                cast("Any", gateway.data_plane),
+                http=type("BoundGatewayProtocol", (GatewayProtocol,), bounds),
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                proxy_headers=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=2,
+            )
+        )
         self._gateway = gateway
         self._origin = origin
         self._ports = ports
-        self._on_ready = on_ready
         self._closes = 0
         """Number of listeners to close, from the first; the clients' ones come first."""
         self._shared = origin.supervisor is not None or bool(origin.sockets)
@@ -88,20 +92,28 @@ class _GatewayServer(uvicorn.Server):
         self._leaves_s: float | None = None
         """When it exits, once nothing runs."""
         self._next_sweep_s = 0.0
+        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._listen()
-        self._on_ready(port_of(self._ports.clients))
+        self._on_ready(port_of(self._ports[0]))
 
     async def _listen(self) -> None:
-        clients, management = self._ports
-        certificates = self._gateway.certificates
+        (clients, management), certificates = self._ports, self._gateway.certificates
         # Management stays plain: Prometheus and other replicas ask there, inside.
         await super().startup(management if certificates else [*clients, *management])
-        if certificates is not None:
-            failures = self._gateway.metrics.tls_failures
-            listener = TlsListener(clients, self._protocol, certificates, failures, backlog=BACKLOG)
-            self.servers.insert(0, cast("Any", listener))
+        if certificates is None:
+            return
+        made = cast("Any", self.config.http_protocol_class)  # as uvicorn does without TLS
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        listener = TlsListener(
+            clients,
+            partial(made, config=self.config, **state),
+            certificates,
+            self._gateway.metrics.tls_failures,
+            backlog=BACKLOG,
+        )
+        self.servers.insert(0, cast("Any", listener))
 
     async def take_back(self) -> None:
         """Serve again: the process that the ports were left to has ended."""
@@ -109,17 +121,9 @@ class _GatewayServer(uvicorn.Server):
         plane.draining = plane.last_requests = self.should_exit = False
         self._drain_until_s = self._leaves_s = None
         self._closes, self._shared, self._origin.succeeds = 0, True, True
-        self._ports = Ports.open(self._gateway.config, self._origin)
+        self._ports = self._origin.ports(self._gateway.config)
         await self._listen()
         self._origin.service.replaced_by(os.getpid())
-
-    def _protocol(self) -> GatewayProtocol:
-        """Serve a new connection, as uvicorn does by itself without TLS."""
-        made = cast("Any", self.config.http_protocol_class)
-        served: GatewayProtocol = made(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return served
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._drain_until_s is not None:
@@ -131,7 +135,7 @@ class _GatewayServer(uvicorn.Server):
     def _drain(self) -> None:
         now_s, plane = time.monotonic(), self._gateway.data_plane
         if self._shared:
-            self._closes = len(self.servers) - len(self._ports.management)
+            self._closes = len(self.servers) - len(self._ports[1])
             plane.last_requests = True
         plane.draining = True
         self._drain_until_s = now_s + self._gateway.config.server.drain_timeout_s
@@ -198,8 +202,8 @@ async def serve(
     origin = origin or Origin(os.environ)
     chores = BackgroundTasks()
     chores.start(origin.service.live())
-    ports = Ports.open(config, origin)
-    gateway = Gateway(config, port=port_of(ports.management or ports.clients))
+    clients, management = ports = origin.ports(config)
+    gateway = Gateway(config, port=port_of(management or clients))
 
     def ready(port: int) -> None:
         origin.service.say(READY)
@@ -213,8 +217,8 @@ async def serve(
             gateway.certificates.look()
         gateway.reloading.hang_up(lambda: origin.service.say(READY))
 
-    server = _GatewayServer(_uvicorn_config(config, gateway), gateway, origin, ports, ready)
-    await origin.wait_for_turn(config, [*ports.clients, *ports.management])
+    server = _GatewayServer(gateway, origin, ports, ready)
+    await origin.wait_for_turn(config, [*clients, *management])
     successor = Successor(
         origin, os.environ, server.leave, lambda: chores.start(server.take_back())
     )
@@ -239,34 +243,6 @@ async def serve(
     await chores.close()
 
 
-def _uvicorn_config(config: Config, gateway: Gateway) -> uvicorn.Config:
-    protocol = type(
-        "BoundGatewayProtocol",
-        (GatewayProtocol,),
-        {
-            "max_head_bytes": config.server.max_header_bytes,
-            "max_connections": _connections(config),
-            "keep_alive_s": config.server.keep_alive_s,
-            "cors": Cors(config.server.allowed_origins),
-            "data_plane": gateway.data_plane,
-            "bodies": gateway.data_plane.bodies,
-        },
-    )
-    return uvicorn.Config(
-        cast("Any", gateway.data_plane),
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        proxy_headers=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=2,
-    )
-
-
 def run(
     config: Config,
     *,
@@ -280,13 +256,12 @@ def run(
     about the configuration.
     """
     give_back_large_blocks()
-    connections = _connections(config)
     workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
-    allowed = allow_open_files(files_needed(connections, workers))
+    shortage = allow_open_files(_connections(config), workers)
     if warns:
         if not config.entitlements:
             _log.warning("no entitlements are configured: the gateway is open to any key or none")
-        for said in (loopback_of_many(config), shortage(connections, workers, allowed)):
+        for said in (loopback_of_many(config), shortage):
             if said is not None:
                 _log.warning("%s", said)
     return until_done(serve(config, on_ready=on_ready, origin=origin))

@@ -32,15 +32,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, cast
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.management_port import ReplicaList
 from gateway.settings import Config
 from gateway.wiring.handover import READY as SERVES
-from gateway.wiring.handover import STOPPING, Origin, Successor, on_signals
-from gateway.wiring.listening import port_of
+from gateway.wiring.handover import STOPPING, Origin, Successor, on_signals, port_of
 from gateway.wiring.reloading import LastGood
 from gateway.wiring.serving import run as run_alone
 from gateway.wiring.serving import until_done
@@ -89,25 +88,45 @@ class Supervisor:
         self.replicas = [Replica(n + 1, self) for n in range(config.server.workers)]
         self.ending = asyncio.Event()
         self.failed = False
-        self._listed: ReplicaList | None = None
 
     async def serve(self) -> int:
         """Run until a signal, or until replicas keep failing. Raises OSError."""
-        server, origin = self._config.server, self.origin
+        server, origin, loop = self._config.server, self.origin, asyncio.get_running_loop()
+        listed: ReplicaList | None = None
+
+        def signalled() -> None:
+            if self.ending.is_set():
+                for replica in self.replicas:
+                    replica.signal(signal.SIGTERM)
+            else:
+                _log.info("draining %d replicas", len(self.replicas))
+                origin.service.say(STOPPING)
+                self._end()
+
+        def leave(pid: int) -> None:
+            """Leave the ports to another supervisor and its replicas."""
+            origin.service.replaced_by(pid)
+            if listed is not None:
+                listed.stop()
+            self._end(signal.SIGUSR2)
+
+        def check_ready() -> None:
+            if not self._ready:
+                self.give_up(f"not every replica got ready within {START_S:g} s")
+
         held = await when_free(lambda: origin.open(server.host, server.port))
         try:
             self.port = port_of(held)
-            loop = asyncio.get_running_loop()
             for sig in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(sig, self._signalled)
-            successor = Successor(origin, os.environ, self._leave)
-            on_signals(reload=self._hung_up, upgrade=successor.start)
-            listed = await when_free(lambda: origin.open(server.host, server.management_port))
+                loop.add_signal_handler(sig, signalled)
+            successor = Successor(origin, os.environ, leave)
+            on_signals(reload=self.reload, upgrade=successor.start)
+            sockets = await when_free(lambda: origin.open(server.host, server.management_port))
             self._chores.start(origin.service.live(), self._file.watch())
-            async with ReplicaList(listed, self.ports) as self._listed:
-                keeping = [asyncio.create_task(replica.keep()) for replica in self.replicas]
-                await self._wait_ready()
-                await asyncio.gather(*keeping)
+            async with ReplicaList(sockets, self.ports) as listed:
+                late = loop.call_later(START_S, check_ready)
+                await asyncio.gather(*(replica.keep() for replica in self.replicas))
+                late.cancel()
             successor.end()
             await self._chores.close()
         finally:
@@ -126,49 +145,29 @@ class Supervisor:
     async def setup_of(self, index: int) -> "ReplicaSetup":
         """What a replica gets: the file's configuration, or its last good content, and so on."""
         await self._file.look()
-        ports = {"port": self.port, "management_port": self.management_port(index)}
         return ReplicaSetup(
-            self._file.config.listening(**ports),
+            self._file.config.listening(port=self.port, management_port=self._management(index)),
             index,
             {name: logging.getLogger(name or None).level for name in _LOGGERS},
             [sock.fileno() for sock in self.origin.listening_on(self.port)],
             self.origin.succeeds,
         )
 
-    def management_port(self, index: int) -> int:
-        """Port of a replica's metrics and admin routes."""
-        return self._config.server.management_port + index
-
     def ports(self) -> list[int]:
         """Management ports of the replicas that are serving."""
-        return [self.management_port(r.index) for r in self.replicas if r.serves]
+        return [self._management(r.index) for r in self.replicas if r.serves]
 
-    async def _wait_ready(self) -> None:
-        """Wait until every replica serves, or one fails."""
-        # No gather: of one that is cancelled, asyncio logs an error.
-        waits: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._all_ready()),
-            asyncio.create_task(self.ending.wait()),
-        ]
-        await asyncio.wait(waits, timeout=START_S, return_when="FIRST_COMPLETED")
-        for wait in waits:
-            wait.cancel()
-        if self.ending.is_set():
-            return
-        if not all(replica.ready.is_set() for replica in self.replicas):
-            self.give_up(f"not every replica got ready within {START_S:g} s")
-            return
-        self._ready = True
-        self.origin.service.say(SERVES)
-        self.origin.ready()
-        if self._on_ready is not None:
-            self._on_ready(self.port)
+    def replica_serves(self) -> None:
+        """Say that the gateway is ready once every replica served."""
+        ready = all(replica.ready for replica in self.replicas)
+        if ready and not self._ready and not self.ending.is_set():
+            self._ready = True
+            self.origin.service.say(SERVES)
+            self.origin.ready()
+            if self._on_ready is not None:
+                self._on_ready(self.port)
 
-    async def _all_ready(self) -> None:
-        for replica in self.replicas:
-            await replica.ready.wait()
-
-    def _hung_up(self) -> None:
+    def reload(self) -> None:
         """Have every replica reload the configuration."""
         self._chores.start(self._file.look())
         if self.ending.is_set():
@@ -180,21 +179,9 @@ class Supervisor:
         if self._ready:
             self.origin.service.say(SERVES)
 
-    def _signalled(self) -> None:
-        if self.ending.is_set():
-            for replica in self.replicas:
-                replica.signal(signal.SIGTERM)
-        else:
-            _log.info("draining %d replicas", len(self.replicas))
-            self.origin.service.say(STOPPING)
-            self._end()
-
-    def _leave(self, successor: int) -> None:
-        """Leave the ports to another supervisor and its replicas."""
-        self.origin.service.replaced_by(successor)
-        if self._listed is not None:
-            self._listed.stop()
-        self._end(signal.SIGUSR2)
+    def _management(self, index: int) -> int:
+        """Port of a replica's metrics and admin routes."""
+        return self._config.server.management_port + index
 
     def _end(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.ending.set()
@@ -216,14 +203,22 @@ async def when_free(bind: Callable[[], list[socket.socket]]) -> list[socket.sock
         await asyncio.sleep(PORT_EVERY_S)
 
 
+def pause_after(deaths_s: Sequence[float]) -> float | None:
+    """Pause before a restart, in seconds, after deaths at these times; None after too many."""
+    recent = sum(deaths_s[-1] - at_s < DEATHS_WITHIN_S for at_s in deaths_s)
+    if recent == MAX_DEATHS:
+        return None
+    return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (2 * (recent - 1)))
+
+
 class Replica:
     """One replica's process, and the processes that replace it."""
 
     def __init__(self, index: int, supervisor: Supervisor) -> None:
         """`index` counts from 1."""
         self.index = index
-        self.ready = asyncio.Event()
-        """Set once it serves; stays set when the process is replaced."""
+        self.ready = False
+        """Whether it ever served."""
         self.serves = False
         """Whether its current process got ready and has not ended."""
         self.clean = True
@@ -232,30 +227,28 @@ class Replica:
         self._reload_due = False
         """Whether it has to reload the configuration once it serves."""
         self._process: asyncio.subprocess.Process | None = None
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
     async def keep(self) -> None:
         """Run and restart the process until the gateway ends."""
-        ending = self.supervisor.ending
+        ending, deaths_s = self.supervisor.ending, deque[float](maxlen=MAX_DEATHS)
         while not ending.is_set():
-            status = await self._run()
+            status = await self.run()
             if ending.is_set():
                 self.clean = status in {0, -signal.SIGTERM, -signal.SIGUSR2}
                 return
             self.clean = False
             _log.error("replica %d ended with status %d", self.index, status)
-            if not self.ready.is_set():
+            deaths_s.append(time.monotonic())
+            if not self.ready:
                 self.supervisor.give_up(f"replica {self.index} did not get ready; see its log")
-                return
-            pause_s = self._pause_s(time.monotonic())
-            if pause_s is None:
+            elif (pause_s := pause_after(deaths_s)) is None:
                 self.supervisor.give_up(
                     f"replica {self.index} died {MAX_DEATHS} times within {DEATHS_WITHIN_S:g} s"
                 )
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), pause_s)
-            self.clean = True
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ending.wait(), pause_s)
+                self.clean = True
 
     def reload(self) -> None:
         """Have it reload the configuration, now or once it serves; SIGHUP would end it earlier."""
@@ -269,15 +262,7 @@ class Replica:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(sig)
 
-    def _pause_s(self, now_s: float) -> float | None:
-        """Pause before the restart, in seconds; None if the replica died too often."""
-        self._deaths.append(now_s)
-        recent = [at_s for at_s in self._deaths if now_s - at_s < DEATHS_WITHIN_S]
-        if len(recent) == MAX_DEATHS:
-            return None
-        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (2 * (len(recent) - 1)))
-
-    async def _run(self) -> int:
+    async def run(self) -> int:
         """Start the process and wait for its end; returns its exit status."""
         setup = await self.supervisor.setup_of(self.index)
         try:
@@ -291,40 +276,34 @@ class Replica:
         except OSError as error:  # out of processes, memory or open files
             _log.error("replica %d cannot be started: %s", self.index, error)
             return 1
-        late = asyncio.get_running_loop().call_later(START_S, self._kill_late)
+
+        def kill_late() -> None:
+            if not self.serves:
+                _log.error("replica %d did not get ready within %g s", self.index, START_S)
+                self.signal(signal.SIGKILL)
+
+        late = asyncio.get_running_loop().call_later(START_S, kill_late)
         if self.supervisor.ending.is_set():  # set during the start
             self.signal(signal.SIGTERM)
-        listening = asyncio.create_task(self._listen(process))
+        stdin = cast("asyncio.StreamWriter", process.stdin)
+        stdout = cast("asyncio.StreamReader", process.stdout)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if process.stdin is not None:
-                # The pipe stays open: its end tells the replica that this process is gone.
-                process.stdin.write(pickle.dumps(setup))
-                await process.stdin.drain()
+            # The pipe stays open: its end tells the replica that this process is gone.
+            stdin.write(pickle.dumps(setup))
+            await stdin.drain()
+        while part := await stdout.read(4096):
+            if READY in part:
+                if self.ready:
+                    _log.warning("replica %d serves again", self.index)
+                self.serves = self.ready = True
+                self.supervisor.replica_serves()
+                if self._reload_due:
+                    self.reload()
         status = await process.wait()
         late.cancel()
         self._process = None
-        await listening
         self.serves = False
         return status
-
-    def _kill_late(self) -> None:
-        """End a process that has not got ready in time."""
-        if not self.serves:
-            _log.error("replica %d did not get ready within %g s", self.index, START_S)
-            self.signal(signal.SIGKILL)
-
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for the replica's ready line."""
-        if process.stdout is None:
-            return
-        while part := await process.stdout.read(4096):
-            if READY in part:
-                if self.ready.is_set():
-                    _log.warning("replica %d serves again", self.index)
-                self.serves = True
-                self.ready.set()
-                if self._reload_due:
-                    self.reload()
 
 
 class ReplicaSetup(NamedTuple):

@@ -18,8 +18,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -27,8 +28,8 @@ import msgspec
 from gateway.errors import BadRequest
 from gateway.payload.body import of_any_us, read_body
 from gateway.payload.members import locate
-from gateway.ports import CompressTask
-from gateway.records.endpoint import ENDPOINTS, Endpoint
+from gateway.ports import CompressResult, CompressTask
+from gateway.records.endpoint import ENDPOINTS
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts
 
@@ -77,61 +78,46 @@ class ReadResult(Record, frozen=True, kw_only=True):
     param: str | None = None
 
 
-def read(
-    endpoint: Endpoint, body: bytes, most_us: float, content_types: Sequence[bytes] = ()
-) -> ReadResult | None:
-    """Read a body's facts, or the reason why it is refused; None if that may take too long."""
-    if not endpoint.multipart and of_any_us(body) > most_us:
-        return None
+def _reading(pipe: socket.socket) -> ReadResult | None:
+    """Read a body's facts, or why it is refused; None if that may take too long."""
+    task = msgspec.msgpack.decode(_received(pipe), type=BodyTask)
+    resource.setrlimit(resource.RLIMIT_AS, (task.memory_bytes, task.memory_bytes))
+    body, endpoint = _received(pipe), ENDPOINTS[task.path]
+    # Its signal ends the process, in the midst of C code, too.
+    signal.setitimer(signal.ITIMER_PROF, task.limit_s)
     try:
-        facts = read_body(endpoint, body, content_types=content_types)
+        if not endpoint.multipart and of_any_us(body) > task.most_us:
+            return None
+        facts = read_body(endpoint, body, content_types=task.content_types)
         places = () if endpoint.multipart else tuple(locate(body))
-    except BadRequest as refused:
-        return ReadResult(
-            message=refused.message, reason=refused.reason, code=refused.code, param=refused.param
-        )
+    except BadRequest as why:
+        return ReadResult(message=why.message, reason=why.reason, code=why.code, param=why.param)
     except MemoryError:
         return ReadResult(message="The request body has too many values.", reason="too_complex")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return ReadResult(facts=msgspec.structs.replace(facts, members={}, places=places))
 
 
-def _reading(pipe: socket.socket, _: Setup) -> Callable[[], ReadResult | None]:
-    # Decoded bodies have no reference cycles, and the collector would scan millions of lists.
-    gc.disable()
-
-    def work() -> ReadResult | None:
-        task = msgspec.msgpack.decode(_received(pipe), type=BodyTask)
-        resource.setrlimit(resource.RLIMIT_AS, (task.memory_bytes, task.memory_bytes))
-        body = _received(pipe)
-        # Its signal ends the process, in the midst of C code, too.
-        signal.setitimer(signal.ITIMER_PROF, task.limit_s)
-        result = read(ENDPOINTS[task.path], body, task.most_us, task.content_types)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return result
-
-    return work
-
-
-def _compressing(pipe: socket.socket, setup: Setup) -> Callable[[], Record]:
+def _compressing(pipe: socket.socket, setup: Setup) -> Callable[[], CompressResult]:
+    """What does one task."""
     # Imported here, because the gateway imports this module and does not need the tables.
     from compressor import warm  # noqa: PLC0415
-    from gateway.workers import compression_work  # noqa: PLC0415
+    from gateway.workers.compression_work import counter_of, work  # noqa: PLC0415
 
-    counters = compression_work.Counters()
     for path in setup.tokenizers:
-        counters.get(path)
+        counter_of(path)
     warm()
     gc.freeze()  # these objects stay; the collector need not scan them again
-    tasks = msgspec.msgpack.Decoder(CompressTask)
 
-    def work() -> Record:
-        task = tasks.decode(_received(pipe))
+    def compress() -> CompressResult:
+        task = msgspec.msgpack.decode(_received(pipe), type=CompressTask)
         signal.setitimer(signal.ITIMER_REAL, setup.time_limit_s + _ALARM_SLACK_S)
-        result = compression_work.work(task, counters)
+        result = work(task)
         signal.setitimer(signal.ITIMER_REAL, 0)
         return result
 
-    return work
+    return compress
 
 
 def main(program: str) -> None:
@@ -145,7 +131,12 @@ def main(program: str) -> None:
     with socket.socket(fileno=0) as pipe, suppress(EOFError, ConnectionError):
         setup = msgspec.msgpack.decode(_received(pipe), type=Setup)
         signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-        work = (_reading if program == "read" else _compressing)(pipe, setup)
+        work: Callable[[], Record | None] = partial(_reading, pipe)
+        if program == "compress":
+            work = _compressing(pipe, setup)
+        else:
+            # Decoded bodies have no cycles, and the collector would scan millions of lists.
+            gc.disable()
         signal.setitimer(signal.ITIMER_REAL, 0)
         pipe.sendall(bytes(LENGTH_BYTES))
         while True:

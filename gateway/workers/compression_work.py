@@ -10,7 +10,9 @@ Runs in a worker process; pure except for reading tokenizers. Rules:
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 import msgspec
@@ -57,40 +59,33 @@ _BETWEEN: Final = re.compile(rb"[ \t\n\r,]*+")
 _OPENING: Final = re.compile(rb"[ \t\n\r]*+\[")
 
 
-class Counters:
-    """Exact token counters by tokenizer path, each loaded once."""
+@cache
+def counter_of(path: str) -> Counter | None:
+    """The exact counter of a tokenizer.json, which is loaded once; None if it cannot be.
 
-    def __init__(self) -> None:
-        self._loaded: dict[str, Counter | None] = {}
-
-    def get(self, path: str | None) -> Counter | None:
-        """The counter of a tokenizer.json; None without a path, or if it cannot be loaded.
-
-        With None the budget is estimated, with a margin.
-        """
-        if path is None:
-            return None
-        if path not in self._loaded:
-            try:
-                self._loaded[path] = load_counter(Path(path))
-            except (ImportError, ValueError) as error:
-                _log.warning("tokens are estimated, not counted: %s", error)
-                self._loaded[path] = None
-        return self._loaded[path]
+    With None the budget is estimated, with a margin.
+    """
+    try:
+        return load_counter(Path(path))
+    except (ImportError, ValueError) as error:
+        _log.warning("tokens are estimated, not counted: %s", error)
+        return None
 
 
-def work(task: CompressTask, counters: Counters) -> CompressResult:
+def work(task: CompressTask) -> CompressResult:
     """Compress the task's body, or give the reason why not; never raises.
 
     `tokens_after` covers the whole prompt: its counted texts plus `fixed_tokens`.
     """
     try:
-        return _work(task, counters)
+        return _work(task)
     except (msgspec.DecodeError, UnicodeError, RecursionError, BadRequest):
         return CompressResult(reason="malformed")
     except Exception as error:  # noqa: BLE001 - one body must not end the worker for all others
         # Neither message nor traceback is logged: they may quote the prompt.
-        _log.error("a prompt could not be compressed: %s", _place(error))
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        what, where = type(error).__name__, frame.f_code.co_filename
+        _log.error("a prompt could not be compressed: %s at %s:%d", what, where, line)
         return CompressResult(reason="failed")
 
 
@@ -103,12 +98,32 @@ def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
     """
     if isinstance(new, str):
         return msgspec.json.encode(new)
-    changed = _changed(old, new)
+    named = isinstance(new, dict)
+    changed = {
+        key
+        for key in (list(new) if named else range(len(new)))
+        if old[key] is not new[key] and not (isinstance(new[key], str) and old[key] == new[key])
+    }
     if not changed:
         return raw
+    places: list[tuple[Any, int, int]] = []
+    if named:
+        members = locate(raw)
+        if len({member.name for member in members}) < len(members):
+            raise msgspec.ValidationError("a name is repeated")
+        places += ((name, start, end) for name, _, start, end in members)
+    else:
+        opening = _OPENING.match(raw)
+        if opening is None:
+            raise ValueError("not a JSON array")
+        end = opening.end()
+        for index, element in enumerate(_ELEMENTS.decode(raw)):
+            start = _BETWEEN.match(raw, end).end()  # type: ignore[union-attr]  # or of nothing
+            end = start + len(element)
+            places.append((index, start, end))
     pieces: list[bytes] = []
     at = 0
-    for key, start, end in _places(raw, new):
+    for key, start, end in places:
         if key in changed:
             changed.remove(key)
             pieces += (raw[at:start], rewritten(raw[start:end], old[key], new[key]))
@@ -119,7 +134,7 @@ def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
     return b"".join(pieces)
 
 
-def _work(task: CompressTask, counters: Counters) -> CompressResult:
+def _work(task: CompressTask) -> CompressResult:
     found, names = _decode(task.body), _NAMES[task.endpoint]
     old = {name: value for name in names if (value := getattr(found, name)) is not UNSET}
     call: Callable[..., Result]
@@ -137,7 +152,7 @@ def _work(task: CompressTask, counters: Counters) -> CompressResult:
         given,
         task.budget_tokens,
         task.bytes_per_token,
-        exact_counter=counters.get(task.tokenizer),
+        exact_counter=None if task.tokenizer is None else counter_of(task.tokenizer),
         max_cut=task.max_cut,
         category=task.category,
         fixed_tokens=task.fixed_tokens,
@@ -170,41 +185,3 @@ def _no_single_text(prompt: object) -> str | None:
     if any(not isinstance(item, str) for item in prompt):
         return "token_ids"
     return "several_prompts" if len(prompt) > 1 else None
-
-
-def _changed(old: Any, new: Any) -> set[Any]:
-    """Keys or indices of changed values. Lists and objects are compared by identity."""
-    keys = list(new) if isinstance(new, dict) else range(len(new))
-    return {
-        key
-        for key in keys
-        if old[key] is not new[key] and not (isinstance(new[key], str) and old[key] == new[key])
-    }
-
-
-def _places(raw: bytes, value: Any) -> list[tuple[Any, int, int]]:
-    """(key or index, start, end) of every value in an object or array."""
-    if isinstance(value, dict):
-        members = locate(raw)
-        if len({member.name for member in members}) < len(members):
-            raise msgspec.ValidationError("a name is repeated")
-        return [(name, start, end) for name, _, start, end in members]
-    opening = _OPENING.match(raw)
-    if opening is None:
-        raise ValueError("not a JSON array")
-    at = opening.end()
-    found: list[tuple[Any, int, int]] = []
-    for index, element in enumerate(_ELEMENTS.decode(raw)):
-        start = _BETWEEN.match(raw, at).end()  # type: ignore[union-attr]  # matches nothing, too
-        at = start + len(element)
-        found.append((index, start, at))
-    return found
-
-
-def _place(error: Exception) -> str:
-    """The type of an error, and the file and line that raised it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "nowhere"
-    return f"{type(error).__name__} at {where}"

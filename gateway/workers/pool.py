@@ -233,45 +233,41 @@ class WorkerPool:
             self._queue.take()[1].fail(error)
 
     async def _lane(self, worker: "WorkerProcess | None") -> None:
-        """Run one process after another, for as long as the gateway runs."""
+        """Run one process after another; hand tasks to each until it dies or must be killed."""
         while True:
             worker = worker or await self._replacement()
             try:
-                await self._serve(worker)
+                while worker.alive:
+                    if not self._queue.waiting:
+                        self._wake.clear()
+                        await self._wake.wait()
+                        continue
+                    owner, job = self._queue.take()
+                    if job.answer.done():
+                        continue
+                    began_s = time.monotonic()
+                    try:
+                        answer = await worker.asked(*job.frames, limit_s=job.limit_s)
+                    except (TimeoutError, WorkerGone) as error:
+                        why = str(error) or "a task took too long"
+                        self._log.warning("worker %d is replaced: %s", worker.pid, why)
+                        self._workers.discard(worker)  # before failing: the caller may call again
+                        job.fail(error)
+                        break
+                    except asyncio.CancelledError:
+                        job.fail(NoWorker("the gateway ends"))
+                        raise
+                    finally:
+                        self._queue.charge(owner, time.monotonic() - began_s)
+                    if not job.answer.done():
+                        job.answer.set_result(answer)
+                else:
+                    self._log.warning("worker %d died while it was idle", worker.pid)
             finally:
                 self._workers.discard(worker)
                 await worker.end()
             self.replaced += 1
             worker = None
-
-    async def _serve(self, worker: "WorkerProcess") -> None:
-        """Hand tasks to a worker until it dies or must be killed."""
-        while True:
-            while worker.alive and not self._queue.waiting:
-                self._wake.clear()
-                await self._wake.wait()
-            if not worker.alive:
-                self._log.warning("worker %d died while it was idle", worker.pid)
-                return
-            owner, job = self._queue.take()
-            if job.answer.done():
-                continue
-            began_s = time.monotonic()
-            try:
-                answer = await worker.asked(*job.frames, limit_s=job.limit_s)
-            except (TimeoutError, WorkerGone) as error:
-                why = str(error) or "a task took too long"
-                self._log.warning("worker %d is replaced: %s", worker.pid, why)
-                self._workers.discard(worker)  # before failing: the caller may call again
-                job.fail(error)
-                return
-            except asyncio.CancelledError:
-                job.fail(NoWorker("the gateway ends"))
-                raise
-            finally:
-                self._queue.charge(owner, time.monotonic() - began_s)
-            if not job.answer.done():
-                job.answer.set_result(answer)
 
     async def _replacement(self) -> "WorkerProcess":
         """Start a worker; retries forever, with growing pauses, and for a call if there is none.
@@ -363,11 +359,13 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.abort()
         if self._process.poll() is None:
             self._process.kill()
-        reaping = asyncio.create_task(self._reaped())
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + _REAP_LIMIT_S
         cancelled: asyncio.CancelledError | None = None
-        while not reaping.done():
+        # Polls, because a SIGCHLD handler would apply to the whole gateway process.
+        while self._process.poll() is None and loop.time() < give_up_s:
             try:
-                await asyncio.shield(reaping)
+                await asyncio.sleep(_REAP_S)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -417,13 +415,6 @@ class WorkerProcess(asyncio.Protocol):
                         break
                     self._transport.write(view[start : start + _SLICE_BYTES])
             return await answer
-
-    async def _reaped(self) -> None:
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + _REAP_LIMIT_S
-        # Polls, because a SIGCHLD handler would apply to the whole gateway process.
-        while self._process.poll() is None and loop.time() < give_up_s:  # noqa: ASYNC110
-            await asyncio.sleep(_REAP_S)
 
     def _gone(self) -> WorkerGone:
         code = self._process.poll()

@@ -18,7 +18,7 @@ import uvloop
 from gateway.ports import CompressResult, CompressTask
 from gateway.workers.bodies import CompressWorkers
 from gateway.workers.child import NICENESS
-from gateway.workers.compression_work import Counters, work
+from gateway.workers.compression_work import work
 from gateway.workers.pool import WorkerGone
 from tests.unit.compressor.texts import prose
 
@@ -37,7 +37,7 @@ def task(seed: int = 0, **more: Any) -> CompressTask:
 
 def here(given: CompressTask) -> CompressResult:
     """What it gives in this process."""
-    found = work(given, Counters())
+    found = work(given)
     assert found.body is not None
     return found
 

@@ -115,12 +115,8 @@ async def test_another_method_is_405_in_the_dialect_of_its_endpoint_and_with_its
 @pytest.mark.parametrize(
     ("body", "announced"),
     [
-        (b"x" * 101, None),
-        (BODY, "101"),
-        ([b"x" * 101], "5"),
-        ([b"x" * 60, b"x" * 41], "5"),
-        ([b"x" * 60, b"x" * 41, b""], "5"),
-        ([b"x" * 50] * 100, "5"),
+        *((b"x" * 101, None), (BODY, "101"), ([b"x" * 101], "5"), ([b"x" * 50] * 100, "5")),
+        *(([b"x" * 60, b"x" * 41], "5"), ([b"x" * 60, b"x" * 41, b""], "5")),
     ],
 )
 async def test_a_body_that_is_too_large_is_413_whatever_was_announced(
@@ -132,11 +128,8 @@ async def test_a_body_that_is_too_large_is_413_whatever_was_announced(
     assert (answer.status_code, code(answer)) == (413, "request_too_large")
     assert answer.headers["connection"] == "close"
     assert plane.seen == []
-
-
-@pytest.mark.parametrize("body", [b"x" * 100, [b"x" * 50] * 2])
-async def test_a_body_of_exactly_the_limit_is_served(body: bytes | list[bytes]) -> None:
-    assert (await Plane().ask(body)).status_code == 200
+    for fits in (b"x" * 100, [b"x" * 50] * 2):
+        assert (await plane.ask(fits)).status_code == 200
 
 
 @pytest.mark.parametrize(

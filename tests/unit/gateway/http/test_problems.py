@@ -36,28 +36,13 @@ def test_openai_clients_get_the_four_members() -> None:
     ("refusal", "status", "openai", "anthropic"),
     [
         (BadRequest("x", reason="r"), 400, INVALID, INVALID),
-        (
-            ContextLengthExceeded("x", prompt_tokens=9, window_tokens=8),
-            400,
-            INVALID,
-            INVALID,
-        ),
-        (Unauthorized("x", reason="r"), 401, "invalid_request_error", "authentication_error"),
+        (ContextLengthExceeded("x", prompt_tokens=9, window_tokens=8), 400, INVALID, INVALID),
+        (Unauthorized("x", reason="r"), 401, INVALID, "authentication_error"),
         (Forbidden("x", reason="r"), 403, "permission_denied", "permission_error"),
-        (NotFound("x", reason="r"), 404, "invalid_request_error", "not_found_error"),
-        (
-            Refusal("x", reason="method_not_allowed"),
-            405,
-            INVALID,
-            INVALID,
-        ),
-        (TooLarge("x"), 413, "invalid_request_error", "request_too_large"),
-        (
-            Refusal("x", reason="unsupported_content_type"),
-            415,
-            INVALID,
-            INVALID,
-        ),
+        (NotFound("x", reason="r"), 404, INVALID, "not_found_error"),
+        (Refusal("x", reason="method_not_allowed"), 405, INVALID, INVALID),
+        (TooLarge("x"), 413, INVALID, "request_too_large"),
+        (Refusal("x", reason="unsupported_content_type"), 415, INVALID, INVALID),
         (RateLimited("x", reason="r"), 429, "requests", "rate_limit_error"),
         (Refusal("x", reason="engine_error"), 502, "server_error", "api_error"),
         (Unavailable("x", reason="r"), 503, "server_error", "overloaded_error"),
@@ -96,26 +81,28 @@ def test_an_in_band_error_is_an_event_of_the_endpoint_s_own_shape(endpoint: Endp
         assert said == orjson.loads(error_body(refusal, endpoint.dialect))
 
 
-def wait(seconds: float) -> Refusal:
-    return Unavailable("x", reason="r", retry_after_s=seconds)
-
-
-def should(retry: bool | None) -> Refusal:
-    return RateLimited("x", reason="r", should_retry=retry)
-
-
 @pytest.mark.parametrize(
     ("refusal", "headers"),
     [
         (BadRequest("x", reason="too_deep"), {"x-sluice-reason": "too_deep"}),
         (Unauthorized("x", reason="r"), {"www-authenticate": "Bearer"}),
-        (wait(0.2), {"retry-after": "1", "retry-after-ms": "200"}),
-        (wait(1.0), {"retry-after": "1", "retry-after-ms": "1000"}),
-        (wait(1.001), {"retry-after": "2", "retry-after-ms": "1001"}),
-        (wait(60.0), {"retry-after": "60", "retry-after-ms": "60000"}),
-        (should(True), {"x-should-retry": "true"}),
-        (should(False), {"x-should-retry": "false"}),
-        (should(None), {}),
+        *(
+            (
+                Unavailable("x", reason="r", retry_after_s=seconds),
+                {"retry-after": told, "retry-after-ms": told_ms},
+            )
+            for seconds, told, told_ms in (
+                *((0.2, "1", "200"), (1.0, "1", "1000"), (1.001, "2", "1001")),
+                (60.0, "60", "60000"),
+            )
+        ),
+        *(
+            (RateLimited("x", reason="r", should_retry=retry), headers)
+            for retry, headers in (
+                *((True, {"x-should-retry": "true"}), (False, {"x-should-retry": "false"})),
+                (None, {}),
+            )
+        ),
     ],
 )
 def test_headers_say_why_and_whether_and_when_to_come_back(

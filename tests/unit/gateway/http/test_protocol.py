@@ -58,22 +58,6 @@ async def test_a_head_that_came_twice_is_not_parsed_again(gateway: Gateway, pars
     await client.leave()
 
 
-async def test_a_body_may_come_behind_a_known_head_in_pieces(
-    gateway: Gateway, parsed: Parsed
-) -> None:
-    client = await known(gateway, parsed)
-    head, _, body = request(b"abcdefgh").partition(b"\r\n\r\n")
-    await client.send(head + b"\r\n\r\n", body)
-    assert (await client.answer())[2] == b"8"
-    await client.send(head + b"\r\n\r\nab", b"cdefgh")
-    assert (await client.answer())[2] == b"8"
-    assert not parsed.headers
-    await client.send(head + b"\r\n\r\nab", b"cd", b"efgh")
-    assert (await client.answer())[2] == b"8"
-    await client.send(head[:20], head[20:] + b"\r\n\r\n" + body)
-    assert (await client.answer())[2] == b"8"
-
-
 async def test_a_client_that_sends_head_and_body_apart_is_known_too(
     gateway: Gateway, parsed: Parsed
 ) -> None:
@@ -83,45 +67,6 @@ async def test_a_client_that_sends_head_and_body_apart_is_known_too(
         await client.send(head + b"\r\n\r\n", body)
         assert (await client.answer())[2] == b"%d" % (number + 1)
     assert parsed.headers == 2 * 3
-
-
-async def test_a_known_head_with_another_name_path_or_key_is_read_anew(
-    gateway: Gateway, parsed: Parsed
-) -> None:
-    key = b"Authorization: Bearer one\r\n"
-    client = await known(gateway, parsed, key)
-    for changed in (
-        request(b"x", extra=key.replace(b"one", b"two")),
-        request(b"x"),
-        request(b"x", extra=key).replace(b"/chat", b""),
-        request(b"x", extra=key).replace(b"length: 1", b"length: 01"),
-        request(b"x", extra=key),
-    ):
-        await client.send(changed)
-        assert (await client.answer())[0] == 200
-    assert [head.key_digest for head in gateway.pipeline.heads[2:]] == [
-        digest_of(b"two"),
-        None,
-        *[digest_of(b"one")] * 3,
-    ]
-
-
-@pytest.mark.parametrize("length", [b"9000000", b"-1", b"1x", b"", b"1 1", b"+1"])
-async def test_a_known_head_with_an_impossible_length_is_refused(
-    gateway: Gateway, parsed: Parsed, length: bytes
-) -> None:
-    client = await known(gateway, parsed)
-    await client.send(request(b"x").replace(b"length: 1", b"length: " + length))
-    assert (await client.answer())[0] in (400, 413)
-
-
-async def test_what_is_pipelined_behind_a_known_head_is_not_mixed(
-    gateway: Gateway, parsed: Parsed
-) -> None:
-    client = await known(gateway, parsed)
-    await client.send(request(b"one") + request(b"three"))
-    assert (await client.answer())[2] == b"3"
-    assert await client.closed() == b""
 
 
 async def test_a_body_that_does_not_come_behind_a_known_head_is_waited_for_only_so_long(
@@ -253,21 +198,15 @@ async def test_a_request_that_does_not_arrive_is_waited_for_only_so_long(
     assert gateway.plane.running == 0
 
 
-async def test_a_request_that_has_arrived_may_run_as_long_as_it_takes(gateway: Gateway) -> None:
+@pytest.mark.parametrize("behind", [b"", b"POST /v1"])
+async def test_a_request_that_has_arrived_may_run_as_long_as_it_takes(
+    gateway: Gateway, behind: bytes
+) -> None:
+    """Half a request behind it does not end it."""
     client = await gateway.connect()
     await client.send(request(b"hang"))
     await until(lambda: gateway.pipeline.started)
-    gateway.sweep(1e9)
-    await client.send(b"")
-    assert gateway.pipeline.cancelled == []
-    assert gateway.plane.running == 1
-
-
-async def test_half_a_request_behind_a_running_one_does_not_end_it(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"hang"))
-    await until(lambda: gateway.pipeline.started)
-    await client.send(b"POST /v1")
+    await client.send(behind)
     gateway.sweep(1e9)
     await client.send(b"")
     assert gateway.pipeline.cancelled == []
@@ -281,16 +220,6 @@ async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: G
     gateway.sweep(GatewayProtocol.keep_alive_s - 1)
     await client.send(request())
     assert (await client.answer())[0] == 200
-
-
-async def test_a_second_request_sent_too_early_is_not_answered_twice_or_mixed(
-    gateway: Gateway,
-) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"one") + request(b"three"))
-    status, _, body = await client.answer()
-    assert (status, body) == (200, b"3")
-    assert await client.closed() == b"", "a pipelined request is not processed"
 
 
 async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: Gateway) -> None:
@@ -330,14 +259,6 @@ async def test_who_is_refused_while_sending_can_read_why(
     assert gateway.pipeline.started == 0
     gateway.sweep(client_connection.LINGER_S + 1.0)
     await until(lambda: not gateway.connections())
-
-
-async def test_a_client_that_asks_to_close_is_closed_after_its_answer(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"xx", extra=b"connection: close\r\n"))
-    status, headers, body = await client.answer()
-    assert (status, headers["connection"], body) == (200, "close", b"2")
-    assert await client.closed() == b""
 
 
 # -- clients that leave
@@ -395,31 +316,30 @@ async def test_a_client_that_left_does_not_wait_for_the_garbage_collector(
 
 
 @pytest.mark.parametrize("before", [0, 1])
-@pytest.mark.parametrize("body", [b"hang", b"hang" + b"x" * 900_000, b"stream"], ids=len)
+@pytest.mark.parametrize(
+    ("body", "url"),
+    [
+        *((body, CHAT.path.encode()) for body in (b"hang" + b"x" * 900_000, b"stream")),
+        *(
+            (b"hang", url)
+            for url in (b"http://x:80" + CHAT.path.encode(), b"/v1/chat%2Fcompletions")
+        ),
+    ],
+    ids=len,
+)
 async def test_a_client_that_leaves_cancels_its_request(
-    gateway: Gateway, body: bytes, before: int
+    gateway: Gateway, body: bytes, url: bytes, before: int
 ) -> None:
     """Reading is paused while a large body comes in; it goes on, or the leaving is not seen."""
     client = await gateway.connect()
     for _ in range(before):
         await client.send(request())
         await client.answer()
-    await client.send(request(body))
+    await client.send(request(body).replace(CHAT.path.encode(), url, 1))
     await until(lambda: gateway.pipeline.started == before + 1)
     client.writer.transport.abort()
     await until(lambda: gateway.pipeline.cancelled == [body[:16]])
     await until(lambda: gateway.plane.running == 0)
-
-
-@pytest.mark.parametrize("url", [b"http://x:80" + CHAT.path.encode(), b"/v1/chat%2Fcompletions"])
-async def test_so_does_one_that_spells_the_path_in_an_unusual_way(
-    gateway: Gateway, url: bytes
-) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"hang").replace(CHAT.path.encode(), url, 1))
-    await until(lambda: gateway.pipeline.started)
-    await client.leave()
-    await until(lambda: gateway.pipeline.cancelled)
 
 
 async def test_a_client_that_does_not_read_stops_the_stream_and_is_cut_off(
@@ -476,9 +396,6 @@ async def test_connections_without_a_served_request_give_way_to_others(
     for client in (late, served):
         await client.send(request())
         assert (await client.answer())[0] == 200
-
-
-# -- connections given to another process
 
 
 def only_connection(gateway: Gateway) -> GatewayProtocol:

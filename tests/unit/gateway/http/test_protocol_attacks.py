@@ -330,7 +330,10 @@ def _chunked(key: bytes, body: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "behind",
-    [b"\x00garbage\r\n\r\n", b"POST / HTTP/1.1\r\nx: " + b"y" * 2 * MAX_HEAD, request(b"wait")],
+    [
+        *(b"\r\n", b"\x00garbage\r\n\r\n", request(b"wait")),
+        b"POST / HTTP/1.1\r\nx: " + b"y" * 2 * MAX_HEAD,
+    ],
 )
 async def test_what_comes_behind_a_running_request_is_not_answered(
     gateway: Gateway, behind: bytes
@@ -340,18 +343,13 @@ async def test_what_comes_behind_a_running_request_is_not_answered(
     await until(lambda: gateway.pipeline.started)
     gateway.pipeline.go.set()
     assert (await client.answer())[::2] == (200, b"4")
+    if behind == b"\r\n":  # as some clients end a body
+        await client.send(request(b"four"))
+        assert (await client.answer())[0] == 200
+        return
     assert await client.closed() == b""
     assert gateway.pipeline.started == 1
     assert gateway.pipeline.cancelled == []
-
-
-async def test_a_line_break_behind_a_body_means_nothing(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(request(b"wait"), b"\r\n")
-    gateway.pipeline.go.set()
-    assert (await client.answer())[0] == 200
-    await client.send(request(b"four"))
-    assert (await client.answer())[0] == 200
 
 
 async def test_who_sends_without_end_behind_a_request_is_cut_off(
@@ -446,23 +444,6 @@ async def test_who_tries_keys_waits_and_nobody_else(gateway: Gateway) -> None:
     async with asyncio.timeout(0.5):
         await known.send(request(b"x"))
         assert (await known.answer())[0] == 200
-
-
-async def test_a_refusal_that_waits_is_sent_in_the_end(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway.plane, "wrong_keys", Waits(0.1))
-    gateway.pipeline.known = False
-    client = await gateway.connect()
-    for _ in range(3):
-        began_s = time.monotonic()
-        await client.send(request(b"who"))
-        status, headers, _ = await client.answer()
-        assert status == 401
-        assert time.monotonic() - began_s > 0.09
-        assert gateway.plane.running == 0
-        if headers.get("connection") == "close":
-            client = await gateway.connect()
 
 
 @pytest.mark.parametrize("end", ["leaves", "says no more", "sends on"])

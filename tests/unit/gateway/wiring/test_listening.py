@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from gateway.wiring.listening import (
+from gateway.wiring.handover import (
     bound,
     own_address,
     port_of,

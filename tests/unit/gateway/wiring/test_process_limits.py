@@ -11,46 +11,35 @@ from gateway.wiring.process_limits import (
     _SET_BY_USER,
     MAPPED_FROM_BYTES,
     PARTS,
-    files_needed,
     give_back_large_blocks,
     memory_limit,
     memory_shortage,
-    shortage,
 )
 
 RAISED = """
 import resource, sys
 from gateway.wiring.process_limits import allow_open_files
-soft, hard, needed = map(int, sys.argv[1:])
+soft, hard, connections = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-print(allow_open_files(needed), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(allow_open_files(connections, 8))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "needed", "allowed", "then"),
-    [
-        (200, 900, 500, 500, 500),
-        (200, 400, 500, 400, 400),
-        (600, 900, 500, 500, 600),
-    ],
+    ("soft", "hard", "connections", "then"),
+    [(400, 900, 100, 464), (400, 440, 100, 440), (600, 900, 100, 600), (400, 440, 88, 440)],
 )
-def test_the_soft_limit_is_raised_towards_the_hard_one(
-    soft: int, hard: int, needed: int, allowed: int, then: int
+def test_the_soft_limit_is_raised_towards_the_hard_one_and_what_is_missing_told(
+    soft: int, hard: int, connections: int, then: int
 ) -> None:
-    command = [sys.executable, "-c", RAISED, str(soft), str(hard), str(needed)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert said.split() == [str(allowed), str(then), str(hard)]
-
-
-def test_what_is_missing_is_told_with_a_number_that_would_do() -> None:
-    assert shortage(10_000, 8, files_needed(10_000, 8)) is None
-    said = shortage(10_000, 8, 4096)
-    assert said is not None
-    assert "may open 4096 files" in said
-    assert f"ulimit -n {files_needed(10_000, 8)}" in said
-    fits = int(said.split()[-1])
-    assert shortage(fits, 8, 4096) is None
+    command = [sys.executable, "-c", RAISED, str(soft), str(hard), str(connections)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    said, limits = done.stdout.splitlines()
+    assert limits.split() == [str(then), str(hard)]
+    short = (hard, connections) == (440, 100)
+    assert ("may open 440 files" in said and "ulimit -n 464" in said) == short
+    assert said.endswith("gets 88" if short else "None")
 
 
 GIB = 1 << 30

@@ -1,7 +1,6 @@
 """The supervisor's patience with replicas that die, and what it does with one only."""
 
 import asyncio
-import gc
 import socket
 import sys
 from pathlib import Path
@@ -11,13 +10,14 @@ import pytest
 
 from gateway.settings import Config, load, parse
 from gateway.wiring import supervisor
-from gateway.wiring.listening import bound
+from gateway.wiring.handover import bound
 from gateway.wiring.supervisor import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,
     MAX_PAUSE_S,
     Replica,
     Supervisor,
+    pause_after,
 )
 
 FILE = """
@@ -37,24 +37,13 @@ def config(workers: int) -> Config:
     return parse(FILE % workers, "sluice.yaml", {})
 
 
-def pauses(deaths_s: list[float]) -> list[float | None]:
-    replica = Replica(1, Supervisor(config(2), None))
-    return [replica._pause_s(at_s) for at_s in deaths_s]
-
-
-def test_a_replica_that_dies_again_and_again_is_waited_for_longer_and_then_given_up() -> None:
-    found = pauses([float(n) for n in range(MAX_DEATHS)])
-    assert found[-1] is None
-    waited = [pause_s for pause_s in found[:-1] if pause_s is not None]
-    assert len(waited) == MAX_DEATHS - 1
+def test_a_replica_that_dies_often_is_waited_for_longer_and_then_given_up() -> None:
+    deaths_s = [float(n) for n in range(MAX_DEATHS)]
+    waited = [pause_after(deaths_s[: n + 1]) or 0.0 for n in range(MAX_DEATHS - 1)]
     assert waited == sorted(set(waited))
-    assert waited[0] == pytest.approx(0.1)
-    assert waited[-1] == MAX_PAUSE_S
-
-
-def test_a_replica_that_dies_now_and_then_is_always_started_again() -> None:
-    found = pauses([n * DEATHS_WITHIN_S for n in range(20)])
-    assert found == [pytest.approx(0.1)] * 20
+    assert (waited[0], waited[-1]) == (pytest.approx(0.1), MAX_PAUSE_S)
+    assert pause_after(deaths_s) is None
+    assert pause_after([n * DEATHS_WITHIN_S for n in range(MAX_DEATHS)]) == pytest.approx(0.1)
 
 
 async def test_replicas_get_the_configuration_with_a_management_port_each() -> None:
@@ -93,11 +82,11 @@ async def test_sighup_waits_until_a_replica_serves(monkeypatch: pytest.MonkeyPat
         "time.sleep(60)"
     )
     replica = replica_of(monkeypatch, [sys.executable, "-c", program])
-    running = asyncio.create_task(replica._run())
+    running = asyncio.create_task(replica.run())
     async with asyncio.timeout(20):
         while replica._process is None:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
-        replica.supervisor._hung_up()
+        replica.supervisor.reload()
         assert await running == 7
     await replica.supervisor._chores.close()
 
@@ -111,14 +100,14 @@ async def test_sighup_during_the_start_does_not_tell_that_the_gateway_is_ready(
         told.setblocking(False)
         monkeypatch.setenv("NOTIFY_SOCKET", address)
         whole = Supervisor(config(2), None)
-        whole._hung_up()
+        whole.reload()
         with pytest.raises(BlockingIOError):
             told.recv(4096)
         for replica in whole.replicas:
-            replica.ready.set()
-        await whole._wait_ready()
+            replica.ready = True
+        whole.replica_serves()
         assert told.recv(4096) == b"READY=1"
-        whole._hung_up()
+        whole.reload()
         assert told.recv(4096).startswith(b"RELOADING=1")
         assert told.recv(4096) == b"READY=1"
     await whole._chores.close()
@@ -136,7 +125,7 @@ def replica_of(monkeypatch: pytest.MonkeyPatch, program: list[str] | OSError) ->
     monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
     monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.01)
     (replica, _) = Supervisor(config(2), None).replicas
-    replica.ready.set()
+    replica.ready = True
     return replica
 
 
@@ -159,20 +148,6 @@ async def test_a_successor_that_hangs_at_its_start_is_not_listed_and_killed(
     assert not replica.serves
     await asyncio.wait_for(keeping, 20)
     assert caplog.text.count("ended with status -9") == MAX_DEATHS
-
-
-async def test_one_that_is_ended_before_its_replicas_serve_logs_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = Supervisor(config(2), None)
-    waiting = asyncio.create_task(made._wait_ready())
-    await asyncio.sleep(0)
-    made.ending.set()
-    await waiting
-    await asyncio.sleep(0)
-    del waiting
-    gc.collect()
-    assert not caplog.records
 
 
 async def test_only_replicas_that_serve_now_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,24 +240,6 @@ async def test_the_loop_goes_on_while_a_large_body_is_read(reader: BodyReader, s
     assert longest_s < 0.05
 
 
-async def test_many_large_bodies_of_one_key_do_not_hold_up_those_of_others(
-    reader: BodyReader,
-) -> None:
-    """They were read in the order they came."""
-    read: list[str] = []
-
-    async def one(owner: str) -> None:
-        await reader.read(CHAT, PLAIN, owner)
-        read.append(owner)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(20):
-            group.create_task(one("greedy"))
-        await asyncio.sleep(0)
-        group.create_task(one("other"))
-    assert read.index("other") <= 2
-
-
 async def test_a_large_form_is_read_there_as_here(reader: BodyReader) -> None:
     media = b"multipart/form-data; boundary=x"
     body = (
