@@ -22,7 +22,7 @@ from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
 from gateway.replicas.bus import Received
-from gateway.workers.bodies import CompressWorkers
+from gateway.workers.pool import CompressWorkers
 
 HANG: Literal["hang"] = "hang"
 """In a script: from here on the engine says nothing."""

@@ -27,7 +27,7 @@ from bench.common.texts import document
 from compressor import Compressed, compress
 from gateway.ports import CompressTask
 from gateway.records.record import Record
-from gateway.workers.bodies import CompressWorkers
+from gateway.workers.pool import CompressWorkers
 
 ROUNDS = scaled(5)
 REQUESTS = scaled(300, 60)

@@ -88,7 +88,6 @@ class ClientConnection(HttpToolsProtocol):
         self._endpoint: Endpoint | None = None
         """Endpoint of the incoming request, if it is answered without ASGI."""
         self._body: bytes | BytesIO = b""
-        """The part of the incoming body that has arrived."""
         self._holds = False
         """Whether `bodies` counts bytes for this connection without a known key."""
         self._inbound_since_s: float | None = self.loop.time()
@@ -97,7 +96,6 @@ class ClientConnection(HttpToolsProtocol):
         """When the last answer was written, while the client may still be sending."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        """Next check whether a client that closed its sending side is still there."""
         self._reply: DirectReply | None = None
         self._answering: asyncio.Task[None] | None = None
         self._asgi_answers = False

@@ -1,19 +1,17 @@
 """HTTP from clients: uvicorn's httptools protocol plus the protections of a public gateway.
 
 - Data plane requests bypass ASGI: the protocol collects the body, one task runs the pipeline, and
-  the answer is written straight to the transport. All other requests (control plane, HEAD,
-  OPTIONS) go through uvicorn's ASGI.
+  the answer is written straight to the transport. All other requests go through uvicorn's ASGI.
 - Data that arrives while an answer runs, or waits to be read, is discarded, and the connection
-  closes after that answer. Pipelined data therefore cannot corrupt an answer.
-- A lost connection cancels its request at once, without a watcher task per request.
-- Heads are bounded in bytes and lines; trailers and chunk framing are bounded in bytes. Trailers
-  are not interpreted. Malformed HTTP gets a 400 in OpenAI's format. Upgrades are ignored: the
-  request is served as if it had not asked for one.
+  closes after that answer: pipelined data cannot corrupt one. A lost connection cancels its request
+  at once, without a watcher task.
+- Heads are bounded in bytes and lines; trailers, which are not interpreted, and chunk framing in
+  bytes. Malformed HTTP gets a 400 in OpenAI's format. Upgrades are ignored.
 - A chunk costs as much to parse as a thousand bytes. So a body in chunks needs a known key before
   any of it is parsed, chunks are bounded by number, and they count in the turns of large bodies.
 - Clients that keep a connection open send the same head each time, except for the length of the
-  body. A head that came twice is kept; a request that begins with the same bytes is not parsed,
-  because comparing 2 KB costs less than parsing them with a callback per header.
+  body. A request that begins with the bytes of a head that came twice is not parsed, because
+  comparing 2 KB costs less than parsing them with a callback per header.
 - The bytes held for requests, heads included, are bounded over all connections, and large bodies
   take turns on the event loop (`body_bytes`).
 """
@@ -95,7 +93,6 @@ class GatewayProtocol(ClientConnection):
         self._framing_bytes = 0
         """Bytes of the incoming body that are neither content nor the usual framing of a chunk."""
         self._chunks = 0
-        """Chunks of the incoming body."""
         self._surplus_bytes = 0
         """Bytes received after a request that is being answered."""
         self._announced = b""
@@ -112,9 +109,6 @@ class GatewayProtocol(ClientConnection):
         self._proven: bool | None = None
         """Whether the incoming request has shown a known key; None before it was looked up."""
         self._chunked = False
-        """Whether the body of a request with `_head` comes in chunks."""
-
-    # Connection
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
@@ -156,8 +150,6 @@ class GatewayProtocol(ClientConnection):
             super().shutdown()
         elif self._reply is not None:
             self._reply.close_connection = True
-
-    # Parsing
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -210,7 +202,6 @@ class GatewayProtocol(ClientConnection):
         self._idle_since_s = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header as sent, because most connections repeat the same headers."""
         if len(name) == _LENGTH_NAME and name.lower() == b"content-length":
             self._announced = value
         elif self._head_bytes >= 0:  # not a trailer
@@ -307,8 +298,6 @@ class GatewayProtocol(ClientConnection):
         else:
             self._run(reply, self.data_plane.answer(endpoint, self._head, body, reply))
 
-    # Bounds
-
     def _refuse_head(self) -> None:
         self._refuse(
             Refusal(
@@ -366,8 +355,6 @@ class GatewayProtocol(ClientConnection):
             self.transport.abort()
         elif not self.answering:  # the whole answer is written; the client has yet to read it
             self._close_answered(unread=True)
-
-    # The data plane without ASGI
 
     def _open(self, endpoint: Endpoint) -> None:
         # Names and values contain no line break, so joining is unambiguous. They contain a key,

@@ -53,7 +53,7 @@ from gateway.routing.routing import (
 )
 from gateway.routing.split_alias import SplitAlias
 from gateway.tenancy import keyring as stage_authenticate
-from gateway.workers.bodies import BodyReader, CompressWorkers
+from gateway.workers.pool import BodyReader, CompressWorkers
 
 
 class Instead(NamedTuple):

@@ -53,8 +53,8 @@ from gateway.wiring.reloading import Reloading
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
-from gateway.workers.bodies import BodyReader, CompressWorkers
 from gateway.workers.child import MAX_MEMORY_BYTES
+from gateway.workers.pool import BodyReader, CompressWorkers
 
 if TYPE_CHECKING:
     from gateway.telemetry.otlp import Telemetry
@@ -146,7 +146,7 @@ class Gateway:
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
-        self.reloading = Reloading(self)
+        self.reloading: Reloading = Reloading(self)
         self.workers = Workers(config, self.models, self.rotation)
         self.discovery = Discovery(config, self.models, self.rotation)
 

@@ -40,9 +40,7 @@ _OF_SYSTEMD: Final = frozenset({"WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LIS
 """Variables that do not hold for the new process."""
 _LISTENS: Final = b"ready\n"
 START_S: Final = 120.0
-_HELD_SIGNALS: Final = (
-    frozenset() if sys.platform == "win32" else frozenset({signal.SIGHUP, signal.SIGUSR2})
-)
+_HELD_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGUSR2})
 """Blocked from a process's first step until it handles them: by default they would end it."""
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
@@ -331,8 +329,7 @@ def _inherited(fd: int) -> socket.socket:
 
 def on_signals(*, reload: Callable[[], None], upgrade: Callable[[], None]) -> None:
     """Reload on SIGHUP and upgrade on SIGUSR2, also on those that came during the start."""
-    if sys.platform != "win32":
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, reload)
-        loop.add_signal_handler(signal.SIGUSR2, upgrade)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_SIGNALS)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGUSR2, upgrade)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_SIGNALS)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, Final, cast
 
 import uvicorn
+import uvloop
 
 from gateway.background_task import BackgroundTasks
 from gateway.errors import StateFailure
@@ -269,13 +270,8 @@ def run(
 
 def until_done(serving: Coroutine[Any, Any, int | None]) -> int:
     """Run a process's main coroutine; returns the exit status."""
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if sys.platform != "win32":
-        import uvloop  # noqa: PLC0415 - not on Windows
-
-        factory = uvloop.new_event_loop
     try:
-        with asyncio.Runner(loop_factory=factory) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serving) or 0
     except KeyboardInterrupt:
         return 0

@@ -1,23 +1,21 @@
 """`serve --workers N`: N replicas on one port of this host, kept running.
 
-- The supervisor loads and checks the configuration. Replicas get it unchanged, each with a
-  management port of its own (`server.management_port` + 1 and on). They share all state on Redis,
-  as replicas on several hosts do; no request passes through the supervisor. It follows the file as
-  they do, so that one that is started again gets what the others have.
-- Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so a second gateway
-  started by mistake is refused and no other program takes the port meanwhile.
+- The supervisor loads, checks and follows the configuration file. Replicas get what it says, each
+  with a management port of its own (`server.management_port` + 1 and on). They share all state on
+  Redis, as replicas on several hosts do; no request passes through the supervisor.
+- Each replica listens with SO_REUSEPORT. The supervisor binds the port, too, so that no other
+  program takes it meanwhile. Where systemd holds the port, replicas share its sockets instead.
 - A replica is this module as a program. It gets what it needs on standard input, so that the file
   is read and checked once and no secret is on disk, and reports on standard output when it listens.
-- A replica that ends is restarted after a growing pause. A replica that is not ready within START_S
-  is killed. The gateway ends if a replica does not get ready at the start, or dies MAX_DEATHS
-  times within DEATHS_WITHIN_S.
+- A replica that ends is restarted after a growing pause; one that is not ready within START_S is
+  killed. The gateway ends if a replica does not get ready at the start, or dies MAX_DEATHS times
+  within DEATHS_WITHIN_S.
 - If the supervisor is killed, its replicas release their ports at once and drain. A new start
   therefore waits PORT_S for a port in use.
-- The supervisor passes SIGTERM and SIGINT, also repeated ones, to every replica, which drains.
-  It passes SIGHUP, too, to each replica once it serves, which reloads the configuration.
+- SIGTERM and SIGINT, also repeated ones, are passed to every replica, which drains; SIGHUP, which
+  reloads the configuration, to each once it serves.
 - SIGUSR2 starts the program anew beside this one. When the new replicas serve, those of this one
   leave the ports and drain, and it ends with the last of them.
-- Where systemd holds the clients' port, the replicas share its sockets instead of opening theirs.
 - `server.management_port` itself lists the replicas for Prometheus.
 """
 
@@ -66,9 +64,6 @@ def run(config: Config, *, on_ready: Callable[[int], None] | None = None) -> int
     """Serve in the configured number of replicas; returns the exit status."""
     if config.server.workers == 1:
         return run_alone(config, on_ready=on_ready)
-    if sys.platform == "win32":
-        _log.error("server.workers: several need SO_REUSEPORT; use 1 here")
-        return 2
     return until_done(Supervisor(config, on_ready).serve())
 
 

@@ -142,10 +142,15 @@ def _work(task: CompressTask) -> CompressResult:
     if task.endpoint == "chat":
         call, given = compress, old.get("messages")
     elif task.endpoint == "completions":
-        prompt: Any = old.get("prompt")
-        if (reason := _no_single_text(prompt)) is not None:
-            return CompressResult(reason=reason)
-        call, given = compress_prompt, prompt if isinstance(prompt, str) else prompt[0]
+        texts: Any = old.get("prompt")
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list):
+            return CompressResult(reason="malformed")
+        if len(texts) != 1 or not isinstance(texts[0], str):
+            ids = any(not isinstance(text, str) for text in texts)
+            none = "no_text" if not texts else "several_prompts"
+            return CompressResult(reason="token_ids" if ids else none)
+        call, given = compress_prompt, texts[0]
     else:
         call = compress_responses if task.endpoint == "responses" else compress_anthropic
     result = call(
@@ -172,16 +177,3 @@ def _work(task: CompressTask) -> CompressResult:
         text_bytes_after=result.bytes_after,
         tokens_after=None if tokens is None else tokens + task.fixed_tokens,
     )
-
-
-def _no_single_text(prompt: object) -> str | None:
-    """Why a completions prompt is not a single text; None if it is. A list of one text is one."""
-    if isinstance(prompt, str):
-        return None
-    if not isinstance(prompt, list):
-        return "malformed"
-    if not prompt:
-        return "no_text"
-    if any(not isinstance(item, str) for item in prompt):
-        return "token_ids"
-    return "several_prompts" if len(prompt) > 1 else None

@@ -1,16 +1,21 @@
-"""Worker processes, and the calls that wait for them.
+"""Processes that read large bodies and compress prompts, and the calls that wait for them.
 
-Rules:
 - The worker is a new interpreter (exec), never a fork: uvloop and threads do not survive a fork.
   multiprocessing's spawn is not used either: it imports the gateway's main module again, leaves
-  a resource tracker behind and passes on the gateway's whole environment.
-- The child gets no secrets: only the environment variables that an interpreter needs to start.
+  a resource tracker behind and passes on the gateway's whole environment. The child gets only the
+  environment variables that an interpreter needs to start, and no secrets.
 - Nothing here waits for a thread; the event loop owns the socket.
 - A worker has one task at a time, and is killed after its time limit, never for time that a task
   spent in the queue: that would make an overload worse. A worker that dies fails only the task it
   was running, which is not tried again, because it may be the cause. Others replace it.
 - Owners take turns by the time that their tasks took, no matter how many one of them has waiting.
 - A cancelled caller frees its place; the result of a running task is dropped.
+- Most large bodies take the first reading process a moment. One that may take longer, by the number
+  of its values, is read by a second process, so that the others do not wait for it; one with far
+  too many values is refused. Both processes start when they are needed.
+- A prompt waits at most `time_limit_s`, in the queue and in the worker together; then its result is
+  `timeout`. While no worker is ready, calls return `failed` at once and the request continues
+  uncompressed.
 """
 
 import asyncio
@@ -22,14 +27,24 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
 
 from gateway.background_task import BackgroundTasks
-from gateway.errors import SluiceError
-from gateway.workers.child import LENGTH_BYTES, START_LIMIT_S, Setup
+from gateway.errors import BadRequest, RateLimited, SluiceError, Unavailable
+from gateway.ports import CompressResult, CompressTask
+from gateway.records.endpoint import Endpoint
+from gateway.records.request import BodyFacts
+from gateway.workers.child import (
+    LENGTH_BYTES,
+    MAX_MEMORY_BYTES,
+    START_LIMIT_S,
+    BodyTask,
+    ReadResult,
+    Setup,
+)
 
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _ONE_THREAD: Final = {
@@ -421,3 +436,139 @@ class WorkerProcess(asyncio.Protocol):
         return WorkerGone(
             "its pipe closed" if code is None else f"it ended with exit status {code}"
         )
+
+
+TIME_LIMIT_S: Final = 10.0
+"""Time limit for one body, in case that the processor is busy elsewhere or the process hangs."""
+QUICK_US: Final = 150_000.0
+MOST_US: Final = 1_000_000.0
+"""What the two processes may take for one body, by an estimate from above."""
+OVERRUN: Final = 5
+"""Times that of the processor, and the process is ended: the estimate was wrong."""
+WAITING: Final = 256
+_decode = msgspec.msgpack.Decoder(ReadResult | None).decode
+
+_QUEUE_FULL: Final = CompressResult(reason="queue_full")
+_TIMEOUT: Final = CompressResult(reason="timeout")
+_FAILED: Final = CompressResult(reason="failed")
+
+
+class BodyReader:
+    """Reads large bodies off the event loop."""
+
+    def __init__(self, memory_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._pools = {
+            most_us: WorkerPool("read", Setup, most_waiting=WAITING)
+            for most_us in (QUICK_US, MOST_US)
+        }
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the first process, if it runs."""
+        return next(iter(self._pools[QUICK_US].pids), None)
+
+    async def read(
+        self, endpoint: Endpoint, body: bytes, owner: str, content_types: Sequence[bytes] = ()
+    ) -> BodyFacts:
+        """Read a body's facts. Owners take turns. Raises Refusal."""
+        for most_us, pool in self._pools.items():
+            limit_s = OVERRUN * most_us / 1e6
+            task = BodyTask(
+                endpoint.path, most_us, limit_s, self._memory_bytes, tuple(content_types)
+            )
+            # Two frames: joining the body with its task would copy it.
+            about = msgspec.msgpack.encode(task)
+            try:
+                answer = await pool.ask(about, body, owner=owner, limit_s=TIME_LIMIT_S)
+            except TooManyWait as full:
+                if not full.own:
+                    raise _unavailable("Too many large requests are waiting to be read.") from None
+                raise RateLimited(
+                    "Too many large requests of this tenant are waiting to be read. Send fewer at "
+                    "once.",
+                    reason="reader_busy",
+                    retry_after_s=1.0,
+                ) from None
+            except NoWorker:
+                raise _unavailable("Large requests cannot be read at the moment.") from None
+            except (WorkerGone, TimeoutError):
+                raise BadRequest(
+                    "The request body took too long to read. Send fewer values in one request.",
+                    reason="too_complex",
+                ) from None
+            result: ReadResult | None = _decode(answer)
+            if result is not None:
+                break
+        else:
+            raise BadRequest(
+                "The request body has too many values. Send fewer in one request.",
+                reason="too_complex",
+            )
+        if result.facts is None:
+            raise BadRequest(
+                result.message, reason=result.reason, code=result.code, param=result.param
+            )
+        view = memoryview(body)
+        members = {
+            name: msgspec.Raw(view[start:end]) for name, _, start, end in result.facts.places
+        }
+        return msgspec.structs.replace(result.facts, members=members)
+
+    async def close(self) -> None:
+        """End the processes. Idempotent."""
+        for pool in self._pools.values():
+            await pool.close()
+
+
+class CompressWorkers(WorkerPool):
+    """Compresses in `processes` workers (at least 1), with `queue` places to wait in.
+
+    `time_limit_s` (above 0) limits one call. `tokenizers` are loaded before the first task. Another
+    tokenizer that a task names is loaded then, and by each later worker at its start.
+    """
+
+    def __init__(
+        self,
+        processes: int = 1,
+        time_limit_s: float = 0.25,
+        queue: int = 16,
+        *,
+        tokenizers: Sequence[str] = (),
+    ) -> None:
+        if processes < 1 or queue < 0 or not time_limit_s > 0:
+            raise ValueError("processes must be 1 or more, queue 0 or more, the limit above 0")
+        self._time_limit_s = time_limit_s
+        self._places = processes + queue
+        self._tokenizers = dict.fromkeys(tokenizers)
+        self.taken = 0
+        """Calls that wait or run."""
+        super().__init__(
+            "compress",
+            lambda: Setup(time_limit_s=time_limit_s, tokenizers=tuple(self._tokenizers)),
+            processes=processes,
+        )
+
+    async def compress(self, task: CompressTask) -> CompressResult:
+        if self.taken >= self._places:
+            return _QUEUE_FULL
+        if not self.pids:
+            return _FAILED
+        if task.tokenizer is not None:
+            self._tokenizers.setdefault(task.tokenizer)
+        self.taken += 1
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                about = msgspec.msgpack.encode(task)
+                answer = await self.ask(about, limit_s=self._time_limit_s)
+            return msgspec.msgpack.decode(answer, type=CompressResult)
+        except TimeoutError:
+            return _TIMEOUT
+        except (WorkerGone, msgspec.DecodeError):
+            return _FAILED
+        finally:
+            self.taken -= 1
+
+
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(f"{message} Try again shortly.", reason="reader_busy", retry_after_s=1.0)

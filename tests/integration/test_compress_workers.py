@@ -16,10 +16,9 @@ import pytest
 import uvloop
 
 from gateway.ports import CompressResult, CompressTask
-from gateway.workers.bodies import CompressWorkers
 from gateway.workers.child import NICENESS
 from gateway.workers.compression_work import work
-from gateway.workers.pool import WorkerGone
+from gateway.workers.pool import CompressWorkers, WorkerGone
 from tests.unit.compressor.texts import prose
 
 PATIENCE_S = 30.0
@@ -263,7 +262,7 @@ async def test_a_start_that_fails_is_told_and_leaves_no_process(
 
 GATEWAY = """
 import asyncio, sys
-from gateway.workers.bodies import CompressWorkers
+from gateway.workers.pool import CompressWorkers
 from gateway.ports import CompressTask
 
 async def main():

@@ -167,25 +167,20 @@ class Memory(asyncio.Transport):
         """No more answers come."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Keep it."""
         self.written += data
 
     def is_closing(self) -> bool:
-        """Whether nothing more is read."""
         return self.closed
 
     def close(self) -> None:
-        """Read no more."""
         self.closed = self.ended = True
 
     abort = close
 
     def can_write_eof(self) -> bool:
-        """As on a socket."""
         return True
 
     def write_eof(self) -> None:
-        """The client is told, and read on."""
         self.ended = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -207,12 +202,10 @@ class Collected:
         self._parser.feed_data(data)
 
     def on_headers_complete(self) -> None:
-        """Begin: to HEAD there is no more."""
         if (status := self._parser.get_status_code()) != 100:
             self.answers.append((status, b""))
 
     def on_body(self, body: bytes) -> None:
-        """Add."""
         status, before = self.answers[-1]
         self.answers[-1] = (status, before + body)
 

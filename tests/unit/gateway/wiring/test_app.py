@@ -1,6 +1,7 @@
 """The objects of one process begin and end together, whenever it is told to end."""
 
 import asyncio
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -18,18 +19,21 @@ models:
 """
 
 
+def client(more: str = "", port: int = 9100) -> httpx.AsyncClient:
+    """One of a gateway with this configuration."""
+    app: Any = Gateway(parse(FILE + more, "sluice.yaml", {}), port=9100).data_plane
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://gateway:{port}")
+
+
 @pytest.mark.parametrize(("port", "shown"), [(8080, False), (9100, True)])
 async def test_the_root_page_names_metrics_where_they_are(port: int, *, shown: bool) -> None:
     server = "server: {port: 8080, management_port: 9100}\n"
-    gateway = Gateway(parse(FILE + server, "sluice.yaml", {}), port=9100)
-    app: Any = gateway.data_plane
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app), base_url=f"http://gateway:{port}"
-    ) as client:
+    async with client(server, port) as asking:
         json = {"accept": "application/json"}
-        paths = (await client.get("/", headers=json)).json()["paths"]
-        assert (await client.get("/metrics")).status_code == (200 if shown else 404)
-        page = await client.get("/dashboard")
+        paths = (await asking.get("/", headers=json)).json()["paths"]
+        assert (await asking.get("/metrics")).status_code == (200 if shown else 404)
+        page = await asking.get("/dashboard")
         assert page.status_code == (200 if shown else 404)
     assert ("Prometheus" in paths) == ("dashboard" in paths) == shown
 
@@ -49,33 +53,25 @@ ADMIN = "server: {port: 8080, management_port: 9100, workers: 8, admin_key: k}\n
 async def test_no_key_opens_before_what_administrators_share_was_read(
     more: str, *, waits: bool
 ) -> None:
-    gateway = Gateway(parse(FILE + more, "sluice.yaml", {}), port=9100)
-    app: Any = gateway.data_plane
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app), base_url="http://gateway:9100"
-    ) as client:
-        found = await client.get("/v1/models")
+    async with client(more) as asking:
+        found = await asking.get("/v1/models")
         assert (found.status_code, "keys_not_read" in found.text) == (503 if waits else 200, waits)
-        said = (await client.get("/ready")).json()["status"]
+        said = (await asking.get("/ready")).json()["status"]
         assert (said == "the state store was not read: tenants") == waits
 
 
 async def test_clients_of_anthropic_list_models_and_read_errors_in_its_shape() -> None:
-    gateway = Gateway(parse(FILE, "sluice.yaml", {}), port=9100)
-    app: Any = gateway.data_plane
     own = {"anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app), base_url="http://gateway:9100"
-    ) as client:
-        page = (await client.get("/v1/models", headers=own)).json()
+    async with client() as asking:
+        page = (await asking.get("/v1/models", headers=own)).json()
         first = page["data"][0]
         assert (first["type"], first["id"], first["display_name"]) == ("model", "m", "m")
         assert first["created_at"].endswith("+00:00")
         assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "m", "m")
-        assert (await client.get("/v1/models/m", headers=own)).json() == first
-        error = (await client.get("/v1/models/n", headers=own)).json()
+        assert (await asking.get("/v1/models/m", headers=own)).json() == first
+        error = (await asking.get("/v1/models/n", headers=own)).json()
         assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
-        assert (await client.get("/v1/models")).json()["data"][0]["object"] == "model"
+        assert (await asking.get("/v1/models")).json()["data"][0]["object"] == "model"
 
 
 async def test_gateways_that_start_without_redis_share_limits_by_the_configured_number() -> None:
@@ -84,22 +80,12 @@ async def test_gateways_that_start_without_redis_share_limits_by_the_configured_
     assert gateway.pools.replicas("m") == 8
 
 
-def parts(gateway: Gateway) -> list[Any]:
-    """What is started with the process, in order."""
-    return [
-        gateway.replicas,
-        gateway.prober,
-        gateway.pools.tenancy,
-        gateway.pools.upkeep,
-    ]
-
-
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("name", ["replicas", "prober", "pools.tenancy", "pools.upkeep"])
 async def test_a_start_that_is_cancelled_leaves_nothing_open(
-    number: int, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Gateway(parse(FILE, "sluice.yaml", {}))
-    part, closed, hangs = parts(gateway)[number], [], asyncio.Event()
+    part, closed, hangs = attrgetter(name)(gateway), [], asyncio.Event()
     ends = getattr(part, "sync", part)
     start, close = part.start, ends.close
 

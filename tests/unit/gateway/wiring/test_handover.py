@@ -1,4 +1,4 @@
-"""Where a process comes from, which one follows it, and what systemd is told."""
+"""Who shares ports, where a process comes from, which one follows it, and what systemd hears."""
 
 import asyncio
 import json
@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wiring.handover import PREDECESSOR, READY, Origin, ServiceManager, Successor
+from gateway.wiring.handover import (
+    PREDECESSOR,
+    READY,
+    Origin,
+    ServiceManager,
+    Successor,
+    bound,
+    own_address,
+    port_of,
+    reserved,
+)
 
 PROGRAM = """
 import json, os, sys
@@ -25,7 +35,6 @@ origin.ready()
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="passes file descriptors")
 @pytest.mark.parametrize("held", [0, 1, 2])
 async def test_the_new_process_takes_the_sockets_that_this_one_holds_and_no_other(
     held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,12 +108,9 @@ async def test_signs_of_life_come_twice_in_the_allowed_time(tmp_path: Path) -> N
         await asyncio.sleep(0.3)
         living.cancel()
         assert [sock.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
-
-
-async def test_a_watchdog_that_is_another_process_s_is_left_alone() -> None:
-    manager = ServiceManager({"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"})
-    assert manager.watchdog_s == 0
-    await asyncio.wait_for(manager.live(), 1)
+    other = ServiceManager(environ | {"WATCHDOG_PID": "1"})
+    assert other.watchdog_s == 0
+    await asyncio.wait_for(other.live(), 1)
 
 
 def test_a_service_manager_that_does_not_listen_holds_nothing_up(tmp_path: Path) -> None:
@@ -113,3 +119,42 @@ def test_a_service_manager_that_does_not_listen_holds_nothing_up(tmp_path: Path)
         manager = ServiceManager({"NOTIFY_SOCKET": path})
         for _ in range(2_000):  # more than a socket's queue takes
             manager.say(READY)
+
+
+# -- ports
+
+
+def closed(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+def test_a_port_in_use_is_told_at_once() -> None:
+    first = bound("127.0.0.1", 0)
+    first[0].listen()
+    for bind in (bound, reserved):
+        with pytest.raises(OSError, match="in use"):
+            bind("127.0.0.1", port_of(first))
+    closed(first)
+
+
+def test_a_reserved_port_is_for_those_that_share_it() -> None:
+    held = reserved("127.0.0.1", 0)
+    port = port_of(held)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    replicas = [bound("127.0.0.1", port, shared=True) for _ in range(2)]
+    for replica in replicas:
+        replica[0].listen()
+    with pytest.raises(OSError, match="in use"):
+        bound("127.0.0.1", port)
+    for _ in range(20):  # whoever only reserves the port gets none of them
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    for sockets in (held, *replicas):
+        closed(sockets)
+
+
+def test_others_reach_a_listener_by_the_address_that_is_used_towards_them() -> None:
+    assert own_address("10.1.2.3", "127.0.0.1") == "10.1.2.3"
+    assert own_address("0.0.0.0", "127.0.0.1") == "127.0.0.1"
+    assert own_address("0.0.0.0", "no.such.host.invalid") == "127.0.0.1"

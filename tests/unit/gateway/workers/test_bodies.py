@@ -14,7 +14,6 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-import gateway.workers.bodies
 import gateway.workers.pool
 from gateway.errors import BadRequest, Unavailable
 from gateway.payload.body import (
@@ -29,8 +28,7 @@ from gateway.payload.members import locate, splice
 from gateway.pipeline.plan import read as read_at_once
 from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts, RequestHead
-from gateway.workers.bodies import BodyReader
-from gateway.workers.pool import FairQueue, Job, TooManyWait
+from gateway.workers.pool import BodyReader, FairQueue, Job, TooManyWait
 
 MESSAGE = b'{"role":"user","content":"x"}'
 PLAIN = b'{"model":"m","messages":[%b],"n":2,"max_tokens":null,"priority":1}' % MESSAGE
@@ -197,7 +195,7 @@ async def test_far_too_many_values_are_refused_and_not_read(reader: BodyReader, 
 async def test_a_body_that_takes_longer_than_estimated_ends_its_process_alone(
     reader: BodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.workers.bodies, "OVERRUN", 0.01)
+    monkeypatch.setattr(gateway.workers.pool, "OVERRUN", 0.01)
     with pytest.raises(BadRequest, match="took too long to read"):
         await reader.read(*worst_unknown(1 << 20)["messages"], "a")
     monkeypatch.undo()
