@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gateway.admission.denials import resets_at
 from gateway.errors import BadRequest, NotFound, StateFailure, Unavailable
@@ -57,7 +57,7 @@ class BudgetService:
             raise _away() from error
         return [_described(one, view) for one, view in zip(limits, views, strict=True)]
 
-    async def add(self, limit_id: str, by: object, who: str) -> dict[str, object]:
+    async def add(self, limit_id: str, by: Any, who: str) -> dict[str, object]:
         """Add to a budget until its window ends; `by` in tokens, or units of the currency."""
         limit = self._limits.get(limit_id)
         if limit is None or not limit.budget:
@@ -65,7 +65,15 @@ class BudgetService:
                 f"No budget '{limit_id[:200]}'. GET /admin/budgets lists them.",
                 reason="budget_not_found",
             )
-        amount = _amount(limit, by)
+        scale = NANO if limit.unit == "money" else 1
+        number = isinstance(by, int | float) and not isinstance(by, bool)
+        if not number or not 0 < abs(by) * scale < _LIMIT:
+            raise BadRequest(
+                'Send {"by": 1000000}, in tokens or in units of the currency; below 0 takes away.',
+                reason="bad_request",
+                param="by",
+            )
+        amount = round(by * scale)
         try:
             view = await self._store.add(limit, amount)
         except StateFailure as error:
@@ -92,17 +100,6 @@ class BudgetService:
         self._metrics.budget_warnings.add(limit.scope)
         after = {"used": _figure(limit, use.level), "amount": _figure(limit, use.amount)}
         self._note("", "budget_warning", limit.id, {}, after)
-
-
-def _amount(limit: Limit, by: object) -> int:
-    scale = NANO if limit.unit == "money" else 1
-    if isinstance(by, bool) or not isinstance(by, int | float) or not 0 < abs(by) * scale < _LIMIT:
-        raise BadRequest(
-            'Send {"by": 1000000}, in tokens or in units of the currency; below 0 takes away.',
-            reason="bad_request",
-            param="by",
-        )
-    return round(by * scale)
 
 
 def _described(limit: Limit, view: LimitView) -> dict[str, object]:

@@ -85,13 +85,8 @@ class Ledger:
     def open(self) -> None:
         """Create the file, or check that it is a ledger."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _as_os_error(self.path):
-            if self._file is None:
-                self._file = _opened(self.path)
-            with _transaction(self._file) as file:
-                file.execute(
-                    "INSERT OR REPLACE INTO facts VALUES ('currency', ?)", (self._currency,)
-                )
+        with self._transaction() as file:
+            file.execute("INSERT OR REPLACE INTO facts VALUES ('currency', ?)", (self._currency,))
 
     def commit(
         self,
@@ -102,9 +97,15 @@ class Ledger:
     ) -> None:
         """Add requests and the fleet's cost; `outbox`: lines that the export must still get."""
         day = day_of(unix_s)
-        with _as_os_error(self.path), _transaction(self._connected()) as file:
+        with self._transaction() as file:
             if day != self._swept_day:
-                self._sweep(file, day)
+                today = date.fromisoformat(day)
+                newest = file.execute(_NEWEST_BEFORE, (day,)).fetchone()[0]
+                leap = newest and today - date.fromisoformat(newest)
+                if leap and leap <= timedelta(days=MAX_LEAP_DAYS):
+                    last = (today - timedelta(days=self._keep_days)).isoformat()
+                    file.execute("DELETE FROM usage WHERE day < ?", (last,))
+                    file.execute("DELETE FROM fleet WHERE day < ?", (last,))
             rows = summed(lines, BY)
             file.executemany(_ADD_USAGE, [(*name, *sums) for name, sums in rows.items()])
             file.executemany(
@@ -116,7 +117,7 @@ class Ledger:
 
     def adopt(self) -> None:
         """Take over the lines that processes which ended may not have written to the export."""
-        with _as_os_error(self.path), _transaction(self._connected()) as file:
+        with self._transaction() as file:
             file.execute("UPDATE outbox SET writer = ?", (self._writer,))
 
     def undelivered(self) -> tuple[int, bytes]:
@@ -136,8 +137,13 @@ class Ledger:
 
     def delivered(self, end: int) -> None:
         """The export has this process's lines up to that end."""
-        with _as_os_error(self.path), _transaction(self._connected()) as file:
+        with self._transaction() as file:
             file.execute("DELETE FROM outbox WHERE writer = ? AND rowid <= ?", (self._writer, end))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with _as_os_error(self.path), _transaction(self._connected()) as file:
+            yield file
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -150,20 +156,19 @@ class Ledger:
             self._file = _opened(self.path)
         return self._file
 
-    def _sweep(self, file: sqlite3.Connection, day: str) -> None:
-        today = date.fromisoformat(day)
-        newest = file.execute(_NEWEST_BEFORE, (day,)).fetchone()[0]
-        if newest is None or today - date.fromisoformat(newest) > timedelta(days=MAX_LEAP_DAYS):
-            return
-        last = (today - timedelta(days=self._keep_days)).isoformat()
-        for table in ("usage", "fleet"):
-            file.execute(f"DELETE FROM {table} WHERE day < ?", (last,))  # noqa: S608 - not a value
-
 
 def _opened(path: Path) -> sqlite3.Connection:
     file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        _write_ahead(file)
+        until_s = time.monotonic() + BUSY_S
+        while True:  # SQLite itself does not wait here for processes that begin at once
+            try:
+                file.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(_AGAIN_S)
         file.execute("PRAGMA synchronous = FULL")
         with _transaction(file):
             (tables,) = file.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -177,20 +182,6 @@ def _opened(path: Path) -> sqlite3.Connection:
         file.close()
         raise
     return file
-
-
-def _write_ahead(file: sqlite3.Connection) -> None:
-    """Turn the write-ahead log on; several processes that begin at once wait for one another."""
-    until_s = time.monotonic() + BUSY_S
-    while True:
-        try:
-            file.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:  # SQLite itself does not wait for this
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(_AGAIN_S)
-        else:
-            return
 
 
 def check(file: sqlite3.Connection, path: Path) -> None:
@@ -236,45 +227,34 @@ _BY_HOUR: Final = "(day, model) IN (SELECT day, model FROM fleet)"
 
 def report(path: Path, query: UsageQuery, most: int = -1) -> UsageReport:
     """The report of one ledger; the first `most` rows, -1 for all. Blocks; raises OSError."""
-    try:
-        # Not opened for writing, so that reports never make a file.
-        with contextlib.closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", BUSY_S, uri=True)
-        ) as file:
-            file.execute("BEGIN")  # all of it as it is at one moment
-            check(file, path)
-            (currency,) = file.execute("SELECT value FROM facts WHERE name = 'currency'").fetchone()
-            return UsageReport(
-                query=query,
-                rows=_rows(file, query, most),
-                idle_nano=_idle(file, query) if query.tenant is None else {},
-                currency=currency,
-            )
-    except sqlite3.Error as error:
-        raise OSError(0, str(error), str(path)) from error
-
-
-def _rows(
-    file: sqlite3.Connection, query: UsageQuery, most: int
-) -> dict[tuple[str, ...], UsageSums]:
-    by, where, values = ", ".join(query.by), _DAYS, [query.first_day, query.last_day]
+    days = [query.first_day, query.last_day]
+    by, where, values = ", ".join(query.by), _DAYS, [*days]
     if query.tenant is not None:
         where, values = f"{where} AND tenant = ?", [*values, query.tenant]
     group = f"GROUP BY {by} ORDER BY {by} LIMIT {most}"
-    found = file.execute(
-        f"SELECT {by}, {_SUMS} FROM usage WHERE {where} {group}",  # noqa: S608 - names, a number
-        values,
-    )
-    return {row[: len(query.by)]: UsageSums(*row[len(query.by) :]) for row in found}
-
-
-def _idle(file: sqlite3.Connection, query: UsageQuery) -> dict[tuple[str, ...], int]:
-    """What the fleet cost beyond the shares of requests."""
-    by = [name for name in query.by if name in OF_THE_FLEET]
-    days = [query.first_day, query.last_day]
-    bills = _costs(file, "fleet", by, _DAYS, days)
-    shared = _costs(file, "usage", by, f"{_DAYS} AND {_BY_HOUR}", days)
-    return {idle_name(query.by, name): nano - shared.get(name, 0) for name, nano in bills.items()}
+    with (
+        _as_os_error(path),
+        # Not opened for writing, so that reports never make a file.
+        contextlib.closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", BUSY_S, uri=True)
+        ) as file,
+    ):
+        file.execute("BEGIN")  # all of it as it is at one moment
+        check(file, path)
+        (currency,) = file.execute("SELECT value FROM facts WHERE name = 'currency'").fetchone()
+        found = file.execute(
+            f"SELECT {by}, {_SUMS} FROM usage WHERE {where} {group}",  # noqa: S608 - names, a number
+            values,
+        )
+        rows = {row[: len(query.by)]: UsageSums(*row[len(query.by) :]) for row in found}
+        idle: dict[tuple[str, ...], int] = {}
+        if query.tenant is None:  # what the fleet cost beyond the shares of requests
+            names = [name for name in query.by if name in OF_THE_FLEET]
+            bills = _costs(file, "fleet", names, _DAYS, days)
+            shared = _costs(file, "usage", names, f"{_DAYS} AND {_BY_HOUR}", days)
+            for name, nano in bills.items():
+                idle[idle_name(query.by, name)] = nano - shared.get(name, 0)
+    return UsageReport(query=query, rows=rows, idle_nano=idle, currency=currency)
 
 
 def _costs(

@@ -106,7 +106,7 @@ def merged(query: UsageQuery, reports: Sequence[UsageReport]) -> UsageReport:
     currencies: dict[str, None] = {}
     for report in reports:
         for name, sums in report.rows.items():
-            rows[name] = plus(rows[name], sums) if name in rows else sums
+            rows[name] = plus(rows.get(name, NOTHING), sums)
         for name, nano in report.idle_nano.items():
             idle[name] = idle.get(name, 0) + nano
         currencies.update(dict.fromkeys(filter(None, report.currency.split(", "))))

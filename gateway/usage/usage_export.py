@@ -29,7 +29,7 @@ from gateway.records.decision import DecisionRecord
 from gateway.records.usage import UsageLine
 from gateway.usage.ledger import DELIVERY_BYTES, Ledger
 from gateway.usage.report import PoolBill
-from gateway.usage.writing import LineWriter, append
+from gateway.usage.request_log import LineWriter, append
 
 BILL_S: Final = 10.0
 """Between two entries of the fleet's cost while no request ends."""
@@ -102,7 +102,7 @@ class UsageExport(LineWriter):
         self._billed_unix_s = wall_clock()
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink. Ignores other records, and decisions without a charge."""
+        """Ignores other records, and decisions without a charge."""
         line = usage_line(record, self._currency) if isinstance(record, DecisionRecord) else None
         if line is not None:
             self.append_line(_encode(line))  # encoded now, while the record is in cache

@@ -14,18 +14,17 @@ from pathlib import Path
 import pytest
 
 from gateway.metrics import Metrics
-from gateway.usage import request_log, usage_export, writing
+from gateway.usage import request_log, usage_export
 from gateway.usage.ledger import Ledger
-from gateway.usage.request_log import RequestLog
+from gateway.usage.request_log import RequestLog, append
 from gateway.usage.usage_export import UsageExport
-from gateway.usage.writing import append
 from tests.builders import decision
 
 BATCHES, LINES, WRITERS = 40, 60, 4
 WRITER = f"""
 import json, sys
 from pathlib import Path
-from gateway.usage.writing import append
+from gateway.usage.request_log import append
 for batch in range({BATCHES}):
     line = json.dumps({{"writer": sys.argv[2], "batch": batch, "x": "y" * 200}}).encode()
     append(Path(sys.argv[1]), b"\\n".join([line] * {LINES}) + b"\\n")
@@ -78,7 +77,7 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads_and_a_lock_that_is_held_end_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "WAIT_S", 0.05)
+    monkeypatch.setattr(request_log, "WAIT_S", 0.05)
     pipe, file = tmp_path / "pipe", tmp_path / "log"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="nobody reads"):
@@ -177,7 +176,7 @@ async def test_what_cannot_be_written_is_kept_whole_and_in_order(
     tmp_path: Path, kind: str, full: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig, names = Rig(kind, tmp_path), [f"{n}" for n in range(11)]
-    full.setattr(writing, "JOINED", 3)
+    full.setattr(request_log, "JOINED", 3)
     for name in names[:7]:
         rig.append(name)
         await rig.writer.flush()
