@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission import admission, debt
-from gateway.admission.admission import AdmissionRequest, Denial
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record

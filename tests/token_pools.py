@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission import admission
-from gateway.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Grant, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import Entitlement, ServiceClass
 

@@ -23,7 +23,7 @@ from bench.replicas.books import (
     on_redis,
     settled,
 )
-from gateway.admission.admission import overshoot
+from gateway.admission.checks import overshoot
 
 GATEWAYS: Final = 4
 SLOTS: Final = 64

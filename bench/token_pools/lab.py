@@ -14,10 +14,9 @@ from random import Random
 
 import msgspec
 
-from gateway.admission import admission, capacity, debt
-from gateway.admission.admission import AdmissionRequest, Denial, Grant
+from gateway.admission import admission, capacity, checks, debt
 from gateway.admission.denials import retry_after_s
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Grant, Terms
 from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
 from gateway.records.entitlement import Entitlement
 from simulator.engine.engine import Emission, Engine, EngineProfile, EngineRequest
@@ -291,7 +290,7 @@ class Lab:
         account = token_pool.accounts[tenant]
         if account.terms.service_class == "preemptible":
             return True
-        return admission.weight_now(token_pool, account) <= admission.min_weight(token_pool, 0)
+        return token_pool.weight_now(account) <= checks.min_weight(token_pool, 0)
 
     def _retry_after_s(self, denial: Denial) -> float:
         return float(retry_after_s(denial.wait_s, self.random.random()))
@@ -358,7 +357,7 @@ class Lab:
                 debt={name: a.debt for name, a in accounts.items()},
                 weight={}
                 if token_pool is None
-                else {name: admission.weight_now(token_pool, a) for name, a in accounts.items()},
+                else {name: token_pool.weight_now(a) for name, a in accounts.items()},
                 kv_bytes=0 if token_pool is None else token_pool.pools[0].kv_bytes,
                 kv_used=max(e.kv_usage for e in self.engines),
                 generated=sum(e.generation_tokens_total for e in self.engines),

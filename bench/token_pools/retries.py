@@ -15,10 +15,9 @@ from statistics import mean
 from bench.common.report import Bar, Row, judged, no_bar, without_target
 from bench.token_pools.lab import EPOCH_S
 from gateway.admission import admission
-from gateway.admission.admission import AdmissionRequest, Denial
 from gateway.admission.denials import retry_after_s
-from gateway.admission.terms import Terms
-from gateway.admission.token_pool import TokenPool
+from gateway.admission.terms import AdmissionRequest, Denial, Terms
+from gateway.admission.token_pool import BUCKET_S, TokenPool
 from gateway.records.entitlement import Entitlement
 
 BURSTS = (1.5, 2.0, 3.0, 5.0)
@@ -27,7 +26,7 @@ MAX_RETRY_AFTER_S = 120.0
 _FIRST_S, _MAX_S, _SPREAD = 0.5, 8.0, 0.25
 _RATE = 1_000.0
 _TOKENS = 100
-_FITS = int(admission.BUCKET_S * _RATE) // _TOKENS
+_FITS = int(BUCKET_S * _RATE) // _TOKENS
 """Requests that a full bucket pays."""
 
 

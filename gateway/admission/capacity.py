@@ -114,8 +114,9 @@ class _Reserves:
         KV and token rate have to fit in the model's total or, after workers were lost, each
         pool's part of them has to fit in that pool.
         """
-        total = sum(e.baseline)
-        kv_bytes, tokens_per_s = self.capacity.total_kv_bytes, self.capacity.tokens_per_s
+        whole, total = self.capacity, sum(e.baseline)
+        kv_bytes, tokens_per_s = whole.total_kv_bytes, whole.tokens_per_s
+        rates = whole.pool_tokens_per_s
         fits_over_all = (not kv_bytes or sum(self._kv_bytes) + e.kv_bytes <= kv_bytes) and (
             not tokens_per_s or sum(self._tokens_per_s) + e.tokens_per_s <= tokens_per_s
         )
@@ -123,29 +124,20 @@ class _Reserves:
         for pool, baseline in enumerate(e.baseline[: len(self.sequences)]):
             if not baseline:
                 continue
-            kv, rate = e.kv_bytes * baseline / total, e.tokens_per_s * baseline / total
-            fits = (
-                self.bound_until[pool] == UNLIMITED
-                and self.sequences[pool] + baseline <= self.capacity.slots[pool]
-                and (fits_over_all or self._fits_pool(pool, kv, rate))
+            kv = self._kv_bytes[pool] + e.kv_bytes * baseline / total
+            rate = self._tokens_per_s[pool] + e.tokens_per_s * baseline / total
+            sequences = self.sequences[pool] + baseline
+            fits_here = (not kv_bytes or kv <= whole.kv_bytes[pool]) and (
+                not tokens_per_s or (bool(rates) and rate <= rates[pool])
             )
-            if fits:
-                self.sequences[pool] += baseline
-                self._kv_bytes[pool] += kv
-                self._tokens_per_s[pool] += rate
-            else:
+            closed = self.bound_until[pool] != UNLIMITED or sequences > whole.slots[pool]
+            if closed or not (fits_over_all or fits_here):
                 self.bound_until[pool] = min(self.bound_until[pool], e.created - 1)
                 everywhere = False
+            else:
+                self.sequences[pool] = sequences
+                self._kv_bytes[pool], self._tokens_per_s[pool] = kv, rate
         return everywhere
-
-    def _fits_pool(self, pool: int, kv_bytes: float, tokens_per_s: float) -> bool:
-        capacity = self.capacity
-        if capacity.total_kv_bytes and self._kv_bytes[pool] + kv_bytes > capacity.kv_bytes[pool]:
-            return False
-        if not capacity.tokens_per_s:
-            return True
-        rates = capacity.pool_tokens_per_s
-        return bool(rates) and self._tokens_per_s[pool] + tokens_per_s <= rates[pool]
 
 
 def assess_capacity(
@@ -233,7 +225,14 @@ class ReplicaGoal:
 
     def desired(self, demand: float, share: WorkerShare, now_s: float) -> int:
         """Record the current demand, in sequences; returns the desired replicas."""
-        mean = self._mean(demand, now_s)
+        passed_s = now_s - self._samples[-1][0] if self._samples else 0.0
+        self._samples.append((now_s, passed_s, demand))
+        while len(self._samples) > 1 and self._samples[0][0] <= now_s - MEAN_S:
+            self._samples.popleft()
+        # The mean over MEAN_S, each sample weighted by the time since the one before.
+        mean, total_s = demand, sum(seconds for _, seconds, _ in self._samples)
+        if total_s:
+            mean = sum(seconds * each for _, seconds, each in self._samples) / total_s
         while self._peaks and self._peaks[-1][1] <= mean:
             self._peaks.pop()
         self._peaks.append((now_s, mean))
@@ -247,14 +246,3 @@ class ReplicaGoal:
         highest = desired_replicas(self._peaks[0][1], share.slots, share.replicas)
         self._replicas = min(max(min(self._replicas, highest), fewest), most)
         return self._replicas
-
-    def _mean(self, demand: float, now_s: float) -> float:
-        """Mean demand over MEAN_S, each sample weighted by the time since the one before."""
-        passed_s = now_s - self._samples[-1][0] if self._samples else 0.0
-        self._samples.append((now_s, passed_s, demand))
-        while len(self._samples) > 1 and self._samples[0][0] <= now_s - MEAN_S:
-            self._samples.popleft()
-        total_s = sum(seconds for _, seconds, _ in self._samples)
-        if not total_s:
-            return demand
-        return sum(seconds * each for _, seconds, each in self._samples) / total_s

@@ -1,6 +1,6 @@
 """Checks 1 to 8: a request is in force, can fit, is within every limit, and a pool takes it.
 
-Token-pools paper, section 4.3. Only the buckets' refill with time changes state here.
+Token-pools paper, section 4.3. Before `refused`, only the buckets' refill with time changes state.
 
 Limits of the request's key, entitlement and tenant count over all models. They come before all
 other checks: who is over one is told so, and no other model is asked.
@@ -26,7 +26,6 @@ from math import inf
 
 import msgspec
 
-from gateway.admission.counters import MAX_S, Account
 from gateway.admission.limit_book import Weighed
 from gateway.admission.terms import (
     AdmissionRequest,
@@ -36,17 +35,7 @@ from gateway.admission.terms import (
     Placement,
     Unit,
 )
-from gateway.admission.token_pool import (
-    BUCKET_S,
-    TokenPool,
-    depth_tokens,
-    max_sequences,
-    may_borrow,
-    own_level,
-    recently_borrowed,
-    surplus_depth,
-    surplus_level,
-)
+from gateway.admission.token_pool import BUCKET_S, MAX_S, Account, TokenPool
 from gateway.records.entitlement import (
     BACKFILL,
     BORROWING,
@@ -101,18 +90,10 @@ def decide(
         return _over_rate(token_pool, account, tokens, now_s)
     # 6: chi_e over all pools.
     limit = kv_limit(terms)
-    if limit and (short := account.kv_bytes + request.kv_bytes - limit) > 0:
+    if limit and account.kv_bytes + request.kv_bytes > limit:
         service_s = token_pool.pools[request.pool].service_s
-        waiting = account.still_waiting(account.total, service_s, now_s)
-        freed_per_s = max(1.0, account.kv_bytes / max(1e-3, service_s))
-        return Denial(
-            reason="kv",
-            wait_s=short * (waiting + 1) / freed_per_s,
-            limit=limit,
-            used=account.kv_bytes,
-            requested=request.kv_bytes,
-            unit="bytes of KV cache",
-        )
+        ahead = account.still_waiting(account.total, service_s, now_s)
+        return _over_kv(request, account.kv_bytes, limit, ahead, service_s)
     reserved = within_reserve(account, request)
     # Beyond its entitlement's rate, with only free slots and KV to pay.
     stated = token_pool.terms.tokens_per_s > 0
@@ -155,23 +136,64 @@ def inadmissible(
     return _pool_denial(token_pool, account, request, lease.weight, found, now_s)
 
 
-# -- checks 3 to 5
+def refused(
+    token_pool: TokenPool,
+    account: Account,
+    request: AdmissionRequest,
+    w: float,
+    denial: Denial,
+    now_s: float,
+) -> None:
+    """Record demand, and the wait promised, so that the next refusal is told a longer one."""
+    state, terms = token_pool.pools[request.pool], account.terms
+    n, tokens, slots = request.sequences, request.estimate_tokens, token_pool.terms.slots
+    # More workers would have let it in, so it counts as demand for them.
+    lacking = denial.of_pool
+    if denial.reason == "tokens":
+        lacking = terms.service_class in BORROWING and account.may_borrow(tokens, now_s)
+    elif denial.reason == "concurrency":
+        lacking = not terms.limit and terms.service_class != "guaranteed"  # then C is its limit
+    if lacking:
+        state.refused_sequences += n
+        state.refused_kv_bytes += request.kv_bytes
+        state.refused_tokens += tokens
+    if denial.of_pool:
+        state.denials_last.forget(account.tenant)
+        state.denials.note(account.tenant, w)
+        account.wait_too(n, slots[request.pool], state.service_s, now_s)
+        kv_bytes = token_pool.terms.kv_of(request.pool)
+        fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
+        # One wider than the overshoot waits for room whatever it weighs: debt could not help it.
+        if fits and n <= overshoot(slots[request.pool]):
+            account.denied += 1
+            account.denied_seconds += n * state.service_s
+            account.denied_kv_seconds += request.kv_bytes * state.service_s
+            token_pool.priority_denials += 1
+            token_pool.active.add(request.entitlement)
+    elif denial.reason == "tokens":
+        # Retry-After is at most MAX_S, so no more than that was promised.
+        rate = refill_per_s(token_pool, terms)
+        account.promised = min(account.still_promised(rate, now_s) + tokens, MAX_S * rate)
+        account.promised_s = now_s
+    elif denial.reason in ("concurrency", "kv"):
+        account.wait_too(n, account.total, state.service_s, now_s)
+
+
+# -- checks 3 to 6
 
 
 def _misfit(token_pool: TokenPool, account: Account, request: AdmissionRequest) -> Denial | None:
     """Check 3: deny a request that no waiting would help."""
     terms = account.terms
-    most = terms.limit
     guaranteed = terms.service_class == "guaranteed"
-    if guaranteed:
-        most = terms.baseline_of(request.pool)
+    most = terms.baseline_of(request.pool) if guaranteed else terms.limit
     if request.sequences > most and (most or guaranteed):
         return _never("sequences", most, request.sequences)
     depth = 0.0
     if terms.tokens_per_s > 0:
-        depth = depth_tokens(token_pool, account)
+        depth = token_pool.depth_tokens(account)
     elif terms.service_class in BORROWING:
-        depth = surplus_depth(token_pool)
+        depth = token_pool.surplus_depth()
     if 0 < depth < request.estimate_tokens:
         return _never("tokens", depth, request.estimate_tokens)
     most_kv = kv_limit(terms)
@@ -203,7 +225,7 @@ def _over_concurrency(
     Without a ready worker C is 0 and limits nothing here: choosing a worker fails later.
     """
     terms = account.terms
-    limit, used = max_sequences(token_pool, account), account.total
+    limit, used = token_pool.max_sequences(account), account.total
     if terms.service_class == "guaranteed":
         here = terms.baseline_of(request.pool)
         if account.own(request.pool) + request.sequences > here:
@@ -231,7 +253,7 @@ def _funded_by(token_pool: TokenPool, account: Account, tokens: int, now_s: floa
     terms, stated = account.terms, token_pool.terms.tokens_per_s > 0
     borrows = terms.service_class in BORROWING
     if terms.tokens_per_s > 0:
-        level = own_level(account, depth_tokens(token_pool, account), now_s)
+        level = account.own_level(token_pool.depth_tokens(account), now_s)
         if level >= tokens:
             return "own"
         # A bucket in debt pays first: borrowing from the others' would be a way around the debt.
@@ -239,9 +261,9 @@ def _funded_by(token_pool: TokenPool, account: Account, tokens: int, now_s: floa
             return ""
     elif not borrows or not (stated or terms.tokens_per_s_limit > 0):
         return "none"
-    if stated and surplus_level(token_pool, now_s) < tokens:
+    if stated and token_pool.surplus_level(now_s) < tokens:
         return ""
-    return "surplus" if may_borrow(account, tokens, now_s) else ""
+    return "surplus" if account.may_borrow(tokens, now_s) else ""
 
 
 def refill_per_s(token_pool: TokenPool, terms: Entitlement) -> float:
@@ -253,12 +275,12 @@ def _over_rate(token_pool: TokenPool, account: Account, tokens: int, now_s: floa
     """The denial when no bucket pays: wait until it holds `tokens` beyond what it has promised."""
     terms, rate = account.terms, refill_per_s(token_pool, account.terms)
     if terms.tokens_per_s > 0:
-        level, limit = account.level, depth_tokens(token_pool, account)
+        level, limit = account.level, token_pool.depth_tokens(account)
     elif token_pool.terms.tokens_per_s > 0:
-        level, limit = token_pool.surplus, surplus_depth(token_pool)
+        level, limit = token_pool.surplus, token_pool.surplus_depth()
     else:
         limit = max(BUCKET_S * rate, float(tokens))
-        level = limit - recently_borrowed(account, now_s)
+        level = limit - account.recently_borrowed(now_s)
     wait_s = MAX_S
     if rate > 0:
         wait_s = (tokens - level + account.still_promised(rate, now_s)) / rate
@@ -269,6 +291,28 @@ def _over_rate(token_pool: TokenPool, account: Account, tokens: int, now_s: floa
         used=limit - level,
         requested=tokens,
         unit="tokens",
+    )
+
+
+def _over_kv(
+    request: AdmissionRequest,
+    used: int,
+    limit: int,
+    ahead: float,
+    service_s: float,
+    *,
+    of_pool: bool = False,
+) -> Denial:
+    """The denial where a limit of KV is passed; `ahead`: earlier refused requests."""
+    freed_per_s = max(1.0, used / max(1e-3, service_s))
+    return Denial(
+        reason="kv",
+        wait_s=(used + request.kv_bytes - limit) * (ahead + 1) / freed_per_s,
+        limit=limit,
+        used=used,
+        requested=request.kv_bytes,
+        unit="bytes of KV cache",
+        of_pool=of_pool,
     )
 
 
@@ -292,16 +336,6 @@ def within_reserve(account: Account, request: AdmissionRequest) -> bool:
         return False
     baseline = account.terms.baseline_of(request.pool)
     return account.own(request.pool) + request.sequences <= baseline
-
-
-def could_outrank(token_pool: TokenPool, request: AdmissionRequest) -> bool:
-    """Whether weight alone could let a request into a full pool.
-
-    A request wider than the overshoot waits for room whatever it weighs.
-    """
-    slots, kv_bytes = token_pool.terms.slots[request.pool], token_pool.terms.kv_of(request.pool)
-    fits = not kv_bytes or request.kv_bytes <= kv_bytes // 8
-    return fits and request.sequences <= overshoot(slots)
 
 
 def place(
@@ -360,10 +394,8 @@ def _occupied(token_pool: TokenPool, account: Account, pool: int) -> int:
     state = token_pool.pools[pool]
     if not state.idle_dedicated:
         return state.inflight
-    reserved, terms = state.idle_dedicated, account.terms
-    if terms.service_class == "dedicated" and token_pool.bound(terms, pool) and not terms.suspended:
-        reserved -= max(0, terms.baseline_of(pool) - account.inflight[pool])
-    return state.inflight + reserved
+    own = token_pool.idle_of(account, pool) if account.terms.service_class == "dedicated" else 0
+    return state.inflight + state.idle_dedicated - own
 
 
 def _kv_over(token_pool: TokenPool, pool: int, kv_bytes: int, allowance: int) -> bool:
@@ -387,17 +419,7 @@ def _pool_denial(
     ahead += state.others_refused(account.tenant, w)
     if found.denied == "kv":
         capacity = token_pool.terms.kv_of(found.pool)
-        short = state.kv_bytes + request.kv_bytes - capacity
-        freed_per_s = max(1.0, state.kv_bytes / max(1e-3, state.service_s))
-        return Denial(
-            reason="kv",
-            wait_s=short * (ahead + 1) / freed_per_s,
-            limit=capacity,
-            used=state.kv_bytes,
-            requested=request.kv_bytes,
-            unit="bytes of KV cache",
-            of_pool=True,
-        )
+        return _over_kv(request, state.kv_bytes, capacity, ahead, state.service_s, of_pool=True)
     return Denial(
         reason="priority",
         wait_s=(ahead + 1) * state.service_s / max(1, slots),

@@ -13,8 +13,7 @@ the denied seconds may exceed the demand, but a tick never owes more than the sh
 
 from collections.abc import Iterable
 
-from gateway.admission.counters import Account, RecentDenials
-from gateway.admission.token_pool import TokenPool, surplus_level
+from gateway.admission.token_pool import Account, RecentDenials, TokenPool
 
 SETTLED = 1e-3
 """Debt and burst below this need no further ticks."""
@@ -48,7 +47,7 @@ def tick(
 
 def close(token_pool: TokenPool, elapsed_s: float, now_s: float) -> None:
     """End the tick for the token pool as a whole, after all active entitlements are updated."""
-    surplus_level(token_pool, now_s)
+    token_pool.surplus_level(now_s)
     lent_per_s = token_pool.terms.tokens_per_s - token_pool.own_served / max(1e-3, elapsed_s)
     token_pool.surplus_per_s = max(0.0, lent_per_s)
     token_pool.own_served = 0
@@ -72,50 +71,36 @@ def update(
 ) -> None:
     """Apply eq. 2 and 3 to one entitlement and reset its counters of the tick."""
     terms, profile = account.terms, token_pool.terms.profile
+    baseline, kv_bytes = float(sum(terms.baseline)), float(terms.kv_bytes)
     elapsed_s = max(1e-3, elapsed_s)
     missed = max(1, int(elapsed_s / profile.tick_s + 0.5))
-    dt = max(0.0, now_s - account.since_s)
-    sequences = (account.inflight_seconds + account.total * dt) / elapsed_s
-    kv = (account.kv_seconds + account.kv_bytes * dt) / elapsed_s
+    account.average(now_s)
+    sequences, kv = account.inflight_seconds / elapsed_s, account.kv_seconds / elapsed_s
     rate = account.served / elapsed_s
-    debt_kept = profile.debt_keep**missed
-    burst_kept = profile.burst_keep**missed
     if terms.service_class == "elastic":
-        gap = _gap(account, rate, sequences, kv, elapsed_s)
+        gap = 0.0  # the share of what was promised that is missing; below 0: overuse
+        if terms.tokens_per_s > 0:
+            gap = (terms.tokens_per_s - rate) / terms.tokens_per_s
+        elif baseline > 0:
+            gap = min(baseline - sequences, account.denied_seconds / elapsed_s) / baseline
+        elif kv_bytes > 0:
+            gap = min(kv_bytes - kv, account.denied_kv_seconds / elapsed_s) / kv_bytes
         if gap > 0 and not (contended and account.denied):
             gap = 0.0
-        debt = debt_kept * account.debt + (1 - debt_kept) * gap
+        kept = profile.debt_keep**missed
+        debt = kept * account.debt + (1 - kept) * gap
         account.debt = min(max(debt, profile.least_debt), 1.0)
     else:
         account.debt = 0.0
-    over = _over(rate, terms.tokens_per_s)
-    over = over + _over(kv, float(terms.kv_bytes))
-    over = over + _over(sequences, float(sum(terms.baseline)))
-    account.burst = burst_kept * account.burst + (1 - burst_kept) * over
+    over = 0.0
+    for used, promised in ((rate, terms.tokens_per_s), (kv, kv_bytes), (sequences, baseline)):
+        if promised > 0:
+            over += max(0.0, used / promised - 1)
+    kept = profile.burst_keep**missed
+    account.burst = kept * account.burst + (1 - kept) * over
     account.epoch = -1
     token_pool.note(account)
-    account.served = 0
-    account.denied = 0
-    account.denied_seconds = 0.0
-    account.denied_kv_seconds = 0.0
-    account.inflight_seconds = 0.0
-    account.kv_seconds = 0.0
+    account.served = account.denied = 0
+    account.denied_seconds = account.denied_kv_seconds = 0.0
+    account.inflight_seconds = account.kv_seconds = 0.0
     account.since_s = now_s
-
-
-def _gap(account: Account, rate: float, sequences: float, kv: float, elapsed_s: float) -> float:
-    """Share of what was promised that is missing, in the entitlement's unit; below 0: overuse."""
-    terms = account.terms
-    if terms.tokens_per_s > 0:
-        return (terms.tokens_per_s - rate) / terms.tokens_per_s
-    baseline = float(sum(terms.baseline))
-    if baseline > 0:
-        return min(baseline - sequences, account.denied_seconds / elapsed_s) / baseline
-    baseline = float(terms.kv_bytes)
-    if baseline > 0:
-        return min(baseline - kv, account.denied_kv_seconds / elapsed_s) / baseline
-    return 0.0
-
-
-def _over(used: float, baseline: float) -> float:
-    return max(0.0, used / baseline - 1) if baseline > 0 else 0.0

@@ -16,15 +16,9 @@ from math import ceil
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from gateway.admission.counters import MAX_S
 from gateway.admission.terms import Denial, Grant
-from gateway.errors import (
-    BadRequest,
-    Forbidden,
-    RateLimited,
-    Refusal,
-    Unavailable,
-)
+from gateway.admission.token_pool import MAX_S
+from gateway.errors import BadRequest, Forbidden, RateLimited, Refusal, Unavailable
 from gateway.records.lease import Limits
 from gateway.records.limit import Limit
 from gateway.records.usage import in_units
@@ -97,26 +91,20 @@ def _of_entitlement(denial: Denial, entitlement: str, figures: str, jitter: floa
     if reason in ("tokens", "concurrency") and not denial.of_pool:
         kind = b"tokens" if reason == "tokens" else b"requests"
         headers = _reported(denial, kind, span(min(MAX_S, max(0.0, denial.wait_s))))
-    return RateLimited(
-        f"Rate limit reached for the entitlement '{entitlement}' on {_LIMITED[reason]}: {figures}. "
-        f"Please try again in {wait_s:.0f}s. {WHERE}",
-        reason=reason,
-        retry_after_s=wait_s,
-        should_retry=True,
-        headers=headers,
-    )
+    owner = f"the entitlement '{entitlement}'"
+    return _limited(reason, owner, _LIMITED[reason], figures, wait_s, headers)
 
 
 def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refusal:
     """By a limit of the key, the entitlement or the tenant, over all models."""
-    reason, most, requested = (
-        denial.reason,
-        shown(limit, denial.limit),
-        shown(limit, denial.requested),
-    )
+    reason, requested = denial.reason, shown(limit, denial.requested)
+    most = shown(limit, denial.limit)
+    # A key is named without its tenant.
+    name = limit.name.rpartition("/")[2] if limit.scope == "key" else limit.name
+    owner = f"the {_SCOPES[limit.scope]} '{name}'"
     if reason == "budget":
         return RateLimited(
-            f"You exceeded the {title(limit)} of {_owner(limit)}: "
+            f"You exceeded the {title(limit)} of {owner}: "
             f"{shown(limit, denial.used - denial.reserved)} of {most} are used, and this request "
             f"needs {requested}. resets_at: {resets_at(limit, denial.resets_unix_s)}. {WHERE}",
             reason=reason,
@@ -124,15 +112,12 @@ def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refu
             should_retry=False,
         )
     if reason == "exceeds_entitlement":
-        what = title(limit)
-        advice = "Send a shorter prompt, ask for fewer output tokens or choices"
-        if not limit.budget:
-            what, advice = (
-                "limit of requests in flight",
-                "Send fewer prompts or ask for fewer choices",
-            )
+        what, advice = "limit of requests in flight", "Send fewer prompts or ask for fewer choices"
+        if limit.budget:
+            what = title(limit)
+            advice = "Send a shorter prompt, ask for fewer output tokens or choices"
         return BadRequest(
-            f"This request needs {requested}, and the {what} of {_owner(limit)} is {most}, however "
+            f"This request needs {requested}, and the {what} of {owner} is {most}, however "
             f"long you wait. {advice}, in several requests.",
             reason=reason,
         )
@@ -142,13 +127,20 @@ def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refu
     what = {"key_requests": "requests a minute", "key_concurrency": "requests in flight"}.get(
         reason, f"{title(limit)}, the rest of which running requests reserve"
     )
+    headers = () if limit.budget else _reported(denial, b"requests", f"{wait_s:.0f}s")
+    return _limited(reason, owner, what, figures, wait_s, headers)
+
+
+def _limited(
+    reason: str, owner: str, what: str, figures: str, wait_s: float, headers: Headers
+) -> RateLimited:
     return RateLimited(
-        f"Rate limit reached for {_owner(limit)} on {what}: {figures}. "
+        f"Rate limit reached for {owner} on {what}: {figures}. "
         f"Please try again in {wait_s:.0f}s. {WHERE}",
         reason=reason,
         retry_after_s=wait_s,
         should_retry=True,
-        headers=() if limit.budget else _reported(denial, b"requests", f"{wait_s:.0f}s"),
+        headers=headers,
     )
 
 
@@ -160,12 +152,6 @@ def _reported(denial: Denial, kind: bytes, reset: str) -> Headers:
         (b"x-ratelimit-remaining-" + kind, b"%d" % left),
         (b"x-ratelimit-reset-" + kind, reset.encode()),
     )
-
-
-def _owner(limit: Limit) -> str:
-    """The owner of a limit, for people; a key is named without its tenant."""
-    name = limit.name.rpartition("/")[2] if limit.scope == "key" else limit.name
-    return f"the {_SCOPES[limit.scope]} '{name}'"
 
 
 def title(limit: Limit) -> str:
@@ -194,13 +180,12 @@ def resets_at(limit: Limit, unix_s: float) -> str:
 def limits_of(grant: Grant) -> Limits:
     """The limits in force after a grant."""
     free = max(0, grant.limit_sequences - grant.inflight_sequences)
+    reset_s = 0.0 if free else min(MAX_S, grant.service_s / max(1, grant.inflight_sequences))
     rate = grant.rate_tokens_per_s
     return Limits(
         sequences=grant.limit_sequences,
         sequences_free=free,
-        sequences_reset_s=0.0
-        if free
-        else min(MAX_S, grant.service_s / max(1, grant.inflight_sequences)),
+        sequences_reset_s=reset_s,
         tokens=int(grant.depth_tokens),
         tokens_free=max(0, int(grant.level_tokens)),
         tokens_reset_s=max(0.0, grant.depth_tokens - grant.level_tokens) / rate if rate else 0.0,
@@ -227,9 +212,8 @@ def span(seconds: float) -> str:
     """A duration as OpenAI writes it, rounded up: 12ms, 1s, 6m0s."""
     if seconds < 1.0:
         return f"{ceil(seconds * 1000)}ms"
-    whole = ceil(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
+    minutes, left = divmod(ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes}m{left}s"
     return f"{minutes}m{left}s" if minutes else f"{left}s"

@@ -13,7 +13,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any, NoReturn
+from typing import Any
 
 from gateway.records.entitlement import (
     BORROWING,
@@ -59,23 +59,41 @@ class BadTerms(ValueError):
 def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> Entitlement:
     """The terms that checked fields describe. Raises BadTerms for what they cannot mean."""
     service_class: ServiceClass = fields.get("service_class") or "elastic"
+    guaranteed = service_class == "guaranteed"
     baseline = _baseline(fields.get("concurrency"), model)
+    reserved, limit = sum(baseline), fields.get("max_concurrency") or 0
     kv_bytes, kv_bytes_limit = (
         max(1, round(size * GIB)) if (size := fields.get(field)) else 0
         for field in ("kv_cache_gib", "max_kv_cache_gib")
     )
-    if 0 < kv_bytes_limit < kv_bytes:
-        _below("max_kv_cache_gib", "kv_cache_gib")
     rate = float(fields.get("tokens_per_second") or 0.0)
     rate_limit = float(fields.get("max_tokens_per_second") or 0.0)
-    if rate_limit and service_class not in BORROWING:
-        raise BadTerms(
+    for wrong, field, message, fix in (
+        (0 < kv_bytes_limit < kv_bytes, "max_kv_cache_gib", "below kv_cache_gib", ""),
+        (
+            rate_limit and service_class not in BORROWING,
             "max_tokens_per_second",
             f"a {service_class} entitlement never goes above its own rate",
             "leave it out, or choose dedicated, elastic or spot",
-        )
-    if 0 < rate_limit < rate:
-        _below("max_tokens_per_second", "tokens_per_second")
+        ),
+        (0 < rate_limit < rate, "max_tokens_per_second", "below tokens_per_second", ""),
+        (0 < limit < reserved, "max_concurrency", "below concurrency", ""),
+        (
+            guaranteed and not reserved,
+            "concurrency",
+            "a guaranteed entitlement without a baseline could never send anything",
+            "give the sequences to reserve for it",
+        ),
+        (
+            guaranteed and limit > reserved,
+            "max_concurrency",
+            f"a guaranteed entitlement never goes above its baseline, {reserved}",
+            "leave it out, raise concurrency, or choose dedicated",
+        ),
+    ):
+        if wrong:
+            lower = f"raise {field} or lower {message.removeprefix('below ')}"
+            raise BadTerms(field, message, fix or lower)
     return Entitlement(
         name=fields["name"],
         tenant=fields["tenant"],
@@ -83,7 +101,7 @@ def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> En
         service_class=service_class,
         slo_ms=ceil(fields.get("slo_target_ms") or 0),
         baseline=baseline,
-        limit=_limit(fields, service_class, sum(baseline)),
+        limit=reserved if guaranteed else limit,
         tokens_per_s=rate,
         tokens_per_s_limit=rate_limit,
         kv_bytes=kv_bytes,
@@ -94,29 +112,6 @@ def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> En
         trusted_usage=bool(fields.get("trusted_usage")),
         created=created,
     )
-
-
-def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
-    """Terms as configuration fields, None where not set; `terms_from` reads them back."""
-    expires_s = terms.expires_unix_s
-    follows = terms.service_class == "guaranteed" or not terms.limit
-    return {
-        "name": terms.name,
-        "tenant": terms.tenant,
-        "model": terms.model,
-        "service_class": terms.service_class,
-        "slo_target_ms": terms.slo_ms or None,
-        "tokens_per_second": terms.tokens_per_s or None,
-        "max_tokens_per_second": terms.tokens_per_s_limit or None,
-        "kv_cache_gib": terms.kv_bytes / GIB if terms.kv_bytes else None,
-        "max_kv_cache_gib": terms.kv_bytes_limit / GIB if terms.kv_bytes_limit else None,
-        "concurrency": _shown_baseline(terms, model),
-        "max_concurrency": None if follows else terms.limit,
-        "mode": "observe" if terms.observe else "enforce",
-        "compression": "allow" if terms.compress else "refuse",
-        "trusted_usage": terms.trusted_usage,
-        "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
-    }
 
 
 def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple[int, ...]:
@@ -133,44 +128,39 @@ def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple
     return tuple(value.get(pool, 0) for pool in model.pools)
 
 
-def _limit(fields: Mapping[str, Any], service_class: str, baseline: int) -> int:
-    limit: int = fields.get("max_concurrency") or 0
-    if 0 < limit < baseline:
-        _below("max_concurrency", "concurrency")
-    if service_class != "guaranteed":
-        return limit
-    if not baseline:
-        raise BadTerms(
-            "concurrency",
-            "a guaranteed entitlement without a baseline could never send anything",
-            "give the sequences to reserve for it",
-        )
-    if limit > baseline:
-        raise BadTerms(
-            "max_concurrency",
-            f"a guaranteed entitlement never goes above its baseline, {baseline}",
-            "leave it out, raise concurrency, or choose dedicated",
-        )
-    return baseline
+def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:
+    """Terms as configuration fields, None where not set; `terms_from` reads them back."""
+    expires_s = terms.expires_unix_s
+    follows = terms.service_class == "guaranteed" or not terms.limit
+    concurrency: object = None
+    if terms.baseline:
+        baseline = tuple(terms.baseline_of(pool) for pool in range(len(model.pools)))
+        concurrency = sum(baseline)
+        if baseline != split_baseline(sum(baseline), model.slots):
+            concurrency = dict(zip(model.pools, baseline, strict=True))
+    return {
+        "name": terms.name,
+        "tenant": terms.tenant,
+        "model": terms.model,
+        "service_class": terms.service_class,
+        "slo_target_ms": terms.slo_ms or None,
+        "tokens_per_second": terms.tokens_per_s or None,
+        "max_tokens_per_second": terms.tokens_per_s_limit or None,
+        "kv_cache_gib": terms.kv_bytes / GIB if terms.kv_bytes else None,
+        "max_kv_cache_gib": terms.kv_bytes_limit / GIB if terms.kv_bytes_limit else None,
+        "concurrency": concurrency,
+        "max_concurrency": None if follows else terms.limit,
+        "mode": "observe" if terms.observe else "enforce",
+        "compression": "allow" if terms.compress else "refuse",
+        "trusted_usage": terms.trusted_usage,
+        "expires_at": datetime.fromtimestamp(expires_s, UTC).isoformat() if expires_s else None,
+    }
 
 
 def instant(value: str | datetime | None) -> float:
     """Unix seconds of a checked time; 0 when absent. A time without an offset is UTC."""
     at = None if value is None else in_utc(value)
     return 0.0 if at is None else at.timestamp()
-
-
-def _shown_baseline(terms: Entitlement, model: ModelShape) -> int | dict[str, int] | None:
-    baseline = tuple(terms.baseline_of(pool) for pool in range(len(model.pools)))
-    if not terms.baseline:
-        return None
-    if baseline == split_baseline(sum(baseline), model.slots):
-        return sum(baseline)
-    return dict(zip(model.pools, baseline, strict=True))
-
-
-def _below(field: str, baseline: str) -> NoReturn:
-    raise BadTerms(field, f"below {baseline}", f"raise {field} or lower {baseline}")
 
 
 def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlement]) -> None:

@@ -90,8 +90,13 @@ class Counter:
 
     def roll(self, span: Span, now_s: float) -> float:
         """Begin the slice of this span, unless a later one began; forget old ones."""
-        starts, start_s = self.starts, span.start_s
-        early = self._recall(span, now_s) if starts and starts[-1] > now_s else 0
+        starts, start_s, early = self.starts, span.start_s, 0
+        if starts and starts[-1] > now_s:  # what slices counted that a wrong clock began
+            while starts and starts[-1] > now_s:
+                starts.pop()
+                early += self.spent.pop()
+            self.warned_s = min(self.warned_s, start_s)
+            self.added_until_s = min(self.added_until_s, span.next_s + span.kept_s)
         if not starts or starts[-1] < start_s:
             starts.append(start_s)
             self.spent.append(0)
@@ -101,16 +106,6 @@ class Counter:
         while len(starts) > 2 and starts[1] < start_s - span.kept_s:
             del starts[0], self.spent[0]
         return start_s
-
-    def _recall(self, span: Span, now_s: float) -> int:
-        """Remove slices that a wrong clock began, and return what they counted."""
-        early = 0
-        while self.starts and self.starts[-1] > now_s:
-            self.starts.pop()
-            early += self.spent.pop()
-        self.warned_s = min(self.warned_s, span.start_s)
-        self.added_until_s = min(self.added_until_s, span.next_s + span.kept_s)
-        return early
 
     def level(self, since_s: float) -> int:
         """The sum over the slices from then on."""
@@ -264,22 +259,22 @@ class LimitBook:
             self._release(holding, holding.expected)
 
     def _release(self, holding: Holding, used: int) -> None:
-        counter = self.counter(holding.id)
-        self._note(holding.id)
         if holding.unit == "requests":
             used -= holding.amount  # counted when it was admitted
         else:
+            counter = self.counter(holding.id)
             counter.reserved = max(0, counter.reserved - holding.amount)
-        if used and holding.unit != "sequences":
-            counter.post(holding.slice_s, used)
+        self._post(holding, used)
 
     def correct(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Replace what lapsed reservations counted by what was used."""
         for holding in held:
-            self._note(holding.id)
-            more = used_of(holding, spent) - holding.expected
-            if more and holding.unit != "sequences":
-                self.counter(holding.id).post(holding.slice_s, more)
+            self._post(holding, used_of(holding, spent) - holding.expected)
+
+    def _post(self, holding: Holding, used: int) -> None:
+        self._note(holding.id)
+        if used and holding.unit != "sequences":
+            self.counter(holding.id).post(holding.slice_s, used)
 
     def hold(self, held: Sequence[Holding]) -> None:
         """Count the leases of a former process as in force."""
@@ -364,16 +359,29 @@ def _resets_s(counter: Counter, span: Span, start_s: float, amount: int) -> floa
 
 def span_of(window: str, zone: str, unix_s: float) -> Span:
     """The slice of a window that holds a time."""
-    if window in CALENDAR:
-        start_s, next_s = _calendar(window, zone, unix_s)
-        return Span(start_s, next_s, 0, 0)
-    if window == "minute":
+    if window not in CALENDAR:
         step_s, kept_s = MINUTE_STEP_S, MINUTE_S
+        if window != "minute":
+            kept_s = days_of(window) * DAY_S
+            step_s = kept_s // SLICES
+        start_s = float(int(unix_s // step_s) * step_s)
+        return Span(start_s, start_s + step_s, step_s, kept_s)
+    of = UTC if zone == "UTC" else ZoneInfo(zone)  # which the library keeps
+    here = datetime.fromtimestamp(unix_s, of)
+    if window == "hour":
+        # Counted back from now: an hour that clocks repeat is an hour of its own.
+        start_s = float(int(unix_s) - here.minute * 60 - here.second)
+        return Span(start_s, start_s + 3600.0, 0, 0)
+    first = last = here.date()
+    if window == "day":
+        last = first + timedelta(days=1)
+    elif window == "week":
+        first -= timedelta(days=first.weekday())
+        last = first + timedelta(days=7)
     else:
-        kept_s = days_of(window) * DAY_S
-        step_s = kept_s // SLICES
-    start_s = float(int(unix_s // step_s) * step_s)
-    return Span(start_s, start_s + step_s, step_s, kept_s)
+        first = first.replace(day=1)
+        last = (first + timedelta(days=32)).replace(day=1)
+    return Span(_midnight(first, of), _midnight(last, of), 0, 0)
 
 
 def days_of(window: str) -> int:
@@ -386,29 +394,6 @@ def counted_s(window: str) -> int:
     return _COUNTED_S.get(window, _LONGEST_S)
 
 
-def _calendar(window: str, name: str, unix_s: float) -> tuple[float, float]:
-    zone = UTC if name == "UTC" else ZoneInfo(name)  # which the library keeps
-    here = datetime.fromtimestamp(unix_s, zone)
-    if window == "hour":
-        # Counted back from now: an hour that clocks repeat is an hour of its own.
-        start_s = float(int(unix_s) - here.minute * 60 - here.second)
-        return start_s, start_s + 3600.0
-    first = last = here.date()
-    if window == "day":
-        last = first + timedelta(days=1)
-    elif window == "week":
-        first -= timedelta(days=first.weekday())
-        last = first + timedelta(days=7)
-    else:
-        first = first.replace(day=1)
-        last = (first + timedelta(days=32)).replace(day=1)
-    return _midnight(first, zone), _midnight(last, zone)
-
-
 def _midnight(day: date, zone: tzinfo) -> float:
-    """When a day begins.
-
-    Of a midnight that comes twice the first counts, and where clocks skip it, the moment at which
-    they do.
-    """
+    """When a day begins: of two midnights the first; where clocks skip it, when they do."""
     return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()

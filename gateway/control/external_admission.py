@@ -31,7 +31,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from gateway.admission.denials import limit_lines
-from gateway.admission.leases import believed, charge_tokens
+from gateway.admission.admission import believed, charge_tokens
 from gateway.background_task import BackgroundTasks
 from gateway.control.peers import understood
 from gateway.control.surface import MAX_BODY_BYTES, Authenticate, read_within
@@ -198,7 +198,7 @@ def usage_of(report: UsageReport, open_lease: ExternalLease) -> Usage | None:
 
     `ok` needs the prompt's tokens. `failed` without tokens is refunded. `cancelled` without tokens
     is charged the estimated prompt. Raises BadRequest for implausible usage, by the same rules as
-    for an engine (`gateway.admission.leases`).
+    for an engine (`gateway.admission.admission`).
     """
     prompt, completion = report.prompt_tokens, report.completion_tokens
     if prompt is None:

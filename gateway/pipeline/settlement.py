@@ -25,7 +25,7 @@ from typing import Final, get_args
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from gateway.admission.leases import believed, beyond_window, charge_tokens
+from gateway.admission.admission import believed, beyond_window, charge_tokens
 from gateway.admission.terms import DenialReason
 from gateway.fleet.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.metrics import Metrics
@@ -218,7 +218,7 @@ class Settler:
 def charged_of(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
     """What the request used: the engine's report, else prompt as estimated + tokens emitted.
 
-    `outcome.usage` is what is believed (`gateway.admission.leases`). None, a full refund,
+    `outcome.usage` is what is believed (`gateway.admission.admission`). None, a full refund,
     when the client got an error instead of an answer.
     """
     usage = outcome.usage

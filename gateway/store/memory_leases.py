@@ -17,13 +17,11 @@ from typing import Final
 import msgspec
 
 from gateway.admission import admission, debt
-from gateway.admission.admission import AdmissionRequest, Denial, Grant
-from gateway.admission.counters import Account
+from gateway.admission.admission import charge_tokens, spent_by
 from gateway.admission.denials import limits_of, refusal_of
-from gateway.admission.leases import charge_tokens, spent_by
 from gateway.admission.limit_book import LimitBook
-from gateway.admission.terms import Terms
-from gateway.admission.token_pool import REAP_BATCH, TokenPool
+from gateway.admission.terms import AdmissionRequest, Denial, Grant, Terms
+from gateway.admission.token_pool import REAP_BATCH, Account, TokenPool
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -398,7 +396,7 @@ def pool_views(token_pool: TokenPool) -> list[PoolView]:
 def account_view(token_pool: TokenPool, account: Account, now_s: float) -> AccountView:
     """An account's counters, with its bucket filled up to now."""
     terms = account.terms
-    depth = admission.depth_tokens(token_pool, account)
+    depth = token_pool.depth_tokens(account)
     gained = terms.tokens_per_s * max(0.0, now_s - account.level_s)
     state = "bound"
     if terms.suspended:
@@ -416,7 +414,7 @@ def account_view(token_pool: TokenPool, account: Account, now_s: float) -> Accou
         depth_tokens=depth,
         debt=account.debt,
         burst=account.burst,
-        weight=admission.weight_now(token_pool, account),
+        weight=token_pool.weight_now(account),
         debited=account.debited,
         refunded=account.refunded,
         used=account.used,

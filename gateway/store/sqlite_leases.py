@@ -21,11 +21,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.admission.counters import Account, Journal
 from gateway.admission.debt import SETTLED
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import LeaseRecord
-from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.admission.token_pool import LEASE_TTL_S, Account, Journal, TokenPool
 from gateway.background_task import PeriodicTask
 from gateway.errors import StateFailure
 from gateway.records.limit import Holding

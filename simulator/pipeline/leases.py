@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.admission import admission, debt
-from gateway.admission.admission import AdmissionRequest, Denial
 from gateway.admission.capacity import Capacity, EntitlementState, assess_capacity
+from gateway.admission.terms import AdmissionRequest, Denial, Grant
 from gateway.admission.token_pool import RENEW_EVERY_S, TokenPool
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
@@ -115,7 +115,7 @@ class Leases:
         cost_tokens: int,
         plan: Plan,
         now_s: float,
-    ) -> admission.Grant | Denial:
+    ) -> Grant | Denial:
         terms = self._served.admission
         asked = AdmissionRequest(
             lease_id=str(index),

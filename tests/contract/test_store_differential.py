@@ -16,8 +16,7 @@ from redis import Redis
 
 from bench.common.redis_server import RedisServer
 from gateway.admission import admission, debt
-from gateway.admission.admission import AdmissionRequest, Denial, DenialReason
-from gateway.admission.terms import Terms
+from gateway.admission.terms import AdmissionRequest, Denial, DenialReason, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.entitlement import (
     BURST_WEIGHT,
@@ -244,7 +243,7 @@ class Pair:
         assert {m[16:]: s for m, s in expiry} == {
             h.id: h.expires_s for h in token_pool.leases.values()
         }
-        first = token_pool.first_to_expire()
+        first = next(iter(token_pool.leases.values()), None)
         assert [m[16:] for m, _ in expiry[:1]] == ([] if first is None else [first.id])
         tombstones = {k.decode(): _tombstone(*DECODE(v)) for k, v in self._hash("graves")}
         assert tombstones == token_pool.tombstones

@@ -18,7 +18,7 @@ import gateway.pipeline.dispatcher
 import gateway.pipeline.pipeline
 from bench.__main__ import BENCHES
 from gateway import errors
-from gateway.admission.admission import DenialReason
+from gateway.admission.terms import DenialReason
 from gateway.control.metrics_page import MetricsPage
 from gateway.errors import REASONS
 from gateway.metrics import Metrics

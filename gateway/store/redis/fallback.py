@@ -19,16 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from gateway.admission import debt
-from gateway.admission.admission import Denial, Grant
 from gateway.admission.limit_book import Counter, LimitBook, counted_s, used_of
-from gateway.admission.terms import LeaseRecord, Terms
+from gateway.admission.terms import Denial, Grant, LeaseRecord, Terms
 from gateway.admission.token_pool import (
     LEASE_TTL_S,
     TokenPool,
-    depth_tokens,
-    own_level,
-    pay,
-    surplus_level,
 )
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Holding, Limit, LimitView, Spent
@@ -272,24 +267,24 @@ def note_decision(
     if account.terms.tokens_per_s > 0 and found.funded != "none":
         account.level, account.level_s = found.level_tokens, now_s
     if found.funded == "surplus":
-        pay(token_pool, account, "surplus", tokens, now_s)
+        token_pool.pay(account, "surplus", tokens, now_s)
 
 
 def note_charge(token_pool: TokenPool, redis_lease: RedisLease, tokens: int, now_s: float) -> None:
     """Apply a lease's corrected or final cost."""
     account = token_pool.accounts.get(redis_lease.lease.entitlement)
     if account is not None:
-        pay(token_pool, account, redis_lease.funded, tokens - redis_lease.estimate_tokens, now_s)
+        token_pool.pay(account, redis_lease.funded, tokens - redis_lease.estimate_tokens, now_s)
 
 
 def note_view(token_pool: TokenPool, view: TokenPool, server_s: float, now_s: float) -> None:
     """Apply counters that were read from Redis, whose time is at least `server_s`."""
-    token_pool.surplus, token_pool.surplus_s = surplus_level(view, server_s), now_s
+    token_pool.surplus, token_pool.surplus_s = view.surplus_level(server_s), now_s
     token_pool.surplus_per_s = view.surplus_per_s
     for name, theirs in view.accounts.items():
         account = token_pool.accounts.get(name)
         if account is not None and theirs.level_s > 0:
-            account.level = own_level(theirs, depth_tokens(view, theirs), server_s)
+            account.level = theirs.own_level(view.depth_tokens(theirs), server_s)
             account.level_s = now_s
             account.mean_cost = theirs.mean_cost
 
@@ -297,11 +292,11 @@ def note_view(token_pool: TokenPool, view: TokenPool, server_s: float, now_s: fl
 def lend(token_pool: TokenPool, share: TokenPool, replicas: int, now_s: float) -> None:
     """Give a new local share its part of every bucket."""
     parts = max(1, replicas)
-    share.surplus, share.surplus_s = surplus_level(token_pool, now_s) / parts, now_s
+    share.surplus, share.surplus_s = token_pool.surplus_level(now_s) / parts, now_s
     share.surplus_per_s = token_pool.surplus_per_s / parts
     for name, account in share.accounts.items():
         whole = token_pool.accounts[name]
-        account.level = own_level(whole, depth_tokens(token_pool, whole), now_s) / parts
+        account.level = whole.own_level(token_pool.depth_tokens(whole), now_s) / parts
         account.level_s = now_s
         account.mean_cost = whole.mean_cost
         # This process's own borrowing; it does not know the other replicas'.

@@ -6,9 +6,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from gateway.admission.admission import Denial, Grant
 from gateway.admission.limit_book import Span, Spans
-from gateway.admission.terms import AdmissionRequest, Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Grant, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.fleet.fleet import PoolState
 from gateway.records.entitlement import Entitlement

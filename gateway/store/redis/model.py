@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from gateway.admission import admission
-from gateway.admission.admission import Denial, Grant
+from gateway.admission.admission import spent_by
 from gateway.admission.denials import refusal_of
-from gateway.admission.leases import spent_by
-from gateway.admission.terms import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest, Denial, Grant
 from gateway.admission.token_pool import TokenPool
 from gateway.errors import Refusal, Unavailable
 from gateway.fleet.model_runtime import ModelRuntime

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import admission
+from gateway.admission import admission, checks
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 
@@ -89,7 +89,7 @@ def test_an_unforced_transfer_goes_only_where_it_would_be_admitted() -> None:
     assert denial is not None
     assert denial.reason == "priority"
     assert (token_pool.leases["a"].pool, token_pool.pools[0].inflight) == (0, 1)
-    assert admission.min_weight(token_pool, 0) == token_pool.leases["a"].weight
+    assert checks.min_weight(token_pool, 0) == token_pool.leases["a"].weight
     admission.settle(token_pool, "b", 1, NOW_S)
     assert admission.transfer(token_pool, "a", 1, NOW_S, force=False) is None
     assert token_pool.leases["a"].pool == 1

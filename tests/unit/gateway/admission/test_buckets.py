@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission import admission
-from gateway.admission import token_pool as buckets
-from gateway.admission.admission import Grant
-from gateway.admission.token_pool import weight_now
+from gateway.admission.terms import AdmissionRequest, Grant
 from gateway.records.entitlement import OVERDUE_WEIGHT
 from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
 
@@ -29,7 +27,7 @@ def test_depth_is_ten_seconds_the_sequences_cost_or_the_largest_request(
 ) -> None:
     token_pool = pool(entitled(**terms), slots=(4, 4), largest_tokens=largest)  # type: ignore[arg-type]
     token_pool.accounts["e"].mean_cost = 50.0
-    assert buckets.depth_tokens(token_pool, token_pool.accounts["e"]) == depth
+    assert token_pool.depth_tokens(token_pool.accounts["e"]) == depth
 
 
 def test_the_first_settlement_is_the_mean_cost_and_later_ones_move_it() -> None:
@@ -77,9 +75,7 @@ def test_short_answers_before_long_ones_take_no_more_than_the_rate(
         for lease_id in long:
             admission.settle(token_pool, lease_id, 2_000, now_s + 8)
         account = token_pool.accounts["e"]
-        depth = (
-            buckets.depth_tokens(token_pool, account) if rate else buckets.surplus_depth(token_pool)
-        )
+        depth = token_pool.depth_tokens(account) if rate else token_pool.surplus_depth()
         most_depth = max(most_depth, depth)
         now_s += 20
     in_flight = 16 * 2_000  # its limit: what is in flight is not cut off
@@ -100,7 +96,7 @@ def test_the_depth_follows_the_cost_of_a_sequence_however_many_a_request_has() -
         token_pool = pool(entitled(tokens_per_s=1.0, limit=64), slots=(65,), largest_tokens=50_000)
         granted(token_pool, sequences=sequences)
         admission.settle(token_pool, "a", 1_000 * sequences, NOW_S)
-        depths.append(buckets.depth_tokens(token_pool, token_pool.accounts["e"]))
+        depths.append(token_pool.depth_tokens(token_pool.accounts["e"]))
     assert depths[0] == depths[1] == 64_000
 
 
@@ -159,9 +155,9 @@ def test_what_no_bucket_pays_for_is_taken_from_the_surplus_s_refill() -> None:
 
 
 def test_the_surplus_holds_the_largest_request_at_least() -> None:
-    assert buckets.surplus_depth(pool(tokens_per_s=10.0, largest_tokens=4096)) == 4096
-    assert buckets.surplus_depth(pool(tokens_per_s=1000.0, largest_tokens=4096)) == 10_000
-    assert buckets.surplus_depth(pool(largest_tokens=4096)) == 0
+    assert pool(tokens_per_s=10.0, largest_tokens=4096).surplus_depth() == 4096
+    assert pool(tokens_per_s=1000.0, largest_tokens=4096).surplus_depth() == 10_000
+    assert pool(largest_tokens=4096).surplus_depth() == 0
 
 
 @given(
@@ -177,19 +173,17 @@ def test_debits_less_refunds_are_what_was_used(steps: list[tuple[int, int, float
         lease_id = f"{number}"
         found = admission.admit(
             token_pool,
-            admission.AdmissionRequest(
-                lease_id=lease_id, entitlement="e", pool=0, estimate_tokens=estimate
-            ),
+            AdmissionRequest(lease_id=lease_id, entitlement="e", pool=0, estimate_tokens=estimate),
             now_s,
             observe=False,
         )
-        if isinstance(found, admission.Grant):
+        if isinstance(found, Grant):
             admission.resize(token_pool, lease_id, estimate + used // 3, 0, now_s)
             admission.settle(token_pool, lease_id, used if number % 3 else None, now_s)
     account = token_pool.accounts["e"]
     assert account.debited - account.refunded == account.used
-    assert account.level <= buckets.depth_tokens(token_pool, account)
-    assert token_pool.surplus <= buckets.surplus_depth(token_pool)
+    assert account.level <= token_pool.depth_tokens(account)
+    assert token_pool.surplus <= token_pool.surplus_depth()
 
 
 @pytest.mark.parametrize(
@@ -208,4 +202,4 @@ def test_who_is_owed_much_and_has_nothing_in_flight_comes_first_of_its_class(
     token_pool.terms = msgspec.structs.replace(token_pool.terms, mean_slo_ms=1_000.0)
     account = token_pool.accounts["e"]
     account.debt, account.total = debt, inflight
-    assert (weight_now(token_pool, account) == OVERDUE_WEIGHT) is overdue
+    assert (token_pool.weight_now(account) == OVERDUE_WEIGHT) is overdue

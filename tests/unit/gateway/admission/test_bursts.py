@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import admission, debt
+from gateway.admission import admission, checks, debt
 from gateway.admission.terms import Grant
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import BURST_WEIGHT
@@ -48,7 +48,7 @@ def test_who_is_within_its_rate_passes_bursts_and_has_what_comes_free() -> None:
     token_pool = pool(GREEDY, PATIENT, slots=(8,), headroom=0)
     granted(token_pool, "own", "greedy", estimate_tokens=1000)
     fill(token_pool, "greedy", 7)
-    assert admission.min_weight(token_pool, 0) == BURST_WEIGHT
+    assert checks.min_weight(token_pool, 0) == BURST_WEIGHT
     assert granted(token_pool, "p", "patient").contended
     assert denied(token_pool, "q", "patient").reason == "priority"
     for number in range(4):

@@ -159,9 +159,9 @@ def test_only_elastic_entitlements_have_debt(service_class: Any) -> None:
 
 def test_debt_lifts_the_weight_at_once() -> None:
     token_pool = starved(slo_ms=1000)
-    before = admission.weight_now(token_pool, token_pool.accounts["e"])
+    before = token_pool.weight_now(token_pool.accounts["e"])
     ticked(token_pool)
-    assert admission.weight_now(token_pool, token_pool.accounts["e"]) == pytest.approx(before * 2.2)
+    assert token_pool.weight_now(token_pool.accounts["e"]) == pytest.approx(before * 2.2)
 
 
 def test_missed_ticks_decay_as_often_as_they_were_due() -> None:

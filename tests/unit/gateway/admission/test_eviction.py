@@ -1,9 +1,10 @@
 """Who gives way: the least weight first, then the youngest; nobody is asked twice."""
 
+import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.leases import evict, victims
+from gateway.admission.admission import evict
 from gateway.admission.token_pool import TokenPool
 from tests.token_pools import NOW_S, entitled, granted, pool
 
@@ -26,16 +27,18 @@ def full(*, reclaim_spot: bool = False) -> TokenPool:
     return token_pool
 
 
-def names(token_pool: TokenPool, sequences: int) -> list[str]:
-    return [record.id for record in victims(token_pool, 0, sequences)]
+def names(token_pool: TokenPool, pool: int = 0) -> list[str]:
+    """Victims once the pool's workers are lost."""
+    token_pool.change(msgspec.structs.replace(token_pool.terms, slots=(0, 0)))
+    return [record.id for record in evict(token_pool, pool, 9)]
 
 
 def test_the_least_weight_goes_first_and_the_youngest_of_those() -> None:
-    assert names(full(), 9) == ["p3", "p2", "q1"]
+    assert names(full()) == ["p3", "p2", "q1"]
 
 
 def test_spot_goes_only_where_the_model_says_so() -> None:
-    assert names(full(reclaim_spot=True), 9) == ["p3", "p2", "q1", "s0"]
+    assert names(full(reclaim_spot=True)) == ["p3", "p2", "q1", "s0"]
 
 
 @pytest.mark.parametrize(("reclaim_spot", "asked"), [(False, []), (True, ["x"])])
@@ -49,7 +52,7 @@ def test_spilled_work_gives_way_as_spot_does(reclaim_spot: bool, asked: list[str
     )
     granted(token_pool, "f", "g")
     assert granted(token_pool, "x", alternates=(1,)).spilled
-    assert [record.id for record in victims(token_pool, 1, 9)] == asked
+    assert names(token_pool, 1) == asked
 
 
 def test_nobody_is_asked_twice() -> None:

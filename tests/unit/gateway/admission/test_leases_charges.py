@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.leases import believed, beyond_window, charge_tokens
+from gateway.admission.admission import believed, beyond_window, charge_tokens
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import PROFILES
 from tests.builders import length_estimate

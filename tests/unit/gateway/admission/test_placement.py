@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.admission import admission
+from gateway.admission import admission, checks
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import SPILLED_WEIGHT
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
@@ -111,7 +111,10 @@ def test_a_refusal_for_the_pool_s_kv_counts_as_one_for_its_sake() -> None:
     waits = [denied(token_pool, f"{n}", "t", kv_bytes=100).wait_s for n in range(2)]
     assert waits == pytest.approx([0.75, 1.5])
     assert (token_pool.priority_denials, token_pool.accounts["t"].denied) == (2, 2)
-    assert (len(token_pool.pools[0].denials), token_pool.pools[0].refused_kv_bytes) == (1, 200)
+    assert (len(token_pool.pools[0].denials.weights), token_pool.pools[0].refused_kv_bytes) == (
+        1,
+        200,
+    )
 
 
 def test_more_than_a_full_pool_spills_into_an_alternate_s_idle_room() -> None:
@@ -119,7 +122,7 @@ def test_more_than_a_full_pool_spills_into_an_alternate_s_idle_room() -> None:
     grant = granted(token_pool, "a", "t", alternates=(1,))
     assert (grant.pool, grant.spilled, grant.weight) == (1, True, SPILLED_WEIGHT)
     assert not grant.protected
-    assert admission.min_weight(token_pool, 1) == SPILLED_WEIGHT
+    assert checks.min_weight(token_pool, 1) == SPILLED_WEIGHT
 
 
 def test_as_many_as_the_spill_queue_wait_first() -> None:
@@ -198,8 +201,8 @@ def test_changing_the_class_counts_what_is_in_flight_in_the_new_one() -> None:
 
 def test_least_weight_forgets_those_that_left() -> None:
     token_pool = filled(*"es")
-    assert admission.min_weight(token_pool, 0) == token_pool.leases["f1"].weight
+    assert checks.min_weight(token_pool, 0) == token_pool.leases["f1"].weight
     admission.transfer(token_pool, "f1", 1, NOW_S, force=True)
-    assert admission.min_weight(token_pool, 0) == token_pool.leases["f0"].weight
+    assert checks.min_weight(token_pool, 0) == token_pool.leases["f0"].weight
     admission.settle(token_pool, "f0", 1, NOW_S)
-    assert admission.min_weight(token_pool, 0) == 0
+    assert checks.min_weight(token_pool, 0) == 0

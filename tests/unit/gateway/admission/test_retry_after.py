@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission import admission
-from gateway.admission.counters import RecentDenials
 from gateway.admission.denials import retry_after_s
+from gateway.admission.terms import AdmissionRequest, Grant
+from gateway.admission.token_pool import RecentDenials
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
 
@@ -48,11 +49,11 @@ def test_two_retries_complete_a_burst(times: float) -> None:
         at_s, name, tries = burst.pop(0)
         found = admission.admit(
             token_pool,
-            admission.AdmissionRequest(lease_id=name, entitlement="e", pool=0, estimate_tokens=100),
+            AdmissionRequest(lease_id=name, entitlement="e", pool=0, estimate_tokens=100),
             NOW_S + at_s,
             observe=False,
         )
-        if isinstance(found, admission.Grant):
+        if isinstance(found, Grant):
             served += 1
             admission.settle(token_pool, name, 100, NOW_S + at_s)
         elif tries < 2:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.admission import admission
+from gateway.admission import admission, checks
 from gateway.admission.token_pool import TokenPool
 from tests.token_pools import NOW_S, entitled, granted, pool
 
@@ -61,11 +61,11 @@ def test_an_entitlement_with_requests_in_flight_cannot_be_removed() -> None:
 
 def test_new_terms_are_weighed_at_once() -> None:
     token_pool = pool(entitled(slo_ms=1000), mean_slo_ms=1000.0)
-    before = admission.weight_now(token_pool, token_pool.accounts["e"])
+    before = token_pool.weight_now(token_pool.accounts["e"])
     changed(token_pool, mean_slo_ms=4000.0)
-    assert admission.weight_now(token_pool, token_pool.accounts["e"]) > before
+    assert token_pool.weight_now(token_pool.accounts["e"]) > before
     token_pool.define(entitled(slo_ms=100))
-    assert admission.weight_now(token_pool, token_pool.accounts["e"]) == pytest.approx(100 / 1.05)
+    assert token_pool.weight_now(token_pool.accounts["e"]) == pytest.approx(100 / 1.05)
 
 
 def test_the_surplus_follows_the_capacity_before_the_next_tick() -> None:
@@ -83,4 +83,4 @@ def test_weights_hold_the_leases_in_force_and_no_others() -> None:
         granted(token_pool, f"{number}")
         admission.settle(token_pool, f"{number}", 1, NOW_S)
     assert list(token_pool.pools[0].weights) == [token_pool.leases["stays"].weight]
-    assert admission.min_weight(token_pool, 0) == token_pool.leases["stays"].weight
+    assert checks.min_weight(token_pool, 0) == token_pool.leases["stays"].weight

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from gateway.admission.capacity import ASSESS_SLICE, Capacity, assess_capacity
-from gateway.admission.counters import Journal
 from gateway.admission.terms import AdmissionRequest
-from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.admission.token_pool import LEASE_TTL_S, Journal, TokenPool
 from gateway.fleet import fleet
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage

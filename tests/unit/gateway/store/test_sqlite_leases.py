@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.counters import Journal
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import AdmissionRequest
-from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
+from gateway.admission.token_pool import LEASE_TTL_S, Journal, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from gateway.admission import admission
-from gateway.admission.admission import AdmissionRequest, Grant
-from gateway.admission.token_pool import TokenPool, depth_tokens, surplus_level
+from gateway.admission.terms import AdmissionRequest, Grant
+from gateway.admission.token_pool import TokenPool
 from gateway.records.lease import Lease
 from gateway.records.limit import Holding, Limit, LimitUse
 from gateway.store.redis.fallback import (
@@ -86,8 +86,8 @@ def test_what_leases_cost_on_average_deepens_a_bucket() -> None:
     granted(redis, estimate_tokens=90)
     note_view(token_pool, redis, NOW_S, NOW_S)
     share = share_of(token_pool, (), 2, NOW_S)
-    assert depth_tokens(redis, redis.accounts["e"]) == 4 * 50
-    assert depth_tokens(share, share.accounts["e"]) == 4 * 50 / 2
+    assert redis.depth_tokens(redis.accounts["e"]) == 4 * 50
+    assert share.depth_tokens(share.accounts["e"]) == 4 * 50 / 2
 
 
 @pytest.mark.parametrize("left", [-80, 0, 80])
@@ -120,14 +120,14 @@ def test_a_lease_that_the_surplus_paid_is_paid_back_there() -> None:
     assert (own.funded, lent.funded) == ("own", "surplus")
     note_decision(token_pool, "e", 60, own, NOW_S)
     note_decision(token_pool, "e", 60, lent, NOW_S)
-    assert surplus_level(token_pool, NOW_S) == 1000 - 60
+    assert token_pool.surplus_level(NOW_S) == 1000 - 60
     assert token_pool.accounts["e"].borrowed == 60
     share = share_of(token_pool, [kept_of(redis, "b", lent)], 2, NOW_S)
     assert (share.surplus, share.accounts["e"].level) == ((1000 - 60) / 2, 40 / 2)
     admission.settle(share, "b", 0, NOW_S)
     assert (share.surplus, share.accounts["e"].level) == (500, 40 / 2)
     take_back(token_pool, share, 2)
-    assert (surplus_level(token_pool, NOW_S), token_pool.accounts["e"].borrowed) == (1000, 0)
+    assert (token_pool.surplus_level(NOW_S), token_pool.accounts["e"].borrowed) == (1000, 0)
 
 
 def test_the_surplus_is_as_it_was_read() -> None:
