@@ -240,9 +240,10 @@ class TenancyRig:
             changed=self.changed.append,
             clock=self.clock,
             chance=lambda: 0.5,
-            observer=self,
+            limits_changed=self.limits_changed,
+            count_limits=self.count_limits,
         )
-        self.sync = self.tenancy.sync
+        self.sync = self.tenancy
         self.trail = Audit(self.clock)
         self.entitlements = EntitlementAdmin(
             self.tenancy,
@@ -268,11 +269,11 @@ class TenancyRig:
         return self
 
     def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
-        """See LimitsObserver."""
+        """See Tenancy."""
         self.limits[tenant] = [limit.id for limit in limits]
 
     async def count_limits(self) -> None:
-        """See LimitsObserver."""
+        """See Tenancy."""
         self.counted += 1
 
     def names(self) -> list[str]:

@@ -210,7 +210,7 @@ def _chores(tenants: EntitlementSet) -> Figures:
     tenants.upkeep.entitlements_changed("m")
     _, found["survey_ms"], found["survey_hold_ms"] = watched(tenants.upkeep.step)
     _, found["step_ms"], _ = watched(tenants.upkeep.step)
-    _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.tenancy.sync.poll)
+    _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.tenancy.poll)
     return found
 
 
@@ -285,7 +285,7 @@ def tenant_point(size: Size) -> Figures:
         calm()
         found |= _requests(tenants, size)
         found["used_bytes_each"] = (resident_bytes() - resident) / keys
-        _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.tenancy.sync.poll)
+        _, found["poll_ms"], found["poll_hold_ms"] = watched(tenants.tenancy.poll)
         for each in (alone, tenants):
             watched(each.directory.close)
     return found

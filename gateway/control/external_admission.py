@@ -30,8 +30,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 from msgspec.structs import replace
 
-from gateway.admission.denials import limit_lines
 from gateway.admission.admission import believed, charge_tokens
+from gateway.admission.denials import limit_lines
 from gateway.background_task import BackgroundTasks
 from gateway.control.peers import understood
 from gateway.control.surface import MAX_BODY_BYTES, Authenticate, read_within

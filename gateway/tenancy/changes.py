@@ -11,13 +11,14 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from gateway.errors import Refusal
+from gateway.errors import Conflict, NotFound, Refusal
 from gateway.records.record import Record
 from gateway.records.tenancy import Denial, DirectoryChange, Row, RowKind
+from gateway.tenancy.rights import EntitlementInForce, TenantInForce
 from gateway.tenancy.tenancy import Tenancy
 
 RETAINED: Final = 1_000
@@ -27,6 +28,9 @@ NOT_REPLICATED: Final = (
     "because the gateways that run give it back."
 )
 
+Planned = tuple[DirectoryChange, str]
+"""What an operation writes, and its name for the audit."""
+_InForce = TypeVar("_InForce", EntitlementInForce, TenantInForce)
 _log = logging.getLogger("sluice.audit")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -87,7 +91,7 @@ class Audit:
         return [msgspec.structs.asdict(record) for record in found]
 
 
-class AdminChanges:
+class AdminChanges(Generic[_InForce]):
     """Base of the admin operations. Each is checked, stored, applied and audited."""
 
     kind: RowKind
@@ -116,42 +120,63 @@ class AdminChanges:
     @property
     def up(self) -> bool:
         """Whether the directory answers."""
-        return self._tenancy.sync.up
+        return self._tenancy.up
 
-    def _audited(self, name: str) -> Mapping[str, object]:
-        """The fields that changes can differ in; {} of one that there is not."""
+    def _in_force(self, name: str) -> _InForce | None:
+        """What has this name, if anything does."""
         raise NotImplementedError
 
-    async def _change(
-        self,
-        name: str,
-        who: str,
-        work: Callable[[], Awaitable[tuple[DirectoryChange, str]]],
-    ) -> dict[str, object]:
-        """Store the change that `work` finds on the newest state; returns what to say of it.
+    def _fields(self, found: _InForce) -> Mapping[str, object]:
+        """The fields that changes can differ in, for the audit."""
+        raise NotImplementedError
 
-        `work` also names the change for the audit. It raises Refusal.
-        """
-
-        async def attempt() -> None:
-            change, what = await work()
-            before = self._audited(name)
-            await self._tenancy.sync.write(change)
-            of = (name, "") if self.kind == "entitlement" else ("", name)
-            self._trail.note(who, what, of[0], before, self._audited(name), tenant=of[1])
-
-        _, replicated = await self._tenancy.sync.change(attempt, reason=f"{self.kind}_changed")
-        return {} if replicated else {"warning": NOT_REPLICATED}
-
-    @staticmethod
-    def _check_revision(name: str, revision: int, asked: int | None, *, reason: str) -> None:
-        """Raises Refusal if it is at another revision than the one asked for."""
-        if asked is not None and revision != asked:
+    def _found(self, name: str, version: int | None = None) -> _InForce:
+        """What has this name, at revision `version` if given. Raises NotFound, Refusal."""
+        found, reason = self._in_force(name), f"{self.kind}_not_found"
+        if found is None:
+            raise NotFound(
+                f"There is no {self.kind} '{name[:64]}'. GET /admin/{self.kind}s lists them.",
+                reason=reason,
+            )
+        if version is not None and found.revision != version:
+            reason = f"{self.kind}_changed"
             raise Refusal(
-                f"'{name}' was changed since: it is at revision {revision}. Read it again.",
+                f"'{name}' was changed since: it is at revision {found.revision}. Read it again.",
                 reason=reason,
                 param="if-match",
             )
+        return found
+
+    def _taken(self, name: str) -> Conflict:
+        """The refusal of a new one whose name is taken."""
+        article, reason = "an" if self.kind == "entitlement" else "a", f"{self.kind}_exists"
+        return Conflict(
+            f"There is {article} {self.kind} '{name}'. Change it with PATCH, or take another name.",
+            reason=reason,
+            param="name",
+        )
+
+    async def _change(
+        self, name: str, who: str, work: Callable[[], Awaitable[Planned]]
+    ) -> dict[str, object]:
+        """Store the change that `work` finds on the newest state; returns what to say of it.
+
+        `work` raises Refusal.
+        """
+
+        def audited() -> Mapping[str, object]:
+            found = self._in_force(name)
+            return {} if found is None else self._fields(found)
+
+        async def attempt() -> None:
+            change, what = await work()
+            before = audited()
+            await self._tenancy.write(change)
+            of = (name, "") if self.kind == "entitlement" else ("", name)
+            self._trail.note(who, what, of[0], before, audited(), tenant=of[1])
+
+        replicated = await self._tenancy.change(attempt, reason=f"{self.kind}_changed")
+        return {} if replicated else {"warning": NOT_REPLICATED}
 
     def _checked(self, kind: RowKind, fields: Mapping[str, object]) -> dict[str, Any]:
         """The fields that are set as JSON, checked as a section of the file. Raises BadRequest."""
@@ -161,19 +186,25 @@ class AdminChanges:
         """A time of change in Unix ms, above the one before."""
         return max(before + 1, int(self._wall_clock() * 1000))
 
-    def _denial(self, what: Any, subject: str, value: float, *, of: str) -> Denial:
-        """A denial that replaces what is known of its subject."""
+    def _denial(self, what: Any, name: str, value: float, *, key: str = "") -> Denial:
+        """A denial that replaces what is known of its subject: `name`, or its key by digest."""
+        of = f"{self.kind} {name}"
+        subject = f"key {key}" if key else of
         known = self._known.denials.get(f"{what} {subject}")
         changed = self._later(0 if known is None else known.changed)
         return Denial(what=what, subject=subject, value=value, of=of, changed=changed)
 
-    def _gone(self, subjects: Iterable[str], *, of: str) -> tuple[Denial, ...]:
-        """Denials for good of digests and uids; empty ones, and those denied, are left out."""
-        return tuple(
-            Denial(what="gone", subject=each, of=of, changed=self._later(0))
-            for each in dict.fromkeys(filter(None, subjects))
+    def _gone(self, name: str, subjects: Iterable[str], rows: Iterable[Row] = ()) -> list[Denial]:
+        """Denials for good of digests and uids, and of all that these rows have.
+
+        Empty ones, and those denied, are left out.
+        """
+        parts = [*subjects, *(part for row in rows for part in (row.uid, *row.digests))]
+        return [
+            Denial(what="gone", subject=each, of=f"{self.kind} {name}", changed=self._later(0))
+            for each in dict.fromkeys(filter(None, parts))
             if not self._known.gone(each)
-        )
+        ]
 
     def _row(self, row: Row, **fields: Any) -> Row:
         """A row that replaces another one, or the one that is kept under its name."""
@@ -192,8 +223,3 @@ class AdminChanges:
 def new_uid() -> str:
     """A uid for a new row."""
     return secrets.token_hex(8)
-
-
-def ends_of(rows: Iterable[Row]) -> list[str]:
-    """What to deny for good, so that these rows are gone: their uids and digests."""
-    return [part for row in rows for part in (row.uid, *row.digests)]

@@ -18,7 +18,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -52,21 +52,8 @@ class Raced(Exception):
     """Another gateway changed the same first; nothing was changed here."""
 
 
-class Follower(Protocol):
-    """Whoever computes rights from what is known."""
-
-    async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
-        """Rows, and denials by id, are others now. Called under `lock`."""
-
-    async def settle(self) -> None:
-        """Pass on what the store did not take yet. Called under `lock`."""
-
-    async def released(self) -> None:
-        """Whatever takes other locks: a poll or a change is over, and `lock` is free again."""
-
-
 class DirectorySync:
-    """One process's copy of the directory."""
+    """One process's copy of the directory. A subclass computes rights from what is known."""
 
     def __init__(
         self,
@@ -74,12 +61,11 @@ class DirectorySync:
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`clock` monotonic, in seconds; `chance` gives [0, 1). Set `follower` before use."""
+        """`clock` monotonic, in seconds; `chance` gives [0, 1)."""
         self.lock = asyncio.Lock()
         self.known = Known()
         self.was_read = False
         """Whether the directory's content was read since the start."""
-        self.follower: Follower
         self._directory = directory
         self._clock = clock
         self._chance = chance
@@ -95,8 +81,20 @@ class DirectorySync:
         self._rows: set[RowId] = set()
         self._denied: set[str] = set()
         self._due = False
-        """Whether `follower` has to apply these, or that there are none."""
+        """Whether `apply` is due for these, or that there are none."""
         self._background = BackgroundTasks()
+
+    async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
+        """Rows, and denials by id, are others now. Called under `lock`."""
+        raise NotImplementedError
+
+    async def settle(self) -> None:
+        """Pass on what the store did not take yet. Called under `lock`."""
+        raise NotImplementedError
+
+    async def released(self) -> None:
+        """Whatever takes other locks: a poll or a change is over, and `lock` is free again."""
+        raise NotImplementedError
 
     @property
     def up(self) -> bool:
@@ -119,39 +117,27 @@ class DirectorySync:
                 with contextlib.suppress(StateFailure):  # it was logged
                     await self._refresh()
                 await self._apply()
-                await self.follower.settle()
-            await self.follower.released()
+                await self.settle()
+            await self.released()
         except Exception:  # noqa: BLE001 - a defect must not end the task
             _log.exception("keeping tenants in step failed")
 
-    async def change(self, work: Callable[[], Awaitable[_T]], *, reason: str) -> tuple[_T, bool]:
+    async def change(self, work: Callable[[], Awaitable[None]], *, reason: str) -> bool:
         """Run one change on the newest state, again if another gateway's came first.
 
-        Returns its result, and whether a replica of the server, where there is one, has it.
+        Returns whether a replica of the server, where there is one, has it.
         Raises Refusal: of `work`, Unavailable while the directory is away, Conflict with `reason`.
         """
         for _ in range(ATTEMPTS):
             try:
-                found = await self._attempt(work)
+                async with self.lock:
+                    self._replicated = True
+                    await self._refresh()
+                    await self._apply()
+                    await work()
+                    replicated = self._replicated
             except Raced:
                 await asyncio.sleep(random.uniform(0.0, RACED_S))
-            else:
-                await self.follower.released()
-                return found
-        raise Conflict(
-            "Other gateways changed it at the same time, again and again. Nothing was changed: "
-            "look at it, and try again.",
-            reason=reason,
-        )
-
-    async def _attempt(self, work: Callable[[], Awaitable[_T]]) -> tuple[_T, bool]:
-        """Raises Raced, and what `change` does."""
-        async with self.lock:
-            self._replicated = True
-            try:
-                await self._refresh()
-                await self._apply()
-                return await work(), self._replicated
             except StateFailure as error:
                 raise Unavailable(
                     "The directory of tenants does not answer. Look whether the change was "
@@ -159,6 +145,14 @@ class DirectorySync:
                     reason="state_unavailable",
                     retry_after_s=RETRY_S,
                 ) from error
+            else:
+                await self.released()
+                return replicated
+        raise Conflict(
+            "Other gateways changed it at the same time, again and again. Nothing was changed: "
+            "look at it, and try again.",
+            reason=reason,
+        )
 
     async def write(self, change: DirectoryChange) -> None:
         """Write a change and apply it (under `lock`). Raises Raced, StateFailure."""
@@ -222,7 +216,7 @@ class DirectorySync:
         rows, denied = self._rows, self._denied
         self._rows, self._denied, self._due = set(), set(), False
         try:
-            await self.follower.apply(rows, denied)
+            await self.apply(rows, denied)
         except BaseException:
             self._rows |= rows
             self._denied |= denied

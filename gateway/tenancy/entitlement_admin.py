@@ -18,16 +18,16 @@ from gateway.errors import BadRequest, Conflict, NotFound, StateFailure
 from gateway.ports import AccountView, PoolView, TokenPools
 from gateway.records.entitlement import Entitlement
 from gateway.records.tenancy import Denial, DirectoryChange, Row, fingerprint
-from gateway.tenancy.changes import AdminChanges, Audit, ends_of, new_uid
+from gateway.tenancy.changes import AdminChanges, Audit, Planned, new_uid
 from gateway.tenancy.rights import EntitlementInForce, entitlement_fields
-from gateway.tenancy.tenancy import PagePosition, Tenancy
+from gateway.tenancy.tenancy import Tenancy
 
 LIVE_KEYS: Final = 2
 SLICE: Final = 500
 """Entitlements that a list reads between two pauses."""
 
 
-class EntitlementAdmin(AdminChanges):
+class EntitlementAdmin(AdminChanges[EntitlementInForce]):
     """The admin operations. They raise Refusal, like any request."""
 
     kind = "entitlement"
@@ -82,7 +82,14 @@ class EntitlementAdmin(AdminChanges):
         self, *, model: str | None, tenant: str | None, after: str | None, limit: int
     ) -> dict[str, object]:
         """A page of entitlements, oldest first: {"data", "next"}; `after`: an earlier "next"."""
-        place = _place_of(after)
+        number, colon, name = ("0:" if after is None else after).partition(":")
+        if not colon or not number.isascii() or not number.isdecimal() or len(number) > 20:
+            raise BadRequest(
+                "after: not a cursor; give the `next` of an earlier page, or leave it out.",
+                reason="invalid_cursor",
+                param="after",
+            )
+        place = (int(number), name)
         found: list[EntitlementInForce] = []
         while True:
             entries = self._index.after(place, SLICE)
@@ -100,7 +107,7 @@ class EntitlementAdmin(AdminChanges):
 
     async def get(self, name: str) -> dict[str, object]:
         """One entitlement: terms, counters, fingerprints of its keys."""
-        (found,) = await self._shown([self._entry(name)])
+        (found,) = await self._shown([self._found(name)])
         return found
 
     async def _shown(self, entries: Sequence[EntitlementInForce]) -> list[dict[str, object]]:
@@ -120,16 +127,43 @@ class EntitlementAdmin(AdminChanges):
             terms, shape = entry.terms, self._shapes.get(entry.terms.model)
             if shape is None:  # it is leaving
                 continue
-            view = views.get(terms.name)
+            state, usage, view = None, None, views.get(terms.name)
+            if view is not None:
+                state, usage = (
+                    view.state,
+                    {
+                        "inflight": dict(zip(shape.pools, view.inflight, strict=False)),
+                        "kv_cache_gib": view.kv_bytes / GIB,
+                        "bucket_tokens": round(view.level_tokens),
+                        "bucket_depth_tokens": round(view.depth_tokens),
+                        "debt": view.debt,
+                        "burst": view.burst,
+                        "weight": view.weight,
+                        "debited_tokens": view.debited,
+                        "refunded_tokens": view.refunded,
+                        "used_tokens": view.used,
+                    },
+                )
             counters = {
                 "origin": entry.origin,
                 "created": terms.created,
                 "revision": entry.revision,
-                "state": None if view is None else view.state,
-                "usage": None if view is None else _usage(view, shape),
+                "state": state,
+                "usage": usage,
             }
-            found.append({**_fields(entry, shape), **counters})
+            found.append({**self._fields(entry), **counters})
         return found
+
+    def _in_force(self, name: str) -> EntitlementInForce | None:
+        entry = self._index.entries.get(name)
+        return None if entry is None or entry.terms.model not in self._shapes else entry
+
+    def _fields(self, found: EntitlementInForce) -> dict[str, object]:
+        return {
+            **fields_from(found.terms, self._shapes[found.terms.model]),
+            "suspended": found.terms.suspended,
+            "keys": [fingerprint(digest) for digest in found.digests],
+        }
 
     # -- changes
 
@@ -138,14 +172,9 @@ class EntitlementAdmin(AdminChanges):
         checked = self._checked("entitlement", fields)
         name, (key, digest) = str(checked["name"]), self._make_key()
 
-        async def work() -> tuple[DirectoryChange, str]:
+        async def work() -> Planned:
             if name in self._index.entries or name in self._tenancy.foreign:
-                raise Conflict(
-                    f"There is an entitlement '{name}'. Change it with PATCH, or take another "
-                    "name.",
-                    reason="entitlement_exists",
-                    param="name",
-                )
+                raise self._taken(name)
             self._check_fit(self._terms(checked))
             made = Row(kind="entitlement", name=name, uid=new_uid(), fields=checked)
             row = self._row(made, created=int(self._wall_clock() * 1000))
@@ -168,8 +197,8 @@ class EntitlementAdmin(AdminChanges):
         `version`, here and below: refuse unless the entitlement is at this revision.
         """
 
-        async def work() -> tuple[DirectoryChange, str]:
-            entry, file = self._entry(name, version), self._tenancy.file
+        async def work() -> Planned:
+            entry, file = self._found(name, version), self._tenancy.file
             stated = entitlement_fields(name, file, self._known)
             before, origin = ({}, "admin") if stated is None else stated[:2]
             for field in ("name", "model"):
@@ -187,8 +216,7 @@ class EntitlementAdmin(AdminChanges):
             of = file.entitlements[name].section if origin == "file" else ""
             denials: tuple[Denial, ...] = ()
             if "expires_at" in fields:  # also where its section changes, or leaves and returns
-                ends, subject = instant(checked.get("expires_at")), f"entitlement {name}"
-                denials = (self._denial("ends", subject, ends, of=subject),)
+                denials = (self._denial("ends", name, instant(checked.get("expires_at"))),)
             put = self._row(row, fields=checked, of=of)
             return DirectoryChange(puts=(put,), denials=denials), what
 
@@ -200,10 +228,9 @@ class EntitlementAdmin(AdminChanges):
     ) -> dict[str, object]:
         """Refuse new requests, or with `undo` allow them again. Running requests continue."""
 
-        async def work() -> tuple[DirectoryChange, str]:
-            self._entry(name, version)
-            subject = f"entitlement {name}"
-            denial = self._denial("suspended", subject, float(not undo), of=subject)
+        async def work() -> Planned:
+            self._found(name, version)
+            denial = self._denial("suspended", name, float(not undo))
             return DirectoryChange(denials=(denial,)), "resume" if undo else "suspend"
 
         said = await self._change(name, who, work)
@@ -220,8 +247,8 @@ class EntitlementAdmin(AdminChanges):
     async def delete(self, name: str, who: str, *, version: int | None = None) -> dict[str, object]:
         """Delete it. Refused while it has requests in flight, and if it is in the file."""
 
-        async def work() -> tuple[DirectoryChange, str]:
-            entry, inflight = self._entry(name, version), 0
+        async def work() -> Planned:
+            entry, inflight = self._found(name, version), 0
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
@@ -245,14 +272,12 @@ class EntitlementAdmin(AdminChanges):
         """The change that ends an entitlement made here, with its own keys, for good."""
         own = self._known.own_keys_of(name).values()
         rows = (self._known.rows["entitlement", name], *own)
-        subject = f"entitlement {name}"
         lifted = [  # What restricted this one does not restrict a later one of its name.
-            self._denial(denial.what, subject, 0.0, of=subject)
+            self._denial(denial.what, name, 0.0)
             for what in ("suspended", "ends")
-            if (denial := self._known.denials.get(f"{what} {subject}")) and denial.value
+            if (denial := self._known.denials.get(f"{what} entitlement {name}")) and denial.value
         ]
-        denials = (*self._gone(ends_of(rows), of=subject), *lifted)
-        return DirectoryChange(removes=rows, denials=denials)
+        return DirectoryChange(removes=rows, denials=(*self._gone(name, (), rows), *lifted))
 
     async def add_key(
         self, name: str, who: str, *, version: int | None = None
@@ -260,8 +285,8 @@ class EntitlementAdmin(AdminChanges):
         """Add a live key, for rotation. The returned "key" is shown only this once."""
         key, digest = self._make_key()
 
-        async def work() -> tuple[DirectoryChange, str]:
-            entry = self._entry(name, version)
+        async def work() -> Planned:
+            entry = self._found(name, version)
             if len(entry.digests) >= LIVE_KEYS:
                 raise Conflict(
                     f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.", reason="too_many_keys"
@@ -276,8 +301,8 @@ class EntitlementAdmin(AdminChanges):
     ) -> dict[str, object]:
         """Revoke one key at once. Requests admitted with it continue."""
 
-        async def work() -> tuple[DirectoryChange, str]:
-            digests = self._entry(name, version).digests
+        async def work() -> Planned:
+            digests = self._found(name, version).digests
             ended = [d for d in digests if fingerprint(d) == fingerprint_]
             if not ended:
                 raise NotFound(
@@ -286,9 +311,8 @@ class EntitlementAdmin(AdminChanges):
                 )
             own = self._known.own_keys_of(name).values()
             rows = tuple(row for row in own if not set(ended).isdisjoint(row.digests))
-            ended += [row.uid for row in rows]
-            denials = self._gone(ended, of=f"entitlement {name}")
-            return DirectoryChange(removes=rows, denials=denials), "revoke_key"
+            denials = self._gone(name, [*ended, *(row.uid for row in rows)])
+            return DirectoryChange(removes=rows, denials=tuple(denials)), "revoke_key"
 
         said = await self._change(name, who, work)
         return {**await self.get(name), **said}
@@ -298,21 +322,6 @@ class EntitlementAdmin(AdminChanges):
         full, fields = f"{name}:{fingerprint(digest)}", {"sha256": digest}
         return self._row(Row(kind="key", name=full, uid=new_uid(), of=of, fields=fields))
 
-    def _entry(self, name: str, version: int | None = None) -> EntitlementInForce:
-        """An entitlement, checked against `version` if given. Raises NotFound."""
-        entry = self._index.entries.get(name)
-        if entry is None or entry.terms.model not in self._shapes:
-            raise NotFound(
-                f"There is no entitlement '{name[:64]}'. GET /admin/entitlements lists them.",
-                reason="entitlement_not_found",
-            )
-        self._check_revision(name, entry.revision, version, reason="entitlement_changed")
-        return entry
-
-    def _audited(self, name: str) -> Mapping[str, object]:
-        entry = self._index.entries.get(name)
-        return {} if entry is None else _fields(entry, self._shapes[entry.terms.model])
-
     def _terms(self, fields: Mapping[str, Any]) -> Entitlement:
         """The terms that checked fields describe. Raises BadRequest."""
         shape = self._shapes.get(fields["model"])
@@ -321,8 +330,19 @@ class EntitlementAdmin(AdminChanges):
                 known = ", ".join(f"`{name}`" for name in self._shapes)
                 raise BadTerms("model", "no such model", f"give one of {known}")
             terms = terms_from(fields, shape, 0)
-            if shape.name not in self._managed:
-                _check_unmanaged(terms, shape)
+            if shape.name not in self._managed:  # limits that the gateway could not enforce
+                plain = Entitlement(name=terms.name, model=terms.model)
+                stated, default = fields_from(terms, shape), fields_from(plain, shape)
+                free = {"name", "tenant", "model", "trusted_usage", "expires_at"}
+                for field in sorted(set(stated) - free):
+                    if stated[field] != default[field]:
+                        raise BadTerms(
+                            field,
+                            f"model `{shape.name}` has no managed capacity, so this could not be "
+                            "kept",
+                            "leave it out, or give an entitlement of the model a class in the "
+                            "configuration",
+                        )
         except BadTerms as error:
             raise _refused(error) from error
         return terms
@@ -337,49 +357,11 @@ class EntitlementAdmin(AdminChanges):
             raise _refused(error) from error
 
 
-def _fields(entry: EntitlementInForce, model: ModelShape) -> dict[str, object]:
-    """All that an admin can change."""
-    return {
-        **fields_from(entry.terms, model),
-        "suspended": entry.terms.suspended,
-        "keys": [fingerprint(digest) for digest in entry.digests],
-    }
-
-
-def _usage(view: AccountView, model: ModelShape) -> dict[str, object]:
-    return {
-        "inflight": dict(zip(model.pools, view.inflight, strict=False)),
-        "kv_cache_gib": view.kv_bytes / GIB,
-        "bucket_tokens": round(view.level_tokens),
-        "bucket_depth_tokens": round(view.depth_tokens),
-        "debt": view.debt,
-        "burst": view.burst,
-        "weight": view.weight,
-        "debited_tokens": view.debited,
-        "refunded_tokens": view.refunded,
-        "used_tokens": view.used,
-    }
-
-
 def _reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
     """The fields that decide whether it fits into capacity; empty once it has expired."""
     if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
         return ()
     return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
-
-
-def _place_of(cursor: str | None) -> PagePosition:
-    """The position after which a page begins. Raises BadRequest for an invalid cursor."""
-    if cursor is None:
-        return (0, "")
-    number, colon, name = cursor.partition(":")
-    if not colon or not number.isascii() or not number.isdecimal() or len(number) > 20:
-        raise BadRequest(
-            "after: not a cursor; give the `next` of an earlier page, or leave it out.",
-            reason="invalid_cursor",
-            param="after",
-        )
-    return int(number), name
 
 
 def _refused(error: BadTerms) -> BadRequest:
@@ -389,16 +371,3 @@ def _refused(error: BadTerms) -> BadRequest:
         reason="invalid_entitlement",
         param=f"{error.field}.{error.part}" if error.part else error.field,
     )
-
-
-def _check_unmanaged(terms: Entitlement, model: ModelShape) -> None:
-    """Refuse limits that the gateway could not enforce."""
-    plain = Entitlement(name=terms.name, model=terms.model)
-    stated, default = fields_from(terms, model), fields_from(plain, model)
-    for field in set(stated) - {"name", "tenant", "model", "trusted_usage", "expires_at"}:
-        if stated[field] != default[field]:
-            raise BadTerms(
-                field,
-                f"model `{model.name}` has no managed capacity, so this could not be kept",
-                "leave it out, or give an entitlement of the model a class in the configuration",
-            )

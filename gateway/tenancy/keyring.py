@@ -17,11 +17,15 @@ from gateway.ports import TokenVerifier
 from gateway.records.entitlement import RESERVING
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
-from gateway.tenancy.token_claims import KnownTokens, no_tenant, unknown_tenant
+from gateway.records.tenancy import TokenIdentity
 
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
 UNREAD_RETRY_S: Final = 1.0
+MAX_TOKENS: Final = 10_000
+"""Tokens remembered; the oldest is forgotten first, and verified again."""
+VERIFIED_FOR_S: Final = 300.0
+"""Time after which a token is verified again."""
 _TIERS: Final = {b'"priority"': RESERVING, b'"flex"': frozenset({"spot"})}
 """Value of `service_tier` -> service classes."""
 
@@ -42,6 +46,53 @@ class _Entry:
         name = key.tenant if key is not None else principal.entitlement if principal else ""
         self.owner = (key is not None, name)
         """Of several who have one digest, the first has it: entitlements before tenants."""
+
+
+class KnownToken:
+    """A verified token, and what it opens as far as that is known."""
+
+    __slots__ = ("identity", "principal", "revision", "until_unix_s")
+
+    def __init__(self, identity: TokenIdentity, until_unix_s: float) -> None:
+        self.identity = identity
+        self.until_unix_s = until_unix_s
+        self.principal: Principal | None = None
+        self.revision = -1
+        """Of the keyring, when the principal was made."""
+
+
+class KnownTokens:
+    """The verified tokens of one process, by SHA-256 digest."""
+
+    def __init__(self, most: int = MAX_TOKENS) -> None:
+        """Remembers `most` at a time."""
+        self._most = most
+        self._known: dict[bytes, KnownToken] = {}
+
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return len(self._known)
+
+    def find(self, digest: bytes, now_unix_s: float) -> KnownToken | None:
+        """A token that needs no verification now."""
+        found = self._known.get(digest)
+        if found is None or now_unix_s < found.until_unix_s:
+            return found
+        del self._known[digest]
+        return None
+
+    def enter(self, digest: bytes, identity: TokenIdentity, now_unix_s: float) -> KnownToken:
+        """Remember a token that was verified just now."""
+        until_unix_s = min(identity.until_unix_s, now_unix_s + VERIFIED_FOR_S)
+        self._known.pop(digest, None)
+        made = self._known[digest] = KnownToken(identity, until_unix_s)
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
+        return made
+
+    def clear(self) -> None:
+        """Have all verified again, because an issuer's keys changed."""
+        self._known.clear()
 
 
 class Keyring:
@@ -211,10 +262,20 @@ class Keyring:
         if known.principal is None or known.revision != self._revision:
             who = known.identity
             if who.tenant is None:
-                raise no_tenant(who)
+                raise Forbidden(
+                    f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names one "
+                    "tenant. Have the issuer add it, or set auth.jwt.tenant_claim to the claim "
+                    "that does.",
+                    reason="token_without_tenant",
+                )
             own = self._tenants.get(who.tenant)
             if not own:
-                raise unknown_tenant(who)
+                raise Forbidden(
+                    f"The token's claim '{who.tenant_claim}' names the tenant "
+                    f"'{who.tenant[:64]}', which has no entitlement here. Ask whoever runs this "
+                    "gateway to add one.",
+                    reason="token_tenant_unknown",
+                )
             key = self._defaults.get(who.tenant, TenantKey(tenant=who.tenant, name="", sha256=b""))
             if who.entitlements is not None:
                 key = TenantKey(

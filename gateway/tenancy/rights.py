@@ -40,6 +40,10 @@ class EntitlementInForce(Record, frozen=True, kw_only=True):
     revision: int = 0
 
 
+class NotServed(Exception):
+    """An entitlement is for a model that is not configured here."""
+
+
 class KeyInForce(Record, frozen=True, kw_only=True):
     """A key of a tenant."""
 
@@ -94,16 +98,18 @@ def older(file: TenancyFile, row: Row) -> bool:
 def entitlement_of(
     name: str, file: TenancyFile, known: Known, shapes: Mapping[str, ModelShape]
 ) -> EntitlementInForce | None:
-    """The entitlement in force. Raises BadTerms where its model cannot have such terms."""
+    """The entitlement in force. Raises NotServed, and BadTerms for what its model cannot have."""
     found = entitlement_fields(name, file, known)
     if found is None:
         return None
     fields, origin, uid = found
     section, row = file.entitlements.get(name), known.row("entitlement", name)
-    shape = shapes[str(fields["model"])]
+    model: Any = fields.get("model")
+    if model not in shapes:
+        raise NotServed(f"is for model {model}, which is not configured")
     place = section.place if section is not None else row.created if row is not None else 0
-    terms = terms_from(fields, shape, place)
     subject = f"entitlement {name}"
+    terms = terms_from(fields, shapes[model], place)
     terms = msgspec.structs.replace(
         terms,
         suspended=known.suspended(subject),
@@ -116,9 +122,15 @@ def entitlement_of(
         if key.of == uid
         for digest in key.digests
     ]
+    # A denied digest opens nothing, also as it was once a tenant's key.
+    live = [
+        d
+        for d in dict.fromkeys(own)
+        if not (known.gone(d) or known.suspended(f"key {d}") or known.ends_unix_s(f"key {d}") > 0)
+    ]
     return EntitlementInForce(
         terms=terms,
-        digests=tuple(digest for digest in dict.fromkeys(own) if not _denied(digest, known)),
+        digests=tuple(live),
         origin=origin,
         uid=uid,
         revision=known.revisions.get(subject, 0),
@@ -212,12 +224,6 @@ def _made(tenant: str, row: Row, file: TenancyFile, given: tuple[str, ...] | Non
         stated=stated,
         limits=key_limits(tenant, name, stated, file.currency),
     )
-
-
-def _denied(digest: str, known: Known) -> bool:
-    """Whether an entitlement's own key opens nothing, also as it was once a tenant's key."""
-    subject = f"key {digest}"
-    return known.gone(digest) or known.suspended(subject) or known.ends_unix_s(subject) > 0
 
 
 def _restricted(key: TenantKey, known: Known) -> TenantKey:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from sortedcontainers import SortedList, SortedSet
@@ -21,13 +21,14 @@ from gateway.errors import StateFailure
 from gateway.ports import Directory, TokenPools
 from gateway.records.entitlement import Entitlement, MeanRate
 from gateway.records.limit import UNLIMITED, Limit
-from gateway.records.request import Principal, TenantKey
+from gateway.records.request import Principal
 from gateway.records.tenancy import NO_FILE, Denial, DirectoryChange, RowId, TenancyFile
 from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
 from gateway.tenancy.keyring import Keyring
 from gateway.tenancy.known import owner_of_key
 from gateway.tenancy.rights import (
     EntitlementInForce,
+    NotServed,
     TenantInForce,
     entitlement_fields,
     entitlement_of,
@@ -175,17 +176,7 @@ class EntitlementOutbox:
         return False
 
 
-class LimitsObserver(Protocol):
-    """Who has to know the limits of keys, beside the keyring."""
-
-    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
-        """Note all limits of a tenant's keys."""
-
-    async def count_limits(self) -> None:
-        """Have requests for every model counted against the limits of their keys."""
-
-
-class Tenancy:
+class Tenancy(DirectorySync):
     """What is in force in this process."""
 
     def __init__(
@@ -200,16 +191,17 @@ class Tenancy:
         clock: Callable[[], float],
         chance: Callable[[], float] = random.random,
         rates: Mapping[str, MeanRate] | None = None,
-        observer: LimitsObserver | None = None,
+        limits_changed: Callable[[str, Sequence[Limit]], None] = lambda _tenant, _limits: None,
+        count_limits: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`shapes` of models by name; `changed` is called with each whose entitlements changed.
 
         `rates`, by model, receive every entitlement's token rate. Models that are not `managed`
-        have keys only; the store gets none of their entitlements.
+        have keys only; the store gets none of their entitlements. `limits_changed` is called with
+        a tenant and all limits of its keys; `count_limits` has requests for every model counted
+        against them.
         """
-        self.sync = DirectorySync(directory, clock, chance)
-        self.sync.follower = self
-        self.known = self.sync.known
+        super().__init__(directory, clock, chance)
         self.file = NO_FILE
         self.index = EntitlementIndex()
         self.tenants: dict[str, TenantInForce] = {}
@@ -226,23 +218,24 @@ class Tenancy:
         self._outbox = EntitlementOutbox(store, managed, changed)
         self._shapes = shapes
         self._rates = rates or {}
-        self._observer = observer
+        self._limits_changed = limits_changed
+        self._count_limits = count_limits
         self._limits: dict[str, tuple[Limit, ...]] = {}
 
     async def begin(self, file: TenancyFile) -> None:
         """Read the directory, and apply the file; alone while the directory is away."""
-        await self.sync.poll()
+        await self.poll()
         await self.adopt(file)
         await self.released()
 
     async def start(self, file: TenancyFile) -> None:
         """Call `begin`, then poll from now on."""
         await self.begin(file)
-        self.sync.follow()
+        self.follow()
 
     async def adopt(self, file: TenancyFile) -> None:
         """Apply another version of the file; a key that left it stops at once."""
-        async with self.sync.lock:
+        async with self.lock:
             before, self.file = self.file, file
             tenants = {*before.tenants, *file.tenants, *before.order, *file.order}
             if before.currency != file.currency:
@@ -251,24 +244,19 @@ class Tenancy:
             made = [name async for kind, name in rows if kind == "entitlement"]
             # All of them: their models may have other pools now.
             await self._compute({*self.index.entries, *file.entitlements, *made}, tenants)
-            self._warn_of_file()
+            revoked, changed = [], []
+            for name, section in file.entitlements.items():
+                row = self.known.row("entitlement", name)
+                if any(map(self.known.gone, section.digests)):
+                    revoked.append(name)
+                if row and row.of not in ("", section.section) and older(file, row):
+                    changed.append(name)
+            for said, names in ((REVOKED, revoked), (OLDER, changed)):
+                if names:
+                    _log.warning(said, len(names), ", ".join(names[:5]))
             await self.settle()
 
-    def _warn_of_file(self) -> None:
-        """Name the sections that do not count: older than a change, or with a revoked key."""
-        revoked, changed = [], []
-        for name, section in self.file.entitlements.items():
-            row = self.known.row("entitlement", name)
-            if any(map(self.known.gone, section.digests)):
-                revoked.append(name)
-            if row and row.of not in ("", section.section) and older(self.file, row):
-                changed.append(name)
-        for said, names in ((REVOKED, revoked), (OLDER, changed)):
-            if names:
-                _log.warning(said, len(names), ", ".join(names[:5]))
-
     async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
-        """See Follower."""
         entitlements: set[str] = set()
         tenants: set[str] = set()
         async for row_id in paused(rows):
@@ -284,23 +272,22 @@ class Tenancy:
                 for of, owner in self.keyring.owners(bytes.fromhex(digest)):
                     (entitlements if of == "entitlement" else tenants).add(owner)
         await self._compute(entitlements, tenants)
-        if self.sync.was_read:  # only now: until then revoked keys would open
+        if self.was_read:  # only now: until then revoked keys would open
             self.keyring.unread.clear()
         await self.settle()
 
     async def settle(self) -> None:
-        """See Follower."""
         keyless = self.known.denials.get(KEYLESS.id)
-        if keyless is not None and not keyless.revision and self.sync.was_read:
+        if keyless is not None and not keyless.revision and self.was_read:
             with contextlib.suppress(Raced, StateFailure):  # the next poll tries again
-                await self.sync.write(DirectoryChange(denials=(KEYLESS,)))
+                await self.write(DirectoryChange(denials=(KEYLESS,)))
         await self._outbox.settle(self.index.entries)
 
     async def released(self) -> None:
-        """See Follower. To count limits anew may take this file's rights again."""
-        if self.limited and self._observer is not None:
+        """Count limits anew, which may take this file's rights again."""
+        if self.limited and self._count_limits is not None:
             try:
-                await self._observer.count_limits()
+                await self._count_limits()
             except Exception:  # noqa: BLE001 - the change is made, and the next poll tries again
                 _log.exception("counting limits of keys failed")
 
@@ -342,50 +329,57 @@ class Tenancy:
             self.keyring.open = False
 
     def _enter(self, name: str) -> None:
-        entry = self._in_force(name)
-        known = self.index.entries.get(name)
-        if entry == known:
-            return
-        if known is not None and (entry is None or entry.terms.model != known.terms.model):
-            self._outbox.add(known.terms)
-        if entry is None:
-            if known is not None:
-                self.index.remove(name)
-                self.keyring.remove(name)
-                self._count(known.terms, on=False)
-                self.on_entitlement_removed(known.terms)
-            return
-        terms = entry.terms
-        self.index.put(entry)
-        self.keyring.put(_principal(terms), [bytes.fromhex(d) for d in entry.digests])
-        if known is not None and known.terms == terms:
-            return
-        if known is not None:
-            self._count(known.terms, on=False)
-        self._count(terms, on=True)
-        self._outbox.add(terms)
-
-    def _in_force(self, name: str) -> EntitlementInForce | None:
-        """An entitlement that this process can serve."""
-        found = entitlement_fields(name, self.file, self.known)
+        """Compute an entitlement anew, and tell what changed."""
         entry, problem = None, ""
-        if found is not None:
-            model = found[0].get("model")
-            try:
-                if model in self._shapes:
-                    entry = entitlement_of(name, self.file, self.known, self._shapes)
-                else:
-                    problem = f"is for model {model}, which is not configured"
-            except BadTerms as error:
-                problem = f"no longer fits its model ({error})"
-            except Exception as error:  # noqa: BLE001 - a row of another version
-                problem = f"makes no sense here ({error!r})"
+        try:
+            entry = entitlement_of(name, self.file, self.known, self._shapes)
+        except NotServed as error:
+            problem = str(error)
+        except BadTerms as error:
+            problem = f"no longer fits its model ({error})"
+        except Exception as error:  # noqa: BLE001 - a row of another version
+            problem = f"makes no sense here ({error!r})"
         if not problem:
             self.foreign.discard(name)
         elif name not in self.foreign:
             self.foreign.add(name)
             _log.warning("entitlement %s %s: it is left out", name, problem)
-        return entry
+        before = self.index.entries.get(name)
+        if entry != before:
+            self._put(name, before, entry)
+
+    def _put(
+        self, name: str, before: EntitlementInForce | None, entry: EntitlementInForce | None
+    ) -> None:
+        if before is not None and (entry is None or entry.terms.model != before.terms.model):
+            self._outbox.add(before.terms)
+        terms: Entitlement | None = None
+        if entry is None:
+            self.index.remove(name)
+            self.keyring.remove(name)
+        else:
+            terms = entry.terms
+            self.index.put(entry)
+            principal = Principal(
+                entitlement=name,
+                tenant=terms.tenant,
+                service_class=terms.service_class,
+                model=terms.model,
+                expires_unix_s=terms.expires_unix_s or None,
+                suspended=terms.suspended,
+                compress=terms.compress,
+                trusted_usage=terms.trusted_usage,
+                tokens_per_s=terms.tokens_per_s,
+                slo_ms=terms.slo_ms,
+            )
+            self.keyring.put(principal, [bytes.fromhex(d) for d in entry.digests])
+        if before is not None and before.terms != terms:
+            self._count(before.terms, on=False)
+        if terms is not None and (before is None or before.terms != terms):
+            self._count(terms, on=True)
+            self._outbox.add(terms)
+        if before is not None and terms is None:
+            self.on_entitlement_removed(before.terms)
 
     def _count(self, terms: Entitlement, *, on: bool) -> None:
         rates = self._rates.get(terms.model)
@@ -396,7 +390,11 @@ class Tenancy:
         name = tenant.name
         keys = [each.key for each in tenant.keys]
         self.keyring.put_tenant(name, keys)
-        self._note_limits(name, keys)
+        limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())
+        if limits != self._limits.pop(name, ()):
+            self._limits_changed(name, limits)
+        if limits:
+            self._limits[name] = limits
         made = (each.key for each in tenant.keys if each.origin == "admin")
         limited = any(key.stated != UNLIMITED for key in made)
         (self.limited.add if limited else self.limited.discard)(name)
@@ -412,28 +410,3 @@ class Tenancy:
         elif name in self.names:
             self.names.remove(name)
             self.on_tenant_removed(name)
-
-    def _note_limits(self, name: str, keys: Sequence[TenantKey]) -> None:
-        limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())
-        if limits == self._limits.get(name, ()):
-            return
-        self._limits[name] = limits
-        if not limits:
-            del self._limits[name]
-        if self._observer is not None:
-            self._observer.limits_changed(name, limits)
-
-
-def _principal(terms: Entitlement) -> Principal:
-    return Principal(
-        entitlement=terms.name,
-        tenant=terms.tenant,
-        service_class=terms.service_class,
-        model=terms.model,
-        expires_unix_s=terms.expires_unix_s or None,
-        suspended=terms.suspended,
-        compress=terms.compress,
-        trusted_usage=terms.trusted_usage,
-        tokens_per_s=terms.tokens_per_s,
-        slo_ms=terms.slo_ms,
-    )

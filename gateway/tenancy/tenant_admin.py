@@ -14,7 +14,7 @@ import msgspec
 from gateway.admission.entitlement_terms import instant
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.records.tenancy import Denial, DirectoryChange, Row, fingerprint
-from gateway.tenancy.changes import AdminChanges, Audit, ends_of, new_uid
+from gateway.tenancy.changes import AdminChanges, Audit, Planned, new_uid
 from gateway.tenancy.rights import LIMIT_FIELDS, KeyInForce, TenantInForce
 from gateway.tenancy.tenancy import Tenancy
 
@@ -27,7 +27,7 @@ MAX_GRACE_S: Final = 90 * 86_400.0
 _OF_FILE: Final = frozenset({"models", "entitlements", *LIMIT_FIELDS})
 
 
-class TenantAdmin(AdminChanges):
+class TenantAdmin(AdminChanges[TenantInForce]):
     """Tenants and their keys. All methods raise Refusal."""
 
     kind = "tenant"
@@ -59,7 +59,7 @@ class TenantAdmin(AdminChanges):
     def get(self, name: str) -> dict[str, object]:
         """One tenant with its keys by name and fingerprint."""
         now_s = self._wall_clock()
-        keys = [_key_row(found, now_s) for found in self._tenant(name).keys]
+        keys = [_key_row(found, now_s) for found in self._found(name).keys]
         return {**self._shown(name), "keys": keys}
 
     def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
@@ -88,17 +88,17 @@ class TenantAdmin(AdminChanges):
             "key_count": len(tenant.keys),
         }
 
-    def _audited(self, name: str) -> Mapping[str, object]:
-        """The fields that changes can differ in, each key by itself."""
+    def _in_force(self, name: str) -> TenantInForce | None:
         tenant = self._tenancy.tenant(name)
-        if not tenant.exists:
-            return {}
-        found = _tenant_fields(tenant)
-        for each in tenant.keys:
+        return tenant if tenant.exists else None
+
+    def _fields(self, found: TenantInForce) -> dict[str, object]:
+        fields = _tenant_fields(found)
+        for each in found.keys:
             row = _key_row(each, 0.0)
             former = " before its rotation" if each.former else ""
-            found[f"key {row.pop('name')}{former}"] = row
-        return found
+            fields[f"key {row.pop('name')}{former}"] = row
+        return fields
 
     # -- tenants
 
@@ -107,13 +107,9 @@ class TenantAdmin(AdminChanges):
         checked = self._checked_tenant(fields)
         name = str(checked["name"])
 
-        async def work() -> tuple[DirectoryChange, str]:
+        async def work() -> Planned:
             if self._tenancy.tenant(name).exists:
-                raise Conflict(
-                    f"There is a tenant '{name}'. Change it with PATCH, or take another name.",
-                    reason="tenant_exists",
-                    param="name",
-                )
+                raise self._taken(name)
             if len(self._tenancy.names) >= MAX_TENANTS:
                 raise Conflict(
                     f"There are {MAX_TENANTS} tenants, which is the most.",
@@ -137,8 +133,8 @@ class TenantAdmin(AdminChanges):
         if fields.get("name", name) != name:
             raise _invalid("name", "name: cannot be changed; leave it out, or create a tenant.")
 
-        async def work() -> tuple[DirectoryChange, str]:
-            self._tenant(name, version)
+        async def work() -> Planned:
+            self._found(name, version)
             row = self._known.row("tenant", name)
             before = {"name": name} if row is None else row.fields
             checked = self._checked_tenant({**before, **fields})
@@ -167,8 +163,8 @@ class TenantAdmin(AdminChanges):
         still open. `force` deletes these, too, unless the file has one of them.
         """
 
-        async def work() -> tuple[DirectoryChange, str]:
-            self._tenant(name, version)
+        async def work() -> Planned:
+            self._found(name, version)
             if name in self._tenancy.file.tenants:
                 raise _in_file(name, "Remove it there and reload, or suspend it.")
             own = self._tenancy.entitlements_of(name)
@@ -187,25 +183,14 @@ class TenantAdmin(AdminChanges):
                     reason="tenant_in_use",
                 )
             rows = (self._known.rows["tenant", name], *self._known.keys_of(name).values())
-            denials = self._gone(ends_of(rows), of=f"tenant {name}")
+            denials = self._gone(name, (), rows)
             for each in own:
                 removal = self._removal(each)
                 rows += removal.removes
                 denials += removal.denials
-            return DirectoryChange(removes=rows, denials=denials), "delete"
+            return DirectoryChange(removes=rows, denials=tuple(denials)), "delete"
 
         return await self._change(name, who, work)
-
-    def _tenant(self, name: str, version: int | None = None) -> TenantInForce:
-        """A tenant that is listed. Raises NotFound, Refusal."""
-        tenant = self._tenancy.tenant(name)
-        if not tenant.exists:
-            raise NotFound(
-                f"There is no tenant '{name[:64]}'. GET /admin/tenants lists them.",
-                reason="tenant_not_found",
-            )
-        self._check_revision(name, tenant.revision, version, reason="tenant_changed")
-        return tenant
 
     def _checked_tenant(self, fields: Mapping[str, object]) -> dict[str, Any]:
         """The fields as JSON. Raises BadRequest."""
@@ -218,8 +203,7 @@ class TenantAdmin(AdminChanges):
         """Takes `suspended` out of the fields: a denial, or its end; none if it is not said."""
         if "suspended" not in checked:
             return ()
-        subject, suspended = f"tenant {name}", float(checked.pop("suspended"))
-        return (self._denial("suspended", subject, suspended, of=subject),)
+        return (self._denial("suspended", name, float(checked.pop("suspended"))),)
 
     # -- keys
 
@@ -231,8 +215,8 @@ class TenantAdmin(AdminChanges):
         checked, suspended = self._checked_key({"sha256": made_digest, **fields})
         digest, key_name = checked["sha256"], checked["name"]
 
-        async def work() -> tuple[DirectoryChange, str]:
-            tenant = self._tenant(name, version)
+        async def work() -> Planned:
+            tenant = self._found(name, version)
             self._check_lists(name, checked)
             if any(found.key.name == key_name for found in tenant.keys):
                 raise Conflict(f"'{name}' has a key '{key_name}'. Rotate it.", reason="key_exists")
@@ -246,9 +230,8 @@ class TenantAdmin(AdminChanges):
             )
             # A row of its name that opens nothing, of a tenant that left: it ends for good.
             stale = self._known.rows.get(row.id)
-            ended = ends_of(() if stale is None else (stale,))
             denials = (
-                *self._gone(ended, of=f"tenant {name}"),
+                *self._gone(name, (), () if stale is None else (stale,)),
                 *self._restrictions(name, [digest], suspended=suspended),
             )
             return DirectoryChange(puts=(self._row(row),), denials=denials), "add_key"
@@ -272,15 +255,35 @@ class TenantAdmin(AdminChanges):
             raise _invalid("name", "name: cannot be changed; add another key.")
         digest = ""
 
-        async def work() -> tuple[DirectoryChange, str]:
+        async def work() -> Planned:
             nonlocal digest
-            self._tenant(name, version)
-            found = self._find(name, key)
+            self._found(name, version)
+            found = self._key(name, key)
             digest = found.sha256
             row = self._row_of(name, digest)  # also of a key that the file lists since
             before = {"name": found.key.name, "sha256": digest} if row is None else row.fields
             checked, suspended = self._checked_key({**before, **fields})
-            self._check_of_file(name, found, fields)
+            section, said = self._tenancy.file.tenants.get(name), fields.keys()
+            namesakes = [k for k in (section.keys if section else ()) if k.name == found.key.name]
+            where = f"key '{found.key.name}'"
+            if fields.get("suspended") is False and any(each.suspended for each in namesakes):
+                problem = (
+                    f"The configuration file suspends the {where}. Resume it there and reload."
+                )
+            elif found.origin == "file" and said & _OF_FILE:
+                problem = (
+                    f"The {where} is in the configuration file. Change it there and reload; "
+                    "`suspended` and `expires_at` can be changed here."
+                )
+            elif namesakes and said & set(LIMIT_FIELDS):
+                problem = (
+                    f"The limits of the {where} are in the configuration file. Change them there "
+                    "and reload."
+                )
+            else:
+                problem = ""
+            if problem:
+                raise Conflict(problem, reason="key_in_file")
             self._check_lists(name, checked)
             ends = instant(checked.get("expires_at")) if "expires_at" in fields else None
             # What an administrator made ends by its row; what the file lists, by a denial.
@@ -306,18 +309,34 @@ class TenantAdmin(AdminChanges):
         version: int | None = None,
     ) -> dict[str, object]:
         """Give a key a new value; the old one opens for `grace_s` more, 0 for not at all."""
-        grace_s = _grace_s(fields)
+        for field in fields:
+            if field not in ("grace_s", "sha256"):
+                message = f"{field[:64]}: unknown here; give `grace_s` and `sha256` alone."
+                raise _invalid(field, message)
+        grace_s: Any = fields.get("grace_s", GRACE_S)
+        if isinstance(grace_s, bool) or not isinstance(grace_s, int | float):
+            raise _invalid("grace_s", "grace_s: not a number; give seconds, 0 for not at all.")
+        if not 0 <= grace_s <= MAX_GRACE_S:
+            raise _invalid("grace_s", f"grace_s: give 0 to {MAX_GRACE_S:.0f} seconds.")
         secret, made_digest = (None, "") if "sha256" in fields else self._make_key()
         checked, _ = self._checked_key({"name": "x", "sha256": fields.get("sha256", made_digest)})
         digest = checked["sha256"]
 
-        async def work() -> tuple[DirectoryChange, str]:
-            self._tenant(name, version)
-            found, now_s = self._find(name, key), self._wall_clock()
+        async def work() -> Planned:
+            self._found(name, version)
+            found, now_s = self._key(name, key), self._wall_clock()
             row = self._row_of(name, found.sha256)
             self._check_new(name, digest, more=0 if row is not None else 1)
-            if row is None or found.origin == "file":  # of which a row may be out of date
-                row = self._row_from(name, found, row)
+            if row is None or found.origin == "file":
+                # An administrators' key from now on, with the rights in force: the row that the
+                # last rotation left may be out of date.
+                shown = {**_key_row(found, 0.0), "sha256": found.sha256}
+                shared = ("name", "sha256", "models", "entitlements", "expires_at")
+                kept = {field: shown[field] for field in shared if shown[field] is not None}
+                kept |= msgspec.to_builtins(found.key.stated)
+                full, of = f"{name}/{found.key.name}", self._uid(name)
+                made = Row(kind="key", name=full, uid=new_uid(), of=of)
+                row = msgspec.structs.replace(row or made, fields=kept)
             if grace_s and row.former_sha256 and row.former_until_unix_s > now_s:
                 raise Conflict(
                     f"The key '{found.key.name}' was rotated, and the one before still opens. "
@@ -333,7 +352,7 @@ class TenantAdmin(AdminChanges):
                 former_until_unix_s=now_s + grace_s if grace_s else 0.0,
             )
             denials = [
-                *self._gone(ended, of=f"tenant {name}"),
+                *self._gone(name, ended),
                 *self._restrictions(name, [digest], suspended=found.key.suspended or None),
             ]
             if grace_s:  # also where the file lists it elsewhere later
@@ -349,9 +368,9 @@ class TenantAdmin(AdminChanges):
     ) -> dict[str, object]:
         """End a key for good, at once. Requests admitted with it run on."""
 
-        async def work() -> tuple[DirectoryChange, str]:
-            self._tenant(name, version)
-            digest = self._find(name, key).sha256
+        async def work() -> Planned:
+            self._found(name, version)
+            digest = self._key(name, key).sha256
             row = self._row_of(name, digest)
             ended, change = [digest], DirectoryChange()
             if row is not None and row.former_sha256 == digest:
@@ -360,7 +379,7 @@ class TenantAdmin(AdminChanges):
             elif row is not None:
                 ended += [row.uid, row.former_sha256]
                 change = DirectoryChange(removes=(row,))
-            denials = self._gone(ended, of=f"tenant {name}")
+            denials = tuple(self._gone(name, ended))
             return msgspec.structs.replace(change, denials=denials), "revoke_key"
 
         return await self._change(name, who, work)
@@ -388,29 +407,6 @@ class TenantAdmin(AdminChanges):
                 "This key is known here, or was revoked: make another.", reason="key_exists"
             )
 
-    def _check_of_file(self, name: str, found: KeyInForce, fields: Mapping[str, object]) -> None:
-        """Refuse to change what the file says of a key."""
-        changed, key = _OF_FILE & fields.keys(), found.key.name
-        section = self._tenancy.file.tenants.get(name)
-        namesakes = [] if section is None else [k for k in section.keys if k.name == key]
-        problem = ""
-        if fields.get("suspended") is False and any(each.suspended for each in namesakes):
-            problem = (
-                f"The configuration file suspends the key '{key}'. Resume it there and reload."
-            )
-        elif found.origin == "file" and changed:
-            problem = (
-                f"The key '{key}' is in the configuration file. Change it there and reload; "
-                "`suspended` and `expires_at` can be changed here."
-            )
-        elif changed & set(LIMIT_FIELDS) and namesakes:
-            problem = (
-                f"The limits of the key '{key}' are in the configuration file. Change them there "
-                "and reload."
-            )
-        if problem:
-            raise Conflict(problem, reason="key_in_file")
-
     def _restrictions(
         self,
         name: str,
@@ -421,13 +417,13 @@ class TenantAdmin(AdminChanges):
     ) -> list[Denial]:
         """Denials of what is said of a key; `ends` in Unix seconds, 0 for never."""
         return [
-            self._denial(what, f"key {digest}", float(value), of=f"tenant {name}")
+            self._denial(what, name, float(value), key=digest)
             for digest in digests
             for what, value in (("suspended", suspended), ("ends", ends))
             if value is not None
         ]
 
-    def _find(self, name: str, key: str) -> KeyInForce:
+    def _key(self, name: str, key: str) -> KeyInForce:
         """A key by name or fingerprint. Raises NotFound, Conflict."""
         found = [
             each
@@ -452,23 +448,6 @@ class TenantAdmin(AdminChanges):
         """The administrators' row that has a digest."""
         rows = self._known.keys_of(tenant).values()
         return next((row for row in rows if digest in row.digests), None)
-
-    def _row_from(self, tenant: str, found: KeyInForce, row: Row | None) -> Row:
-        """A key of the file as an administrators' from now on, with the rights in force.
-
-        `row` is what the last rotation left.
-        """
-        shown = _key_row(found, 0.0)
-        fields = {
-            "sha256": found.sha256,
-            **{field: shown[field] for field in ("name", "models", "entitlements", "expires_at")},
-            **msgspec.to_builtins(found.key.stated),
-        }
-        given = {field: value for field, value in fields.items() if value is not None}
-        if row is not None:
-            return msgspec.structs.replace(row, fields=given)
-        full = f"{tenant}/{found.key.name}"
-        return Row(kind="key", name=full, uid=new_uid(), of=self._uid(tenant), fields=given)
 
     def _answer(
         self, name: str, digest: str, secret: str | None, said: Mapping[str, object]
@@ -525,19 +504,6 @@ def _check_list(
             raise _invalid(
                 field, f"{field}: the tenant '{tenant}' has no '{name[:64]}' here. {has}"
             )
-
-
-def _grace_s(fields: Mapping[str, object]) -> float:
-    """How long the old key opens. Raises BadRequest for anything but `grace_s` and `sha256`."""
-    for field in fields:
-        if field not in ("grace_s", "sha256"):
-            raise _invalid(field, f"{field[:64]}: unknown here; give `grace_s` and `sha256` alone.")
-    given = fields.get("grace_s", GRACE_S)
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise _invalid("grace_s", "grace_s: not a number; give seconds, 0 for not at all.")
-    if not 0 <= given <= MAX_GRACE_S:
-        raise _invalid("grace_s", f"grace_s: give 0 to {MAX_GRACE_S:.0f} seconds.")
-    return float(given)
 
 
 def _invalid(field: str | None, message: str) -> BadRequest:

@@ -17,7 +17,8 @@ import random
 import ssl
 import time
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,8 +31,12 @@ from jwt import PyJWK, PyJWTError
 from gateway.errors import KeysAwaited, Refusal, Unauthorized
 from gateway.metrics import Metrics
 from gateway.records.tenancy import IssuerRules, TokenIdentity
-from gateway.tenancy.token_claims import identity_of
 
+ROLES: Final = ("viewer", "operator", "owner")
+"""Roles on the admin routes; each may do all that those before it may."""
+MAX_VALUES: Final = 64
+"""Values of one claim that are read."""
+MAX_NAME: Final = 64
 MAX_TOKEN_BYTES: Final = 8192
 _REQUIRED: Final = ["exp", "iss", "aud"]
 _log = logging.getLogger("sluice.tokens")
@@ -93,8 +98,15 @@ class KeySet:
 
     async def start(self) -> None:
         """Read the keys, within KEYS_WAIT_S if possible, and keep them current from now on."""
+
+        async def refresh() -> None:
+            while True:
+                pause_s = READ_EVERY_S if self._failing else self._rules.refresh_s
+                await asyncio.sleep(pause_s * random.uniform(1.0, 1.1))
+                self._ask()
+
         if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+            self._refreshing = asyncio.get_running_loop().create_task(refresh())
             self._ask()
         await self.read()
 
@@ -157,12 +169,6 @@ class KeySet:
         self._reading = asyncio.get_running_loop().create_task(self._try_to_read())
         return True
 
-    async def _refresh(self) -> None:
-        while True:
-            pause_s = READ_EVERY_S if self._failing else self._rules.refresh_s
-            await asyncio.sleep(pause_s * random.uniform(1.0, 1.1))
-            self._ask()
-
     async def _try_to_read(self) -> None:
         try:
             async with asyncio.timeout(READ_LIMIT_S):
@@ -184,8 +190,16 @@ class KeySet:
             self._changed()
 
     async def _content(self) -> bytes:
+
+        def read() -> bytes:
+            with Path(self._rules.jwks).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
+            return content
+
         if not self._rules.jwks.startswith(("https:", "http:")):
-            return await asyncio.to_thread(_file, self._rules.jwks)
+            return await asyncio.to_thread(read)
         async with (
             # Without proxies and keys that the environment names.
             httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=READ_LIMIT_S) as client,
@@ -199,14 +213,6 @@ class KeySet:
                 if len(content) > MAX_BYTES:
                     raise ValueError(f"more than {MAX_BYTES} bytes")
             return bytes(content)
-
-
-def _file(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES} bytes")
-    return content
 
 
 def _keys_of(content: bytes, algorithms: tuple[str, ...]) -> Keys:
@@ -256,114 +262,98 @@ class Verifier:
         """`clock` monotonic, in seconds; expiry is compared with the wall clock."""
         self._metrics = metrics
         self._listeners: list[Callable[[], None]] = []
-        self._rules: dict[str, IssuerRules] = {}
-        self._keys: dict[str, KeySet] = {}
-        self._clock = clock
+        self._key_set = partial(KeySet, metrics=metrics, changed=self._changed, clock=clock)
+        self._trusted: dict[str, tuple[IssuerRules, KeySet]] = {}
         self._coming = {rules.issuer: (rules, self._key_set(rules)) for rules in issuers}
         self.use()
 
-    def _key_set(self, rules: IssuerRules) -> KeySet:
-        return KeySet(rules, self._metrics, self._changed, self._clock)
-
     async def start(self) -> None:
         """Read all keys and keep them current."""
-        await asyncio.gather(*(keys.start() for keys in self._keys.values()))
+        await asyncio.gather(*(keys.start() for _, keys in self._trusted.values()))
 
     async def prepare(self, issuers: Sequence[IssuerRules]) -> None:
         """Read the keys of the issuers that `use` will trust, within KEYS_WAIT_S if possible."""
-        before = {name: keys for name, (_, keys) in self._coming.items()}
-        known = {**before, **self._keys}
-        coming = {}
+        known = {**self._coming, **self._trusted}
+        coming: dict[str, tuple[IssuerRules, KeySet]] = {}
         for rules in issuers:
-            keys = known.get(rules.issuer)
+            keys = known[rules.issuer][1] if rules.issuer in known else None
             if keys is None or not keys.fits(rules):
                 keys = self._key_set(rules)
             coming[rules.issuer] = rules, keys
-        self._coming = coming
-        self._drop(before.values())
-        await asyncio.gather(*(keys.start() for _, keys in coming.values()))
+        before, self._coming = self._coming, coming
+        self._drop(before)
+        await asyncio.gather(*(keys.start() for _, keys in self._coming.values()))
 
     def use(self) -> None:
         """Trust the issuers that were prepared, and no others; after a change verify anew."""
-        before, rules_before = self._keys, self._rules
-        self._rules = {name: rules for name, (rules, _) in self._coming.items()}
-        self._keys = {name: keys for name, (_, keys) in self._coming.items()}
-        self._drop(before.values())
-        if self._rules != rules_before:
+        before, self._trusted = self._trusted, self._coming
+        self._drop(before)
+        if self._trusted != before:
             self._changed()
 
-    def _drop(self, key_sets: Iterable[KeySet]) -> None:
-        """Stop those that no issuer has now or will have."""
-        kept = [*self._keys.values(), *(keys for _, keys in self._coming.values())]
-        for keys in key_sets:
+    def _drop(self, before: Mapping[str, tuple[IssuerRules, KeySet]]) -> None:
+        """Stop the keys of those that no issuer has now or will have."""
+        kept = {keys for _, keys in (*self._trusted.values(), *self._coming.values())}
+        for _, keys in before.values():
             if keys not in kept:
                 keys.stop()
 
     async def close(self) -> None:
-        await asyncio.gather(*(keys.close() for keys in self._keys.values()))
+        await asyncio.gather(*(keys.close() for _, keys in self._trusted.values()))
 
     async def keys_read(self) -> None:
-        await asyncio.gather(*(keys.read() for keys in self._keys.values()))
+        await asyncio.gather(*(keys.read() for _, keys in self._trusted.values()))
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
 
     def ages(self) -> list[tuple[str, float]]:
         """(issuer, seconds since its keys were read) of those whose keys were."""
-        found = ((issuer, keys.age_s) for issuer, keys in self._keys.items())
+        found = ((issuer, keys.age_s) for issuer, (_, keys) in self._trusted.items())
         return [(issuer, age_s) for issuer, age_s in found if age_s is not None]
 
     def verify(self, token: bytes) -> TokenIdentity:
         try:
-            found = self._verified(token)
+            if len(token) > MAX_TOKEN_BYTES:
+                raise _refused(
+                    f"is longer than {MAX_TOKEN_BYTES} bytes. Have the issuer put fewer claims "
+                    "into it.",
+                    reason="token_too_large",
+                )
+            parts = token.split(b".")
+            if len(parts) != 3:
+                raise _malformed("it has not the three parts of a signed JWT")
+            header, issuer = _decoded(parts[0], _Header), _decoded(parts[1], _Claims).iss
+            if issuer not in self._trusted:
+                raise _refused(
+                    f"comes from the issuer '{issuer[:128]}', which this gateway does not trust. "
+                    f"Get one from: {', '.join(self._trusted)}.",
+                    reason="token_issuer_unknown",
+                )
+            rules, keys = self._trusted[issuer]
+            if header.alg not in rules.algorithms:
+                raise _refused(
+                    f"is signed with '{header.alg[:16]}'; this gateway takes "
+                    f"{', '.join(rules.algorithms)} from '{issuer}'.",
+                    reason="token_algorithm_refused",
+                )
+            claims = _checked(token, keys.find(header.kid, header.alg), rules)
+            identity = identity_of(claims, rules, claims["exp"])
+            if rules.tenants is not None and identity.tenant not in {None, *rules.tenants}:
+                raise _refused(
+                    f"names the tenant '{(identity.tenant or '')[:64]}', for which '{issuer}' "
+                    "may not speak. It would have to stand in the issuer's auth.jwt.tenants.",
+                    reason="token_tenant_refused",
+                )
         except Refusal as refusal:
             self._metrics.tokens_verified.add(refusal.reason)
             raise
         self._metrics.tokens_verified.add("ok")
-        return found
-
-    def _verified(self, token: bytes) -> TokenIdentity:
-        header, claimed = _peek(token)
-        rules = self._rules.get(claimed.iss)
-        if rules is None:
-            raise _refused(
-                f"comes from the issuer '{claimed.iss[:128]}', which this gateway does not trust. "
-                f"Get one from: {', '.join(self._rules)}.",
-                reason="token_issuer_unknown",
-            )
-        if header.alg not in rules.algorithms:
-            raise _refused(
-                f"is signed with '{header.alg[:16]}'; this gateway takes "
-                f"{', '.join(rules.algorithms)} from '{rules.issuer}'.",
-                reason="token_algorithm_refused",
-            )
-        key = self._keys[rules.issuer].find(header.kid, header.alg)
-        claims = _checked(token, key, rules)
-        identity = identity_of(claims, rules, claims["exp"])
-        if rules.tenants is not None and identity.tenant not in {None, *rules.tenants}:
-            raise _refused(
-                f"names the tenant '{(identity.tenant or '')[:64]}', for which '{rules.issuer}' "
-                "may not speak. It would have to stand in the issuer's auth.jwt.tenants.",
-                reason="token_tenant_refused",
-            )
         return identity
 
     def _changed(self) -> None:
         for changed in self._listeners:
             changed()
-
-
-def _peek(token: bytes) -> tuple[_Header, _Claims]:
-    """Header and issuer of a token that is not verified yet. Raises Unauthorized."""
-    if len(token) > MAX_TOKEN_BYTES:
-        raise _refused(
-            f"is longer than {MAX_TOKEN_BYTES} bytes. Have the issuer put fewer claims into it.",
-            reason="token_too_large",
-        )
-    parts = token.split(b".")
-    if len(parts) != 3:
-        raise _malformed("it has not the three parts of a signed JWT")
-    return _decoded(parts[0], _Header), _decoded(parts[1], _Claims)
 
 
 def _decoded(part: bytes, kind: type[_S]) -> _S:
@@ -414,3 +404,47 @@ def _malformed(why: str) -> Unauthorized:
 
 def _refused(what: str, *, reason: str) -> Unauthorized:
     return Unauthorized(f"The token {what}", reason=reason)
+
+
+# -- what verified claims mean here
+
+
+def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) -> TokenIdentity:
+    """The identity that a token's claims describe; `exp` is its expiry in Unix seconds."""
+    listed, tenant = rules.entitlements_claim, _claim(claims, rules.tenant_claim)
+    if isinstance(tenant, list) and len(tenant) == 1:
+        (tenant,) = tenant  # a text, never a part of it, or a list of one text
+    role = None
+    if rules.role_claim is not None:  # the highest of those that its values stand for
+        said = {rules.roles.get(value) for value in _values(claims, rules.role_claim)}
+        role = next((role for role in reversed(ROLES) if role in said), None)
+    subject = claims.get("sub")
+    name = subject[:MAX_NAME] if isinstance(subject, str) else ""
+    return TokenIdentity(
+        issuer=rules.issuer,
+        name="jwt:" + "".join(c if c.isascii() and c.isprintable() else "?" for c in name),
+        until_unix_s=exp + rules.leeway_s,
+        tenant=tenant if isinstance(tenant, str) and tenant else None,
+        tenant_claim=rules.tenant_claim,
+        entitlements=None if listed is None else _values(claims, listed),
+        role=role,
+    )
+
+
+def _values(claims: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """A claim's values: a list of texts, or one text with blanks between them."""
+    value = _claim(claims, name)
+    if isinstance(value, str):
+        return tuple(value.split()[:MAX_VALUES])
+    if isinstance(value, list):
+        return tuple(each for each in value[:MAX_VALUES] if isinstance(each, str))
+    return ()
+
+
+def _claim(claims: Mapping[str, object], name: str) -> object:
+    """A claim by its name, or by a path of names with dots, as in `realm_access.roles`."""
+    if name in claims:
+        return claims[name]
+    head, dot, rest = name.partition(".")
+    inner = claims.get(head)
+    return _claim(inner, rest) if dot and isinstance(inner, dict) else None

@@ -11,7 +11,7 @@ import importlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,7 +25,6 @@ from gateway.metrics import GoneSeries, Metrics
 from gateway.ports import RecordSink
 from gateway.records.decision import DECISION_SCHEMA, PoolEvent
 from gateway.records.entitlement import Entitlement
-from gateway.records.limit import Limit
 from gateway.records.tenancy import RowKind
 from gateway.settings import Config, ConfigError, ModelConfig
 from gateway.settings.loading import read_admin_fields
@@ -97,6 +96,9 @@ class AdmissionRuntime:
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
+        self.budgets = BudgetService(self.store, metrics, note=trail.note)
+        self.budgets.replace("", shared_limits(config))
+        self.store.on_warning = self.budgets.warned
         self.tenancy = tenancy = Tenancy(
             directory=open_directory(self._url),
             keyring=self.keyring,
@@ -106,7 +108,8 @@ class AdmissionRuntime:
             changed=lambda model: self.upkeep.entitlements_changed(model),  # noqa: PLW0108 - made below
             clock=clock,
             rates=self._rates,
-            observer=self,
+            limits_changed=self.budgets.replace,
+            count_limits=self._count_limits,
         )
         common: dict[str, Any] = {"wall_clock": time.time, "read_fields": self._read_fields}
         self.entitlements = EntitlementAdmin(
@@ -121,9 +124,6 @@ class AdmissionRuntime:
         self.tenants = TenantAdmin(
             tenancy, trail, removal=self.entitlements.removal, adapters=self._adapters, **common
         )
-        self.budgets = BudgetService(self.store, metrics, note=trail.note)
-        self.budgets.replace("", shared_limits(config))
-        self.store.on_warning = self.budgets.warned
         self._decide_anew = decide_anew
         self._gone_entitlements = GoneSeries(
             metrics, "entitlement", tenancy.index.entries.__contains__
@@ -140,11 +140,8 @@ class AdmissionRuntime:
         self.snapshots: tuple[PoolSnapshot, ...] = ()
         """Counters at the last refresh, for /metrics."""
 
-    def limits_changed(self, tenant: str, limits: Sequence[Limit]) -> None:
-        self.budgets.replace(tenant, limits)
-
-    async def count_limits(self) -> None:
-        """See LimitsObserver. A request is counted where it gets a managed model's lease."""
+    async def _count_limits(self) -> None:
+        """A request is counted where it gets a managed model's lease."""
         if self.shapes.keys() - self._managed.keys():
             await self._decide_anew()
 
@@ -159,7 +156,7 @@ class AdmissionRuntime:
     def up(self) -> bool:
         """Whether the shared store decides, the persistent one saves and the directory answers."""
         saved = self._saved is None or self._saved.up
-        return self.store.up and self.tenancy.sync.up and saved
+        return self.store.up and self.tenancy.up and saved
 
     def replicas(self, model: str) -> int:
         """Gateways that a shared store has heard of recently; 1 for embedded stores."""
@@ -179,7 +176,7 @@ class AdmissionRuntime:
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.store.close)
             await self.store.start()
-            closing.push_async_callback(self.tenancy.sync.close)
+            closing.push_async_callback(self.tenancy.close)
             closing.push_async_callback(self._close_tokens)
             if self.tokens is not None:
                 await self.tokens.start()

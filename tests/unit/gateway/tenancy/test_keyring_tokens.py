@@ -9,8 +9,7 @@ from gateway.payload.head import digest_of, read_head
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, TenantKey
 from gateway.records.tenancy import TokenIdentity
-from gateway.tenancy.keyring import Keyring, authenticate, authenticate_head, entitled
-from gateway.tenancy.token_claims import KnownTokens
+from gateway.tenancy.keyring import Keyring, KnownTokens, authenticate, authenticate_head, entitled
 
 TOKEN = b"eyJ.one"
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.records.tenancy import IssuerRules
-from gateway.tenancy.token_claims import MAX_NAME, MAX_VALUES, identity_of
+from gateway.tenancy.verifier import MAX_NAME, MAX_VALUES, identity_of
 
 RULES = IssuerRules(
     issuer="https://id.example",
