@@ -213,7 +213,7 @@ def attempts_of(
     )
     sending = Sending(prompt or Prompt(body=asked.body), estimate, plan, NO_PREFIX)
     held = RequestLease(store or MemoryLeases({}, time.monotonic), time.time, plan, lease)
-    return Attempts(asked, principal, facts, served, held, estimate, sending)
+    return Attempts(asked, principal, facts, served, held, sending)
 
 
 _SECTIONS = {

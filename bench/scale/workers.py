@@ -29,7 +29,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime, Prefix
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
-from gateway.pipeline import bind, dispatch, plan, settlement
+from gateway.pipeline import bind, dispatcher, plan, settlement
 from gateway.pipeline.request_progress import (
     Attempts,
     RequestLease,
@@ -94,11 +94,9 @@ def admitted(
     progress = RequestProgress(incoming)
     progress.principal, progress.facts, progress.served = principal, facts, served
     progress.estimate, progress.planned, progress.plan = lengths, planned, planned
-    progress.lease = held = RequestLease(store, lambda: incoming.received_unix_s, planned, lease)
-    progress.sending = sending = Sending(Prompt(body=incoming.body), lengths, planned, prefix)
-    progress.attempts = attempts = Attempts(
-        incoming, principal, facts, served, held, lengths, sending
-    )
+    held = RequestLease(store, lambda: incoming.received_unix_s, planned, lease)
+    sending = Sending(Prompt(body=incoming.body), lengths, planned, prefix)
+    progress.attempts = attempts = Attempts(incoming, principal, facts, served, held, sending)
     return progress, attempts
 
 
@@ -221,8 +219,8 @@ class Loaded:
         attempts, lease = request.attempts, request.attempts.lease.current
         binding = require(attempts.binding)
         begin_ns = clock_ns()
-        usage, running = dispatch.asks_usage(attempts, binding)
-        dispatch.upstream_call(attempts, binding, usage=usage, running=running)
+        usage, running = dispatcher.asks_usage(attempts, binding)
+        dispatcher.upstream_call(attempts, binding, usage=usage, running=running)
         answer_lines(attempts)
         fleet.start(self.pool, binding.worker, lease.sequences, lease.cost_tokens)
         if attempts.entry is not None:
@@ -268,7 +266,7 @@ class Loaded:
         fleet.succeeded(self.pool, binding.worker)
         ended = Settlement(usage=usage, dispatched=True, unix_s=self.now_s)
         self.store.settle(lease, ended)
-        settlement.learn(progress, set())
+        settlement.learn(attempts, progress.outcome, set())
         settled_ns = clock_ns()
         record = settlement.record_of(progress, prompts=False)
         settlement.count(self.metrics, record, attempts.whole, self.served, lease)

@@ -2,14 +2,26 @@
 
 An attempt that fails before the client saw a byte is tried on another worker, in an alternate
 pool, or, after a context overflow, in the next larger window. The request keeps its one lease.
+
+The call that a worker receives is byte for byte the client's but for splices: the model's name
+where the worker knows another (never to the base's where the client named a LoRA adapter), the
+adapter's name in SGLang's field, a defaulted output limit, `stream_options` so that every stream
+is metered, and fields that steer an engine, which are removed; the class's own `priority` where
+the engines have such a field, and the data-parallel rank where the worker is one (a header, or a
+field for older SGLang). Of the headers only those listed in `gateway.payload.head` travel: client
+keys never do. Each attempt has an id of its own at the engine. In observe mode the engines receive
+what a bare relay would send: only names are rewritten and steering fields removed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import hashlib
+import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import msgspec
+import orjson
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
 from gateway.fleet import fleet
@@ -17,21 +29,34 @@ from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Pool
 from gateway.fleet.progress import Pending, allowed_s
 from gateway.metrics import Metrics
+from gateway.payload.dialects import stream_shape
+from gateway.payload.head import lines_of, lines_to_engine, pairs_of
+from gateway.payload.members import (
+    ADAPTER_FIELD,
+    RUNNING_USAGE,
+    Pieces,
+    edits,
+    with_usage,
+)
+from gateway.payload.multipart import written
 from gateway.pipeline.bind import Binder
-from gateway.pipeline.dispatch import asks_usage, upstream_call
 from gateway.pipeline.forward import Relay
 from gateway.pipeline.plan import overflow_param
-from gateway.pipeline.request_progress import Attempts, answer_lines, require
-from gateway.ports import ClientReply, LeaseStore, Upstream
+from gateway.pipeline.request_progress import Attempts, Sending, answer_lines, require
+from gateway.ports import ClientReply, LeaseStore, Upstream, UpstreamCall
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.request import Prompt
 from gateway.routing.conversations import ResponseLocation
 from gateway.routing.overflow import engine_message, engine_refusal, suspected
 from gateway.routing.retry import Fault, Suspects, harm_of, next_step
-from gateway.routing.routing import larger_pools
+from gateway.routing.routing import defaulted_cap, larger_pools
 
 _MAX_TRIED: Final = 64
 """Attempts, refused connections included, after which a request gives up."""
+_RANKS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}
+_JOINED_BYTES: Final = 256 * 1024
+"""Of a body that is sent in one piece."""
+_CAP_FIELDS: Final = {"responses": "max_output_tokens"}
 
 
 class Dispatcher:
@@ -51,8 +76,7 @@ class Dispatcher:
         self._clock = clock
         self._reclaims: set[asyncio.Task[None]] = set()
         self._suspects = Suspects()
-        self._binder = Binder(clock)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.binder = Binder(clock)
 
     async def run(self, reply: ClientReply, attempts: Attempts) -> Outcome:
         """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
@@ -68,7 +92,7 @@ class Dispatcher:
                 binding = await self._bind(attempts, tried, preferred, last)
                 if binding.pool != lease.current.pool:
                     await lease.transfer(binding.pool)
-                    self._uncut(attempts, binding.pool)
+                    _uncut(attempts, binding.pool)
                 attempts.binding = binding
                 result = await self._attempt(reply, attempts, binding)
                 if isinstance(result, Outcome):
@@ -90,14 +114,21 @@ class Dispatcher:
                 )
                 if step == "give_up" or len(tried) > _MAX_TRIED:
                     return await self._give_up(reply, attempts, result)
-                if step == "rescue":
-                    await self._rescue(attempts, tuple(larger))
-                else:
+                if step != "rescue":
                     self._metrics.retries.add(result.kind)
+                    continue
+                # The original goes to the next larger window before a byte was sent.
+                self._metrics.misroutes.add("overflow")
+                attempts.rescued = True
+                await lease.transfer(larger[0])
+                plan, alternates = attempts.sending.plan, tuple(larger[1:])
+                plan = msgspec.structs.replace(plan, pool=larger[0], alternates=alternates)
+                attempts.sending = attempts.sending._replace(plan=plan)
+                _uncut(attempts, larger[0])
         finally:
             attempts.over = None  # it holds the request, which holds the attempts
             if attempts.scheduler is not None:
-                self._binder.release(attempts)
+                self.binder.release(attempts)
 
     async def _bind(
         self,
@@ -111,18 +142,18 @@ class Dispatcher:
         timer.begin()
         while True:
             try:
-                placed = self._binder.bind(attempts, tried, preferred)
+                placed = self.binder.bind(attempts, tried, preferred)
             except Unavailable:
                 if last is not None and last.kind in ("busy", "server_error") and last.body:
                     raise engine_refusal(last) from None
-                if not await self._binder.wait_for_workers(attempts):
+                if not await self.binder.wait_for_workers(attempts):
                     raise
                 timer.end("queue")
                 continue
             timer.end("bind")
             if isinstance(placed, Binding):
                 return placed
-            bound = await self._binder.wait(attempts, placed)
+            bound = await self.binder.wait(attempts, placed)
             timer.end("queue")
             if bound is not None:
                 return bound
@@ -135,10 +166,6 @@ class Dispatcher:
         if harm := known.verdict(tenant, body, self._clock()):
             raise suspected(harm)
 
-    def tick(self, models: Iterable[ModelRuntime]) -> None:
-        """Have the schedulers look after dead and stalled workers; a few times a second."""
-        self._binder.tick(models)
-
     def frozen(self, served: ModelRuntime, pool: Pool, worker: int) -> None:
         """An engine gives no token to anybody: prefer others, and take there who waits for it."""
         engine, now_s = pool.engine_of[worker], self._clock()
@@ -148,11 +175,11 @@ class Dispatcher:
         for pending in engine.progress.waiting():
             attempts: Attempts = pending.owner
             sent = attempts.relay is not None and attempts.relay.opened
-            if attempts.sender is None or attempts.moved or sent:
+            if attempts.task is None or not attempts.awaits or attempts.moved or sent:
                 continue
             if _may_move(attempts, now_s):
                 attempts.moved = pending.moving = True
-                attempts.sender.cancel()
+                attempts.task.cancel()
 
     async def _attempt(
         self, reply: ClientReply, attempts: Attempts, binding: Binding
@@ -179,39 +206,42 @@ class Dispatcher:
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s = started_s
-        slot_time = _SlotTime(attempts, pool, binding.worker, started_s)
-        relay.on_end = partial(self._ends, attempts, slot_time)
+        attempts.slot_read_nano = _slot_nano(attempts, binding, started_s)
+        relay.on_end = partial(self._ends, attempts, binding)
         fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
-        pending = self._pending(attempts, relay)
-        if self._loop is None:  # asked for once: it costs a call of the system
-            self._loop = asyncio.get_running_loop()
-        attempts.sender = asyncio.current_task(self._loop)
+        # What is watched of an attempt while it is under way.
+        estimate = attempts.sending.estimate
+        output_tokens = 0 if attempts.facts.stream else estimate.output_tokens
+        predicted_s = 0.0 if attempts.job is None else attempts.job.quantile_s
+        most_s = allowed_s(estimate.input_tokens_total, output_tokens, predicted_s)
+        pending = Pending(attempts, self._clock(), most_s, relay.emitted)
+        attempts.awaits = True
         pool.engine_of[binding.worker].progress.begin(pending)
         result = "cancelled"
         waiting = self._watch_wait(attempts, relay)
         try:
-            self._binder.expect_first(attempts, relay)
+            self.binder.expect_first(attempts, relay)
             attempts.timer.end("dispatch")
             answer = await relay.run(self._upstream, worker)
             attempts.told = None if relay.broke is None else told(relay.broke)
             result = answer.label if isinstance(answer, Outcome) else answer.result
         except asyncio.CancelledError:
-            task, attempts.sender = attempts.sender, None
+            task = attempts.task
             if task is None or not pending.moving or task.uncancel():
                 raise
             answer = Fault(kind="frozen", message="it gave no token to anybody")
             result = answer.kind
         finally:
-            attempts.sender = relay.on_end = None
+            attempts.awaits, relay.on_end = False, None
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()
-            slot_time.count(ended_s)
+            _count_slot(attempts, binding, ended_s)
             fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.engine_of[binding.worker].progress.end(pending, answered=computed)
             if attempts.scheduler is not None:
-                self._binder.release(attempts, answered=result == "ok")
+                self.binder.release(attempts, answered=result == "ok")
             if relay.first_s is None and result != "cancelled" and attempts.entry is not None:
                 attempts.entry.withdraw()
             attempts.done.append(
@@ -226,19 +256,11 @@ class Dispatcher:
         self._note_health(attempts, binding, answer)
         return answer
 
-    async def _ends(self, attempts: Attempts, slot_time: "_SlotTime", outcome: Outcome) -> None:
+    async def _ends(self, attempts: Attempts, binding: Binding, outcome: Outcome) -> None:
         """The client is about to see the answer's end."""
-        slot_time.count(self._clock())
+        _count_slot(attempts, binding, self._clock())
         if attempts.over is not None:
             await attempts.over(outcome)
-
-    def _pending(self, attempts: Attempts, relay: Relay) -> Pending:
-        """What is watched of an attempt while it is under way."""
-        estimate = attempts.sending.estimate
-        output_tokens = 0 if attempts.facts.stream else estimate.output_tokens
-        predicted_s = 0.0 if attempts.job is None else attempts.job.quantile_s
-        most_s = allowed_s(estimate.input_tokens_total, output_tokens, predicted_s)
-        return Pending(attempts, self._clock(), most_s, relay.emitted)
 
     def _watch_wait(self, attempts: Attempts, relay: Relay) -> asyncio.TimerHandle | None:
         """Have others give way when a protected request entered a full pool and waits there."""
@@ -301,33 +323,6 @@ class Dispatcher:
         if fleet.failed(pool, worker, rules, now_s, why, blameless=guilty):
             self._metrics.ejections.add(pool.name, pool.workers[worker])
 
-    async def _rescue(self, attempts: Attempts, larger: tuple[int, ...]) -> None:
-        """Overflow rescue: the original goes to the next larger window before a byte was sent."""
-        self._metrics.misroutes.add("overflow")
-        attempts.rescued = True
-        pool = larger[0]
-        await attempts.lease.transfer(pool)
-        plan = msgspec.structs.replace(attempts.sending.plan, pool=pool, alternates=larger[1:])
-        attempts.sending = attempts.sending._replace(plan=plan)
-        self._uncut(attempts, pool)
-
-    def _uncut(self, attempts: Attempts, pool: int) -> None:
-        """What was cut was cut for one pool; any other gets the client's own, at its whole cost."""
-        only = attempts.sending.prompt.only_pool
-        if only is None or only == pool:
-            return
-        if attempts.entry is not None:
-            attempts.entry.withdraw()
-            attempts.entry = None
-        whole = attempts.whole
-        attempts.sending = attempts.sending._replace(
-            prompt=Prompt(body=attempts.incoming.body, not_compressed="other_pool"),
-            estimate=whole,
-            prefix=NO_PREFIX,
-        )
-        kv_bytes = whole.cost_tokens * attempts.served.admission.kv_bytes_per_token
-        attempts.lease.resize(whole.cost_tokens, kv_bytes)
-
     async def _give_up(self, reply: ClientReply, attempts: Attempts, fault: Fault) -> Outcome:
         """Tell the client what the last attempt came to."""
         refusal: Refusal
@@ -354,32 +349,32 @@ class Dispatcher:
         return outcome
 
 
-class _SlotTime:
-    """What one attempt owes for its time at a worker; nothing where that has no price by the hour.
+def _uncut(attempts: Attempts, pool: int) -> None:
+    """What was cut was cut for one pool; any other gets the client's own, at its whole cost."""
+    only = attempts.sending.prompt.only_pool
+    if only is None or only == pool:
+        return
+    if attempts.entry is not None:
+        attempts.entry.withdraw()
+    whole, prompt = attempts.whole, Prompt(body=attempts.incoming.body, not_compressed="other_pool")
+    attempts.prepare(Sending(prompt, whole, attempts.sending.plan, NO_PREFIX))
+    kv_bytes = whole.cost_tokens * attempts.served.admission.kv_bytes_per_token
+    attempts.lease.resize(whole.cost_tokens, kv_bytes)
 
-    `count` may be called again, as long as the attempt lasts.
-    """
 
-    __slots__ = ("_attempts", "_before_nano", "_begun_nano", "_pool", "_worker")
+def _slot_nano(attempts: Attempts, binding: Binding, now_s: float) -> float:
+    """What a slot of the worker has cost so far; 0 where its time has no price by the hour."""
+    pool, worker = attempts.served.fleet.pools[binding.pool], binding.worker
+    if pool.slot_clock is None:
+        return 0.0
+    return pool.slot_clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
 
-    def __init__(self, attempts: Attempts, pool: PoolState, worker: int, now_s: float) -> None:
-        self._attempts = attempts
-        self._pool = pool
-        self._worker = worker
-        self._before_nano = attempts.slot_nano
-        self._begun_nano = self._read(now_s)
 
-    def count(self, now_s: float) -> None:
-        """Have the request owe for all its attempts up to now."""
-        sequences = self._attempts.lease.current.sequences
-        owed_nano = sequences * (self._read(now_s) - self._begun_nano)
-        self._attempts.slot_nano = self._before_nano + owed_nano
-
-    def _read(self, now_s: float) -> float:
-        pool, worker = self._pool, self._worker
-        if pool.slot_clock is None:
-            return 0.0
-        return pool.slot_clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
+def _count_slot(attempts: Attempts, binding: Binding, now_s: float) -> None:
+    """Have the request owe for its time at the worker since that was last counted."""
+    nano = _slot_nano(attempts, binding, now_s)
+    attempts.slot_nano += attempts.lease.current.sequences * (nano - attempts.slot_read_nano)
+    attempts.slot_read_nano = nano
 
 
 def _not_served(attempts: Attempts, binding: Binding) -> None:
@@ -421,3 +416,123 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
             if not here and not known and pool.engine_of[worker].ejected_until_s <= now_s:
                 return True
     return False
+
+
+def upstream_call(
+    attempts: Attempts, binding: Binding, *, usage: bool, running: bool
+) -> UpstreamCall:
+    """The request that the bound worker receives; `usage`, `running`: as `asks_usage` says."""
+    served, incoming, facts = attempts.served, attempts.incoming, attempts.facts
+    endpoint, body = incoming.endpoint, attempts.sending.prompt.body
+    worker = served.fleet.pools[binding.pool].addresses[binding.worker]
+    lines = incoming.head.forwarded
+    if incoming.trace.trace_id:
+        # The attempt's span is the parent of the engine's.
+        lines = lines_to_engine(lines, incoming.trace, len(attempts.done) + 1)
+    # The engine's log is searched by the part of the id that is the lease's. Engines that refuse
+    # an id in use, or abort by id, would let whoever knows another's id in advance end its
+    # requests. So it is never the client's, and nobody can predict it.
+    engine_id = f"{incoming.lease_id}-{secrets.token_hex(8)}".encode()
+    lines = b"%bx-request-id: %b\r\n" % (lines, engine_id)
+    if not served.routing.observe and served.routing.pools[binding.pool].tells_flow:
+        # An inference gateway before the engines shares by tenant and ranks by class. The names are
+        # the llm-d router's, and those of the Gateway API Inference Extension before it.
+        tenant, objective = attempts.principal.tenant, attempts.principal.service_class
+        lines += b"".join(
+            b"x-%b-inference-fairness-id: %b\r\nx-%b-inference-objective: %b\r\n"
+            % (who, tenant.encode(), who, objective.encode())
+            for who in (b"llm-d", b"gateway")
+        )
+    if worker.rank is not None and (worker.rank_by != "body" or endpoint.multipart):
+        lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
+    name = facts.adapter or worker.served_model or served.name
+    if endpoint.multipart:
+        # A form is written anew, and so is the header that says how to read it.
+        boundary = secrets.token_hex(16).encode()
+        kept = [pair for pair in pairs_of(lines) if pair[0] != b"content-type"]
+        kept.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
+        form = written(body, facts.parts, name, boundary)
+        return _call(attempts, lines_of(kept), form)
+    replace: dict[str, bytes] = {}
+    insert: dict[str, bytes] = {}
+    if name != facts.model:
+        replace["model"] = orjson.dumps(name)
+    if facts.adapter:
+        # SGLang takes no adapter's name as the model, and would have the base answer.
+        insert[ADAPTER_FIELD] = orjson.dumps(facts.adapter)
+    if worker.rank is not None and worker.rank_by == "body":
+        insert["data_parallel_rank"] = b"%d" % worker.rank
+    if not served.routing.observe:
+        _add(attempts, binding, replace, insert)
+    if usage or running:
+        options = with_usage(facts.members.get("stream_options"), running=running)
+        (replace if facts.has_stream_options else insert)["stream_options"] = options
+    # A compressed body is another one. What is inserted steers: a client's own is removed.
+    places = facts.places if body is incoming.body else ()
+    edited = edits(
+        body, replace=replace, insert=insert, remove=facts.steering_fields, places=places
+    )
+    return _call(attempts, lines, [body] if edited is None else edited)
+
+
+def _add(
+    attempts: Attempts, binding: Binding, replace: dict[str, bytes], insert: dict[str, bytes]
+) -> None:
+    """What the gateway itself wants of the engine: an output limit, a priority, a cache's salt."""
+    served, facts, lease = attempts.served, attempts.facts, attempts.lease.current
+    endpoint, scheduling = attempts.incoming.endpoint, served.scheduling
+    cap = None
+    if endpoint.generates:
+        cap = defaulted_cap(served.routing, attempts.sending.estimate, binding.pool)
+    if cap is not None:
+        field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
+        # The client's own may be there, and null: of two the engine would take the last.
+        (replace if field in facts.members else insert)[field] = b"%d" % cap
+    # vLLM serves lower numbers first, SGLang higher ones. Spilled work ranks as spot. What only
+    # counts tokens is not scheduled, and engines need not know the field there.
+    kind = scheduling.engine_priority
+    if kind != "none" and lease.limits is not None and endpoint.computes:
+        rank = _RANKS[attempts.principal.service_class]
+        if lease.spilled:
+            rank = max(rank, _RANKS["spot"])
+        insert["priority"] = b"%d" % (rank if kind == "vllm" else _RANKS["preemptible"] - rank)
+    if scheduling.salted and endpoint.generates:  # keeps a tenant's prefix cache apart
+        salt = hashlib.sha256(b"sluice:" + attempts.principal.tenant.encode()).hexdigest()
+        insert["cache_salt"] = b'"%b"' % salt[:32].encode()
+
+
+def asks_usage(attempts: Attempts, binding: Binding) -> tuple[bool, bool]:
+    """Whether the gateway asks for a usage chunk unasked, and for usage in every chunk.
+
+    The latter, so that a stream that is cut counts right; only where limits apply, of engines that
+    are known to have the option, and of one choice: they count each choice by itself.
+    """
+    served, facts, lease = attempts.served, attempts.facts, attempts.lease.current
+    if (
+        not facts.stream
+        or served.routing.observe
+        or not stream_shape(attempts.incoming.endpoint).in_chunks
+    ):
+        return False, False
+    running = False
+    if lease.limits is not None and lease.sequences == 1:
+        options = facts.members.get("stream_options")
+        view = served.fleet.pools[binding.pool].view
+        running = view.samples[binding.worker].engine == "vllm" and (
+            options is None or RUNNING_USAGE.encode() not in bytes(options)
+        )
+    return not facts.include_usage, running
+
+
+def _call(attempts: Attempts, lines: bytes, pieces: Pieces) -> UpstreamCall:
+    """The call with a body in pieces, which are joined unless they are large."""
+    large = sum(map(len, pieces)) > _JOINED_BYTES
+    body = b"" if large else bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+    return UpstreamCall(
+        method="POST",
+        path=attempts.incoming.endpoint.path,
+        lines=lines,
+        body=body,
+        rest=tuple(pieces) if large else (),
+        timeouts=attempts.served.fleet.timeouts,
+    )

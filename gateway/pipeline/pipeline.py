@@ -34,15 +34,9 @@ from gateway.pipeline.request_progress import (
     require,
 )
 from gateway.pipeline.settlement import TOGETHER_S, Settler
-from gateway.ports import (
-    ClientReply,
-    CompressTask,
-    LeaseStore,
-    RecordSink,
-    Upstream,
-)
+from gateway.ports import ClientReply, CompressTask, LeaseStore, RecordSink, Upstream
 from gateway.records.attempt import Outcome
-from gateway.records.estimate import LengthEstimate
+from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
 from gateway.routing.routing import (
     CompressionRules,
@@ -110,8 +104,9 @@ class Pipeline:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._newest_s = -inf
         """When the newest request came."""
-        self._held: dict[str, _Held] = {}
-        """Requests that hold a managed lease, by its id."""
+        self._held: dict[str, RequestProgress] = {}
+        """Requests that hold a managed lease, by its id: they may have to give way, or to reserve
+        more."""
         self._dispatcher = Dispatcher(store=store, upstream=upstream, metrics=metrics, clock=clock)
         store.on_evict(self.evict)
 
@@ -123,7 +118,12 @@ class Pipeline:
         `instead`: the asked model could not, and others may. Each model's try has a lease and a
         decision record of its own.
         """
-        progress = RequestProgress(incoming, self._timer())
+        timer = UNTIMED
+        self._until_sample -= 1
+        if not self._until_sample:
+            self._until_sample = SAMPLED_ONE_IN
+            timer = StageTimer(self._metrics.overhead, self._clock)
+        progress = RequestProgress(incoming, timer)
         following: Instead | None = None
         try:
             progress.outcome = await self._run(progress, reply, instead)
@@ -140,13 +140,12 @@ class Pipeline:
             if following is None:
                 await reply.refuse(refusal, known_lines(progress))
         except asyncio.CancelledError:
-            relay = None if progress.attempts is None else progress.attempts.relay
-            if relay is None:
-                progress.outcome = Outcome(label="disconnected", status=499)
-            else:
-                progress.outcome = relay.cut_short()
-            held = self._held.get(incoming.lease_id)
-            if held is None or not held.progress.evicted or held.task.uncancel():
+            progress.outcome = Outcome(label="disconnected", status=499)
+            attempts = progress.attempts
+            if attempts is not None and attempts.relay is not None:
+                progress.outcome = attempts.relay.cut_short()
+            task = None if attempts is None or not progress.evicted else attempts.task
+            if task is None or task.uncancel():
                 raise
             # 429, in-band once bytes were sent.
             gave_way = RateLimited(
@@ -170,40 +169,30 @@ class Pipeline:
             again = msgspec.structs.replace(incoming, lease_id=lease_id)
             await self.serve(again, reply, following)
 
-    def _timer(self) -> StageTimer:
-        self._until_sample -= 1
-        if self._until_sample:
-            return UNTIMED
-        self._until_sample = SAMPLED_ONE_IN
-        return StageTimer(self._metrics.overhead, self._clock)
-
     def evict(self, lease_id: str) -> None:
         """End a request whose place somebody else is entitled to; it settles as ever."""
-        held = self._held.get(lease_id)
-        if held is None or held.progress.evicted or held.progress.settled_unix_s is not None:
+        progress = self._held.get(lease_id)
+        if progress is None or progress.evicted or progress.settled_unix_s is not None:
             return
-        held.progress.evicted = True
-        held.task.cancel()
+        attempts = progress.attempts
+        if attempts is not None and attempts.task is not None:
+            progress.evicted = True
+            attempts.task.cancel()
 
     def extend(self) -> None:
         """Have the leases of streams that run past their reserve reserve more.
 
         Called now and then, off the request path: nothing is cut, the bucket pays.
         """
-        for held in self._held.values():
-            attempts = held.progress.attempts
-            if (
-                attempts is None
-                or attempts.relay is None
-                or held.progress.settled_unix_s is not None
-            ):
+        for progress in self._held.values():
+            attempts = progress.attempts
+            if attempts is None or attempts.relay is None or progress.settled_unix_s is not None:
                 continue
-            lease, served = attempts.lease, attempts.served
-            expected = attempts.sending.estimate.input_tokens_total
+            lease, expected = attempts.lease, attempts.sending.estimate.input_tokens_total
             used = min(expected, lease.current.cost_tokens) + attempts.relay.emitted()
             if used > lease.reserved_tokens:
                 tokens = used + _EXTENSION_TOKENS
-                lease.extend(tokens, tokens * served.admission.kv_bytes_per_token)
+                lease.extend(tokens, tokens * attempts.served.admission.kv_bytes_per_token)
 
     def tick(self, retiring: Iterable[ModelRuntime] = ()) -> None:
         """Have the schedulers look after dead and stalled workers; a few times a second.
@@ -212,7 +201,7 @@ class Pipeline:
         """
         # A model stands under its aliases too.
         models = (*self._models.values(), *retiring)
-        self._dispatcher.tick({id(model): model for model in models}.values())
+        self._dispatcher.binder.tick({id(model): model for model in models}.values())
 
     def frozen(self, served: ModelRuntime, pool: Pool, worker: int) -> None:
         """An engine was found frozen; see `Dispatcher.frozen`."""
@@ -239,7 +228,13 @@ class Pipeline:
         progress.key = progress.principal = principal
         progress.timer.end("authenticate")
         if instead is None:
-            progress.facts = facts = await self._read_body(incoming, principal)
+            try:  # here if that takes a moment only
+                limit_us = None if self._reader is None else LOOP_US
+                facts = stage_plan.read(endpoint, incoming.body, head, limit_us)
+            except TakesLong:
+                types, reader = stage_plan.content_types(endpoint, head), require(self._reader)
+                facts = await reader.read(endpoint, incoming.body, principal.tenant, types)
+            progress.facts = facts
             served = stage_plan.model_of(self._models, self._splits, facts, principal)
             progress.served = served
             if (served.adapters.any or facts.lora) and (
@@ -267,17 +262,6 @@ class Pipeline:
         progress.timer.end("estimate")
         return principal, facts, served, estimate
 
-    async def _read_body(self, incoming: Incoming, principal: Principal) -> BodyFacts:
-        """The body's facts, read here if that takes a moment only."""
-        endpoint, head, body = incoming.endpoint, incoming.head, incoming.body
-        if self._reader is None:
-            return stage_plan.read(endpoint, body, head)
-        try:
-            return stage_plan.read(endpoint, body, head, LOOP_US)
-        except TakesLong:
-            types = stage_plan.content_types(endpoint, head)
-            return await self._reader.read(endpoint, body, principal.tenant, types)
-
     async def _run(
         self, progress: RequestProgress, reply: ClientReply, instead: Instead | None
     ) -> Outcome:
@@ -302,14 +286,17 @@ class Pipeline:
         taken = await stage_plan.admit(
             self._store, served, principal, incoming.lease_id, estimate, plan
         )
-        progress.lease = lease = RequestLease(self._store, self._wall_clock, plan, taken)
+        lease = RequestLease(self._store, self._wall_clock, plan, taken)
+        why = window if isinstance(window, str) else ""
+        sending = Sending(Prompt(body=incoming.body, not_compressed=why), estimate, plan, prefix)
+        progress.attempts = attempts = Attempts(
+            incoming, principal, facts, served, lease, sending, progress.timer
+        )
+        # The loop is asked for once: it costs a call of the system.
+        self._loop = self._loop or asyncio.get_running_loop()
+        attempts.task = asyncio.current_task(self._loop)
         if taken.limits is not None:
-            # Who may have to give way, or to reserve more. The loop is asked for once: it costs a
-            # call of the system.
-            self._loop = self._loop or asyncio.get_running_loop()
-            task = asyncio.current_task(self._loop)
-            if task is not None:
-                self._held[taken.id] = _Held(progress, task)
+            self._held[taken.id] = progress
         progress.timer.end("admit")
         # Requests that come together go on together: each half of the way, walked by one after
         # the other, stays in the processor's caches; the whole way is too long for them. Where
@@ -318,30 +305,9 @@ class Pipeline:
             await _next_turn()
             progress.timer.begin()
         # 5 compress, 6 adjust the lease
-        whole = Prompt(body=incoming.body)
-        if isinstance(window, str):
-            whole = Prompt(body=incoming.body, not_compressed=window)
-            sending = progress.sending = Sending(whole, estimate, plan, prefix)
-        elif plan.compress and taken.pool == window.pool:
-            sending = await self._compress(
-                progress,
-                principal,
-                facts,
-                served,
-                window,
-                Sending(whole, estimate, planned, prefix),
-            )
-        else:
-            why = "spilled"
-            if served.routing.observe:
-                cut, _ = await self._cut(progress, facts, served, window, estimate)
-                why = cut.not_compressed if cut.only_pool is None else "observed"
-            whole = Prompt(body=incoming.body, not_compressed=why)
-            sending = progress.sending = Sending(whole, estimate, plan, prefix)
+        if not isinstance(window, str):
+            await self._compress(attempts, window, planned)
         # 7 bind, 8 queue, 9 dispatch and forward
-        progress.attempts = attempts = Attempts(
-            incoming, principal, facts, served, lease, estimate, sending, progress.timer
-        )
         attempts.over = partial(self._over, progress)
         return await self._dispatcher.run(reply, attempts)
 
@@ -351,89 +317,65 @@ class Pipeline:
         if arrival is not None:
             await arrival
 
-    async def _cut(
-        self,
-        progress: RequestProgress,
-        facts: BodyFacts,
-        served: ModelRuntime,
-        window: CompressionWindow,
-        estimate: LengthEstimate,
-    ) -> tuple[Prompt, LengthEstimate]:
-        """Stage 5: a prompt that fits the smaller pool, T_c = B - L_out, and its estimate.
+    async def _compress(self, attempts: Attempts, window: CompressionWindow, planned: Plan) -> None:
+        """Stages 5 and 6: a prompt that fits the smaller pool, T_c = B - L_out, and its lease.
 
         Only after admission, so that rejected traffic costs no work; off the event loop, within a
-        time limit. Whatever goes wrong, it is the client's own, with the reason.
+        time limit. Whatever goes wrong, the client's own prompt is sent, with the reason. It takes
+        its lease along to the pool that holds it, if it may enter there; else it is refused, and
+        what it had reserved is refunded. In observe mode the prompt is cut, and not sent.
         """
+        served, facts, whole = attempts.served, attempts.facts, attempts.whole
+        incoming, lease, sending = attempts.incoming, attempts.lease, attempts.sending
+        applies = sending.plan.compress and lease.taken.pool == window.pool
+        if not applies and not served.routing.observe:
+            prompt = Prompt(body=incoming.body, not_compressed="spilled")
+            attempts.sending = sending._replace(prompt=prompt)
+            return
         started_s = self._clock()
-        incoming = progress.incoming
         rules = CompressionRules() if served.compression is None else served.compression.rules
         result = await require(self._compressor).compress(
             CompressTask(
                 endpoint=incoming.endpoint.name,
                 body=incoming.body,
                 budget_tokens=window.budget_tokens,
-                bytes_per_token=estimate.ratio,
-                fixed_tokens=fixed_tokens(facts, estimate),
-                category=estimate.category,
+                bytes_per_token=whole.ratio,
+                fixed_tokens=fixed_tokens(facts, whole),
+                category=whole.category,
                 max_cut=rules.max_cut,
                 tokenizer=rules.tokenizer,
                 when="asked" if rules.when == "asked" else "any",
                 mark=rules.mark,
             )
         )
-        progress.compress_s = self._clock() - started_s
+        attempts.compress_s = self._clock() - started_s
+        attempts.timer.begin()
         before, after = result.text_bytes_before, result.text_bytes_after
-        if result.body is None:
-            return Prompt(body=incoming.body, not_compressed=result.reason), estimate
-        shorter = lowered(estimate, facts, after, result.tokens_after, window.budget_tokens)
-        prompt = Prompt(
-            body=result.body,
-            compressed=f"{estimate.input_tokens}->{shorter.input_tokens}",
-            only_pool=window.pool,
-            kept_share=after / max(1, before),
-        )
-        return prompt, shorter
-
-    async def _compress(
-        self,
-        progress: RequestProgress,
-        principal: Principal,
-        facts: BodyFacts,
-        served: ModelRuntime,
-        window: CompressionWindow,
-        whole: Sending,
-    ) -> Sending:
-        """Stages 5 and 6: what is sent, and its lease lowered to what that costs.
-
-        A prompt that could not be compressed takes its lease along to the pool that holds it, if
-        it may enter there; else it is refused, and what it had reserved is refunded.
-        """
-        lease = require(progress.lease)
-        prompt, estimate = await self._cut(progress, facts, served, window, whole.estimate)
-        progress.timer.begin()
-        if prompt.only_pool is None:
-            progress.sending = sending = whole._replace(prompt=prompt)
-            await lease.transfer(whole.plan.pool, force=False)
+        if result.body is None or not applies:
+            why = "observed" if result.body is not None else result.reason
+            prompt = Prompt(body=incoming.body, not_compressed=why)
+            attempts.sending = sending._replace(
+                prompt=prompt, plan=planned if applies else sending.plan
+            )
+            if applies:
+                await lease.transfer(planned.pool, force=False)
         else:
-            members, tokens = by_name(prompt.body), estimate.input_tokens_total
-            endpoint = progress.incoming.endpoint
-            prefix = stage_plan.look_up(served, endpoint, principal, facts, members, tokens)
-            progress.sending = sending = Sending(prompt, estimate, lease.asked, prefix)
-            cost_tokens = estimate.cost_tokens
+            shorter = lowered(whole, facts, after, result.tokens_after, window.budget_tokens)
+            prompt = Prompt(
+                body=result.body,
+                compressed=f"{whole.input_tokens}->{shorter.input_tokens}",
+                only_pool=window.pool,
+                kept_share=after / max(1, before),
+            )
+            members, tokens = by_name(prompt.body), shorter.input_tokens_total
+            prefix = stage_plan.look_up(
+                served, incoming.endpoint, attempts.principal, facts, members, tokens
+            )
+            attempts.prepare(Sending(prompt, shorter, sending.plan, prefix))
+            cost_tokens = shorter.cost_tokens
             lease.resize(cost_tokens, cost_tokens * served.admission.kv_bytes_per_token)
-        progress.timer.end("adjust")
-        return sending
-
-
-class _Held:
-    """A request with a managed lease: it may have to give way, or to reserve more."""
-
-    __slots__ = ("progress", "task")
-
-    def __init__(self, progress: RequestProgress, task: asyncio.Task[object]) -> None:
-        self.progress = progress
-        self.task = task
-        """The task that serves it."""
+        if applies:
+            attempts.timer.end("adjust")
 
 
 def _following(progress: RequestProgress, refusal: Refusal, now: Instead | None) -> Instead | None:

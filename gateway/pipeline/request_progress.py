@@ -1,7 +1,7 @@
 """What the pipeline knows of one request: how far it got, its lease, its attempts, how it ended.
 
-The pipeline and settlement write a request's `RequestProgress`; once the request is admitted, the
-dispatcher keeps its `Attempts`, and nobody else writes those.
+The pipeline and settlement write a request's `RequestProgress`. What is known of it only once it
+is admitted is in its `Attempts`, which the dispatcher keeps.
 """
 
 import asyncio
@@ -133,13 +133,13 @@ class PrefixEntry:
 
 
 class Attempts:
-    """A request that holds a lease, and the dispatcher's account of it, which settlement reads."""
+    """A request that holds a lease: what is sent where, and what came of it."""
 
     __slots__ = (
-        *("assumed_turn", "binding", "blamed", "done", "entry", "facts", "guilty", "incoming"),
-        *("job", "lease", "moved", "over", "principal", "queue_s", "relay", "rescued"),
-        *("scheduler", "sender", "sending", "sent_s", "served", "slot_nano", "timer", "told"),
-        "whole",
+        *("assumed_turn", "awaits", "binding", "blamed", "compress_s", "done", "entry", "facts"),
+        *("guilty", "incoming", "job", "lease", "moved", "over", "principal", "queue_s", "relay"),
+        *("rescued", "scheduler", "sending", "sent_s", "served", "slot_nano", "slot_read_nano"),
+        *("task", "timer", "told", "whole"),
     )
 
     def __init__(
@@ -149,40 +149,41 @@ class Attempts:
         facts: BodyFacts,
         served: ModelRuntime,
         lease: RequestLease,
-        whole: LengthEstimate,
         sending: Sending,
         timer: StageTimer = UNTIMED,
     ) -> None:
-        """`whole`: of the client's own prompt, where a compressed one is sent."""
         self.incoming = incoming
         self.principal = principal
         self.facts = facts
         self.served = served
         self.lease = lease
-        self.whole = whole
-        self.sending = sending
-        """As it is now: a rescue, or a pool other than a compressed prompt's, changes it."""
         self.timer = timer
+        self.task: asyncio.Task[object] | None = None
+        """The task that serves it."""
+        self.whole = sending.estimate
+        """Of the client's own prompt, where a compressed one is sent."""
+        self.compress_s: float | None = None
+        self.prepare(sending)
         self.over: Callable[[Outcome], Awaitable[None]] | None = None
         """Settles the request; awaited before its client sees the end."""
-        points = sending.prefix.points
-        self.entry = PrefixEntry(points) if points else None
         self.binding: Binding | None = None
         self.job: Job | None = None
         """Where a scheduler assigns the workers."""
         self.scheduler: Scheduler | None = None
         """The scheduler that has the job, until the job is released."""
         self.assumed_turn = 0
-        """When its first token is assumed, where it cannot be seen (see `assumed_tokens`)."""
+        """When its first token is assumed, where it cannot be seen (see `AssumedTokens`)."""
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None
         """When the first attempt was sent."""
         self.slot_nano = 0.0
         """What its time at workers costs, where they have a price by the hour."""
+        self.slot_read_nano = 0.0
+        """What a slot of its worker had cost when that was last counted."""
         self.done: list[Attempt] = []
-        self.sender: asyncio.Task[object] | None = None
-        """The task that waits for an engine, while it does."""
+        self.awaits = False
+        """Whether its task waits for an engine."""
         self.moved = False
         """Taken from a frozen engine to another, which is done once."""
         self.rescued = False
@@ -192,6 +193,12 @@ class Attempts:
         """Pools and workers whose failures on it were counted."""
         self.told: Told | None = None
         """What the client heard when the last attempt failed, or its stream broke."""
+
+    def prepare(self, sending: Sending) -> None:
+        """Have this sent. Compression, a rescue or another pool change it."""
+        self.sending = sending
+        points = sending.prefix.points
+        self.entry = PrefixEntry(points) if points else None
 
     @property
     def sent(self) -> bool:
@@ -208,9 +215,9 @@ class RequestProgress:
     """
 
     __slots__ = (
-        *("attempts", "charged", "compress_s", "cost_nano", "ended_s", "estimate", "evicted"),
-        *("facts", "incoming", "key", "lease", "outcome", "plan", "planned", "principal"),
-        *("sending", "served", "settled_unix_s", "timer", "told", "usage"),
+        *("attempts", "charged", "cost_nano", "ended_s", "estimate", "evicted", "facts"),
+        *("incoming", "key", "outcome", "plan", "planned", "principal", "served"),
+        *("settled_unix_s", "timer", "told", "usage"),
     )
 
     def __init__(self, incoming: Incoming, timer: StageTimer = UNTIMED) -> None:
@@ -227,11 +234,8 @@ class RequestProgress:
         """What the boundary said."""
         self.plan: Plan | None = None
         """What admission is asked for."""
-        self.lease: RequestLease | None = None
-        self.compress_s: float | None = None
-        self.sending: Sending | None = None
-        """What is to be sent, compressed or not."""
         self.attempts: Attempts | None = None
+        """From admission on."""
         # How it ended.
         self.outcome = _UNKNOWN
         self.told: Told | None = None
@@ -249,15 +253,9 @@ class RequestProgress:
         """Of that; None where its model has no prices, too."""
 
     @property
-    def sent(self) -> Sending | None:
-        """What was sent last, or was to be."""
-        return self.sending if self.attempts is None else self.attempts.sending
-
-    @property
     def sent_estimate(self) -> LengthEstimate | None:
-        """Of that, or of the client's own prompt where it did not get so far."""
-        sending = self.sent
-        return self.estimate if sending is None else sending.estimate
+        """Of what was sent last or was to be, or of the client's own prompt if not admitted."""
+        return self.estimate if self.attempts is None else self.attempts.sending.estimate
 
 
 _UNKNOWN: Final = Outcome(label="internal_error", status=500)
@@ -267,24 +265,13 @@ def known_lines(progress: RequestProgress) -> Lines:
     """The headers of an answer that tell how far its request got."""
     if progress.attempts is not None:
         return answer_lines(progress.attempts)
-    served, facts, estimate = progress.served, progress.facts, progress.sent_estimate
-    lines = f"x-request-id: {progress.incoming.request_id}\r\n"
-    if served is not None and facts is not None and served.name != facts.model:
-        lines += f"x-sluice-model: {served.name}\r\n"
-    if estimate is not None:
-        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
-    if served is not None and progress.lease is not None:
-        lines += _lease_lines(served, progress.lease.current)
-    return lines.encode()
+    return _lines(progress.incoming, progress.served, progress.facts, progress.estimate).encode()
 
 
 def answer_lines(attempts: Attempts) -> Lines:
     """The same for an admitted request."""
     served, lease, binding = attempts.served, attempts.lease.current, attempts.binding
-    lines = f"x-request-id: {attempts.incoming.request_id}\r\n"
-    if served.name != attempts.facts.model:
-        lines += f"x-sluice-model: {served.name}\r\n"
-    lines += f"x-sluice-estimated-tokens: {attempts.sending.estimate.fit_tokens}\r\n"
+    lines = _lines(attempts.incoming, served, attempts.facts, attempts.sending.estimate)
     if binding is not None:
         pool = served.fleet.pools[binding.pool]
         lines += (
@@ -294,12 +281,7 @@ def answer_lines(attempts: Attempts) -> Lines:
             f"x-sluice-compressed: {attempts.sending.prompt.compressed}\r\n"
             f"x-sluice-queue-ms: {int(attempts.queue_s * 1000)}\r\n"
         )
-    return (lines + _lease_lines(served, lease)).encode()
-
-
-def _lease_lines(served: ModelRuntime, lease: Lease) -> str:
-    """Budgets that warn, and x-ratelimit-* where limits are enforced."""
-    lines = ""
+    # Budgets that warn, and x-ratelimit-* where limits are enforced.
     if lease.uses:
         warned = [
             f"{limit.scope} {limit.name}: {title(limit)} "
@@ -307,8 +289,22 @@ def _lease_lines(served: ModelRuntime, lease: Lease) -> str:
             for limit, use in zip(lease.asked, lease.uses, strict=True)
             if 0 < limit.warn <= use.level
         ]
-        lines = f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
+        lines += f"x-sluice-budget: {', '.join(warned)}\r\n" if warned else ""
     observed = lease.would_deny or served.routing.observe or served.admission.observe
-    if lease.limits is None or observed:
-        return lines
-    return lines + limit_lines(lease.limits)
+    if lease.limits is not None and not observed:
+        lines += limit_lines(lease.limits)
+    return lines.encode()
+
+
+def _lines(
+    incoming: Incoming,
+    served: ModelRuntime | None,
+    facts: BodyFacts | None,
+    estimate: LengthEstimate | None,
+) -> str:
+    lines = f"x-request-id: {incoming.request_id}\r\n"
+    if served is not None and facts is not None and served.name != facts.model:
+        lines += f"x-sluice-model: {served.name}\r\n"
+    if estimate is not None:
+        lines += f"x-sluice-estimated-tokens: {estimate.fit_tokens}\r\n"
+    return lines

@@ -30,9 +30,9 @@ from gateway.admission.terms import DenialReason
 from gateway.fleet.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.metrics import Metrics
 from gateway.pipeline.plan import points
-from gateway.pipeline.request_progress import RequestProgress, Sending
+from gateway.pipeline.request_progress import Attempts, RequestProgress
 from gateway.ports import LeaseStore, RecordSink, Settlement
-from gateway.records.attempt import Outcome, Usage
+from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import (
     DECISION_SCHEMA,
     NO_COMPRESSION,
@@ -53,6 +53,7 @@ from gateway.records.decision import (
 from gateway.records.entitlement import key_name, slo_result
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
+from gateway.records.request import Measure
 from gateway.records.usage import cost_nano
 from gateway.routing.routing import can_serve
 from gateway.scheduling.prefix_digests import seed
@@ -61,6 +62,7 @@ TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""
 DIGESTED_BYTES: Final = 65_536
 """End of a body that its digest covers; a conversation's turns differ there."""
+_UNREAD: Final = Measure(text_bytes=0, longest_text_bytes=0)
 _CUT: Final = frozenset({"length", "max_tokens", "incomplete"})
 _UNTAUGHT: Final = frozenset({"refused", "fell_back", "error", "evicted"})
 _DENIALS: Final = frozenset(get_args(DenialReason))
@@ -104,23 +106,22 @@ class Settler:
         if progress.settled_unix_s is not None:
             return None
         progress.timer.begin()
-        served, attempts, estimate = progress.served, progress.attempts, progress.sent_estimate
-        if attempts is not None and attempts.relay is not None and attempts.relay.priority_refused:
-            self._note_priority(attempts.served)
         progress.settled_unix_s = unix_s = self._wall_clock()
         progress.usage = outcome.usage
-        arrival = None
-        if progress.lease is not None and estimate is not None and served is not None:
-            lease = progress.lease.current
+        attempts, arrival = progress.attempts, None
+        if attempts is not None:
+            served, lease = attempts.served, attempts.lease.current
+            if attempts.relay is not None and attempts.relay.priority_refused:
+                self._note_priority(served)
             if outcome.usage is not None:
-                outcome = self._believed(outcome, outcome.usage, estimate, served, lease)
-                progress.usage = outcome.usage
-            dispatched = attempts is not None and attempts.sent
+                progress.usage = self._believed(attempts, outcome.usage)
+            dispatched = attempts.sent
             if dispatched and progress.incoming.endpoint.computes:
-                progress.charged = charged = charged_of(outcome, estimate)
+                progress.charged = charged = charged_of(
+                    outcome, progress.usage, attempts.sending.estimate
+                )
                 if charged is not None:
-                    slot_nano = 0.0 if attempts is None else attempts.slot_nano
-                    progress.cost_nano = cost_of(served, charged, slot_nano)
+                    progress.cost_nano = cost_of(served, charged, attempts.slot_nano)
             settlement = Settlement(
                 usage=progress.charged,
                 dispatched=dispatched and outcome.label != "fell_back",
@@ -145,21 +146,15 @@ class Settler:
             self._note(progress, set())
         self._newest_s = now_s
 
-    def _believed(
-        self,
-        outcome: Outcome,
-        reported: Usage,
-        estimate: LengthEstimate,
-        served: ModelRuntime,
-        lease: Lease,
-    ) -> Outcome:
-        """The outcome with usage that can be true; a window that is configured wrong is told."""
-        pool, state = served.routing.pools[lease.pool], served.fleet.pools[lease.pool]
+    def _believed(self, attempts: Attempts, reported: Usage) -> Usage:
+        """Usage that can be true; a window that is configured wrong is told."""
+        served, estimate = attempts.served, attempts.sending.estimate
+        index = attempts.lease.current.pool
+        pool, state = served.routing.pools[index], served.fleet.pools[index]
         usage = believed(reported, estimate, pool.window_tokens)
         if usage is not reported:
             self._metrics.usage_rejected.add(pool.name)
-            return msgspec.structs.replace(outcome, usage=usage)
-        if beyond_window(usage, estimate.sequences, pool.window_tokens):
+        elif beyond_window(usage, estimate.sequences, pool.window_tokens):
             used = usage.prompt_tokens + usage.completion_tokens
             if not state.beyond_window_tokens:
                 _log.warning(
@@ -171,7 +166,7 @@ class Settler:
                     pool.window_tokens,
                 )
             state.beyond_window_tokens = max(state.beyond_window_tokens, used)
-        return outcome
+        return usage
 
     def _note_priority(self, served: ModelRuntime) -> None:
         """Tell once that a model's engines refuse the priorities they are sent."""
@@ -198,12 +193,12 @@ class Settler:
     def _note(self, progress: RequestProgress, taught: set[Lesson]) -> None:
         """Learn from a settled request, count and record it."""
         progress.timer.begin()
-        if progress.lease is not None:
-            learn(progress, taught)
+        attempts, lease, principal = progress.attempts, None, progress.principal
+        if attempts is not None:
+            lease = attempts.lease.current
+            learn(attempts, progress.outcome, taught)
         record = record_of(progress, prompts=self._log_prompts)
-        lease = None if progress.lease is None else progress.lease.current
         count(self._metrics, record, progress.sent_estimate, progress.served, lease)
-        principal = progress.principal
         if principal is not None and principal.slo_ms:
             met = slo_result(record, principal.slo_ms, admitted=lease is not None)
             if met is not None:
@@ -215,13 +210,12 @@ class Settler:
 # -- what is charged
 
 
-def charged_of(outcome: Outcome, estimate: LengthEstimate) -> Usage | None:
+def charged_of(outcome: Outcome, usage: Usage | None, estimate: LengthEstimate) -> Usage | None:
     """What the request used: the engine's report, else prompt as estimated + tokens emitted.
 
-    `outcome.usage` is what is believed (`gateway.admission.admission`). None, a full refund,
-    when the client got an error instead of an answer.
+    `usage`: the part of the outcome's that is believed (`gateway.admission.admission`). None, a
+    full refund, when the client got an error instead of an answer.
     """
-    usage = outcome.usage
     if usage is not None and usage.source == "engine":
         return usage
     if usage is None and outcome.label != "disconnected" and not outcome.completed:
@@ -248,21 +242,16 @@ def cost_of(served: ModelRuntime, usage: Usage, slot_nano: float = 0.0) -> int |
 
 def money_of(lease: Lease, cost: int | None) -> int:
     """What budgets in money count of a request, in nano-units; 0 where it has none."""
-    if not cost or not any(limit.unit == "money" for limit in lease.asked):
-        return 0
-    return cost
+    return cost if cost and any(limit.unit == "money" for limit in lease.asked) else 0
 
 
 # -- what is learned
 
 
-def learn(progress: RequestProgress, taught: set[Lesson]) -> None:
-    """Teach what was sent; nothing where no prompt was ready to be."""
-    facts, principal, served = progress.facts, progress.principal, progress.served
-    sending, attempts, outcome = progress.sent, progress.attempts, progress.outcome
-    if facts is None or principal is None or served is None or sending is None:
-        return
-    endpoint, usage = progress.incoming.endpoint, outcome.usage
+def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
+    """Teach what was sent."""
+    facts, principal, served = attempts.facts, attempts.principal, attempts.served
+    endpoint, usage, sending = attempts.incoming.endpoint, outcome.usage, attempts.sending
     reported = usage if usage is not None and usage.source == "engine" else None
     lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
     told = outcome.completed or usage is not None
@@ -283,7 +272,7 @@ def learn(progress: RequestProgress, taught: set[Lesson]) -> None:
     if not outcome.completed:
         return
     # What the worker was expected to hold of the prompt, against what it says it held.
-    entry, binding = (None, None) if attempts is None else (attempts.entry, attempts.binding)
+    entry, binding = attempts.entry, attempts.binding
     if entry is not None and entry.expected and binding is not None and reported is not None:
         pool = served.fleet.pools[binding.pool]
         if reported.cached_reported:
@@ -303,9 +292,13 @@ def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
     """The request's line in the log; `prompts` where it shall hold the request's body."""
     incoming, facts, served = progress.incoming, progress.facts, progress.served
     principal, outcome, told = progress.principal, progress.outcome, progress.told
-    attempts, sending, charged = progress.attempts, progress.sent, progress.charged
-    binding = None if attempts is None else attempts.binding
-    pool = None if served is None or binding is None else served.fleet.pools[binding.pool]
+    attempts, charged, estimate = progress.attempts, progress.charged, progress.sent_estimate
+    body, binding, pool = incoming.body, None, None
+    if attempts is not None and attempts.binding is not None:
+        binding = attempts.binding
+        pool = attempts.served.fleet.pools[binding.pool]
+    tail = body if len(body) <= DIGESTED_BYTES else body[-DIGESTED_BYTES:]
+    measure = _UNREAD if facts is None else facts.measure
     return DecisionRecord(
         schema=DECISION_SCHEMA,
         time_unix_s=incoming.received_unix_s,
@@ -327,56 +320,48 @@ def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
         worker=None if pool is None or binding is None else pool.workers[binding.worker],
         rescued=attempts is not None and attempts.rescued,
         finish_reason=outcome.finish_reason,
-        request=_request(progress),
-        estimate=_estimate(progress.sent_estimate),
+        request=RequestSection(
+            body_bytes=len(body),
+            body_digest=xxh3_64_intdigest(tail, seed()) & 0xFFFF_FFFF,
+            text_bytes=None if facts is None else measure.text_bytes,
+            messages=measure.messages,
+            media_parts=measure.media_parts,
+            rag=measure.rag,
+        ),
+        estimate=NO_ESTIMATE
+        if estimate is None
+        else EstimateSection(
+            category=estimate.category,
+            bytes_per_token=estimate.ratio,
+            bytes_per_token_conservative=estimate.ratio_conservative,
+            input_tokens=estimate.input_tokens_total,
+            output_tokens=estimate.output_tokens,
+            total_tokens=estimate.fit_tokens,
+            cap_tokens=estimate.cap_tokens,
+            sequences=estimate.sequences,
+        ),
         plan=NO_PLAN if served is None else _plan(progress, served),
-        admission=_admission(progress),
-        compression=NO_COMPRESSION if sending is None else _compression(sending, served),
-        scheduling=_scheduling(progress),
+        admission=AdmissionSection(lease_id=incoming.lease_id)
+        if attempts is None
+        else _admission(progress, attempts),
+        compression=NO_COMPRESSION if attempts is None else _compression(attempts),
+        scheduling=NO_SCHEDULING
+        if attempts is None or binding is None
+        else _scheduling(attempts, binding),
         attempts=() if attempts is None else tuple(attempts.done),
         usage=NO_USAGE if charged is None else usage_section(charged, progress.cost_nano),
         timing=_timing(progress),
         trace=incoming.trace,
-        prompt=incoming.body.decode("utf-8", "replace") if prompts else None,
-    )
-
-
-def _request(progress: RequestProgress) -> RequestSection:
-    body, facts = progress.incoming.body, progress.facts
-    tail = body if len(body) <= DIGESTED_BYTES else body[-DIGESTED_BYTES:]
-    digest = xxh3_64_intdigest(tail, seed()) & 0xFFFF_FFFF
-    if facts is None:
-        return RequestSection(body_bytes=len(body), body_digest=digest)
-    return RequestSection(
-        body_bytes=len(body),
-        body_digest=digest,
-        text_bytes=facts.measure.text_bytes,
-        messages=facts.measure.messages,
-        media_parts=facts.measure.media_parts,
-        rag=facts.measure.rag,
-    )
-
-
-def _estimate(estimate: LengthEstimate | None) -> EstimateSection:
-    if estimate is None:
-        return NO_ESTIMATE
-    return EstimateSection(
-        category=estimate.category,
-        bytes_per_token=estimate.ratio,
-        bytes_per_token_conservative=estimate.ratio_conservative,
-        input_tokens=estimate.input_tokens_total,
-        output_tokens=estimate.output_tokens,
-        total_tokens=estimate.fit_tokens,
-        cap_tokens=estimate.cap_tokens,
-        sequences=estimate.sequences,
+        prompt=body.decode("utf-8", "replace") if prompts else None,
     )
 
 
 def _plan(progress: RequestProgress, served: ModelRuntime) -> PlanSection:
-    planned, sending = progress.planned, progress.sent
+    planned, plan = progress.planned, progress.plan
     if planned is None:
         return NO_PLAN
-    plan = progress.plan if sending is None else sending.plan
+    if progress.attempts is not None:
+        plan = progress.attempts.sending.plan
     name = served.fleet.pools[planned.pool].name
     moved = served.routing.observe and plan is not None and plan.pool != planned.pool
     return PlanSection(
@@ -386,11 +371,9 @@ def _plan(progress: RequestProgress, served: ModelRuntime) -> PlanSection:
     )
 
 
-def _admission(progress: RequestProgress) -> AdmissionSection:
-    lease_id, held, served = progress.incoming.lease_id, progress.lease, progress.served
-    if held is None or served is None:
-        return AdmissionSection(lease_id=lease_id)
-    lease, taken, asked, charged = held.current, held.taken, held.asked, progress.charged
+def _admission(progress: RequestProgress, attempts: Attempts) -> AdmissionSection:
+    served, held, charged = attempts.served, attempts.lease, progress.charged
+    lease, taken, asked, pools = held.current, held.taken, held.asked, served.fleet.pools
     charge = None
     if charged is not None:
         charge = charge_tokens(
@@ -401,7 +384,7 @@ def _admission(progress: RequestProgress) -> AdmissionSection:
         )
     if lease.limits is None:
         return AdmissionSection(
-            lease_id=lease_id,
+            lease_id=progress.incoming.lease_id,
             spilled=lease.spilled,
             contended=lease.contended,
             would_deny=lease.would_deny or None,
@@ -409,10 +392,10 @@ def _admission(progress: RequestProgress) -> AdmissionSection:
             charge_tokens=charge,
         )
     return AdmissionSection(
-        lease_id=lease_id,
-        service_class=None if progress.principal is None else progress.principal.service_class,
-        asked_pool=served.fleet.pools[asked.pool].name,
-        alternates=tuple([served.fleet.pools[pool].name for pool in asked.alternates]),
+        lease_id=progress.incoming.lease_id,
+        service_class=attempts.principal.service_class,
+        asked_pool=pools[asked.pool].name,
+        alternates=tuple([pools[pool].name for pool in asked.alternates]),
         spilled=lease.spilled,
         admitted_unix_s=lease.issued_unix_s,
         settled_unix_s=progress.settled_unix_s,
@@ -427,11 +410,10 @@ def _admission(progress: RequestProgress) -> AdmissionSection:
     )
 
 
-def _compression(sending: Sending, served: ModelRuntime | None) -> CompressionSection:
-    prompt = sending.prompt
+def _compression(attempts: Attempts) -> CompressionSection:
+    prompt, compression = attempts.sending.prompt, attempts.served.compression
     if prompt.only_pool is None and not prompt.not_compressed:
         return NO_COMPRESSION
-    compression = None if served is None else served.compression
     return CompressionSection(
         compressed=prompt.compressed,
         not_compressed=prompt.not_compressed or None,
@@ -440,11 +422,7 @@ def _compression(sending: Sending, served: ModelRuntime | None) -> CompressionSe
     )
 
 
-def _scheduling(progress: RequestProgress) -> SchedulingSection:
-    attempts = progress.attempts
-    binding = None if attempts is None else attempts.binding
-    if attempts is None or binding is None:
-        return NO_SCHEDULING
+def _scheduling(attempts: Attempts, binding: Binding) -> SchedulingSection:
     job, relay = attempts.job, attempts.relay
     if job is None:  # a last resort, out of the rotation
         return SchedulingSection(score=binding.score, candidates=binding.candidates)
@@ -477,14 +455,10 @@ def usage_section(charged: Usage, cost: int | None = None) -> UsageSection:
 
 
 def _timing(progress: RequestProgress) -> TimingSection:
-    received_s, outcome, attempts = (
-        progress.incoming.received_s,
-        progress.outcome,
-        progress.attempts,
-    )
-    sent_s = None if attempts is None else attempts.sent_s
-    queue_s = 0.0 if attempts is None else attempts.queue_s
-    compress_s = progress.compress_s
+    received_s, outcome = progress.incoming.received_s, progress.outcome
+    queue_s, sent_s, compress_s = 0.0, None, None
+    if (attempts := progress.attempts) is not None:
+        queue_s, sent_s, compress_s = attempts.queue_s, attempts.sent_s, attempts.compress_s
     return TimingSection(
         queue_ms=queue_s * 1000,
         overhead_ms=None if sent_s is None else (sent_s - received_s - queue_s) * 1000,
@@ -576,19 +550,15 @@ def _count_tokens(
         metrics.estimate_error.observe(
             estimate.input_tokens_total / prompt_tokens, estimate.category
         )
-        if _fitted_first(record, estimate, served):
+        # Whether it was sent past the first pool though the true lengths would have fitted that.
+        shape, completion_tokens = served.routing.pools[0], usage.completion_tokens or 0
+        if (
+            record.plan.pool not in (None, shape.name)
+            and shape.boundary_tokens is not None
+            and estimate.sequences == 1
+            and prompt_tokens + completion_tokens <= shape.boundary_tokens
+            and can_serve(
+                msgspec.structs.replace(estimate, input_tokens=prompt_tokens), shape.window_tokens
+            )
+        ):
             metrics.misroutes.add("long_fitted_short")
-
-
-def _fitted_first(record: DecisionRecord, estimate: LengthEstimate, served: ModelRuntime) -> bool:
-    """Whether it was sent past the first pool though the true lengths would have fitted that."""
-    shape, usage = served.routing.pools[0], record.usage
-    if record.plan.pool in (None, shape.name) or shape.boundary_tokens is None:
-        return False
-    true_total = (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
-    exact = msgspec.structs.replace(estimate, input_tokens=usage.prompt_tokens or 0)
-    return (
-        estimate.sequences == 1
-        and true_total <= shape.boundary_tokens
-        and can_serve(exact, shape.window_tokens)
-    )

@@ -211,7 +211,7 @@ def test_the_pipeline_calls_its_stages_in_that_order() -> None:
         "self._dispatcher.run(",
     )
     calls(gateway.pipeline.dispatcher, "run", "self._bind(", "self._attempt(")
-    calls(gateway.pipeline.dispatcher, "_bind", "_binder.bind(", "_binder.wait(")
+    calls(gateway.pipeline.dispatcher, "_bind", "binder.bind(", "binder.wait(")
     calls(gateway.pipeline.dispatcher, "_attempt", "upstream_call(", "relay.run(")
 
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.fleet.model_runtime import NO_PREFIX, ModelCompression, ModelRuntime
+from gateway.fleet.model_runtime import ModelCompression, ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.body import read_body
 from gateway.pipeline.forward import Relay
-from gateway.pipeline.request_progress import RequestLease, RequestProgress, Sending
+from gateway.pipeline.request_progress import RequestLease, RequestProgress
 from gateway.pipeline.settlement import TOGETHER_S, Settler, record_of
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding, Outcome, Usage
@@ -86,7 +86,6 @@ def admitted(
     progress = RequestProgress(asked)
     progress.principal, progress.facts, progress.served = principal, attempts.facts, served
     progress.estimate, progress.planned, progress.plan = attempts.whole, PLAN, PLAN
-    progress.lease, progress.sending = attempts.lease, attempts.sending
     progress.attempts = attempts
     attempts.binding = Binding(pool=0, worker=0, score=0.5, candidates=(("w", 0.5),))
     attempts.sent_s = asked.received_s + 0.75
@@ -312,11 +311,10 @@ def test_a_plan_is_the_boundary_s_and_observe_mode_says_where_it_would_have_gone
 
 def test_a_managed_lease_is_told_from_its_admission_to_its_end() -> None:
     progress = admitted(held=lease(limits=LIMITS, kv_bytes=7, issued_unix_s=4.0))
-    assert progress.lease is not None
-    progress.lease.current = msgspec.structs.replace(
-        progress.lease.current, cost_tokens=120, spilled=True, weight=2.0
-    )
-    progress.lease.changes.append((5.0, "transfer", 1))
+    assert progress.attempts is not None
+    held = progress.attempts.lease
+    held.current = msgspec.structs.replace(held.current, cost_tokens=120, spilled=True, weight=2.0)
+    held.changes.append((5.0, "transfer", 1))
     progress.settled_unix_s, progress.charged = 9.0, USED
     found = record_of(progress, prompts=False).admission
     assert (found.asked_pool, found.alternates) == ("short", ("long",))
@@ -382,18 +380,17 @@ def test_a_scheduler_s_predictions_stand_beside_what_came(
 def test_time_in_the_queue_is_not_the_gateway_s_own() -> None:
     progress = admitted()
     assert progress.attempts is not None
-    progress.attempts.queue_s, progress.compress_s = 0.5, 0.125
+    progress.attempts.queue_s, progress.attempts.compress_s = 0.5, 0.125
     progress.ended_s = progress.incoming.received_s + 2.0
     assert record_of(progress, prompts=False).timing == TimingSection(
         queue_ms=500.0, overhead_ms=250.0, compress_ms=125.0, ttft_s=0.25, duration_s=2.0
     )
 
 
-def test_what_was_not_sent_counts_its_own_estimate() -> None:
+def test_what_was_not_admitted_counts_its_own_estimate() -> None:
     progress = admitted()
     progress.attempts = None
-    assert progress.sending is not None
-    progress.sending = Sending(Prompt(body=b""), progress.sending.estimate, PLAN, NO_PREFIX)
     found = record_of(progress, prompts=False)
-    assert found.estimate.input_tokens == progress.sending.estimate.input_tokens_total
+    assert progress.estimate is not None
+    assert found.estimate.input_tokens == progress.estimate.input_tokens_total
     assert (found.pool, found.attempts, found.rescued) == (None, (), False)

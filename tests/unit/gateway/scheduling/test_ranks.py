@@ -9,7 +9,7 @@ from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.payload.body import read_body
 from gateway.payload.head import pairs_of
-from gateway.pipeline.dispatch import upstream_call
+from gateway.pipeline.dispatcher import upstream_call
 from gateway.ports import UpstreamCall
 from gateway.records.attempt import Binding
 from gateway.records.endpoint import CHAT, TRANSCRIPTIONS
