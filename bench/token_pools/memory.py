@@ -23,7 +23,7 @@ from bench.common.report import Bar, Row, at_least, at_most, no_bar
 from bench.token_pools.lab import AdmittedJob, Lab, RefusedJob
 from gateway.admission import admission
 from gateway.admission.terms import Terms
-from gateway.estimate.quantile import OutputLengths
+from gateway.estimate.learners import OutputLengths
 from gateway.records.entitlement import Entitlement
 from simulator.engine.engine import EngineProfile
 

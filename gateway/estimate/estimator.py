@@ -3,7 +3,7 @@
 One `LengthEstimator` per model (token-budget paper, section 2.1). Rules:
 - A request teaches only its own tenant's figures. Estimates for a tenant with enough
   observations use that tenant's figures alone; a newer tenant gets the tenants' median
-  (`gateway.estimate.by_tenant`). No tenant controls the estimates of another.
+  (`ByTenant`). No tenant controls the estimates of another.
 - L_in = ceil(bytes / c*) + template, c* = c - gamma sigma: overestimating is the safe side.
 - The template's fixed tokens and the ratio are fitted separately: prompts under
   SMALL_PROMPT_TOKENS teach the template, longer ones the ratio. (If every prompt is longer, the
@@ -18,10 +18,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, Literal
 
-from gateway.estimate.by_tenant import ByTenant, median
-from gateway.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio, TwoTermFit
-from gateway.estimate.merge import EstimatorPart
-from gateway.estimate.quantile import MAX_TOKENS, PRIOR_TOKENS, OutputLengths
+from gateway.estimate.learners import (
+    HIGHEST_RATIO,
+    LOWEST_RATIO,
+    MAX_TOKENS,
+    PRIOR_TOKENS,
+    ByTenant,
+    OutputLengths,
+    Pair,
+    Part,
+    Ratio,
+    TwoTermFit,
+    median,
+)
 from gateway.payload.counting import MEDIA_TOKENS
 from gateway.records.endpoint import ENDPOINTS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
@@ -84,104 +93,6 @@ With all endpoints and categories in use these are 400 parts, fewer than
 """
 
 
-class TenantFigures:
-    """Ratios, template and media fits, output lengths."""
-
-    __slots__ = ("media", "outputs", "ratios", "templates")
-
-    def __init__(
-        self, profile: EstimatorProfile, media_tokens: int, output_prior_tokens: int
-    ) -> None:
-        """Start from the settings (see LengthEstimator)."""
-        beta, gamma, corrected = profile.beta, profile.gamma, profile.bias_corrected
-
-        def ratio(category: str) -> Callable[[], Ratio]:
-            prior = profile.priors[category]
-            return lambda: Ratio(prior, beta=beta, gamma=gamma, corrected=corrected)
-
-        self.ratios: Final = {
-            category: ByTenant(ratio(category), Ratio.agree) for category in CATEGORIES
-        }
-        self.templates: Final[dict[str, ByTenant[TwoTermFit]]] = {
-            "chat": _fits((3.0, 4.0), (32.0, 4.0), MAX_TEMPLATE),
-            "tools": _fits((3.0, 4.0), (96.0, 4.0), MAX_TEMPLATE),
-            "plain": _fits((1.0, 0.0), (4.0, 0.0), MAX_TEMPLATE),
-            "pair": _fits((3.0, 0.0), (8.0, 0.0), MAX_TEMPLATE),
-        }
-        self.media: Final = _fits((0.0, media_tokens / MEDIA_TOKENS), (128.0, 0.5), MAX_MEDIA)
-        self.outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
-
-    def parts(self) -> dict[str, EstimatorPart]:
-        """`FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
-        found: dict[str, EstimatorPart] = {}
-        for category, ratios in self.ratios.items():
-            for tenant, ratio in ratios.latest(_RETAINED):
-                found[f"ratio.{category}@{tenant}"] = ratio
-        for kind, fits in self.templates.items():
-            for tenant, fit in fits.latest(_RETAINED):
-                found[f"template.{kind}@{tenant}"] = fit
-        for tenant, fit in self.media.latest(_RETAINED):
-            found[f"media@{tenant}"] = fit
-        for name, histogram in self.outputs.histograms(_RETAINED_OUTPUTS):
-            found[f"output.{name}"] = histogram
-        return found
-
-    def part(self, name: str) -> EstimatorPart | None:
-        """The learner of that name; names without a tenant are unknown."""
-        figure, apart, tenant = name.partition("@")
-        if not apart:
-            return None
-        group, _, key = figure.partition(".")
-        if group == "ratio" and key in CATEGORIES:
-            return self.ratios[key].part(tenant)
-        if group == "template" and key in self.templates:
-            return self.templates[key].part(tenant)
-        if group == "output":
-            found, slash, category = key.partition("/")
-            endpoint = ENDPOINTS_BY_NAME.get(found)
-            known = category in CATEGORIES if slash else not category
-            if endpoint is not None and endpoint.generates and known:
-                return self.outputs.part(found, category, tenant)
-        return self.media.part(tenant) if figure == "media" else None
-
-    def snapshot(self) -> dict[str, Any]:
-        """Each figure as the median over the taught tenants."""
-        return {
-            "categories": {name: _shown(ratios) for name, ratios in self.ratios.items()},
-            "templates": {
-                kind: {"request_tokens": a, "message_tokens": b, "n": n}
-                for kind, fits in self.templates.items()
-                for a, b, n in (_fitted(fits),)
-            },
-            "media": dict(
-                zip(("part_tokens", "guess_scale", "n"), _fitted(self.media), strict=True)
-            ),
-            "expected_output_tokens": self.outputs.snapshot(),
-        }
-
-
-def _fits(
-    prior: tuple[float, float], deviation: tuple[float, float], limits: tuple[float, float]
-) -> ByTenant[TwoTermFit]:
-    return ByTenant(lambda: TwoTermFit(prior, deviation, limits), TwoTermFit.agree)
-
-
-def _shown(ratios: ByTenant[Ratio]) -> dict[str, Any]:
-    """A category's figures: medians over the taught tenants; without any, the start."""
-    states = [own.state() for _, own in ratios.latest() if own.weight]
-    if not states:
-        return {**ratios.of("").state(), "tenants": 0}
-    shown = {name: median([state[name] for state in states]) for name in states[0]}
-    return {**shown, "n": sum(state["n"] for state in states), "tenants": len(states)}
-
-
-def _fitted(fits: ByTenant[TwoTermFit]) -> tuple[float, float, int]:
-    """Both coefficients as medians over tenants, and the number of observations behind them."""
-    found = [own for _, own in fits.latest() if own.observations] or [fits.of("")]
-    a, b = median([own.a for own in found]), median([own.b for own in found])
-    return a, b, sum(own.observations for own in found)
-
-
 ENDPOINTS_BY_NAME: Final = {endpoint.name: endpoint for endpoint in ENDPOINTS.values()}
 
 
@@ -204,17 +115,19 @@ def _most_template(measure: Measure) -> int:
     return int(MAX_TEMPLATE[0] * measure.prompts + MAX_TEMPLATE[1] * measure.messages)
 
 
+def _fits(prior: Pair, deviation: Pair, limits: Pair) -> ByTenant[TwoTermFit]:
+    return ByTenant(lambda: TwoTermFit(prior, deviation, limits), TwoTermFit.agree)
+
+
+def _fitted(fits: ByTenant[TwoTermFit]) -> tuple[float, float, int]:
+    """Both coefficients as medians over tenants, and the number of observations behind them."""
+    found = [own for _, own in fits.latest() if own.observations] or [fits.of("")]
+    a, b = median([own.a for own in found]), median([own.b for own in found])
+    return a, b, sum(own.observations for own in found)
+
+
 class LengthEstimator:
     """Estimates lengths for one model, and learns from served requests."""
-
-    __slots__ = (
-        "_figures",
-        "_fit_template",
-        "ignored",
-        "observations",
-        "output_mode",
-        "profile",
-    )
 
     def __init__(
         self,
@@ -235,7 +148,29 @@ class LengthEstimator:
         self.ignored: dict[str, int] = {}
         """Parts of observations that taught nothing, by reason."""
         self._fit_template: Final = profile.fit_template
-        self._figures: Final = TenantFigures(profile, media_tokens, output_prior_tokens)
+
+        def ratio(category: str) -> Callable[[], Ratio]:
+            prior, beta, gamma = profile.priors[category], profile.beta, profile.gamma
+            corrected = profile.bias_corrected
+            return lambda: Ratio(prior, beta=beta, gamma=gamma, corrected=corrected)
+
+        self._ratios: Final = {
+            category: ByTenant(ratio(category), Ratio.agree) for category in CATEGORIES
+        }
+        self._templates: Final[dict[str, ByTenant[TwoTermFit]]] = {
+            "chat": _fits((3.0, 4.0), (32.0, 4.0), MAX_TEMPLATE),
+            "tools": _fits((3.0, 4.0), (96.0, 4.0), MAX_TEMPLATE),
+            "plain": _fits((1.0, 0.0), (4.0, 0.0), MAX_TEMPLATE),
+            "pair": _fits((3.0, 0.0), (8.0, 0.0), MAX_TEMPLATE),
+        }
+        self._media: Final = _fits((0.0, media_tokens / MEDIA_TOKENS), (128.0, 0.5), MAX_MEDIA)
+        self._outputs: Final = OutputLengths(prior_tokens=output_prior_tokens)
+        self._by_figure: Final[dict[str, ByTenant[Any]]] = {
+            **{f"ratio.{category}": ratios for category, ratios in self._ratios.items()},
+            **{f"template.{kind}": fits for kind, fits in self._templates.items()},
+            "media": self._media,
+        }
+        """All learners but those of outputs, by the name of their parts."""
 
     def estimate(
         self,
@@ -251,17 +186,17 @@ class LengthEstimator:
         """
         measure = facts.measure
         category = category or measure.category
-        ratio = self._figures.ratios[category].of(tenant)
+        ratio = self._ratios[category].of(tenant)
         longest_bytes = measure.longest_text_bytes
         exact = measure.longest_exact_tokens
         template = 0
         if self._fit_template and not exact:
-            fit = self._figures.templates[template_kind(endpoint.name, measure)].of(tenant)
+            fit = self._templates[template_kind(endpoint.name, measure)].of(tenant)
             template = ceil(fit.a + fit.b * measure.messages)
         longest = ceil(longest_bytes / ratio.conservative) + template + exact
         media = 0
         if measure.media_parts:
-            fit = self._figures.media.of(tenant)
+            fit = self._media.of(tenant)
             media = ceil(fit.value(measure.media_parts, measure.media_tokens))
         prompts = measure.prompts
         if prompts == 1:
@@ -281,7 +216,7 @@ class LengthEstimator:
         limit: int | None = 0
         if endpoint.generates:
             limit = default_max_tokens if cap is None else cap
-            expected = self._figures.outputs.expected(endpoint.name, category, tenant)
+            expected = self._outputs.expected(endpoint.name, category, tenant)
             capped = limit is not None and (self.output_mode == "cap" or limit < expected)
             output = limit if limit is not None and capped else expected
         return LengthEstimate(
@@ -310,64 +245,6 @@ class LengthEstimator:
         """Learn from a served request's usage; impossible values are counted, not used."""
         self.observations += 1
         self._learn_input(observation)
-        self._learn_output(observation)
-
-    def _learn_input(self, observation: Observation) -> None:
-        measure, tenant = observation.measure, observation.tenant
-        if not observation.learn_ratio:
-            self._ignore("prompt_changed")
-            return
-        tokens = self._reported(observation, "prompt_tokens")
-        if tokens is None or measure.exact_tokens:
-            return
-        ratio = self._figures.ratios[measure.category].begun(tenant)
-        kind = template_kind(observation.endpoint, measure)
-        fixed = 0.0
-        if self._fit_template:
-            fit = self._figures.templates[kind].begun(tenant)
-            fixed = fit.value(measure.prompts, measure.messages)
-        size = measure.text_bytes
-        if measure.media_parts:
-            text = size / ratio.mean
-            media = tokens - fixed - text
-            if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
-                self._ignore("prompt_tokens_out_of_range")
-                return
-            noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
-            fit = self._figures.media.taught(tenant)
-            fit.add(measure.media_parts, measure.media_tokens, media, noise)
-            return
-        if not size:
-            return
-        if not self._possible(size, tokens, fixed, measure):
-            self._ignore("prompt_tokens_out_of_range")
-            return
-        # Each observation teaches only one of the two. If prompts of similar lengths taught both,
-        # an error of one would be taken for the other, and both would drift.
-        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
-            if self._fit_template:
-                text = size / ratio.mean
-                fit = self._figures.templates[kind].taught(tenant)
-                noise = _noise(ratio, text)
-                fit.add(measure.prompts, measure.messages, tokens - text, noise)
-        else:
-            text = tokens - fixed
-            own = self._figures.ratios[measure.category].taught(tenant)
-            own.add(size / text, text / measure.prompts)
-
-    def _possible(self, size: int, tokens: int, fixed: float, measure: Measure) -> bool:
-        """Whether a token count can be true: bytes per token within [0.5, 16].
-
-        A small prompt may be mostly template, so its count may exceed that by MAX_TEMPLATE.
-        """
-        if size > HIGHEST_RATIO * tokens:
-            return False
-        if tokens < SMALL_PROMPT_TOKENS * measure.prompts:
-            return tokens <= size / LOWEST_RATIO + _most_template(measure)
-        text = tokens - fixed
-        return LOWEST_RATIO * text <= size <= HIGHEST_RATIO * text
-
-    def _learn_output(self, observation: Observation) -> None:
         endpoint = ENDPOINTS_BY_NAME.get(observation.endpoint)
         if endpoint is None or not endpoint.generates:
             return
@@ -378,13 +255,52 @@ class LengthEstimator:
         if each > MAX_TOKENS:
             self._ignore("completion_tokens_out_of_range")
             return
-        self._figures.outputs.add(
-            observation.endpoint,
-            observation.measure.category,
-            observation.tenant,
-            each,
-            cut=observation.output_censored,
-        )
+        category, tenant = observation.measure.category, observation.tenant
+        cut = observation.output_censored
+        self._outputs.add(observation.endpoint, category, tenant, each, cut=cut)
+
+    def _learn_input(self, observation: Observation) -> None:
+        measure, tenant = observation.measure, observation.tenant
+        if not observation.learn_ratio:
+            self._ignore("prompt_changed")
+            return
+        tokens = self._reported(observation, "prompt_tokens")
+        if tokens is None or measure.exact_tokens:
+            return
+        ratios = self._ratios[measure.category]
+        templates = self._templates[template_kind(observation.endpoint, measure)]
+        ratio = ratios.begun(tenant)
+        fixed = 0.0
+        if self._fit_template:
+            fixed = templates.begun(tenant).value(measure.prompts, measure.messages)
+        size = measure.text_bytes
+        text = size / ratio.mean
+        if measure.media_parts:
+            media = tokens - fixed - text
+            if media > MAX_MEDIA[0] * measure.media_parts or media < -0.5 * text:
+                self._ignore("prompt_tokens_out_of_range")
+                return
+            noise = _noise(ratio, text) + (0.1 * measure.media_tokens) ** 2
+            fit = self._media.taught(tenant)
+            fit.add(measure.media_parts, measure.media_tokens, media, noise)
+            return
+        if not size:
+            return
+        # Bytes per token are within [0.5, 16]. A small prompt may be mostly template, so its
+        # count may exceed that by the most that templates add.
+        small = tokens < SMALL_PROMPT_TOKENS * measure.prompts
+        least = LOWEST_RATIO * (tokens - (_most_template(measure) if small else fixed))
+        most = HIGHEST_RATIO * (tokens if small else tokens - fixed)
+        if not least <= size <= most or size > HIGHEST_RATIO * tokens:
+            self._ignore("prompt_tokens_out_of_range")
+        # Each observation teaches only one of the two. If prompts of similar lengths taught both,
+        # an error of one would be taken for the other, and both would drift.
+        elif not small:
+            text = tokens - fixed
+            ratios.taught(tenant).add(size / text, text / measure.prompts)
+        elif self._fit_template:
+            fit = templates.taught(tenant)
+            fit.add(measure.prompts, measure.messages, tokens - text, _noise(ratio, text))
 
     def _reported(self, observation: Observation, field: str) -> int | None:
         """A count if it is a positive integer; `getattr`, for engines may break its annotation."""
@@ -403,20 +319,52 @@ class LengthEstimator:
         self.ignored[reason] = self.ignored.get(reason, 0) + 1
 
     def snapshot(self) -> dict[str, Any]:
-        """All learned figures, for the admin endpoint and the metrics."""
+        """All learned figures, for the admin endpoint and the metrics: medians over the tenants."""
+        categories: dict[str, dict[str, Any]] = {}
+        for category, ratios in self._ratios.items():
+            states = [own.state() for _, own in ratios.latest() if own.weight]
+            shown = states or [ratios.of("").state()]
+            categories[category] = {
+                **{name: median([state[name] for state in shown]) for name in shown[0]},
+                "n": sum(state["n"] for state in shown),
+                "tenants": len(states),
+            }
+        templates = {}
+        for kind, fits in self._templates.items():
+            a, b, n = _fitted(fits)
+            templates[kind] = {"request_tokens": a, "message_tokens": b, "n": n}
+        a, b, n = _fitted(self._media)
         return {
             "profile": self.profile.name,
             "output_mode": self.output_mode,
             "observations": self.observations,
             "ignored": dict(self.ignored),
-            **self._figures.snapshot(),
+            "categories": categories,
+            "templates": templates,
+            "media": {"part_tokens": a, "guess_scale": b, "n": n},
+            "expected_output_tokens": self._outputs.snapshot(),
         }
 
-    def parts(self) -> dict[str, EstimatorPart]:
-        return self._figures.parts()
+    def parts(self) -> dict[str, Part]:
+        """`FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
+        found: dict[str, Part] = {}
+        for name, learners in self._by_figure.items():
+            found.update((f"{name}@{who}", part) for who, part in learners.latest(_RETAINED))
+        for name, level in self._outputs.levels.items():
+            for tenant, part in level.latest(_RETAINED_OUTPUTS):
+                found[f"output.{name}@{tenant}"] = part
+        return found
 
-    def part(self, name: str) -> EstimatorPart | None:
-        return self._figures.part(name)
+    def part(self, name: str) -> Part | None:
+        """The part of that name, made if it does not exist; None for an unknown name."""
+        figure, apart, tenant = name.partition("@")
+        learners = self._by_figure.get(figure)
+        if learners is None and apart and figure.startswith("output."):
+            endpoint, slash, category = figure.removeprefix("output.").partition("/")
+            known = ENDPOINTS_BY_NAME.get(endpoint)
+            if known and known.generates and (category in CATEGORIES or not slash):
+                learners = self._outputs.level(figure.removeprefix("output."))
+        return learners.part(tenant) if learners is not None and apart else None
 
 
 def _noise(ratio: Ratio, text_tokens: float) -> float:

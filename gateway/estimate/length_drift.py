@@ -6,7 +6,7 @@ Rules:
 - The plan is some dozens of (tokens, share) points. The two distributions are compared only at
   these points, each moved to the edge of its bucket. Nothing is interpolated between points, so
   a plan whose requests all have one length stays exact.
-- Lengths are counted in the logarithmic buckets of `gateway.estimate.quantile`, some 200.
+- Lengths are counted in the logarithmic buckets of `gateway.estimate.learners`, some 200.
   A request's weight halves with every HALF_LIFE further requests.
 - Below TRUSTED requests there is no distance: n requests are 1.36/sqrt(n) away from their own
   distribution at 95 %, which is 0.06 at TRUSTED.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from gateway.estimate.quantile import MAX_TOKENS, bucket_of, upper_edge
+from gateway.estimate.learners import MAX_TOKENS, bucket_of, upper_edge
 
 ALARM: Final = 0.1
 """Distance above which the plan no longer fits the traffic."""

@@ -26,10 +26,12 @@ twice that one replica took over from another.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Final
 
-from gateway.records.record import Record
+from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.learners import Part
+from gateway.records.estimate import PartState, PeerRecord
 
 RATE_MEMORY_S: Final = 30.0
 """Time constant of a replica's rate, in seconds."""
@@ -39,53 +41,6 @@ MAX_PARTS: Final = 512
 """Most parts in one record; a record with more is ignored."""
 _MARKS: Final = 4096
 """Most parts whose observation counts a ledger remembers."""
-
-
-class PartState(Record, frozen=True, kw_only=True):
-    """One part: decayed sums by name."""
-
-    epoch: int
-    """How often the part was restarted."""
-    n: int
-    """Observations of this epoch, at least 1."""
-    rate: float = 0.0
-    """Recent observations: each counts exp(-age / RATE_MEMORY_S)."""
-    sums: dict[str, float]
-
-
-Learned = Mapping[str, PartState]
-"""Part -> its sums: all learned figures of one replica for one model."""
-
-
-class PeerRecord(Record, frozen=True, kw_only=True):
-    """A record of another replica, or one stored before a restart."""
-
-    age_s: float
-    """Since it was published."""
-    parts: dict[str, PartState]
-
-
-class EstimatorPart(Protocol):
-    """A learned figure that can leave the process and return."""
-
-    def learned(self) -> PartState:
-        """Its sums now."""
-
-    def accepts(self, state: PartState) -> bool:
-        """Whether sums from outside are valid for this part."""
-
-    def adopt(self, state: PartState) -> None:
-        """Continue from these sums, which it must accept."""
-
-
-class Learner(Protocol):
-    """An estimator that consists of parts."""
-
-    def parts(self) -> Mapping[str, EstimatorPart]:
-        """Parts that have learned something, by name."""
-
-    def part(self, name: str) -> EstimatorPart | None:
-        """The part of that name, made if it does not exist; None for an unknown name."""
 
 
 def aged(rate: float, seconds: float) -> float:
@@ -106,17 +61,16 @@ def plausible(part: PartState) -> bool:
 
 def merged(parts: Iterable[PartState]) -> PartState:
     """The weighted mean of the most observed epoch's sums; at least one part must be given."""
-    found = sorted(parts, key=_order)
+    found = sorted(parts, key=lambda part: (part.epoch, part.n, part.rate))
     observed: dict[int, float] = {}
     for part in found:
         observed[part.epoch] = observed.get(part.epoch, 0.0) + max(part.rate, 1.0)
     epoch = max(observed, key=lambda epoch: (observed[epoch], epoch))
     found = [part for part in found if part.epoch == epoch]
-    weights = [max(part.rate, 1.0) for part in found]
-    whole = math.fsum(weights)
+    whole = math.fsum(max(part.rate, 1.0) for part in found)
     sums: dict[str, float] = {}
-    for weight, part in zip(weights, found, strict=True):
-        share = weight / whole
+    for part in found:
+        share = max(part.rate, 1.0) / whole
         for name, value in part.sums.items():
             sums[name] = sums.get(name, 0.0) + share * value
     return PartState(
@@ -127,21 +81,15 @@ def merged(parts: Iterable[PartState]) -> PartState:
     )
 
 
-def _order(part: PartState) -> tuple[int, int, float]:
-    return part.epoch, part.n, part.rate
-
-
 class EstimatorMerge:
-    """Publishes one model's learner and merges other replicas' records into it.
+    """Publishes one model's estimator and merges other replicas' records into it.
 
-    It works on the live learner between two steps of the event loop; requests never wait.
+    It works on the live estimator between two steps of the event loop; requests never wait.
     """
 
-    __slots__ = ("_at_s", "_learner", "_marks")
-
-    def __init__(self, learner: Learner, now_s: float) -> None:
+    def __init__(self, estimator: LengthEstimator, now_s: float) -> None:
         """`now_s` on the clock of `learned`."""
-        self._learner = learner
+        self._estimator = estimator
         self._at_s = now_s
         self._marks: dict[str, tuple[int, int, float, float]] = {}
         """Part -> (epoch, observations, rate, time) when last seen; the last seen is last."""
@@ -149,51 +97,39 @@ class EstimatorMerge:
     def learned(self, now_s: float) -> dict[str, PartState]:
         """All parts that were taught, each with its rate; to be published as one record."""
         self._at_s = now_s
-        found = {}
-        for name, part in self._learner.parts().items():
-            state = self._own(name, part)
-            if state is not None:
-                found[name] = state
-        return found
+        parts = self._estimator.parts().items()
+        states = ((name, self._own(name, part)) for name, part in parts)
+        return {name: state for name, state in states if state is not None}
 
     def merge(self, peers: Iterable[PeerRecord]) -> Iterator[str]:
         """Take over other replicas' sums, one part a step; yields the names of changed parts.
 
-        Each step is complete in itself, so the learner may be taught between two steps.
+        Each step is complete in itself, so the estimator may be taught between two steps.
         """
         reported: dict[str, list[tuple[float, PartState]]] = {}
         for peer in peers:
             if len(peer.parts) <= MAX_PARTS:
-                for name, part in peer.parts.items():
-                    reported.setdefault(name, []).append((peer.age_s, part))
+                for name, state in peer.parts.items():
+                    reported.setdefault(name, []).append((peer.age_s, state))
         for name, given in reported.items():
-            target = self._learner.part(name)
-            if target is not None and self._take_over(name, target, given):
-                yield name
+            part = self._estimator.part(name)
+            others = [
+                PartState(epoch=s.epoch, n=s.n, rate=aged(s.rate, age_s), sums=s.sums)
+                for age_s, s in given
+                if part is not None and plausible(s) and part.accepts(s)
+            ]
+            if part is None or not others:
+                continue
+            mine = self._own(name, part)
+            result = merged(others if mine is None else [*others, mine])
+            if all(s.epoch != result.epoch for s in others) or not part.accepts(result):
+                continue
+            part.adopt(result)
+            rate = mine.rate if mine is not None and mine.epoch == result.epoch else 0.0
+            self._mark(name, result.epoch, result.n, rate)
+            yield name
 
-    def _take_over(
-        self, name: str, part: EstimatorPart, given: Iterable[tuple[float, PartState]]
-    ) -> bool:
-        others = [
-            PartState(epoch=state.epoch, n=state.n, rate=aged(state.rate, age_s), sums=state.sums)
-            for age_s, state in given
-            if plausible(state) and part.accepts(state)
-        ]
-        if not others:
-            return False
-        mine = self._own(name, part)
-        if mine is not None:
-            others.append(mine)
-        result = merged(others)
-        reported = any(state.epoch == result.epoch for state in others if state is not mine)
-        if not reported or not part.accepts(result):
-            return False
-        part.adopt(result)
-        rate = mine.rate if mine is not None and mine.epoch == result.epoch else 0.0
-        self._mark(name, result.epoch, result.n, rate)
-        return True
-
-    def _own(self, name: str, part: EstimatorPart) -> PartState | None:
+    def _own(self, name: str, part: Part) -> PartState | None:
         """A part's sums with new observations counted into its rate; None if it has none."""
         state = part.learned()
         if state.n < 1:

@@ -61,3 +61,23 @@ class Observation(Record, frozen=True, kw_only=True):
     """True if the answer was cut short (client left, cap reached); the length is a lower bound."""
     learn_ratio: bool = True
     """False for compressed requests, which must not move the bytes-per-token mean."""
+
+
+class PartState(Record, frozen=True, kw_only=True):
+    """What one part of an estimator learned: decayed sums by name."""
+
+    epoch: int
+    """How often the part was restarted."""
+    n: int
+    """Observations of this epoch, at least 1."""
+    rate: float = 0.0
+    """Recent observations: each counts exp(-age / RATE_MEMORY_S)."""
+    sums: dict[str, float]
+
+
+class PeerRecord(Record, frozen=True, kw_only=True):
+    """A record of another replica, or one stored before a restart."""
+
+    age_s: float
+    """Since it was published."""
+    parts: dict[str, PartState]

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.merge import EstimatorMerge, PartState, PeerRecord
+from gateway.estimate.merge import EstimatorMerge
+from gateway.records.estimate import PartState, PeerRecord
 from gateway.replicas.bus import LASTING, MAX_BYTES, Bus
 
 EVERY_S: Final = 1.0

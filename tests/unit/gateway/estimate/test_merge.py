@@ -9,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.estimate.estimator import PROFILES, LengthEstimator
-from gateway.estimate.input_lengths import HIGHEST_RATIO, LOWEST_RATIO, Ratio
-from gateway.estimate.merge import (
-    RATE_MEMORY_S,
-    EstimatorMerge,
-    PartState,
-    PeerRecord,
-    merged,
-)
-from gateway.records.estimate import Observation
+from gateway.estimate.learners import HIGHEST_RATIO, LOWEST_RATIO, Ratio
+from gateway.estimate.merge import RATE_MEMORY_S, EstimatorMerge, merged
+from gateway.records.estimate import Observation, PartState, PeerRecord
 from gateway.records.request import Measure
 
 finite = st.floats(0, 1, allow_subnormal=False)

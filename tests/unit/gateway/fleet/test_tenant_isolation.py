@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.estimate.estimator import LengthEstimator
-from gateway.estimate.merge import EstimatorMerge, PeerRecord
+from gateway.estimate.merge import EstimatorMerge
 from gateway.records.endpoint import CHAT, COMPLETIONS, Endpoint
-from gateway.records.estimate import LengthEstimate, Observation
+from gateway.records.estimate import LengthEstimate, Observation, PeerRecord
 from gateway.records.request import BodyFacts, Category, Measure
 
 HONEST = ("a", "b", "c", "d")

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gateway.estimate import quantile
+from gateway.estimate import learners
 from gateway.payload import body, counting, members
 from gateway.payload.body import read_body
 from gateway.payload.category import (
@@ -177,7 +177,7 @@ SAMPLES = [
     *(("cjk", text) for text in (CHINESE, JAPANESE, KOREAN, "你好", CHINESE + " GPU API ")),
     *(("other-script", text) for text in (RUSSIAN, ARABIC, HEBREW, GREEK, THAI, HINDI)),
     *(("other-script", text) for text in (UKRAINIAN, TAMIL, "Привет")),
-    *(("code", source(module)) for module in (body, members, counting, quantile)),
+    *(("code", source(module)) for module in (body, members, counting, learners)),
     *(("code", text) for text in (JAVASCRIPT, C_CODE, RUST, SQL, HTML, SHELL, DIFF)),
     *(("json", text) for text in (RECORDS, NESTED, NUMBERS, SCHEMA)),
     *(("mixed", text) for text in (BASE64, HEX, DIGITS, ENGLISH + CHINESE, RUSSIAN + ENGLISH)),
