@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from bench.common.report import Row, at_most
-from gateway.scheduling.rank_solver import Floats, assign, fcfs, objective
+from gateway.scheduling.rank_solver import Floats, assign, fcfs, imbalance
 
 INSTANCES: Final = 50
 _WORKERS: Final = 64
@@ -88,6 +88,14 @@ def _milliseconds(given: Instance) -> float:
 
 
 # -- (IO) solved exactly by HiGHS: a reference, too slow for anything else
+
+
+def objective(load: Floats, sizes: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:
+    """J: the predicted imbalance over the window, in tokens, after placing these pairs."""
+    after = np.array(load, dtype=np.float64).reshape(len(load), -1)
+    for item, worker in pairs:
+        after[worker] += sizes[item] + np.arange(after.shape[1])
+    return imbalance(after)
 
 
 def least_objective(load: Floats, cap: Sequence[int], sizes: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from gateway.routing.conversations import ResponseAffinity
 from gateway.routing.routing import PoolShape, Routing
 from gateway.scheduling.baselines import Immediate
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.scheduler import Job, Match
+from gateway.scheduling.scheduler import Job, hit_tokens
 from gateway.store.redis.exchange import RedisExchange
 from predictor.features import features
 from predictor.online import PrefillPredictor
@@ -113,15 +113,6 @@ def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
 CACHE_THRESHOLD: Final = 0.5
 BALANCE_ABS: Final = 32
 BALANCE_REL: Final = 1.1
-
-
-def hit_tokens(match: Match, worker: int) -> int:
-    """Longest prefix that a worker is expected to hold, in tokens."""
-    bit = 1 << worker
-    for tokens, mask in match:
-        if mask & bit:
-            return tokens
-    return 0
 
 
 class CacheAware(Immediate):

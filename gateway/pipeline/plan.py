@@ -38,7 +38,8 @@ from gateway.routing.routing import (
     stay,
 )
 from gateway.routing.split_alias import SplitAlias, conversation_key
-from gateway.scheduling.prefix_digests import Points, points_of
+from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.scheduler import Points
 
 _LOOKS: Final = 4
 _LOOK_EVERY_S: Final = 0.5

@@ -22,9 +22,8 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Harm
-from gateway.scheduling.prefix_digests import Points
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
-from gateway.scheduling.scheduler import Job, Scheduler
+from gateway.scheduling.scheduler import Job, Points, Scheduler
 
 _T = TypeVar("_T")
 

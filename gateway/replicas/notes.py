@@ -29,10 +29,8 @@ from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime, Pool, drain_worker
 from gateway.routing.conversations import ResponseLocation
-from gateway.scheduling.prefix_gossip import Index
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.scheduler import Points
 from predictor.online import PrefillPredictor
 
 LOCATIONS_SHARED_S: Final = 3.0
@@ -340,13 +338,13 @@ class SchedulerNotes:
                 for name, (note, _) in notes.items()
             }
         )
-        translated: dict[str, Index] = {
-            name: Translated(share.prefixes, places, len(note.names))
-            for name, (note, places) in notes.items()
+        here = {
+            name: {there: place for place, there in enumerate(places) if there >= 0}
+            for name, (_, places) in notes.items()
             if places is not None
         }
         prefixes = {name: note.prefixes for name, (note, _) in notes.items()}
-        for _ in share.pool.gossip.receive(prefixes, share.prefixes, translated):
+        for _ in share.pool.gossip.receive(prefixes, share.prefixes, here):
             yield
 
 
@@ -362,21 +360,6 @@ def translation(here: Sequence[int], there: Sequence[int]) -> list[int]:
     """By place here, the worker's place there; -1 for one that the other does not have."""
     places = {name: place for place, name in enumerate(there) if name}
     return [places.get(name, -1) if name else -1 for name in here]
-
-
-class Translated:
-    """A prefix index in the order of another replica's workers."""
-
-    def __init__(self, index: PrefixIndex, places: Sequence[int], workers: int) -> None:
-        """`places` as `translation` gives them; `workers`: the other's number of places."""
-        self.workers = workers
-        self._index = index
-        self._here = {there: here for here, there in enumerate(places) if there >= 0}
-
-    def insert(self, points: Points, worker: int, tokens_per_byte: float) -> object:
-        """See PrefixIndex; prompts to workers that are unknown here are ignored."""
-        here = self._here.get(worker)
-        return None if here is None else self._index.insert(points, here, tokens_per_byte)
 
 
 def _in_order(values: object, places: Sequence[int]) -> object:

@@ -5,13 +5,13 @@ the PoolState's: the requests that this gateway has sent and not seen finish.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.scheduler import Job, Match
+from gateway.scheduling.scheduler import NOTHING, Job, Match, hit_tokens
 
 CROWDED: Final = 1.25
 SLACK: Final = 4.0
@@ -25,75 +25,64 @@ HOLDERS: Final = 16
 """Most holders of one prefix examined in a fleet of more than `COMPARED` workers."""
 
 
+def turned(choice: Sequence[int], at: int, count: int) -> list[int]:
+    """At most `count` workers of the choice from place `at` on, which goes round."""
+    return [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
+
+
 def pick_sticky(
     match: Match,
     choice: Sequence[int],
     load: Sequence[float],
     cursor: int,
     *,
-    mean: float | None = None,
+    mean: float,
     slots: float = inf,
 ) -> int:
     """The uncrowded worker with the longest cached prefix, else the least loaded.
 
     `choice` ascends; `load` is in requests, by worker; ties rotate with the cursor. `mean` is
-    the mean load of `choice`; computed when not given. `slots`: what one worker runs at a time.
+    the mean load of `choice`. `slots`: what one worker runs at a time.
     """
-    if match:
-        if mean is None:
-            mean = sum([load[w] for w in choice]) / len(choice)
-        bound = CROWDED * mean + SLACK
-        few = len(choice) <= COMPARED
-        for _, mask in match:
-            known = choice if few else _holders(mask, choice, cursor)
-            holders = [w for w in known if mask >> w & 1 and load[w] <= bound]
-            if holders:
-                holder = min(holders, key=load.__getitem__)
-                if load[holder] >= slots:
-                    least = pick_least(choice, load, cursor)
-                    return holder if load[least] >= slots else least
+    bound = CROWDED * mean + SLACK
+    for _, mask in match:
+        known = choice if len(choice) <= COMPARED else _holders(mask, choice, cursor)
+        holders = [w for w in known if mask >> w & 1 and load[w] <= bound]
+        if holders:
+            holder = min(holders, key=load.__getitem__)
+            if load[holder] < slots:
                 return holder
+            least = pick_least(choice, load, cursor)
+            return holder if load[least] >= slots else least
     return pick_least(choice, load, cursor)
 
 
 def pick_least(choice: Sequence[int], load: Sequence[float], cursor: int) -> int:
     """The least loaded of the examined workers; ties rotate with the cursor."""
     if len(choice) > COMPARED:
-        at = cursor * COMPARED % len(choice)
-        choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
+        choice = turned(choice, cursor * COMPARED % len(choice), COMPARED)
     least = min([load[w] for w in choice])
     ties = [w for w in choice if load[w] <= least]
     return ties[cursor % len(ties)]
 
 
 def _holders(mask: int, choice: Sequence[int], cursor: int) -> list[int]:
-    """Up to HOLDERS workers of the mask that are in `choice`, rotating with the cursor."""
-    found: list[int] = []
-    for worker in _turned(mask, cursor):
-        place = bisect_left(choice, worker)
-        if place < len(choice) and choice[place] == worker:
-            found.append(worker)
-            if len(found) == HOLDERS:
-                break
-    return found
-
-
-def _turned(mask: int, cursor: int) -> Iterator[int]:
-    """At most `COMPARED` workers of a mask, starting at a worker that rotates with the cursor."""
+    """Up to HOLDERS workers of the mask that are in `choice`, of COMPARED looked at in turn."""
     start = cursor * HOLDERS % max(1, mask.bit_length())
     upper = mask >> start << start
+    found: list[int] = []
     left = COMPARED
     for part in (upper, mask ^ upper):
         rest = part
-        while rest and left:
+        while rest and left and len(found) < HOLDERS:
             low = rest & -rest
-            yield low.bit_length() - 1
+            worker = low.bit_length() - 1
+            place = bisect_left(choice, worker)
+            if place < len(choice) and choice[place] == worker:
+                found.append(worker)
             rest ^= low
             left -= 1
-
-
-NOTHING: Final[Sequence[Job]] = ()
-NO_ONE_WAITS: Final = (0, 0, 0)
+    return found
 
 
 class Immediate:
@@ -103,7 +92,7 @@ class Immediate:
 
     gates: bool = False
     coverage: float | None = None
-    waiting: Sequence[int] = NO_ONE_WAITS
+    waiting: Sequence[int] = (0, 0, 0)
 
     def __init__(self, pool: PoolState) -> None:
         self.replicas = 1
@@ -134,10 +123,7 @@ class Immediate:
         else:
             worker = choice[0] if len(choice) == 1 else self._pick(job, choice)
         job.worker, job.active = worker, self._pool.active[worker]
-        for tokens, mask in job.match:
-            if mask >> worker & 1:
-                job.hit_tokens = tokens
-                break
+        job.hit_tokens = hit_tokens(job.match, worker)
         job.state = "sent"
         job.sent_s = now_s
         return (job,)
@@ -175,8 +161,7 @@ def least_loaded(
 ) -> tuple[int, float, Sequence[tuple[int, float]]]:
     """The worker of the least score, that score, and some (worker, score) compared with it."""
     if len(choice) > COMPARED:
-        at = pool.cursor * COMPARED % len(choice)
-        choice = [*choice[at : at + COMPARED], *choice[: max(0, at + COMPARED - len(choice))]]
+        choice = turned(choice, pool.cursor * COMPARED % len(choice), COMPARED)
     kv, active = pool.tokens, pool.active
     kv_unit = 1.0 / (pool.total_tokens or 1)
     active_unit = 1.0 / (pool.total_active or 1)
@@ -222,10 +207,9 @@ class Sticky(Immediate):
     __slots__ = ()
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
-        pool = self._pool
-        active = pool.active
+        active, slots = self._pool.active, self._pool.slots_per_worker
+        mean = self._pool.total_active / len(choice)
         self._cursor += 1
-        mean, slots = pool.total_active / len(choice), pool.slots_per_worker
         worker = pick_sticky(job.match, choice, active, self._cursor, mean=mean, slots=slots)
         job.score = float(active[worker])
         job.candidates = ((worker, job.score),)

@@ -29,9 +29,7 @@ from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
 from gateway.payload.members import Members
-
-Points = tuple[tuple[int, int], ...]
-"""(length, digest of the prompt up to there), ascending; the last is the whole prompt's."""
+from gateway.scheduling.scheduler import Points
 
 MIN_BYTES: Final = 256
 """Shorter prompts and beginnings have no points: they are fewer than five KV blocks."""
@@ -42,8 +40,6 @@ _FIFTHS: Final = tuple(round(4096 * 2 ** (n / 5)) for n in range(51))
 POSITIONS: Final = (*_OCTAVES, *_FIFTHS)
 """The fixed positions in bytes, the same for every prompt."""
 _AHEAD: Final = (*POSITIONS, maxsize)
-BYTES_PER_TOKEN: Final = 4
-"""Converts the fixed positions to tokens."""
 
 _LAST: Final = 5
 """The last messages, each of which has a point where it begins."""
@@ -54,8 +50,6 @@ _BRACES: Final = 8
 """Closing braces tried as the end of the first message."""
 _NEXT: Final = tuple(comma + mark for comma in (b",", b", ") for mark in (b'{"role":', b'{"type":'))
 _NO_VALUE: Final = Raw(b"")
-
-
 _MARKS: Final[dict[str, tuple[bytes, ...]]] = {
     "chat": (b'{"role":',),
     "messages": (b'{"role":',),
@@ -207,21 +201,3 @@ def _first_end(data: bytes, lead: int, most: int) -> int:
         if data.startswith(_NEXT, at):
             return at
     return 0
-
-
-def block_points(
-    hashes: Sequence[int], block_tokens: int, ends_tokens: Sequence[int] = ()
-) -> Points:
-    """Points, in tokens, of a prompt given by its blocks' chained hashes (the engine model's).
-
-    `ends_tokens` are further positions, such as the ends of earlier turns.
-    """
-    last = len(hashes)
-    asked = {position // (BYTES_PER_TOKEN * block_tokens) for position in POSITIONS}
-    asked.update(end // block_tokens for end in ends_tokens)
-    asked.add(last)
-    return tuple(
-        (blocks * block_tokens, hashes[blocks - 1])
-        for blocks in sorted(asked)
-        if 0 < blocks <= last
-    )

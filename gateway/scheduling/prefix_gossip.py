@@ -23,11 +23,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
 from gateway.scheduling.prefix_digests import seed
+from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Points
 
 MAX_POINTS: Final = 4_000
@@ -48,19 +49,8 @@ def check() -> int:
     return xxh3_64_intdigest(b"sluice prefixes", seed()) >> 1
 
 
-class Index(Protocol):
-    """The part of `PrefixIndex` that gossip uses."""
-
-    workers: int
-
-    def insert(self, points: Points, worker: int, tokens_per_byte: float) -> object:
-        """Note a prompt that was sent to a worker."""
-
-
 class PrefixGossip:
     """Gossip of one pool: the runs this replica sent, and the chapters it heard from others."""
-
-    __slots__ = ("_number", "_received", "_runs", "_sent", "has_listeners")
 
     def __init__(self) -> None:
         self.has_listeners = False
@@ -101,8 +91,16 @@ class PrefixGossip:
         """The next note to the other replicas, as plain values."""
         new = None
         if self._runs:
+            left = MAX_POINTS
+            parts: list[bytes] = []
+            for (worker, points), tokens_per_byte in reversed(self._runs.items()):
+                count = len(points) // _POINT.size
+                left -= count
+                if left < 0:
+                    break
+                parts += (points, _RUN.pack(worker, count, tokens_per_byte))
             self._number += 1
-            new = (self._number, self._chapter())
+            new = (self._number, b"".join(reversed(parts)))  # the oldest run first
             self._runs.clear()
         self._sent.append(new)
         return {"check": check(), "chapters": [each for each in self._sent if each is not None]}
@@ -110,14 +108,15 @@ class PrefixGossip:
     def receive(
         self,
         states: Mapping[str, Mapping[str, Any]],
-        index: Index,
-        translated: Mapping[str, Index] | None = None,
+        index: PrefixIndex,
+        places: Mapping[str, Mapping[int, int]] | None = None,
     ) -> Iterator[int]:
         """Enter the notes of other replicas, by name; yields the number of new runs per slice.
 
-        `translated`: the index for each replica that lists the workers in another order. Slices
-        let requests proceed in between. A name stands for one replica from its start to its end.
-        Malformed notes and those with another seed are ignored.
+        `places`: place there -> place here, for each replica that lists the workers in another
+        order; a worker without place is unknown here. Slices let requests proceed in between. A
+        name stands for one replica from its start to its end. Malformed notes and those with
+        another seed are ignored.
         """
         self._received = {name: self._received.get(name, 0) for name in states}
         here = check()
@@ -125,35 +124,18 @@ class PrefixGossip:
             chapters = state.get("chapters")
             if state.get("check") != here or not isinstance(chapters, list | tuple):
                 continue
-            for number, chapter in filter(None, map(_read, chapters)):
+            for told in chapters:
+                if not isinstance(told, Sequence) or len(told) != 2:
+                    continue
+                number, chapter = told
+                if not isinstance(number, int) or not isinstance(chapter, bytes):
+                    continue
                 if number > self._received[name]:
                     self._received[name] = number
-                    yield from _enter(chapter, (translated or {}).get(name, index))
-
-    def _chapter(self) -> bytes:
-        """The newest runs, at most MAX_POINTS points, packed oldest first."""
-        left = MAX_POINTS
-        parts: list[bytes] = []
-        for (worker, points), tokens_per_byte in reversed(self._runs.items()):
-            count = len(points) // _POINT.size
-            left -= count
-            if left < 0:
-                break
-            parts += (points, _RUN.pack(worker, count, tokens_per_byte))
-        return b"".join(reversed(parts))
+                    yield from _enter(chapter, index, (places or {}).get(name))
 
 
-def _read(chapter: Any) -> tuple[int, bytes] | None:
-    """(number, packed runs) of a chapter; None if it is malformed."""
-    if not isinstance(chapter, Sequence) or len(chapter) != 2:
-        return None
-    number, runs = chapter
-    if not isinstance(number, int) or not isinstance(runs, bytes):
-        return None
-    return number, runs
-
-
-def _enter(chapter: bytes, index: Index) -> Iterator[int]:
+def _enter(chapter: bytes, index: PrefixIndex, places: Mapping[int, int] | None) -> Iterator[int]:
     """Enter a chapter's valid runs in slices; yields the number of runs entered per slice."""
     at, size, new, left = 0, len(chapter), 0, SLICE_POINTS
     while at + _RUN.size <= size:
@@ -162,8 +144,9 @@ def _enter(chapter: bytes, index: Index) -> Iterator[int]:
         end = at + count * _POINT.size
         if end > size:
             break
-        if worker < index.workers and count and 0 < tokens_per_byte < 64:
-            index.insert(tuple(_POINT.iter_unpack(chapter[at:end])), worker, tokens_per_byte)
+        place = worker if places is None else places.get(worker, -1)
+        if 0 <= place < index.workers and count and 0 < tokens_per_byte < 64:
+            index.insert(tuple(_POINT.iter_unpack(chapter[at:end])), place, tokens_per_byte)
             new += 1
         at = end
         left -= count

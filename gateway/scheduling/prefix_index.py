@@ -70,109 +70,38 @@ class ExpectedHit(NamedTuple):
     """Tokens written on the pool's clock since the known ones were last used."""
 
 
-class CacheEstimate:
-    """The workers' cache estimate. All keep prefixes used after stamp `newest_floor`.
+class WorkerCache:
+    """The estimate of one worker's cache."""
 
-    Valid after a `rebuild`, until the clock reaches `rebuild_at`.
-    """
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.since = 0
+        """Prefixes used up to this stamp are forgotten."""
+        self.hit_share = 1.0
+        """Smoothed share of the expected tokens that were hits."""
+        self.off = False
 
-    __slots__ = (
-        "_floors",
-        "_hit_share",
-        "_holders",
-        "_off",
-        "capacity_tokens",
-        "newest_floor",
-        "rebuild_at",
-        "since",
-    )
-
-    def __init__(self, workers: int, capacity_tokens: int) -> None:
-        self.capacity_tokens = [capacity_tokens] * workers
-        """Estimated capacity, by worker."""
-        self.since = [0] * workers
-        """Prefixes used up to this stamp are forgotten, by worker."""
-        self._hit_share = [1.0] * workers
-        """Smoothed share of the expected tokens that were hits, by worker."""
-        self._off = [False] * workers
-        self.rebuild(0.0)
-
-    def grow(self, capacity_tokens: int) -> None:
-        """Add a worker, with the mean capacity of the others if there are any."""
-        known = self.capacity_tokens
-        known.append(sum(known) // len(known) if known else capacity_tokens)
-        self.since.append(0)
-        self._hit_share.append(1.0)
-        self._off.append(False)
-        self.rebuild_at = 0.0
-
-    def holding(self, stamp: int) -> int:
-        """Bit mask of the workers that keep a prefix last used at `stamp`."""
-        return self._holders[bisect_left(self._floors, stamp)]
-
-    def rebuild(self, clock: float) -> None:
-        """Recompute which stamps each worker keeps; due when the clock reaches `rebuild_at`."""
-        floors = sorted(
-            (_NEVER if off else max(since, int(clock) - capacity), worker)
-            for worker, (off, since, capacity) in enumerate(
-                zip(self._off, self.since, self.capacity_tokens, strict=True)
-            )
-        )
-        self._floors = [floor for floor, _ in floors]
-        """The stamps up to which workers keep nothing, ascending."""
-        self._holders = [0]
-        """Masks of the workers with the 0, 1, 2 ... lowest floors."""
-        for _, worker in floors:
-            self._holders.append(self._holders[-1] | 1 << worker)
-        self.newest_floor = self._floors[-1] if self._floors else 0
-        self.rebuild_at = clock + max(1, min(self.capacity_tokens, default=0) // _REBUILDS)
-
-    def forget(self, worker: int, clock: float) -> None:
-        """Note that a worker's cache is empty now; of many, only one rebuild is due."""
-        self.since[worker] = int(clock)
-        self._hit_share[worker] = 1.0
-        self._off[worker] = False
-        self.rebuild_at = 0.0
-
-    def learn(self, worker: int, expected: ExpectedHit, cached_tokens: int, clock: float) -> None:
-        """Correct the estimate by the `cached_tokens` that an engine reported for a prompt."""
-        known, age = expected.known_tokens, expected.age_tokens
+    def learn(self, expected: ExpectedHit, cached_tokens: int) -> bool:
+        """Correct it by the tokens that an engine reported; True if it turned on or off."""
+        known, age, capacity = expected.known_tokens, expected.age_tokens, self.capacity_tokens
         if known < _TAUGHT_BY_TOKENS:
-            return
-        capacity = self.capacity_tokens[worker]
+            return False
         if cached_tokens >= _FAR_LESS * known:
             if age > capacity:
                 step = max(int(_STEP * capacity), _MIN_STEP_TOKENS)
-                self.capacity_tokens[worker] = min(age, capacity + step)
+                self.capacity_tokens = min(age, capacity + step)
         elif capacity * _EARLY < age < capacity:
-            self.capacity_tokens[worker] = max(age, int(capacity * (1 - _STEP)))
-        if age <= capacity:
-            share = min(1.0, max(0, cached_tokens) / known)
-            kept = self._hit_share[worker] = (1 - _HIT_SHARE_STEP) * self._hit_share[
-                worker
-            ] + _HIT_SHARE_STEP * share
-            off = kept < (_ON_ABOVE if self._off[worker] else _OFF_BELOW)
-            if off != self._off[worker]:
-                self._off[worker] = off
-                self.rebuild(clock)
+            self.capacity_tokens = max(age, int(capacity * (1 - _STEP)))
+        if age > capacity:
+            return False
+        share = min(1.0, max(0, cached_tokens) / known)
+        self.hit_share = (1 - _HIT_SHARE_STEP) * self.hit_share + _HIT_SHARE_STEP * share
+        was, self.off = self.off, self.hit_share < (_ON_ABOVE if self.off else _OFF_BELOW)
+        return self.off != was
 
 
 class PrefixIndex:
     """The prefixes of one pool. Lengths of points times `tokens_per_byte` are tokens."""
-
-    __slots__ = (
-        "_cache",
-        "_capacity_tokens",
-        "_chunk",
-        "_chunk_entries",
-        "_chunk_stamp",
-        "_chunks",
-        "_clock",
-        "_entries",
-        "_full",
-        "_present",
-        "workers",
-    )
 
     def __init__(
         self,
@@ -195,6 +124,7 @@ class PrefixIndex:
         """Mask of the present workers."""
         self._present = workers
         self._capacity_tokens = capacity_tokens
+        self._caches = [WorkerCache(capacity_tokens) for _ in range(workers)]
         self._entries: dict[int, int] = {}
         """Digest -> mask << _STAMP_BITS | stamp."""
         self._clock = 1.0
@@ -205,7 +135,7 @@ class PrefixIndex:
         self._chunk_stamp = 1
         self._chunks: deque[tuple[int, list[int]]] = deque()
         """(first stamp after it, digests touched in it), oldest first."""
-        self._cache = CacheEstimate(workers, capacity_tokens)
+        self._rebuild(0.0)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -213,7 +143,24 @@ class PrefixIndex:
     @property
     def capacity_tokens(self) -> Sequence[int]:
         """Each worker's estimated cache capacity, on the pool's clock."""
-        return self._cache.capacity_tokens
+        return [cache.capacity_tokens for cache in self._caches]
+
+    def _rebuild(self, clock: float) -> None:
+        """Recompute which stamps each worker keeps; due when the clock reaches `_rebuild_at`."""
+        floors = sorted(
+            (_NEVER if cache.off else max(cache.since, int(clock) - cache.capacity_tokens), worker)
+            for worker, cache in enumerate(self._caches)
+        )
+        self._floors = [floor for floor, _ in floors]
+        """The stamps up to which workers keep nothing, ascending."""
+        self._holders = [0]
+        """Masks of the workers with the 0, 1, 2 ... lowest floors."""
+        for _, worker in floors:
+            self._holders.append(self._holders[-1] | 1 << worker)
+        self._newest_floor = self._floors[-1] if self._floors else 0
+        """All workers keep prefixes used after this stamp."""
+        least = min([cache.capacity_tokens for cache in self._caches], default=0)
+        self._rebuild_at = clock + max(1, least // _REBUILDS)
 
     def match(self, points: Sequence[tuple[int, int]], tokens_per_byte: float = 1.0) -> Match:
         """(tokens, mask of workers that hold at least these), longest first.
@@ -223,10 +170,10 @@ class PrefixIndex:
         """
         if not self._entries:
             return ()
-        if self._clock >= self._cache.rebuild_at:
-            self._cache.rebuild(self._clock)
+        if self._clock >= self._rebuild_at:
+            self._rebuild(self._clock)
         get, full = self._entries.get, self._full
-        floor = self._cache.newest_floor
+        floor = self._newest_floor
         found: list[tuple[int, int]] = []
         seen = 0
         for length, digest in reversed(points):
@@ -236,7 +183,7 @@ class PrefixIndex:
             mask = value >> _STAMP_BITS & full
             stamp = value & _STAMP
             if stamp <= floor:
-                mask &= self._cache.holding(stamp)
+                mask &= self._holders[bisect_left(self._floors, stamp)]
             if mask | seen != seen:
                 seen |= mask
                 found.append((int(length * tokens_per_byte), seen))
@@ -250,9 +197,30 @@ class PrefixIndex:
         """Note a prompt sent to a worker; returns what it was expected to hold before."""
         if not points:
             return ExpectedHit(0, 0, 0)
-        if self._clock >= self._cache.rebuild_at:
-            self._cache.rebuild(self._clock)
-        hit, known, touched = self._touch(points, worker)
+        if self._clock >= self._rebuild_at:
+            self._rebuild(self._clock)
+        entries, full, floor = self._entries, self._full, self._newest_floor
+        get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
+        bit, stamp, since = 1 << worker, int(self._clock), self._caches[worker].since
+        fresh = bit << _STAMP_BITS | stamp  # one int object for all new entries
+        hit = known = touched = 0  # length held, length once sent, stamp of the latter
+        for length, digest in points:
+            value = get(digest)
+            if value is None:
+                entries[digest] = fresh
+                add(digest)
+                continue
+            before, mask = value & _STAMP, value >> _STAMP_BITS & full
+            if mask & bit and before > since:
+                known, touched = length, before
+            if before <= floor:
+                mask &= self._holders[bisect_left(self._floors, before)]
+            if mask & bit:
+                hit = length
+            if before < chunk_stamp:
+                add(digest)
+            mask |= bit
+            entries[digest] = fresh if mask == bit else mask << _STAMP_BITS | stamp
         age = int(self._clock) - touched if known else 0
         written = (points[-1][0] - hit) * tokens_per_byte
         self._clock += written / max(1, self._present)
@@ -283,14 +251,20 @@ class PrefixIndex:
 
     def forget(self, worker: int) -> None:
         """Note that a worker's cache is empty; takes constant time for any number of entries."""
-        self._cache.forget(worker, self._clock)
+        cache = self._caches[worker]
+        cache.since, cache.hit_share, cache.off = int(self._clock), 1.0, False
+        self._rebuild_at = 0.0  # of many that are forgotten at once, only one rebuild is due
         self._clock = float(int(self._clock) + 1)
 
     def joined(self, worker: int) -> None:
         """Note that a new worker took a place, which may be one more than there were."""
         if worker == self.workers:
+            known = self.capacity_tokens  # of which it gets the mean
             self.workers += 1
-            self._cache.grow(self._capacity_tokens)
+            self._caches.append(
+                WorkerCache(sum(known) // len(known) if known else self._capacity_tokens)
+            )
+            self._rebuild_at = 0.0
         else:
             self.forget(worker)
         self._full |= 1 << worker
@@ -307,42 +281,15 @@ class PrefixIndex:
         Do not call this if it reported none. The prompt's own points stay, because the worker has
         now computed the missing part.
         """
-        self._cache.learn(worker, expected, cached_tokens, self._clock)
-
-    def _touch(self, points: Sequence[tuple[int, int]], worker: int) -> tuple[int, int, int]:
-        """Stamp all points; returns (length held, length once sent, stamp of the latter)."""
-        entries, full, cache = self._entries, self._full, self._cache
-        get, add, chunk_stamp = entries.get, self._chunk.append, self._chunk_stamp
-        bit, stamp = 1 << worker, int(self._clock)
-        since, floor = cache.since[worker], cache.newest_floor
-        fresh = bit << _STAMP_BITS | stamp  # one int object for all new entries
-        hit = known = touched = 0
-        for length, digest in points:
-            value = get(digest)
-            if value is None:
-                entries[digest] = fresh
-                add(digest)
-                continue
-            before, mask = value & _STAMP, value >> _STAMP_BITS & full
-            if mask & bit and before > since:
-                known, touched = length, before
-            if before <= floor:
-                mask &= cache.holding(before)
-            if mask & bit:
-                hit = length
-            if before < chunk_stamp:
-                add(digest)
-            mask |= bit
-            entries[digest] = fresh if mask == bit else mask << _STAMP_BITS | stamp
-        return hit, known, touched
+        if self._caches[worker].learn(expected, cached_tokens):
+            self._rebuild(self._clock)
 
     def _evict(self, most: int) -> None:
         """Remove up to `most` digests of the oldest chunk, except those stamped again later."""
         after, chunk = self._chunks[0]
-        entries = self._entries
         for _ in range(min(most, len(chunk))):
             digest = chunk.pop()
-            if entries[digest] & _STAMP < after:
-                del entries[digest]
+            if self._entries[digest] & _STAMP < after:
+                del self._entries[digest]
         if not chunk:
             self._chunks.popleft()

@@ -4,9 +4,9 @@ Source: "QUARTZ: Quantile-Aware Routing and Queueing for TTFT SLOs in LLM Servin
 and 4. Three rules:
 
 - Routing: a job goes to the worker with the least S = W-hat + Q-hat + psi (equation 4). W-hat is
-  the expected wait there (`Backlogs`), Q-hat the job's predicted prefill. psi is the price of
-  its uncached tokens (`locality_price`, `RecentWrites`), of each request running there
-  (`request_price_s`), and of the wait for a slot where slots or KV cache are full (`Slots`).
+  the expected wait there (`Worker.wait_s`), Q-hat the job's predicted prefill. psi is the price of
+  its uncached tokens (`locality_price`, `writes_tau_s`), of each request running there
+  (`request_price_s`), and of the wait for a slot where slots or KV cache are full.
 - Gate: a job is sent at once if no prefill is queued behind the worker's prefill in progress, or
   if everything behind it, with the job, takes at most `gate_s`. So the engine never idles
   between two prompts, and all other jobs wait here, where their order can still change.
@@ -23,11 +23,13 @@ would (`bench quartz`, docs/develop/benches/quartz.md).
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from heapq import heapify, heappop, heappush
+from math import exp, inf
 from typing import Any, Final
 
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
+from gateway.scheduling.baselines import turned
 from gateway.scheduling.fairness import ServedShares
 from gateway.scheduling.quartz_score import (
     Features,
@@ -35,22 +37,27 @@ from gateway.scheduling.quartz_score import (
     Predictor,
     QuartzProfile,
     hits_of,
+    mask_of,
     seconds,
     workers_of,
-)
-from gateway.scheduling.quartz_worker_state import (
-    MAX_WRITE_FACTOR,
-    MIN_WRITE_FACTOR,
-    Backlogs,
-    RecentWrites,
-    Slots,
-    WorkerQueues,
-    uncached_tokens,
 )
 from gateway.scheduling.scheduler import Job, Match
 
 NOTHING: Final[Sequence[Job]] = ()
+SPARE_ENTRIES: Final = 64
+FIRST_ANSWER_S: Final = 10.0
+"""How long a sequence is taken to hold its slot before the first one has ended."""
+ANSWERS_KEPT: Final = 50
+KV_FULL: Final = 0.8
+"""Share of a KV cache beyond which sequences that grow preempt one another."""
+EVEN_TOKENS: Final = 1024
+"""Added to every worker's writes, so that a few requests do not skew the shares."""
+MIN_WRITE_FACTOR: Final = 0.1
+MAX_WRITE_FACTOR: Final = 10.0
+_RESCALE_AT: Final = 200.0
+"""Age in units of tau at which writes are rescaled, long before exp overflows."""
 
+_Entry = tuple[int, float, int, Job]
 _Seen = tuple[Features, float, float, int]
 """A prediction: features x, mean, quantile, calibration bucket."""
 _Best = tuple[int, int, _Seen, float, list[tuple[int, float]]]
@@ -58,30 +65,115 @@ _Best = tuple[int, int, _Seen, float, list[tuple[int, float]]]
 NOTHING_SEEN: Final[_Seen] = ((), 0.0, 0.0, 0)
 
 
+def uncached_tokens(job: Job) -> int:
+    """Uncached prompt tokens of a bound job, >= 1."""
+    return max(1, job.prompt_tokens - job.hit_tokens)
+
+
+class Worker:
+    """One worker's queue in the gateway, and its pending prefill: jobs bound without first token.
+
+    The queue is a heap, lowest (priority class, key, arrival) first. A cancelled job stays in it,
+    no longer in state `waiting`, until it reaches the top or a cleanup: a heap holds at most twice
+    its waiting jobs plus SPARE_ENTRIES.
+
+    The expected wait (the paper's W-hat) is the predicted prefill of all jobs bound to the worker,
+    less the elapsed part of the prefill in progress. It falls no further until first tokens come,
+    so a worker that stalls, or whose slots are full, keeps the rest of its backlog.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[_Entry] = []
+        self.waiting = 0
+        """Waiting jobs."""
+        self.sent: dict[Job, int] = {}
+        """The bound jobs already sent, oldest first, with their uncached tokens."""
+        self.sent_tokens = 0
+        """Sum of the tokens in `sent`."""
+        self._oldest_s = 0.0
+        """Predicted prefill of the oldest job sent; 0 without one."""
+        self._since_s = 0.0
+        """Earliest time at which that prefill may have begun."""
+        self.written = 0.0
+        """Uncached tokens assigned lately, in the unit of `Quartz`."""
+        self.restart(0.0, 0.0)
+
+    def restart(self, slots: float, s_per_token: float) -> None:
+        """A new worker took this place: nothing is bound to it, and its caches are empty."""
+        self.bound_s = 0.0
+        """Predicted prefill of the jobs bound here without a first token; >= 0."""
+        self.others_s = 0.0
+        """The other gateways' `bound_s`, summed, as of their last gossip."""
+        self.others_held = 0.0
+        """Likewise the sequences that they have at the worker, running or waiting for it."""
+        self.slots = slots
+        """Sequences that it can run: those configured, or less where its KV cache holds fewer."""
+        self.kv = 0.0
+        """Share of its KV cache in use at the last tick; 0 when unknown."""
+        self.timed = False
+        """Whether a first token of it was seen; the gate stays open before."""
+        self.s_per_token = s_per_token
+
+    def push(self, job: Job) -> None:
+        """Queue a bound job; its key must not change until it leaves."""
+        job.state = "waiting"
+        heappush(self.heap, (job.priority_class, job.key, job.order, job))
+        self.waiting += 1
+
+    def first(self) -> Job | None:
+        """The next job, which stays queued; None when the queue is empty."""
+        heap = self.heap
+        while heap and heap[0][3].state != "waiting":
+            heappop(heap)
+        return heap[0][3] if heap else None
+
+    def pop(self) -> None:
+        """Take the job that `first` gave."""
+        heappop(self.heap)
+        self.waiting -= 1
+
+    def cancel(self, job: Job) -> None:
+        """Remove a waiting job; its state becomes `gone`."""
+        job.state = "gone"
+        self.waiting -= 1
+        if len(self.heap) > 2 * self.waiting + SPARE_ENTRIES:
+            self.heap = [entry for entry in self.heap if entry[3].state == "waiting"]
+            heapify(self.heap)
+
+    def wait_s(self, now_s: float, share: int) -> float:
+        """W-hat, >= 0: seconds until a newcomer's prefill may begin.
+
+        `share`: gateways taken to have as much bound as this one.
+        """
+        wait_s = self.bound_s * share + self.others_s
+        done_s = now_s - self._since_s
+        if done_s > 0.0:
+            wait_s -= min(done_s, self._oldest_s)
+        return max(0.0, wait_s)
+
+    def unbind(self, job: Job) -> None:
+        """Take a job off `bound_s`: it has its first token, or never will."""
+        left_s = self.bound_s - job.mean_s
+        self.bound_s = left_s if left_s > 1e-9 else 0.0
+
+    def send(self, job: Job, tokens: int, now_s: float) -> None:
+        """Record that a bound job is sent; `tokens` are its uncached ones."""
+        if not self.sent:
+            self._oldest_s = job.mean_s
+            self._since_s = now_s
+        self.sent[job] = tokens
+        self.sent_tokens += tokens
+
+    def leave(self, job: Job, now_s: float) -> None:
+        """Remove a sent job that has its first token, or ended without one."""
+        self.sent_tokens -= self.sent.pop(job)
+        self._oldest_s = next(iter(self.sent)).mean_s if self.sent else 0.0
+        self._since_s = now_s
+        self.unbind(job)
+
+
 class Quartz:
     """The Scheduler of one pool; it trains `predictor` on observed prefills."""
-
-    __slots__ = (
-        "_available",
-        "_backlogs",
-        "_choice_mask",
-        "_cursor",
-        "_joined",
-        "_kv",
-        "_kv_usage",
-        "_orders",
-        "_pool",
-        "_predictor",
-        "_queues",
-        "_s_per_token",
-        "_seen_alive",
-        "_seen_until_s",
-        "_slots",
-        "_timed",
-        "_writes",
-        "profile",
-        "shares",
-    )
 
     gates: bool = True
 
@@ -93,22 +185,30 @@ class Quartz:
         *,
         kv_usage: KvUsage | None = None,
     ) -> None:
-        workers = len(pool.workers)
         self.profile = profile
         self.shares = ServedShares(profile.fairness_tau_s)
         """Recent service u of the clients."""
+        self.replicas = 1
+        self.waiting = [0, 0, 0]
+        """Waiting jobs by priority class."""
+        self.waiting_tokens: dict[str, int] = {}
+        """Waiting uncached prompt tokens by client; no entry for none."""
+        self._waiting_tokens = 0
+        """Their sum."""
         self._pool = pool
         self._predictor = predictor
-        self._backlogs = Backlogs(workers)
-        self._queues = WorkerQueues(workers)
-        self._writes = RecentWrites(workers, profile.writes_tau_s)
         self._kv_usage = kv_usage
-        self._kv = [0.0] * workers
-        """Share of each worker's KV cache in use at the last tick; 0 when unknown."""
-        self._timed = [False] * workers
-        """Whether a first token of the worker was seen; the gate stays open before."""
-        self._slots = Slots(workers, pool.slots_per_worker)
-        self._s_per_token = [1.0 / predictor.prefill_tokens_per_s(w) for w in range(workers)]
+        self._workers: list[Worker] = []
+        self._others_known = False
+        """Whether the other gateways have told of their backlogs."""
+        self._answers = 0
+        self._answer_s = FIRST_ANSWER_S
+        """Mean time from start to end of an answer."""
+        # Writes to caches decay to 1/e in `writes_tau_s`. Instead of decaying the counters, new
+        # writes are added in a growing unit: only ratios are read.
+        self._written = 0.0
+        self._even = float(EVEN_TOKENS)  # in the unit of the last assignment
+        self._writes_start_s = 0.0
         self._joined: set[int] = set()
         """Workers that came at run time."""
         self._cursor = 0
@@ -117,18 +217,9 @@ class Quartz:
         self._seen_until_s = -inf
         self._available: Sequence[int] = ()
         self._choice_mask = 0
-
-    @property
-    def replicas(self) -> int:
-        return self._backlogs.replicas
-
-    @replicas.setter
-    def replicas(self, replicas: int) -> None:
-        self._backlogs.replicas = replicas
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        return self._queues.waiting
+        for worker in range(len(pool.workers)):
+            self.joined(worker)
+        self._joined.clear()
 
     @property
     def coverage(self) -> float | None:
@@ -137,25 +228,24 @@ class Quartz:
     @property
     def backlog_tokens(self) -> Sequence[int]:
         """Uncached prompt tokens sent to each worker without a first token yet."""
-        return self._backlogs.sent_tokens
+        return [worker.sent_tokens for worker in self._workers]
 
     def wait_s(self, worker: int, now_s: float) -> float:
         """W-hat of a worker, >= 0."""
-        return self._backlogs.waits_s((worker,), now_s)[0]
+        return self._workers[worker].wait_s(now_s, self._share())
 
     def joined(self, worker: int) -> None:
-        if worker == len(self._kv):
-            self._kv.append(0.0)
-            self._timed.append(False)
-            self._s_per_token.append(0.0)
+        if worker == len(self._workers):
+            self._workers.append(Worker())
+        here = self._workers[worker]
+        here.restart(float(self._pool.slots_per_worker), 0.0)
         self._joined.add(worker)
-        self._kv[worker] = 0.0
-        self._timed[worker] = False
-        self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
-        self._backlogs.joined(worker)
-        self._queues.joined(worker)
-        self._writes.joined(worker)
-        self._slots.joined(worker)
+        self._read_rate(worker)
+        # It starts with the mean of the others' writes.
+        self._written -= here.written
+        others = len(self._workers) - 1
+        here.written = self._written / others if others else 0.0
+        self._written += here.written
 
     # A job's lifecycle
 
@@ -166,11 +256,10 @@ class Quartz:
             job.state = "nowhere"
             return NOTHING
         worker = job.worker
-        if not self._queues.lengths[worker] and self._open(worker, uncached_tokens(job)):
+        if not self._workers[worker].waiting and self._open(worker, uncached_tokens(job)):
             self._send(job, now_s)
             return (job,)
-        job.key = self._key(job, now_s)
-        self._queues.push(job)
+        self._queue(job, now_s)
         return self._pump(worker, now_s)
 
     def first_token(
@@ -184,69 +273,74 @@ class Quartz:
         if job.state != "sent":
             return NOTHING
         job.state = "answering"
-        worker = job.worker
-        self._backlogs.leave(job, now_s)
+        worker = self._workers[job.worker]
+        worker.leave(job, now_s)
         hit = job.hit_tokens if cached_tokens is None else cached_tokens
         if hit < job.prompt_tokens:
             self.shares.served(job.client, job.prompt_tokens - hit, now_s)
         if not assumed:
-            x, mean_s, quantile_s, bucket = job.policy
-            predictor = self._predictor
-            took_s = now_s - job.sent_s
-            predictor.observe(worker, x, mean_s, quantile_s, bucket, took_s, job.client)
-            self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
-            self._timed[worker] = True
-        return self._pump(worker, now_s) if self._queues.lengths[worker] else NOTHING
+            self._learn(job, now_s - job.sent_s)
+            worker.timed = True
+        return self._pump(job.worker, now_s) if worker.waiting else NOTHING
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        if answered and job.state in {"sent", "answering"}:
-            self._learn_answer(job, now_s - job.sent_s)
-        if job.state == "sent":
-            worker = job.worker
-            self._backlogs.leave(job, now_s)
-            if answered:
-                self.shares.served(job.client, uncached_tokens(job), now_s)
-            job.state = "gone"
-            if self._queues.lengths[worker]:
-                return self._pump(worker, now_s)
-        elif job.state == "answering":
-            job.state = "gone"
-        return NOTHING
+        if job.state not in ("sent", "answering"):
+            return NOTHING
+        worker, took_s = self._workers[job.worker], now_s - job.sent_s
+        if answered:
+            held_s, others = took_s, job.active * self.replicas
+            if others >= worker.slots:  # it waited for its slot first
+                held_s *= worker.slots / (others + 1)
+            self._answers += 1
+            self._answer_s += (held_s - self._answer_s) / min(self._answers, ANSWERS_KEPT)
+            # Without streams: a prefill takes no longer than the answer.
+            if not (job.stream or worker.timed or job.policy is None) and took_s < job.policy[1]:
+                self._learn(job, took_s)
+        was, job.state = job.state, "gone"
+        if was == "answering":
+            return NOTHING
+        worker.leave(job, now_s)
+        if answered:
+            self.shares.served(job.client, uncached_tokens(job), now_s)
+        return self._pump(job.worker, now_s) if worker.waiting else NOTHING
 
-    def _learn_answer(self, job: Job, took_s: float) -> None:
-        """Learn how long a slot is held; without streams, also that a prefill takes no longer."""
-        worker = job.worker
-        self._slots.learn(worker, took_s, job.active * self._backlogs.replicas)
-        if job.stream or self._timed[worker] or job.policy is None:
-            return
+    def _learn(self, job: Job, took_s: float) -> None:
         x, mean_s, quantile_s, bucket = job.policy
-        if took_s < mean_s:
-            predictor = self._predictor
-            predictor.observe(worker, x, mean_s, quantile_s, bucket, took_s, job.client)
-            self._s_per_token[worker] = 1.0 / predictor.prefill_tokens_per_s(worker)
+        self._predictor.observe(job.worker, x, mean_s, quantile_s, bucket, took_s, job.client)
+        self._read_rate(job.worker)
+
+    def _read_rate(self, worker: int) -> None:
+        self._workers[worker].s_per_token = 1.0 / self._predictor.prefill_tokens_per_s(worker)
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         if job.state == "waiting":
-            self._queues.forget(job)
-            self._backlogs.unbind(job)
+            worker = self._workers[job.worker]
+            worker.cancel(job)
+            self._left_queue(job)
+            worker.unbind(job)
         return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
         if self._kv_usage is not None:
-            self._kv = [self._kv_usage(w, now_s) or 0.0 for w in range(len(self._kv))]
-            self._slots.read(self._kv, self._pool.active, self._backlogs)
-        for worker in self._joined:  # a new one's rate also changes without its own first tokens
-            self._s_per_token[worker] = 1.0 / self._predictor.prefill_tokens_per_s(worker)
+            share, slots = self._share(), float(self._pool.slots_per_worker)
+            for place, worker in enumerate(self._workers):
+                worker.kv = usage = self._kv_usage(place, now_s) or 0.0
+                running = self._pool.active[place] * share + worker.others_held
+                # A cache that is nearly empty, or filled by what is unknown here, says little.
+                says = usage >= KV_FULL / 2 and running >= 1
+                fit = KV_FULL * running / usage if says else slots
+                worker.slots = min(slots, max(1.0, fit))
+        for place in self._joined:  # a new one's rate also changes without its own first tokens
+            self._read_rate(place)
         self.shares.sweep(now_s)
         self._refresh(now_s)
         out: list[Job] = []
-        lengths = self._queues.lengths
-        for worker, length in enumerate(lengths):
-            if length and not self._choice_mask >> worker & 1:
+        for place, worker in enumerate(self._workers):
+            if worker.waiting and not self._choice_mask >> place & 1:
                 self._rebind(worker, out, now_s)
-        for worker, length in enumerate(lengths):
-            if length:
-                out += self._pump(worker, now_s)
+        for place, worker in enumerate(self._workers):
+            if worker.waiting:
+                out += self._pump(place, now_s)
         return out
 
     def follow(self, job: Job, now_s: float, *, advise: bool) -> None:
@@ -256,26 +350,24 @@ class Quartz:
         """
         worker, hit = job.worker, job.hit_tokens
         if not advise:
-            job.mean_s = job.expected_s = uncached_tokens(job) * self._s_per_token[worker]
+            job.mean_s = job.expected_s = uncached_tokens(job) * self._workers[worker].s_per_token
             self._take(job, now_s)
+            self._send(job, now_s)
             return
         choice = self._choice(job, now_s) or (worker,)
         candidates = self._candidates(choice, job.match)
         would, would_hit, seen, _, _ = self._best(job, candidates, now_s)
         job.would_bind = would
         if would != worker:
-            job.would_s = self._predict(job, would, would_hit, self._backlogs.sent_tokens[would])[1]
+            ahead = self._workers[would].sent_tokens
+            job.would_s = self._predict(job, would, would_hit, ahead)[1]
             seen = self._predict(job, worker, hit, 0)
         job.policy = seen
         job.mean_s, job.quantile_s = seen[1], seen[2]
         self._take(job, now_s)
+        self._send(job, now_s)
         if would == worker:
             job.would_s = job.expected_s
-
-    def _take(self, job: Job, now_s: float) -> None:
-        self._backlogs.bind(job)
-        self._writes.add(job.worker, uncached_tokens(job), now_s)
-        self._send(job, now_s)
 
     # Gossip between gateway replicas
 
@@ -285,9 +377,12 @@ class Quartz:
         The service of each client in kilotokens, and the pending prefill assigned to each worker
         from here in seconds.
         """
-        held = [a + b for a, b in zip(self._pool.active, self._queues.lengths, strict=True)]
-        pending_s = list(self._backlogs.bound_s)
-        return {"served": self.shares.state(), "pending_s": pending_s, "held": held}
+        pairs = zip(self._pool.active, self._workers, strict=True)
+        return {
+            "served": self.shares.state(),
+            "pending_s": [worker.bound_s for worker in self._workers],
+            "held": [active + worker.waiting for active, worker in pairs],
+        }
 
     def merge(self, states: Mapping[str, Mapping[str, Any]], now_s: float) -> None:
         """Adopt the latest states of the other gateways, by name.
@@ -295,20 +390,24 @@ class Quartz:
         Malformed values are ignored. The predictor has a `merge` of its own.
         """
         served: dict[str, Mapping[str, float]] = {}
-        others_s = [0.0] * len(self._kv)
-        others_held = [0.0] * len(self._kv)
+        sums = {"pending_s": [0.0] * len(self._workers), "held": [0.0] * len(self._workers)}
         for name, state in states.items():
-            theirs, totals = state.get("pending_s"), state.get("served")
-            held = state.get("held")
+            totals = state.get("served")
             if isinstance(totals, Mapping):
                 served[name] = totals
-            if isinstance(theirs, list | tuple) and len(theirs) == len(others_s):
-                others_s = [a + seconds(b) for a, b in zip(others_s, theirs, strict=True)]
-            if isinstance(held, list | tuple) and len(held) == len(others_held):
-                others_held = [a + seconds(b) for a, b in zip(others_held, held, strict=True)]
+            for key, total in sums.items():
+                theirs = state.get(key)
+                if isinstance(theirs, list | tuple) and len(theirs) == len(total):
+                    sums[key] = [a + seconds(b) for a, b in zip(total, theirs, strict=True)]
         self.shares.merge(served, now_s)
         if states:
-            self._backlogs.note_others(others_s, others_held)
+            self._others_known = True
+            for worker, pending_s, held in zip(self._workers, *sums.values(), strict=True):
+                worker.others_s, worker.others_held = pending_s, held
+
+    def _share(self) -> int:
+        """Before gossip, all gateways are taken to have as much as this one."""
+        return 1 if self._others_known else self.replicas
 
     # Routing
 
@@ -323,9 +422,26 @@ class Quartz:
             job, self._candidates(choice, job.match), now_s
         )
         _, job.mean_s, job.quantile_s, _ = job.policy
-        self._backlogs.bind(job)
-        self._writes.add(job.worker, uncached_tokens(job), now_s)
+        self._take(job, now_s)
         return True
+
+    def _take(self, job: Job, now_s: float) -> None:
+        """Count a bound job into its worker's backlog and writes."""
+        worker = self._workers[job.worker]
+        worker.bound_s += job.mean_s
+        age = (now_s - self._writes_start_s) / self.profile.writes_tau_s
+        if age > _RESCALE_AT:
+            scale = exp(-min(age, 700.0))
+            for each in self._workers:
+                each.written *= scale
+            self._written = sum([each.written for each in self._workers])
+            self._writes_start_s = now_s
+            age = 0.0
+        unit = exp(age) if age > 0.0 else 1.0
+        self._even = EVEN_TOKENS * unit
+        weight = uncached_tokens(job) * unit
+        worker.written += weight
+        self._written += weight
 
     def _choice(self, job: Job, now_s: float) -> Sequence[int]:
         """The workers that the job may go to; empty when none is available."""
@@ -341,73 +457,73 @@ class Quartz:
         return choice
 
     def _candidates(self, choice: Sequence[int], match: Match) -> list[tuple[int, int]]:
-        """Workers to compare, each with the hit expected there."""
-        if not self.profile.locality:
-            match = ()
-        if len(choice) > self.profile.compared:
-            choice = self._some(choice, match)
+        """Workers to compare, each with the hit expected there.
+
+        Of a large fleet: holders of the longest prefix, and rotating others.
+        """
+        match, compared = match if self.profile.locality else (), self.profile.compared
         mask = self._choice_mask if choice is self._available else mask_of(choice)
+        if len(choice) > compared:
+            longest = next((held & mask for _, held in match if held & mask), 0)
+            some = workers_of(longest, compared // 2)
+            self._cursor += 1
+            at = self._cursor * compared % len(choice)
+            others = turned(choice, at, compared - len(some))
+            choice = [*some, *[w for w in others if w not in some]] if some else others
+            mask = mask_of(choice)
         if match and match[0][1] & mask == mask:
             tokens = match[0][0]  # the usual case: an application's common beginning
             return [(w, tokens) for w in choice]
         hits = hits_of(match, mask)
         return [(w, hits.get(w, 0)) for w in choice]
 
-    def _some(self, choice: Sequence[int], match: Match) -> Sequence[int]:
-        """Some workers of a large fleet: holders of the longest prefix, and rotating others."""
-        compared = self.profile.compared
-        some: list[int] = []
-        allowed = self._choice_mask if choice is self._available else mask_of(choice)
-        for _, holders in match:
-            if holders & allowed:
-                some = workers_of(holders & allowed, compared // 2)
-                break
-        self._cursor += 1
-        count = compared - len(some)
-        at = self._cursor * compared % len(choice)
-        others = [*choice[at : at + count], *choice[: max(0, at + count - len(choice))]]
-        return [*some, *[w for w in others if w not in some]] if some else others
-
     def _best(self, job: Job, candidates: list[tuple[int, int]], now_s: float) -> _Best:
         """The least score; predicts only where wait and psi alone could still beat it."""
-        profile, prompt, kv = self.profile, job.prompt_tokens, self._kv
-        s_per_token, active, lengths = self._s_per_token, self._pool.active, self._queues.lengths
-        price, (written, even, mean) = profile.locality_price, self._writes.levels()
-        request_price_s = profile.request_price_s
-        waits_s = self._backlogs.waits_s([worker for worker, _ in candidates], now_s)
-        aheads = self._slots.aheads(candidates, active, lengths, self._backlogs)
-        slots, free = self._pool.slots_per_worker, min(aheads) <= 0.0
-        turn_s = self._slots.answer_s * (max(1.0, price) if free else 1.0)
+        profile, prompt, active = self.profile, job.prompt_tokens, self._pool.active
+        workers, slots, gateways = self._workers, self._pool.slots_per_worker, self._share()
+        price, request_price_s, even = profile.locality_price, profile.request_price_s, self._even
+        mean = self._written / max(1, len(workers)) + even
+        # How many answers must end before one more can start, over those running; 0 or less: none.
+        aheads = []
+        for place, _ in candidates:
+            worker = workers[place]
+            held = (active[place] + worker.waiting) * gateways + worker.others_held
+            aheads.append((held + 1 - worker.slots) / worker.slots)
+        free = min(aheads) <= 0.0
+        turn_s = self._answer_s * (max(1.0, price) if free else 1.0)
         bases = []
-        for (worker, hit), wait_s, ahead in zip(candidates, waits_s, aheads, strict=True):
-            share = (written[worker] + even) / mean
+        for (place, hit), ahead in zip(candidates, aheads, strict=True):
+            worker = workers[place]
+            # An uncached prefill evicts prefixes: sooner on a worker with many recent writes.
+            share = (worker.written + even) / mean
             if share < MIN_WRITE_FACTOR:
                 share = MIN_WRITE_FACTOR
             elif share > MAX_WRITE_FACTOR:
                 share = MAX_WRITE_FACTOR
-            psi_s = price * share * (prompt - hit) * s_per_token[worker]
-            base = psi_s + wait_s + request_price_s * active[worker]
+            psi_s = price * share * (prompt - hit) * worker.s_per_token
+            base = psi_s + worker.wait_s(now_s, gateways) + request_price_s * active[place]
             if ahead > 0.0:
-                if free and active[worker] + lengths[worker] >= slots:
+                if free and active[place] + worker.waiting >= slots:
                     continue  # no prefix is worth a wait for a slot while another is free
                 base += turn_s * ahead
-            bases.append((base, active[worker], worker, hit))
+            bases.append((base, active[place], place, hit))
         if len(bases) > 1:
             bases.sort()
         least, best, best_hit, best_seen = inf, -1, 0, NOTHING_SEEN
         scores = []
         predict, by_quantile = self._predictor.predict_request, profile.quantile
         cap, output, stream = job.cap_tokens, job.output_tokens, job.stream
-        for base, _, worker, hit in bases:
+        for base, _, place, hit in bases:
             if base >= least:
                 break
-            busy = min(active[worker], slots - 1)  # the wait for a slot is in the base
-            seen = predict(worker, prompt, hit, cap, output, busy, 0, kv[worker], stream)
+            busy = min(active[place], slots - 1)  # the wait for a slot is in the base
+            kv = workers[place].kv
+            seen = predict(place, prompt, hit, cap, output, busy, 0, kv, stream)
             score = base + (seen[2] if by_quantile else seen[1])
-            scores.append((worker, score))
+            scores.append((place, score))
             if score < least:
                 least = score
-                best, best_hit, best_seen = worker, hit, seen
+                best, best_hit, best_seen = place, hit, seen
         return best, best_hit, best_seen, least, scores
 
     def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:
@@ -419,74 +535,93 @@ class Quartz:
             job.output_tokens,
             self._pool.active[worker],
             backlog_tokens,
-            self._kv[worker],
+            self._workers[worker].kv,
             job.stream,
         )
 
     # Order
 
-    def _key(self, job: Job, now_s: float) -> float:
-        """The ordering key of a bound job that is about to wait."""
-        profile = self.profile
-        if profile.order != "size":
-            return job.arrived_s
-        size_s = job.quantile_s if profile.quantile else job.mean_s
-        excess = self._queues.excess_tokens(job.client, len(self.shares))
-        u = self.shares.kilotokens(job.client, now_s) + excess / 1000.0
-        fair_s = profile.fairness_s_per_kilotoken * u / job.share
-        lead_s = max(0.0, profile.patience_s - job.slo_s) if job.slo_s > 0 else 0.0
-        return size_s + profile.aging * (job.arrived_s - lead_s) + fair_s
+    def _queue(self, job: Job, now_s: float) -> None:
+        """Let a bound job wait, by its ordering key k."""
+        profile, client = self.profile, job.client
+        job.key = job.arrived_s
+        if profile.order == "size":
+            size_s = job.quantile_s if profile.quantile else job.mean_s
+            # u counts what waits here beyond an even share; a lone client has no such excess.
+            held = self.waiting_tokens.get(client, 0)
+            even = self._waiting_tokens / max(1, len(self.shares))
+            excess = max(0.0, held - even) if held else 0.0
+            u = self.shares.kilotokens(client, now_s) + excess / 1000.0
+            fair_s = profile.fairness_s_per_kilotoken * u / job.share
+            lead_s = max(0.0, profile.patience_s - job.slo_s) if job.slo_s > 0 else 0.0
+            job.key = size_s + profile.aging * (job.arrived_s - lead_s) + fair_s
+        self._workers[job.worker].push(job)
+        self.waiting[job.priority_class] += 1
+        tokens = uncached_tokens(job)
+        self.waiting_tokens[client] = self.waiting_tokens.get(client, 0) + tokens
+        self._waiting_tokens += tokens
+
+    def _left_queue(self, job: Job) -> None:
+        self.waiting[job.priority_class] -= 1
+        tokens = uncached_tokens(job)
+        self._waiting_tokens -= tokens
+        left = self.waiting_tokens.pop(job.client) - tokens
+        if left > 0:
+            self.waiting_tokens[job.client] = left
 
     # Gate
 
-    def _open(self, worker: int, tokens: int) -> bool:
+    def _open(self, place: int, tokens: int) -> bool:
         """Whether the gate lets these uncached tokens through to a worker."""
-        if not self._choice_mask >> worker & 1:
+        worker = self._workers[place]
+        if not self._choice_mask >> place & 1:
             return False
-        if not self._timed[worker]:
+        if not worker.timed or not worker.sent:
             return True
-        behind = self._backlogs.behind_tokens(worker)
-        if not behind:
+        behind = worker.sent_tokens - next(iter(worker.sent.values()))
+        if not behind:  # the oldest is in progress
             return True
-        ahead_s = (behind + tokens) * self._s_per_token[worker]
-        return ahead_s * self._backlogs.replicas <= self.profile.gate_s
+        return (behind + tokens) * worker.s_per_token * self.replicas <= self.profile.gate_s
 
-    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
+    def _pump(self, place: int, now_s: float) -> Sequence[Job]:
         """Send the queued jobs that the gate lets through."""
         if self._pool.alive is not self._seen_alive:
             self._refresh(now_s)
+        worker = self._workers[place]
         out: list[Job] = []
-        while True:
-            job = self._queues.first(worker)
-            if job is None or not self._open(worker, uncached_tokens(job)):
-                return out
-            self._queues.pop(worker)
+        while (job := worker.first()) is not None and self._open(place, uncached_tokens(job)):
+            worker.pop()
+            self._left_queue(job)
             self._send(job, now_s)
             out.append(job)
+        return out
 
     def _send(self, job: Job, now_s: float) -> None:
-        worker, backlogs = job.worker, self._backlogs
-        job.backlog_tokens = backlog_tokens = backlogs.sent_tokens[worker]
-        job.active = self._pool.active[worker]
-        job.kv_usage = self._kv[worker]
+        worker = self._workers[job.worker]
+        job.backlog_tokens = backlog_tokens = worker.sent_tokens
+        job.active = self._pool.active[job.worker]
+        job.kv_usage = worker.kv
         if job.policy is not None:
             full = job.active >= self._pool.slots_per_worker
             if backlog_tokens or full or job.state == "waiting":
                 # The predictor learns from a prediction made now, with the current backlog.
-                job.policy = self._predict(job, worker, job.hit_tokens, backlog_tokens)
+                job.policy = self._predict(job, job.worker, job.hit_tokens, backlog_tokens)
                 job.quantile_s = job.policy[2]
             job.expected_s = job.policy[1]
         job.state = "sent"
         job.sent_s = now_s
-        backlogs.send(job, uncached_tokens(job), now_s)
+        worker.send(job, uncached_tokens(job), now_s)
 
-    def _rebind(self, worker: int, out: list[Job], now_s: float) -> None:
+    def _rebind(self, worker: Worker, out: list[Job], now_s: float) -> None:
         """Rebind a worker's queue; jobs without a worker are appended to `out`, state nowhere."""
-        for job in self._queues.drain(worker):
-            self._backlogs.unbind(job)
+        waiting = [e[3] for e in sorted(worker.heap) if e[3].state == "waiting"]
+        worker.heap, worker.waiting = [], 0
+        for job in waiting:
+            self._left_queue(job)
+        for job in waiting:
+            worker.unbind(job)
             if self._bind(job, now_s):
-                job.key = self._key(job, now_s)
-                self._queues.push(job)
+                self._queue(job, now_s)
             else:
                 job.state = "nowhere"
                 out.append(job)
@@ -501,11 +636,3 @@ class Quartz:
         self._seen_until_s = min(pending, default=inf)
         self._available = fleet.available(pool, now_s)
         self._choice_mask = mask_of(self._available)
-
-
-def mask_of(workers: Sequence[int]) -> int:
-    """A bit mask of workers."""
-    mask = 0
-    for worker in workers:
-        mask |= 1 << worker
-    return mask

@@ -4,7 +4,7 @@ Source: QUARTZ, section 3.3, equation 4. psi prices a cost beyond the job's own 
 uncached prefill evicts prefixes that other requests would have hit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal, Protocol
@@ -122,6 +122,14 @@ def hits_of(match: Match, mask: int) -> dict[int, int]:
         if not mask:
             break
     return hits
+
+
+def mask_of(workers: Sequence[int]) -> int:
+    """A bit mask of workers."""
+    mask = 0
+    for worker in workers:
+        mask |= 1 << worker
+    return mask
 
 
 def workers_of(mask: int, most: int) -> list[int]:

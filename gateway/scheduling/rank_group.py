@@ -30,11 +30,10 @@ from typing import Final
 
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
+from gateway.scheduling.baselines import RETAINED_CANDIDATES
 from gateway.scheduling.fairness import ServedShares
-from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, Job
+from gateway.scheduling.scheduler import NOTHING, PRIORITY_CLASS_NAMES, Job, hit_tokens
 
-NOTHING: Final[Sequence[Job]] = ()
-RETAINED_CANDIDATES: Final = 8
 _ALL: Final = "*"
 """Fairness counter of all clients together; no entitlement has this name."""
 _ANY: Final = -1
@@ -80,8 +79,6 @@ class RankRules:
 class StepClock:
     """Estimates the group's step time from completed answers: one token a step."""
 
-    __slots__ = ("_known", "step_s")
-
     def __init__(self) -> None:
         self.step_s = FIRST_STEP_S
         self._known = 0.0
@@ -97,17 +94,6 @@ class StepClock:
 class RankLoad:
     """The load of one rank."""
 
-    __slots__ = (
-        "_at_s",
-        "_beyond_tokens",
-        "_counted_s",
-        "_steps",
-        "_tokens",
-        "foreign_tokens",
-        "jobs",
-        "sequences",
-    )
-
     def __init__(self, steps: StepClock) -> None:
         self.jobs: dict[Job, None] = {}
         self.sequences = 0
@@ -119,7 +105,7 @@ class RankLoad:
         self._at_s = self._counted_s = -inf
 
     def tokens(self, now_s: float) -> float:
-        """L_g, in tokens; counted every RECOUNT_S, extrapolated in between."""
+        """L_g, in tokens."""
         return self._own(now_s) + self.foreign_tokens
 
     def observe(self, tokens: float, now_s: float) -> None:
@@ -146,6 +132,7 @@ class RankLoad:
         self._tokens = max(0.0, left) if self.jobs else 0.0
 
     def _own(self, now_s: float) -> float:
+        """Counted every RECOUNT_S, extrapolated in between."""
         if now_s - self._counted_s >= RECOUNT_S:
             self._tokens = float(sum([self._of(job, now_s) for job in self.jobs]))
             self._counted_s = now_s
@@ -184,9 +171,9 @@ def choose(
     if not free or not jobs:
         return []
     if len(jobs) == 1:  # the rank that raises the maximum least, then the least loaded
-        fullest, size = max(loads), jobs[0].prompt_tokens
+        fullest, size, match = max(loads), jobs[0].prompt_tokens, jobs[0].match
         keyed = [
-            (max(0.0, loads[at] + size - fullest), loads[at], -hit_tokens(jobs[0], ranks[at]), at)
+            (max(0.0, loads[at] + size - fullest), loads[at], -hit_tokens(match, ranks[at]), at)
             for at in free
         ]
         return [(0, min(keyed)[3])]
@@ -200,23 +187,11 @@ def choose(
     # The longest that fits below the fullest rank, else the shortest.
     room = max([load for at, load in enumerate(loads) if at != slot], default=loads[slot])
     room -= loads[slot]
-    costs = [
-        (
-            len(loads) * max(room, job.prompt_tokens) - job.prompt_tokens,
-            -hit_tokens(job, ranks[slot]),
-            at,
-        )
-        for at, job in enumerate(jobs)
-    ]
+    costs = []
+    for at, job in enumerate(jobs):
+        cost = len(loads) * max(room, job.prompt_tokens) - job.prompt_tokens
+        costs.append((cost, -hit_tokens(job.match, ranks[slot]), at))
     return [(min(costs)[2], slot)]
-
-
-def hit_tokens(job: Job, rank: int) -> int:
-    """Expected prefix hit of a job on a rank, in tokens."""
-    for tokens, holders in job.match:
-        if holders >> rank & 1:
-            return tokens
-    return 0
 
 
 class RankGroup:
@@ -270,7 +245,13 @@ class RankGroup:
         job.order = self._orders
         self._orders += 1
         job.policy = -1.0  # when it first became a candidate
-        job.key = job.arrived_s + self.rules.fairness * self._excess_s(job, now_s)
+        job.key = job.arrived_s
+        total = self.shares.kilotokens(_ALL, now_s)
+        if total > 0:  # the work that its client had beyond an even share
+            even = total / max(1, len(self.shares) - 1)
+            own = self.shares.kilotokens(job.client, now_s) / job.share
+            excess_s = max(0.0, own - even) / total * self.rules.fairness_tau_s
+            job.key += self.rules.fairness * excess_s
         job.state = "waiting"  # key, class and preferred rank stay until it leaves
         insort(self._line(job), (job.key, job.order, job))
         self.waiting[job.priority_class] += 1
@@ -337,8 +318,7 @@ class RankGroup:
                 continue
             # Jobs with response affinity go to their rank first: its cache has their prompt.
             for line in lines:
-                room = self._room(rank)
-                for _, _, job in line[:room]:
+                for _, _, job in line[: self._room(rank)]:
                     if self._room(rank):
                         self._send(job, rank, out, now_s)
         groups = [[w for w in e.ranks if w in known] for e in self._pool.engines]
@@ -375,12 +355,11 @@ class RankGroup:
             waits_s = [now_s - job.policy for job in jobs]  # since they were candidates
             loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             maxage_s = rules.maxage_steps * self.steps.step_s
+            compared = list(zip(ranks, loads, strict=True))[:RETAINED_CANDIDATES]
             for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
                 # A request of several sequences may have taken what was left.
                 if self._room(ranks[index]):
-                    jobs[item].candidates = list(zip(ranks, loads, strict=True))[
-                        :RETAINED_CANDIDATES
-                    ]
+                    jobs[item].candidates = compared
                     self._send(jobs[item], ranks[index], out, now_s)
 
     def _fill_again(
@@ -405,7 +384,7 @@ class RankGroup:
         job.sent_s = now_s
         job.score = rank.tokens(now_s)
         job.active = rank.sequences
-        job.hit_tokens = hit_tokens(job, worker)
+        job.hit_tokens = hit_tokens(job.match, worker)
         rank.add(job, now_s)
         uncached = max(0, job.prompt_tokens - job.hit_tokens)
         self.shares.served(job.client, uncached, now_s)
@@ -421,15 +400,6 @@ class RankGroup:
         if job.preferred not in self._lines:
             self._lines[job.preferred] = _no_jobs()
         return self._lines[job.preferred][job.priority_class]
-
-    def _excess_s(self, job: Job, now_s: float) -> float:
-        """Seconds of the group's recent work that a job's client had beyond an even share."""
-        total = self.shares.kilotokens(_ALL, now_s)
-        if total <= 0:
-            return 0.0
-        even = total / max(1, len(self.shares) - 1)
-        own = self.shares.kilotokens(job.client, now_s) / job.share
-        return max(0.0, own - even) / total * self.rules.fairness_tau_s
 
 
 def _no_jobs() -> list[list[_Entry]]:

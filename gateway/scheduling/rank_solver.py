@@ -9,7 +9,7 @@ requests that fill no gap wait without end, so here requests that waited `maxage
 numpy takes some 20 MB and .1 s to import, so this module is imported only if a pool uses it.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -91,38 +91,16 @@ class WorkerLoads:
         return room
 
 
-class Pool:
-    """Waiting items sorted by size; equal sizes keep their order."""
+Pool = list[tuple[float, int]]
+"""Waiting items, each with its size before it, sorted. Plain floats: comparing numpy's scalars one
+by one is several times slower."""
 
-    __slots__ = ("items", "sizes")
 
-    def __init__(self, sizes: Sequence[float], items: Sequence[int]) -> None:
-        # Plain floats: comparing numpy's scalars one by one is several times slower.
-        keyed = sorted((float(sizes[i]), i) for i in items)
-        self.sizes = [size for size, _ in keyed]
-        self.items = [item for _, item in keyed]
-
-    def around(self, target: float) -> list[int]:
-        """Indexes of the largest size below `target` and of the least at or above it."""
-        right = bisect_left(self.sizes, target)
-        found = []
-        if right:
-            found.append(bisect_left(self.sizes, self.sizes[right - 1], 0, right))
-        if right < len(self.sizes):
-            found.append(right)
-        return found
-
-    def take(self, at: int) -> tuple[int, float]:
-        """Remove an item; returns it and its size."""
-        return self.items.pop(at), self.sizes.pop(at)
-
-    def give(self, item: int, size: float) -> None:
-        """Put an item back."""
-        at = bisect_left(self.sizes, size)
-        while at < len(self.sizes) and self.sizes[at] == size and self.items[at] < item:
-            at += 1
-        self.sizes.insert(at, size)
-        self.items.insert(at, item)
+def _around(pool: Pool, target: float) -> list[int]:
+    """Indexes of the largest size below `target` and of the least at or above it."""
+    right = bisect_left(pool, (target, -1))
+    found = [right] if right < len(pool) else []
+    return [bisect_left(pool, (pool[right - 1][0], -1), 0, right), *found] if right else found
 
 
 IMPROVED_UP_TO: Final = 16
@@ -171,27 +149,13 @@ def assign(
     load, free = group.load.copy(), list(group.free)
     # When all items fit, longest first levels better than slot by slot.
     if len(rest) > group.slots:
-        chosen = _fill(group, Pool(sizes, rest), count, passes)
+        chosen = _fill(group, sorted((float(sizes[i]), i) for i in rest), count, passes)
     else:
         chosen = _lpt(group, sizes, rest)
     pairs = list(zip(rest, fcfs(free, len(chosen)), strict=False))
     for item, worker in pairs:
         load[worker] += sizes[item] + group.grown
     return found + (pairs if imbalance(load) < imbalance(group.load) else chosen)
-
-
-def objective(
-    load: ArrayLike,
-    sizes: Sequence[float],
-    pairs: Sequence[tuple[int, int]],
-    *,
-    growth: ArrayLike | None = None,
-) -> float:
-    """J: the predicted imbalance over the window, in tokens, after placing these pairs."""
-    after, grown = matrix_of(load, growth)
-    for item, worker in pairs:
-        after[worker] += sizes[item] + grown
-    return imbalance(after)
 
 
 def fcfs(cap: ArrayLike, count: int) -> list[int]:
@@ -229,10 +193,10 @@ def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple
         if slots > 1:
             target = float(_min(room - slots * group.grown)) / slots
             # The nearest; of two as near, the smaller.
-            at = min(pool.around(target), key=lambda at: abs(pool.sizes[at] - target))
+            at = min(_around(pool, target), key=lambda at: abs(pool[at][0] - target))
         else:
             at = _best(pool, room - group.grown, workers)
-        item, size = pool.take(at)
+        size, item = pool.pop(at)
         group.place(worker, size)
         chosen.append((item, size, worker))
     for _ in range(passes):
@@ -241,14 +205,13 @@ def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple
             row = group.load[worker]
             row -= size + group.grown
             room = group.others(worker) - row - group.grown
-            new = item, size
-            if pool.items:
+            if pool:
                 at = _best(pool, room, workers)
-                if _cost(pool.sizes[at], room, workers) < _cost(size, room, workers):
-                    new = pool.take(at)
-                    pool.give(item, size)
-            row += new[1] + group.grown
-            chosen[index] = (*new, worker)
+                if _cost(pool[at][0], room, workers) < _cost(size, room, workers):
+                    new_size, new = pool.pop(at)
+                    insort(pool, (size, item))
+                    chosen[index] = new, new_size, worker
+            row += chosen[index][1] + group.grown
     return [(item, worker) for item, _, worker in chosen]
 
 
@@ -260,10 +223,10 @@ def _best(pool: Pool, room: Floats, workers: int) -> int:
     steps = len(room)
     k = min(steps - 1, steps // workers)
     target = float(_min(room) if k == 0 else np.partition(room, k)[k])
-    places = pool.around(target)
+    places = _around(pool, target)
     if len(places) == 1:
         return places[0]
-    costs = [_cost(pool.sizes[at], room, workers) for at in places]
+    costs = [_cost(pool[at][0], room, workers) for at in places]
     return places[1] if costs[1] < costs[0] else places[0]
 
 

@@ -22,6 +22,14 @@ Points = tuple[tuple[int, int], ...]
 """(length in bytes, digest of the prompt up to there), ascending; the last is the whole prompt."""
 
 
+def hit_tokens(match: Match, worker: int) -> int:
+    """The longest prefix that a worker is expected to hold, in tokens."""
+    for tokens, holders in match:
+        if holders >> worker & 1:
+            return tokens
+    return 0
+
+
 NOBODY: Final[frozenset[int]] = frozenset()
 PRIORITY_CLASS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 2}
 """Service class -> priority class; lower goes first. Spilled work ranks as spot."""
@@ -154,6 +162,10 @@ class Job:
         """The worker that QUARTZ would choose, where it only watches; -1 otherwise."""
         self.would_s = 0.0
         """Mean predicted time from sending to first token there."""
+
+
+NOTHING: Final[Sequence[Job]] = ()
+"""No job to send."""
 
 
 class Scheduler(Protocol):

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from gateway.fleet import fleet
-from gateway.scheduling.prefix_digests import block_points
+from gateway.scheduling.prefix_digests import POSITIONS
 from gateway.scheduling.prefix_index import ExpectedHit
 from gateway.scheduling.scheduler import Job, Points
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
@@ -35,6 +35,7 @@ __all__ = [
     "ServedRequest",
     "SimulatedGateway",
     "Trouble",
+    "block_points",
     "serve",
 ]
 
@@ -43,6 +44,8 @@ SAMPLE_S: Final = 1.0
 """From one reading of the engines' metrics to the next."""
 ATTEMPTS: Final = 5
 _ROUNDING_S: Final = 1e-9
+BYTES_PER_TOKEN: Final = 4
+"""Converts the gateway's fixed positions to tokens."""
 
 
 class _Worker:
@@ -73,6 +76,24 @@ class _Worker:
         """Time of the next event; never while it is halted."""
         due_s = None if self.halted else self.engine.next_event_s()
         return inf if due_s is None else due_s + self.behind_s
+
+
+def block_points(
+    hashes: Sequence[int], block_tokens: int, ends_tokens: Sequence[int] = ()
+) -> Points:
+    """Points, in tokens, of a prompt given by its blocks' chained hashes .
+
+    `ends_tokens` are further positions, such as the ends of earlier turns.
+    """
+    last = len(hashes)
+    asked = {position // (BYTES_PER_TOKEN * block_tokens) for position in POSITIONS}
+    asked.update(end // block_tokens for end in ends_tokens)
+    asked.add(last)
+    return tuple(
+        (blocks * block_tokens, hashes[blocks - 1])
+        for blocks in sorted(asked)
+        if 0 < blocks <= last
+    )
 
 
 class _SchedulingRun:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bench.bfio import theory, traces
-from bench.bfio.solver import least_objective
-from gateway.scheduling.rank_solver import objective
+from bench.bfio.solver import least_objective, objective
 
 
 def test_the_oracle_finds_what_trying_everything_finds() -> None:

@@ -91,15 +91,15 @@ def test_a_new_worker_follows_what_the_pool_learns_until_it_was_timed_itself() -
     served = quartz_model(1)
     scheduler, predictor = quartz_of(served), require(served.fleet.pools[0].predictor)
     (place,) = served.fleet.pools[0].join((address("new"),), 0.0, up=True)
-    before = scheduler._s_per_token[place]
+    before = scheduler._workers[place].s_per_token
     for _ in range(300):
         x, mean_s, high_s, bucket = predictor.predict_request(
             0, 1000, 0, None, 10, 0, 0, 0.0, stream=True
         )
         predictor.observe(0, x, mean_s, high_s, bucket, 0.001)
     scheduler.tick(1.0)
-    assert scheduler._s_per_token[place] == 1.0 / predictor.prefill_tokens_per_s(place)
-    assert scheduler._s_per_token[place] < before
+    assert scheduler._workers[place].s_per_token == 1.0 / predictor.prefill_tokens_per_s(place)
+    assert scheduler._workers[place].s_per_token < before
 
 
 def test_a_pool_without_predictor_and_prefixes_changes_beside_one_that_has_them() -> None:

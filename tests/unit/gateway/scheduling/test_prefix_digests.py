@@ -10,14 +10,8 @@ from msgspec import Raw
 
 from gateway.payload.members import by_name
 from gateway.scheduling import prefix_digests as digests
-from gateway.scheduling.prefix_digests import (
-    MAX_BYTES,
-    MAX_POINTS,
-    POSITIONS,
-    Points,
-    block_points,
-    points_of,
-)
+from gateway.scheduling.prefix_digests import MAX_BYTES, MAX_POINTS, POSITIONS, points_of
+from gateway.scheduling.scheduler import Points
 
 WORDS = "It was the policy of the gateway to remember how every conversation began. "
 
@@ -150,16 +144,6 @@ def test_points_ascend_and_equal_digests_mean_equal_bytes(
         assert len(each) <= MAX_POINTS
     for length, _ in set(found[0]) & set(found[1]):
         assert lists[0][:length] == lists[1][:length]
-
-
-def test_blocks_have_points_at_the_same_places_and_where_asked() -> None:
-    hashes = list(range(1, 2001))
-    found = block_points(hashes, 16, ends_tokens=(4810,))
-    assert (4800, 300) in found
-    assert found[-1] == (32_000, 2000)
-    longer = block_points([*hashes, 2001, 2002], 16, ends_tokens=(32_000,))
-    assert set(found) - {(4800, 300)} <= set(longer)
-    assert block_points([], 16) == ()
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "messages"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduling.prefix_index import MIN_ENTRIES, CacheEstimate, ExpectedHit, PrefixIndex
+from gateway.scheduling.prefix_index import MIN_ENTRIES, ExpectedHit, PrefixIndex
 from sluice.build import compiled
 
 Points = tuple[tuple[int, int], ...]
@@ -201,13 +201,13 @@ def test_workers_that_come_together_cost_one_rebuild_of_the_estimate(
     for worker in range(50):
         index.insert(prompt(1, 1000), worker)
     rebuilds: list[float] = []
-    rebuild = CacheEstimate.rebuild
+    rebuild = index._rebuild
 
-    def counted(estimate: CacheEstimate, clock: float) -> None:
+    def counted(clock: float) -> None:
         rebuilds.append(clock)
-        rebuild(estimate, clock)
+        rebuild(clock)
 
-    monkeypatch.setattr(CacheEstimate, "rebuild", counted)
+    monkeypatch.setattr(index, "_rebuild", counted)
     for worker in range(1, 50):
         index.left(worker)
         index.joined(worker)

@@ -7,22 +7,16 @@ from hypothesis import strategies as st
 
 from gateway.scheduling.baselines import pick_sticky
 from gateway.scheduling.fairness import ServedShares
-from gateway.scheduling.quartz_score import hits_of
-from gateway.scheduling.quartz_worker_state import (
-    EVEN_TOKENS,
-    MAX_WRITE_FACTOR,
-    MIN_WRITE_FACTOR,
-    Backlogs,
-    RecentWrites,
-    WorkerQueues,
-)
+from gateway.scheduling.quartz import EVEN_TOKENS, Quartz, Worker
+from gateway.scheduling.quartz_score import DEFAULT, hits_of
 from gateway.scheduling.scheduler import Job, Match
-from tests.unit.gateway.scheduling.scheduled import job_of, pool_of, quartz_of, submit_all
-
-
-def factor(writes: RecentWrites, worker: int) -> float:
-    written, even, mean = writes.levels()
-    return min(max((written[worker] + even) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
+from tests.unit.gateway.scheduling.scheduled import (
+    Proportional,
+    job_of,
+    pool_of,
+    quartz_of,
+    submit_all,
+)
 
 
 @given(
@@ -33,23 +27,25 @@ def factor(writes: RecentWrites, worker: int) -> float:
 def test_a_queue_gives_the_least_key_of_the_lowest_class_and_forgets_the_cancelled(
     drawn: list[tuple[int, float, bool]],
 ) -> None:
-    queues = WorkerQueues(1)
+    worker = Worker()
     jobs = []
     for order, (priority_class, key, _) in enumerate(drawn):
-        job = job_of(priority_class=priority_class, client=str(priority_class))
-        job.worker, job.key, job.order = 0, key, order
-        queues.push(job)
+        job = job_of(priority_class=priority_class)
+        job.key, job.order = key, order
+        worker.push(job)
         jobs.append(job)
     for job, (_, _, cancelled) in zip(jobs, drawn, strict=True):
         if cancelled:
-            queues.forget(job)
+            worker.cancel(job)
     left = [job for job in jobs if job.state == "waiting"]
-    assert queues.lengths == [len(left)]
-    assert queues.entries() <= 2 * len(left) + 64 + 1
-    assert sum(queues.tokens.values()) == 1000 * len(left)
-    assert queues.drain(0) == sorted(left, key=lambda job: (job.priority_class, job.key, job.order))
-    assert queues.waiting == [0, 0, 0]
-    assert not queues.tokens
+    assert worker.waiting == len(left)
+    assert len(worker.heap) <= 2 * len(left) + 64 + 1
+    given_out = []
+    while (first := worker.first()) is not None:
+        worker.pop()
+        given_out.append(first)
+    assert given_out == sorted(left, key=lambda job: (job.priority_class, job.key, job.order))
+    assert worker.waiting == 0
 
 
 @given(
@@ -61,29 +57,28 @@ def test_a_queue_gives_the_least_key_of_the_lowest_class_and_forgets_the_cancell
 def test_backlogs_are_what_is_bound_less_the_progress_of_the_oldest(
     steps: list[tuple[str, int]],
 ) -> None:
-    backlogs = Backlogs(1)
+    worker = Worker()
     bound: list[Job] = []
     sent: list[Job] = []
     for now_s, (what, pick) in enumerate(steps):
         if what == "bind":
             job = job_of(100 * (pick + 1))
-            job.worker, job.mean_s = 0, float(pick)
-            backlogs.bind(job)
+            job.mean_s = float(pick)
+            worker.bound_s += job.mean_s
             bound.append(job)
         elif what == "send" and bound:
             job = bound.pop(pick % len(bound))
-            backlogs.send(job, job.prompt_tokens, now_s)
+            worker.send(job, job.prompt_tokens, now_s)
             sent.append(job)
         elif what == "leave" and sent:
-            backlogs.leave(sent.pop(pick % len(sent)), now_s)
+            worker.leave(sent.pop(pick % len(sent)), now_s)
         elif what == "unbind" and bound:
-            backlogs.unbind(bound.pop(pick % len(bound)))
+            worker.unbind(bound.pop(pick % len(bound)))
         total_s = sum(job.mean_s for job in (*bound, *sent))
         oldest_s = sent[0].mean_s if sent else 0.0
-        assert total_s - oldest_s - 1e-6 <= backlogs.waits_s([0], now_s)[0] <= total_s + 1e-6
-        assert backlogs.waits_s([0], now_s + 1e9)[0] == pytest.approx(total_s - oldest_s, abs=1e-6)
-        assert backlogs.sent_tokens == [sum(job.prompt_tokens for job in sent)]
-        assert backlogs.behind_tokens(0) == sum(job.prompt_tokens for job in sent[1:])
+        assert total_s - oldest_s - 1e-6 <= worker.wait_s(now_s, 1) <= total_s + 1e-6
+        assert worker.wait_s(now_s + 1e9, 1) == pytest.approx(total_s - oldest_s, abs=1e-6)
+        assert worker.sent_tokens == sum(job.prompt_tokens for job in sent)
 
 
 def test_u_decays_by_e_in_tau_and_is_evicted_when_idle() -> None:
@@ -241,18 +236,20 @@ def test_of_many_workers_the_holder_of_a_prefix_is_found_and_a_crowded_one_left(
         max_size=40,
     )
 )
-def test_recent_writes_are_decayed_counts_over_their_mean(
+def test_recent_writes_are_decayed_counts(
     steps: list[tuple[int, int, float]],
 ) -> None:
-    writes = RecentWrites(4, 10.0)
+    scheduler = Quartz(pool_of(4), Proportional(), DEFAULT)
     naive = [0.0] * 4
     now_s = 1e6
     for worker, tokens, later_s in steps:
         now_s += later_s
-        naive = [value * exp(-later_s / 10.0) for value in naive]
+        naive = [value * exp(-later_s / DEFAULT.writes_tau_s) for value in naive]
         naive[worker] += tokens
-        writes.add(worker, tokens, now_s)
-    mean = sum(naive) / 4 + EVEN_TOKENS
-    for worker, value in enumerate(naive):
-        expected = min(max((value + EVEN_TOKENS) / mean, MIN_WRITE_FACTOR), MAX_WRITE_FACTOR)
-        assert factor(writes, worker) == pytest.approx(expected, rel=1e-6)
+        job = job_of(tokens)
+        job.worker = worker
+        scheduler._take(job, now_s)
+    unit = scheduler._even / EVEN_TOKENS
+    for place, value in enumerate(naive):
+        assert scheduler._workers[place].written / unit == pytest.approx(value, rel=1e-6, abs=1e-6)
+    assert scheduler._written / unit == pytest.approx(sum(naive), rel=1e-6)

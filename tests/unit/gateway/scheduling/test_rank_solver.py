@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.bfio.solver import (
-    least_objective,
-    small_instance,
-    tight_instance,
-)
-from gateway.scheduling.rank_solver import Floats, assign, fcfs, objective
+from bench.bfio.solver import least_objective, objective, small_instance, tight_instance
+from gateway.scheduling.rank_solver import Floats, assign, fcfs
 
 Instance = tuple[Floats, list[int], list[float], list[float]]
 
@@ -195,8 +191,7 @@ def test_fcfs_is_algorithm_2(cap: list[int], items: int) -> None:
 
 
 def test_the_objective_is_the_idle_work_summed_over_the_window() -> None:
-    load = [[10.0, 10.0], [4.0, 2.0]]
+    load = np.array([[10.0, 10.0], [4.0, 2.0]])
     assert objective(load, [3.0], []) == 6 + 8
     # 4 + 3 = 7 now, 2 + 3 + 1 = 6 in a step.
     assert objective(load, [3.0], [(0, 1)]) == 3 + 4
-    assert objective(load, [3.0], [(0, 1)], growth=[0.0, 0.0]) == 3 + 5

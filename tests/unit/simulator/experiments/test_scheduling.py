@@ -17,6 +17,7 @@ from simulator.experiments.scheduling import (
     ServedRequest,
     SimulatedGateway,
     Trouble,
+    block_points,
     serve,
 )
 
@@ -137,3 +138,13 @@ def test_a_gateway_that_notices_late_does_not_queue_without_bound() -> None:
     assert np.isfinite(served.end_s).all()
     assert served.queue_s[300:].mean() < 0.2
     assert served.queue_s.max() < 3.0
+
+
+def test_blocks_have_points_at_the_same_places_and_where_asked() -> None:
+    hashes = list(range(1, 2001))
+    found = block_points(hashes, 16, ends_tokens=(4810,))
+    assert (4800, 300) in found
+    assert found[-1] == (32_000, 2000)
+    longer = block_points([*hashes, 2001, 2002], 16, ends_tokens=(32_000,))
+    assert set(found) - {(4800, 300)} <= set(longer)
+    assert block_points([], 16) == ()
