@@ -12,19 +12,29 @@ from typing import Annotated, Any, Final
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from gateway.control.fleet_view import describe_fleet
-from gateway.control.peers import add_load, attainment, find_decision, load_at, newest
+from gateway.control.peers import (
+    add_load,
+    attainment,
+    find_decision,
+    loads_elsewhere,
+    newest,
+    own_load,
+    running_at,
+)
 from gateway.control.roles import admin_guard, who
 from gateway.control.surface import PAGE, Control, Limit, NewWorker, read_object, read_within
 from gateway.control.tenant_api import decision_not_found
 from gateway.errors import BadRequest, NotFound
-from gateway.fleet import members
+from gateway.fleet import fleet, members
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import too_large
 from gateway.http.problems import json_response
+from gateway.ports import PoolView
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 MAX_DIGITS: Final = 18
+SHOWN: Final = 100
+"""Most workers named for an adapter."""
 LOOK_EVERY_S: Final = 0.25
 LOOKS: Final = 2
 """How often in a row nothing runs there: a request sent just before is counted a moment later."""
@@ -111,8 +121,8 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         """Pools and workers: load, health, learned values, admission counters."""
         models = tuple(control.models)  # a reload may change them meanwhile
         shown = await described(control, models)
-        for served, fleet in zip(models, shown, strict=True):
-            fleet["estimator"] = served.estimator.snapshot()
+        for served, found in zip(models, shown, strict=True):
+            found["estimator"] = served.estimator.snapshot()
         return json_response(shown)
 
     @app.get("/admin/decisions")
@@ -175,6 +185,56 @@ async def _add_attainment(control: Control, shown: Any) -> None:
     kept = await attainment(control.peers, control.metrics, targets)
     for each in shown:
         each["slo"] = kept.get(each["name"])
+
+
+def describe_fleet(
+    served: ModelRuntime, counted: Sequence[PoolView], now_s: float
+) -> dict[str, Any]:
+    """Pools and workers of a model: windows, load, health and admission's counters."""
+    pools = []
+    for index, (shape, pool) in enumerate(
+        zip(served.routing.pools, served.fleet.pools, strict=True)
+    ):
+        sound = set(fleet.available(pool, now_s))
+        workers = [
+            {
+                "id": worker,
+                "in_rotation": i in sound,
+                "up": pool.engine_of[i].up,
+                "not_ready": pool.engine_of[i].why_down or None,
+                "remark": pool.engine_of[i].remark or None,
+                "draining": pool.draining[i] or pool.engine_of[i].leaving,
+                "ejected_for_s": max(0.0, pool.engine_of[i].ejected_until_s - now_s),
+                "active_sequences": pool.active[i],
+                "reserved_tokens": pool.tokens[i],
+            }
+            for i, worker in members.present(pool)
+        ]
+        pools.append(
+            {
+                "name": pool.name,
+                "max_model_len": shape.window_tokens,
+                "beyond_window_tokens": pool.beyond_window_tokens,
+                "b_short": shape.boundary_tokens,
+                "max_num_seqs": pool.slots_per_worker,
+                "inflight": pool.inflight,
+                "ready_slots": fleet.ready_slots(pool, now_s),
+                "admission": msgspec.structs.asdict(counted[index]) if counted else None,
+                "workers": workers,
+            }
+        )
+    return {
+        "model": served.name,
+        "mode": "observe" if served.routing.observe else "enforce",
+        "adapters": {
+            name: {
+                pool.name: [pool.workers[i] for i in served.adapters.workers(name, pool)[:SHOWN]]
+                for pool in served.fleet.pools
+            }
+            for name in served.adapters.names
+        },
+        "pools": pools,
+    }
 
 
 async def described(control: Control, models: Sequence[ModelRuntime]) -> list[dict[str, Any]]:
@@ -267,9 +327,8 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
         hits = control.remove_worker(worker)
         if not hits:
             raise _unknown(worker)
-        return json_response(
-            {"worker": worker, "pools": hits, "running": _running_here(control, worker)}
-        )
+        running = running_at(worker, [own_load(control)])
+        return json_response({"worker": worker, "pools": hits, "running": running})
 
     @app.post("/admin/workers/{worker:path}/drain")
     async def drain(
@@ -287,37 +346,20 @@ def _worker_routes(app: APIRouter, control: Control) -> None:
         if not hits:
             raise _unknown(worker)
         shown = {"worker": worker, "draining": not undo, "pools": hits}
-        if wait and not undo:
-            shown["running"] = await _until_idle(control, worker, timeout_s)
-        return json_response(shown)
+        if not wait or undo:
+            return json_response(shown)
+        loop = asyncio.get_running_loop()
+        ends_s, idle = loop.time() + timeout_s, 0
+        while True:
+            loads = [own_load(control), *await loads_elsewhere(control.peers)]
+            running = running_at(worker, loads)
+            idle = 0 if running else idle + 1
+            if idle == LOOKS or loop.time() >= ends_s:
+                return json_response({**shown, "running": running})
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _unknown(worker: str) -> NotFound:
     return NotFound(
         f"No worker '{worker}'. GET /admin/pools lists them.", reason="worker_not_found"
-    )
-
-
-async def _until_idle(control: Control, worker: str, timeout_s: float) -> int:
-    """Wait until a worker serves nothing; returns the sequences that run there after that."""
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + timeout_s
-    idle = 0
-    while True:
-        running = _running_here(control, worker) + await load_at(control.peers, worker)
-        idle = 0 if running else idle + 1
-        if idle == LOOKS or loop.time() >= ends_s:
-            return running
-        await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _running_here(control: Control, worker: str) -> int:
-    """Sequences at a worker, or at all ranks of an engine."""
-    models = (*control.models, *control.retiring)
-    pools = {id(pool): pool for served in models for pool in served.fleet.pools}
-    return sum(
-        pool.active[place]
-        for pool in pools.values()
-        for place, name in members.present(pool)
-        if worker in (name, name.partition("#")[0])
     )

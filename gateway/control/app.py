@@ -6,6 +6,7 @@ format, so clients parse only one.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -19,24 +20,17 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from gateway.control.admin import admin_router
-from gateway.control.fleet_view import (
-    adapter_cards,
-    adapters_ready,
-    anthropic_models,
-    model_card,
-)
 from gateway.control.management_port import managed
 from gateway.control.metrics_page import write
 from gateway.control.openapi import openapi_document
 from gateway.control.surface import Control, read_within
 from gateway.errors import BadRequest, NotFound, Refusal, Unauthorized
 from gateway.fleet import fleet, members
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import EngineState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import too_large
 from gateway.http.problems import dialect_of, error_body, error_headers, json_response
 from gateway.http.wrong_keys import WrongKeys
-from gateway.payload.head import read_head
 from gateway.records.endpoint import Dialect
 from gateway.records.request import Principal
 
@@ -94,13 +88,13 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         if len(missing) == len(control.models):
             problem = problem or f"no ready engine for {', '.join(missing)}"
         body: dict[str, Any] = {"status": problem or "ready"}
-        if missing:
-            body["models_not_ready"] = missing
-        if out := _by_worker(control.models, _why_out):
-            body["workers"] = out
-        if remarks := _by_worker(control.models, _remarks):
-            body["remarks"] = remarks
-        body |= adapters_ready(control.models, now_s)
+        told = {
+            "models_not_ready": missing,
+            "workers": _by_worker(control.models, lambda e: None if e.up else e.why_down),
+            "remarks": _by_worker(control.models, lambda e: e.remark or None),
+            **_adapters(control.models, now_s),
+        }
+        body |= {key: named for key, named in told.items() if named}
         return json_response(body, 503 if problem else 200)
 
     @app.get("/metrics")
@@ -135,30 +129,67 @@ def _model_routes(app: FastAPI, control: Control) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models and aliases that this key may use."""
-        principal = await control.authenticate(read_head(request.scope["headers"]))
-        usable = _usable(control, principal)
-        cards = [model_card(control, name, model) for name, model in usable.items()]
-        cards += adapter_cards(control, principal)
-        if dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC:
-            return json_response(anthropic_models(cards))
-        return json_response({"object": "list", "data": cards})
+        cards = _cards(control, await control.principal(request))
+        if dialect_of(request.url.path, request.headers) is not Dialect.ANTHROPIC:
+            return json_response({"object": "list", "data": cards})
+        ids = [card["id"] for card in cards] or [None]
+        found = [_as_anthropic(card) for card in cards]  # all of them on one page
+        return json_response(
+            {"data": found, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        )
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
-        principal = await control.authenticate(read_head(request.scope["headers"]))
-        found = _usable(control, principal).get(name)
-        cards = [] if found is None else [model_card(control, name, found)]
-        cards += [card for card in adapter_cards(control, principal) if card["id"] == name]
-        if not cards:
+        principal = await control.principal(request)
+        card = next((each for each in _cards(control, principal) if each["id"] == name), None)
+        if card is None:
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
                 reason="model_not_found",
                 param="model",
             )
-        if dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC:
-            return json_response(anthropic_models(cards)["data"][0])
-        return json_response(cards[0])
+        anthropic = dialect_of(request.url.path, request.headers) is Dialect.ANTHROPIC
+        return json_response(_as_anthropic(card) if anthropic else card)
+
+
+def _cards(control: Control, principal: Principal) -> list[dict[str, Any]]:
+    """The models that a key may use, by name and alias, then LoRA adapters with their `parent`."""
+    windows = {s.name: s.routing.pools[-1].window_tokens for s in control.models}
+    usable = {name: model for name, model in control.names.items() if principal.opens(model)}
+    for alias, models in control.splits.items():
+        opened = [model for model in models if principal.opens(model)]
+        if opened:
+            usable[alias] = opened[0]
+    adapters = [
+        (name, served.name, {"parent": served.name})
+        for served in control.models
+        for name in served.adapters.names
+        if name not in control.names and principal.opens(served.name, name)
+    ]
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": control.created_unix_s,
+            "owned_by": "sluice",
+            "root": model,
+            "max_model_len": windows[model],
+            **more,
+        }
+        for name, model, more in [*((name, model, {}) for name, model in usable.items()), *adapters]
+    ]
+
+
+def _as_anthropic(card: dict[str, Any]) -> dict[str, Any]:
+    """A model as Anthropic's clients read it."""
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
+        "max_input_tokens": card["max_model_len"],
+    }
 
 
 def _replica_routes(app: FastAPI, control: Control) -> None:
@@ -181,37 +212,29 @@ def _replica_routes(app: FastAPI, control: Control) -> None:
         return Response(found, media_type="application/octet-stream")
 
 
-def _why_out(pool: PoolState) -> Iterable[tuple[int, str]]:
-    engines = ((i, pool.engine_of[i]) for i, _ in members.present(pool))
-    return ((i, engine.why_down) for i, engine in engines if not engine.up)
-
-
-def _remarks(pool: PoolState) -> Iterable[tuple[int, str]]:
-    engines = ((i, pool.engine_of[i]) for i, _ in members.present(pool))
-    return ((i, engine.remark) for i, engine in engines if engine.remark)
+def _adapters(models: Iterable[ModelRuntime], now_s: float) -> dict[str, dict[str, list[str]]]:
+    """The adapters of each model that a worker in the rotation has, and those that none has."""
+    found: dict[str, dict[str, list[str]]] = {"adapters": {}, "adapters_missing": {}}
+    for served in models:
+        for name in served.adapters.names:
+            ready = served.adapters.ready(name, served.fleet.pools, now_s)
+            key = "adapters" if ready else "adapters_missing"
+            found[key].setdefault(served.name, []).append(name)
+    return found
 
 
 def _by_worker(
-    models: Iterable[ModelRuntime], notes: Callable[[PoolState], Iterable[tuple[int, str]]]
+    models: Iterable[ModelRuntime], note_of: Callable[[EngineState], str | None]
 ) -> dict[str, str]:
-    """model/pool/worker -> what `notes` has of it; at most SHOWN."""
+    """model/pool/worker -> what is to be told of its engine; at most SHOWN."""
     found = (
-        (f"{served.name}/{pool.name}/{pool.workers[i]}", note)
+        (f"{served.name}/{pool.name}/{worker}", note)
         for served in models
         for pool in served.fleet.pools
-        for i, note in notes(pool)
+        for i, worker in members.present(pool)
+        if (note := note_of(pool.engine_of[i])) is not None
     )
     return dict(islice(found, SHOWN))
-
-
-def _usable(control: Control, principal: Principal) -> dict[str, str]:
-    """Names and aliases that a key may use -> model; of a split alias, its first."""
-    found = {name: model for name, model in control.names.items() if principal.opens(model)}
-    for alias, models in control.splits.items():
-        opened = [model for model in models if principal.opens(model)]
-        if opened:
-            found[alias] = opened[0]
-    return found
 
 
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:

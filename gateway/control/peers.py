@@ -10,7 +10,7 @@ names of one page.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -53,10 +53,10 @@ def answer_peers(
     on("decisions", lambda asked: _json(ring.latest(int(asked))))
     on("tenant_decision", lambda asked: own_decision(*_asked_by(asked)))
     on("audit", lambda asked: _json(control.registry.audit(int(asked))))
-    on("load", lambda _: _pack(_own_load(control)))
+    on("load", lambda _: _pack(own_load(control)))
     on("reload", lambda _: reload())
-    for topic in COUNTED:
-        on(topic, partial(_counted, control.metrics, topic))
+    for topic, count in COUNTED.items():
+        on(topic, partial(_counted, control.metrics, count))
 
 
 # -- decisions
@@ -106,6 +106,7 @@ async def newest(
 
 Counts = dict[str, dict[str, int]]
 """By entitlement, and by what is counted."""
+Count = Callable[[Metrics, Collection[str]], Counts]
 _counts: Final = msgspec.json.Decoder(Counts).decode
 _names: Final = msgspec.json.Decoder(list[str]).decode
 
@@ -118,19 +119,18 @@ def _refused(metrics: Metrics, names: Collection[str]) -> Counts:
     return found
 
 
-def _kept(metrics: Metrics, names: Collection[str]) -> Counts:
-    values = metrics.slo_requests.values
-    return {
-        name: {result: int(values.get((name, result), 0)) for result in RESULTS} for name in names
-    }
+def _counted(metrics: Metrics, count: Count, asked: bytes) -> bytes:
+    return _json(count(metrics, _names(asked)))
 
 
-COUNTED: Final = {"refused": _refused, "slo": _kept}
+COUNTED: Final[Mapping[str, Count]] = {
+    "refused": _refused,
+    "slo": lambda metrics, names: {
+        name: {r: int(metrics.slo_requests.values.get((name, r), 0)) for r in RESULTS}
+        for name in names
+    },
+}
 """What a replica counts of entitlements since its start: refusals by reason, targets kept."""
-
-
-def _counted(metrics: Metrics, topic: str, asked: bytes) -> bytes:
-    return _json(COUNTED[topic](metrics, _names(asked)))
 
 
 async def counts(
@@ -179,27 +179,35 @@ class ReplicaLoad(Record, frozen=True, kw_only=True):
 _loads: Final = msgspec.msgpack.Decoder(dict[str, list[ReplicaLoad]]).decode
 
 
-def _own_load(control: Control) -> dict[str, list[ReplicaLoad]]:
+def own_load(control: Control) -> dict[str, list[ReplicaLoad]]:
     """By model; under "" what a reload removed, which no model's own figures count."""
-    found = {served.name: [_load_of(p) for p in served.fleet.pools] for served in control.models}
-    here = {id(p) for served in control.models for p in served.fleet.pools}
+
+    def of(pools: Iterable[PoolState]) -> list[ReplicaLoad]:
+        return [
+            ReplicaLoad(
+                inflight=pool.inflight,
+                beyond_window_tokens=pool.beyond_window_tokens,
+                ids=tuple(pool.workers),
+                active=list(pool.active),
+                tokens=list(pool.tokens),
+            )
+            for pool in pools
+        ]
+
+    here = {id(pool) for served in control.models for pool in served.fleet.pools}
     gone = {id(p): p for m in control.retiring for p in m.fleet.pools if id(p) not in here}
-    return {**found, "": [_load_of(pool) for pool in gone.values()]} if gone else found
+    found = {served.name: of(served.fleet.pools) for served in control.models}
+    return {**found, "": of(gone.values())} if gone else found
 
 
-def _load_of(pool: PoolState) -> ReplicaLoad:
-    return ReplicaLoad(
-        inflight=pool.inflight,
-        beyond_window_tokens=pool.beyond_window_tokens,
-        ids=tuple(pool.workers),
-        active=list(pool.active),
-        tokens=list(pool.tokens),
-    )
+async def loads_elsewhere(peers: ReplicaCalls) -> list[dict[str, list[ReplicaLoad]]]:
+    """The other replicas' loads."""
+    return list(understood(_loads, await peers.ask("load")))
 
 
 async def add_load(peers: ReplicaCalls, shown: Sequence[Mapping[str, Any]]) -> None:
     """Add the other replicas' load in flight to the models of `/admin/pools`, in place."""
-    for reported in understood(_loads, await peers.ask("load")):
+    for reported in await loads_elsewhere(peers):
         for model in shown:
             for pool, load in zip(model["pools"], reported.get(model["model"], ()), strict=False):
                 pool["inflight"] += load.inflight
@@ -214,12 +222,12 @@ async def add_load(peers: ReplicaCalls, shown: Sequence[Mapping[str, Any]]) -> N
                         known[worker_id]["reserved_tokens"] += tokens
 
 
-async def load_at(peers: ReplicaCalls, worker: str) -> int:
-    """Sequences that the other replicas have at a worker, or at all ranks of an engine."""
+def running_at(worker: str, loads: Iterable[Mapping[str, Iterable[ReplicaLoad]]]) -> int:
+    """Sequences that replicas have at a worker, or at all ranks of an engine."""
     return sum(
         active
-        for reported in understood(_loads, await peers.ask("load"))
-        for pools in reported.values()
+        for of_models in loads
+        for pools in of_models.values()
         for load in pools
         for name, active in zip(load.ids, load.active, strict=False)
         if worker in (name, name.partition("#")[0])

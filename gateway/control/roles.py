@@ -5,7 +5,7 @@ Every GET is a viewer's, `OPERATED` an operator's, every other change an owner's
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Annotated, Final
 
@@ -136,8 +136,15 @@ def dashboard_guard(keys: RoleKeys) -> Check:
     """The check before the dashboard's figures: any role, or none where it is open."""
 
     async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
-        if not (keys.open_dashboard and not authorization and _from_this_host(request.headers)):
-            await _known(keys, authorization)
+        if keys.open_dashboard and not authorization:
+            # Open to a program on this host that asks for it by name, with no proxy in between: a
+            # page of another site could read the figures through a name that resolves to 127.0.0.1.
+            host = request.headers.get("host", "").lower()
+            name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+            proxied = "forwarded" in request.headers or "x-forwarded-for" in request.headers
+            if name in _THIS_HOST and not proxied:
+                return
+        await _known(keys, authorization)
 
     return check
 
@@ -151,37 +158,21 @@ async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
     head = read_head([(b"authorization", authorization.encode("latin-1"))])
     found = None if head.key_digest is None else keys.find(head.key_digest)
     if found is None and head.token is not None and keys.tokens is not None:
-        return await _of_token(keys.tokens, head.token)
+        try:
+            identity = keys.tokens.verify(head.token)
+        except KeysAwaited:
+            await keys.tokens.keys_read()
+            identity = keys.tokens.verify(head.token)
+        if identity.role is None:
+            raise Forbidden(
+                "The token gives no role on the admin routes. Have its issuer put one into the "
+                "claim that auth.jwt.role_claim names.",
+                reason="token_without_role",
+            )
+        return identity.name, Role(identity.role)
     if found is None:
         raise Unauthorized(
             "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
             reason="invalid_admin_key",
         )
     return found
-
-
-async def _of_token(tokens: TokenVerifier, token: bytes) -> tuple[str, Role]:
-    try:
-        identity = tokens.verify(token)
-    except KeysAwaited:
-        await tokens.keys_read()
-        identity = tokens.verify(token)
-    if identity.role is None:
-        raise Forbidden(
-            "The token gives no role on the admin routes. Have its issuer put one into the claim "
-            "that auth.jwt.role_claim names.",
-            reason="token_without_role",
-        )
-    return identity.name, Role(identity.role)
-
-
-def _from_this_host(headers: Mapping[str, str]) -> bool:
-    """Whether a program on this host asks for this host by name, with no proxy in between.
-
-    A page of another site could otherwise read the figures through a name of its own that
-    resolves to 127.0.0.1.
-    """
-    host = headers.get("host", "").lower()
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    proxied = "forwarded" in headers or "x-forwarded-for" in headers
-    return name in _THIS_HOST and not proxied

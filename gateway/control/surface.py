@@ -14,6 +14,7 @@ from gateway.errors import BadRequest, Refusal, TooLarge
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
+from gateway.payload.head import read_head
 from gateway.ports import AccountView
 from gateway.records.request import Principal, RequestHead
 from gateway.replicas.calls import ReplicaCalls
@@ -105,6 +106,10 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     created_unix_s: int
     wrong_keys: WrongKeys = msgspec.field(default_factory=WrongKeys)
+
+    async def principal(self, request: Request) -> Principal:
+        """Whose key or token the request presents. Raises Refusal."""
+        return await self.authenticate(read_head(request.scope["headers"]))
 
 
 async def read_within(request: Request, most_bytes: int, refusal: Refusal) -> bytes:

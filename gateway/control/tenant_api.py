@@ -12,18 +12,21 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.admission.entitlement_terms import ModelShape, fields_from
+from gateway.admission.entitlement_terms import fields_from
 from gateway.control.peers import attainment, counts, find_tenant_decision
 from gateway.control.surface import PAGE, Control, Limit
 from gateway.errors import BadRequest, NotFound
 from gateway.http.problems import json_response
-from gateway.payload.head import read_head
-from gateway.ports import AccountView
 from gateway.records.decision import NO_SCHEDULING, AdmissionSection, DecisionRecord
 from gateway.records.request import Principal
 from gateway.records.story import story_of
 from gateway.usage.request_log import DecisionRing
 
+_OWN: Final = (
+    *("service_class", "spilled", "admitted_unix_s", "settled_unix_s", "reserved_tokens"),
+    *("reserved_kv_bytes", "priority", "would_deny", "evicted", "charge_tokens"),
+)
+"""What a tenant sees of its lease."""
 _decode: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
@@ -37,7 +40,7 @@ def tenant_router(control: Control) -> APIRouter:
 
         Of a tenant's key, a page of its entitlements; `next` is `after` for the next page.
         """
-        principal = await control.authenticate(read_head(request.scope["headers"]))
+        principal = await control.principal(request)
         if principal.entitlement:
             return json_response((await _described(control, [principal]))[0])
         opened = {c.entitlement: c for choices in principal.choices.values() for c in choices}
@@ -63,7 +66,7 @@ def tenant_router(control: Control) -> APIRouter:
     @app.get("/v1/sluice/decisions/{request_id:path}")
     async def decision(request_id: str, request: Request) -> Response:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
-        principal = await control.authenticate(read_head(request.scope["headers"]))
+        principal = await control.principal(request)
         found = own_decision(control.ring, request_id, principal.tenant)
         found = found or await find_tenant_decision(control.peers, request_id, principal.tenant)
         if found is None:
@@ -112,24 +115,20 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
                 found["slo"] = kept[name]
             if (account := accounts.get(name)) is not None:
                 found["state"] = account.state
-                found["usage"] = _usage(account, shape)
+                found["usage"] = {
+                    "in_flight": dict(zip(shape.pools, account.inflight, strict=False)),
+                    "kv_bytes": account.kv_bytes,
+                    "bucket_tokens": account.level_tokens,
+                    "bucket_depth_tokens": account.depth_tokens,
+                    "debt": account.debt,
+                    "burst": account.burst,
+                    "weight": account.weight,
+                    "debited_tokens": account.debited,
+                    "refunded_tokens": account.refunded,
+                    "used_tokens": account.used,
+                }
         described.append(found)
     return described
-
-
-def _usage(account: AccountView, shape: ModelShape) -> dict[str, Any]:
-    return {
-        "in_flight": dict(zip(shape.pools, account.inflight, strict=False)),
-        "kv_bytes": account.kv_bytes,
-        "bucket_tokens": account.level_tokens,
-        "bucket_depth_tokens": account.depth_tokens,
-        "debt": account.debt,
-        "burst": account.burst,
-        "weight": account.weight,
-        "debited_tokens": account.debited,
-        "refunded_tokens": account.refunded,
-        "used_tokens": account.used,
-    }
 
 
 def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | None:
@@ -143,18 +142,7 @@ def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | No
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
-        admission=AdmissionSection(
-            service_class=known.service_class,
-            spilled=known.spilled,
-            admitted_unix_s=known.admitted_unix_s,
-            settled_unix_s=known.settled_unix_s,
-            reserved_tokens=known.reserved_tokens,
-            reserved_kv_bytes=known.reserved_kv_bytes,
-            priority=known.priority,
-            would_deny=known.would_deny,
-            evicted=known.evicted,
-            charge_tokens=known.charge_tokens,
-        ),
+        admission=AdmissionSection(**{name: getattr(known, name) for name in _OWN}),
         prompt=None,
     )
     fields = msgspec.to_builtins(own)

@@ -16,7 +16,6 @@ from gateway.control.roles import admin_guard
 from gateway.control.surface import Control
 from gateway.errors import BadRequest, NotFound, RateLimited, Unavailable
 from gateway.http.problems import json_response
-from gateway.payload.head import read_head
 from gateway.records.usage import UsageQuery, UsageReport
 from gateway.usage.report import figures, lines_of, query_of, total
 
@@ -88,7 +87,7 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
         last: Annotated[Day, Query(alias="to")] = None,
     ) -> Response:
         """Usage and cost of this key's tenant."""
-        principal = await control.authenticate(read_head(request.scope["headers"]))
+        principal = await control.principal(request)
         return await answer(by, first, last, principal.tenant)
 
     return app

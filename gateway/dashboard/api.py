@@ -5,7 +5,7 @@ import hashlib
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from importlib.resources import files
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -104,7 +104,25 @@ def _decision_routes(app: APIRouter, control: Control) -> None:
     @app.get(PATH + "/decisions")
     async def search(text: Annotated[str, Query(max_length=128)] = "") -> Response:
         """The newest of all kept decisions that contain a text."""
-        return json_response(await _search(control, text.casefold()))
+        text = text.casefold()
+        needle = text.encode()
+        found: list[Brief] = []
+        kept = control.ring.latest(MAX_SEARCHED)
+        for begin in range(0, len(kept), _SLICE):
+            lines = (line for line in kept[begin : begin + _SLICE] if needle in bytes(line).lower())
+            found += [brief for brief in map(_brief, lines) if brief.matches(text)]
+            if len(found) >= PAGE_ROWS:
+                break
+            await asyncio.sleep(0)
+        others = await newest(control.peers, "decisions", [], MAX_FROM_PEERS)
+        known = {(brief.request_id, brief.time_unix_s) for brief in found}
+        found += [
+            brief
+            for brief in msgspec.convert(others, list[Brief])
+            if brief.matches(text) and (brief.request_id, brief.time_unix_s) not in known
+        ]
+        found.sort(key=lambda brief: -brief.time_unix_s)
+        return json_response([row(brief) for brief in found[:PAGE_ROWS]])
 
     @app.get(PATH + "/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
@@ -113,30 +131,6 @@ def _decision_routes(app: APIRouter, control: Control) -> None:
         steps = [msgspec.to_builtins(step) for step in steps_of(_record(found))]
         body = msgspec.json.encode({"steps": steps, "record": msgspec.Raw(found)})
         return Response(body, media_type="application/json", headers=_PRIVATE)
-
-
-async def _search(control: Control, text: str) -> list[dict[str, Any]]:
-    needle = text.encode()
-    found: list[Brief] = []
-    kept = control.ring.latest(MAX_SEARCHED)
-    for begin in range(0, len(kept), _SLICE):
-        for line in kept[begin : begin + _SLICE]:
-            if needle in bytes(line).lower():
-                brief = _brief(line)
-                if brief.matches(text):
-                    found.append(brief)
-        if len(found) >= PAGE_ROWS:
-            break
-        await asyncio.sleep(0)
-    others = await newest(control.peers, "decisions", [], MAX_FROM_PEERS)
-    known = {(brief.request_id, brief.time_unix_s) for brief in found}
-    found += [
-        brief
-        for brief in msgspec.convert(others, list[Brief])
-        if brief.matches(text) and (brief.request_id, brief.time_unix_s) not in known
-    ]
-    found.sort(key=lambda brief: -brief.time_unix_s)
-    return [row(brief) for brief in found[:PAGE_ROWS]]
 
 
 class Page:
@@ -156,7 +150,18 @@ class Page:
         self.body = html.encode()
         self._tag = f'"{hashlib.sha256(self.body).hexdigest()[:16]}"'
         self.headers = {
-            "content-security-policy": _policy(style, script),
+            "content-security-policy": "; ".join(
+                (
+                    "default-src 'none'",
+                    f"script-src '{_hash(script)}'",
+                    f"style-src '{_hash(style)}'",
+                    "connect-src 'self'",
+                    "img-src data:",
+                    "base-uri 'none'",
+                    "form-action 'none'",
+                    "frame-ancestors 'none'",
+                )
+            ),
             "x-content-type-options": "nosniff",
             "x-frame-options": "DENY",
             "referrer-policy": "no-referrer",
@@ -175,21 +180,6 @@ class Page:
 
 def _text(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            "connect-src 'self'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
-    )
 
 
 def _hash(text: str) -> str:

@@ -74,9 +74,14 @@ class Brief(msgspec.Struct):
     timing: TimingSection = NO_TIMING
 
     @property
+    def served(self) -> bool:
+        """Whether it was answered."""
+        return self.outcome == "ok"
+
+    @property
     def total_tokens(self) -> int | None:
         """Prompt plus answer as served; a compressed prompt counts with its original length."""
-        if self.usage.prompt_tokens is None or self.outcome != "ok":
+        if self.usage.prompt_tokens is None or not self.served:
             return None
         sent = self.compression.sent_tokens(self.usage.prompt_tokens)
         return sent + (self.usage.completion_tokens or 0)
@@ -117,23 +122,18 @@ class RecentDecisions:
         """Read what is new."""
         count = MAX_NEW if self._known else FIRST
         answers = await self._peers.ask("decisions", b"%d" % MAX_PER_PEER)
-        new = self._unknown(map(_one, self._latest(count)))
-        for briefs in understood(_several, answers):
-            new += self._unknown(briefs)
+        new: list[Brief] = []
+        for newest_first in (map(_one, self._latest(count)), *understood(_several, answers)):
+            for brief in newest_first:
+                key = (brief.request_id, brief.time_unix_s)
+                if key in self._ids:
+                    break  # everything older was read before
+                self._ids.add(key)
+                new.append(brief)
         new.sort(key=lambda brief: brief.time_unix_s)
         self._known.extendleft(new)
         if len(self._ids) > 2 * KEPT:
             self._ids = {(brief.request_id, brief.time_unix_s) for brief in self._known}
-
-    def _unknown(self, newest_first: Iterable[Brief]) -> list[Brief]:
-        found = []
-        for brief in newest_first:
-            key = (brief.request_id, brief.time_unix_s)
-            if key in self._ids:
-                break  # everything older was read before
-            self._ids.add(key)
-            found.append(brief)
-        return found
 
 
 def row(brief: Brief) -> dict[str, Any]:
@@ -162,36 +162,23 @@ def recent(briefs: Iterable[Brief], now_unix_s: float) -> list[Brief]:
     return [brief for brief in briefs if now_unix_s - brief.time_unix_s <= WINDOW_S]
 
 
-def times(briefs: Iterable[Brief]) -> dict[str, Any]:
-    """Percentiles of answers and of the gateway's own work."""
-    ttft: list[float] = []
-    overhead: list[float] = []
-    for brief in briefs:
-        if brief.timing.ttft_s is not None and brief.outcome == "ok":
-            ttft.append(brief.timing.ttft_s)
-        if brief.timing.overhead_ms is not None:
-            overhead.append(brief.timing.overhead_ms / 1000)
-    return {
-        "ttft_p50_s": percentile(ttft, 0.5),
-        "ttft_p99_s": percentile(ttft, 0.99),
-        "overhead_p50_s": percentile(overhead, 0.5),
-        "overhead_p99_s": percentile(overhead, 0.99),
-        "sampled": len(ttft),
-    }
-
-
-def percentile(values: list[float], share: float) -> float | None:
-    """The nearest-rank percentile; None of nothing."""
-    if not values:
-        return None
-    values.sort()
-    return values[min(len(values) - 1, int(share * len(values)))]
+def times(briefs: Sequence[Brief]) -> dict[str, Any]:
+    """Nearest-rank percentiles of answers and of the gateway's own work; None of nothing."""
+    ttft = sorted(b.timing.ttft_s for b in briefs if b.timing.ttft_s is not None and b.served)
+    overhead = sorted(b.timing.overhead_ms for b in briefs if b.timing.overhead_ms is not None)
+    found: dict[str, Any] = {}
+    for name, values, unit in (("ttft", ttft, 1), ("overhead", overhead, 1000)):
+        for percent in (50, 99):
+            at = min(len(values) - 1, int(percent / 100 * len(values)))
+            found[f"{name}_p{percent}_s"] = values[at] / unit if values else None
+    return {**found, "sampled": len(ttft)}
 
 
 def lengths(served: ModelRuntime, briefs: Iterable[Brief]) -> dict[str, Any]:
     """Histogram of total tokens by pool, in half powers of two, with boundaries and plan."""
     shapes = served.routing.pools
-    edges = _edges(shapes[-1].window_tokens)
+    steps = round(2 * log2(max(shapes[-1].window_tokens, 2 * _FIRST_EDGE) / _FIRST_EDGE))
+    edges = [round(_FIRST_EDGE * 2 ** (i / 2)) for i in range(min(steps, _MAX_BUCKETS) + 1)]
     counts = {shape.name: [0] * (len(edges) + 1) for shape in shapes}
     for brief in briefs:
         if brief.model != served.name or brief.pool not in counts:
@@ -207,11 +194,6 @@ def lengths(served: ModelRuntime, briefs: Iterable[Brief]) -> dict[str, Any]:
         "planned": None if drift is None else _shares(drift.planned, edges),
         "drift": None if drift is None else drift.distance,
     }
-
-
-def _edges(window_tokens: int) -> list[int]:
-    steps = round(2 * log2(max(window_tokens, 2 * _FIRST_EDGE) / _FIRST_EDGE))
-    return [round(_FIRST_EDGE * 2 ** (i / 2)) for i in range(min(steps, _MAX_BUCKETS) + 1)]
 
 
 def _shares(planned: Sequence[tuple[int, float]], edges: Sequence[int]) -> list[float]:
@@ -285,24 +267,24 @@ async def all_totals(peers: ReplicaCalls, metrics: Metrics) -> Totals:
     return total
 
 
-def by_entitlement(totals: Totals) -> Mapping[str, Mapping[str, int]]:
-    """Refusals of each entitlement, by reason."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    for (entitlement, decision, reason), count in totals["admission"].items():
+def by_entitlement(
+    totals: Totals,
+) -> tuple[Mapping[str, Mapping[str, int]], Mapping[str, float]]:
+    """Refusals of each entitlement by reason, and the share of what was served within its target.
+
+    Refused requests do not count for that.
+    """
+    refused: dict[str, dict[str, int]] = defaultdict(dict)
+    for (name, decision, reason), count in totals["admission"].items():
         if decision == "denied":
-            found[entitlement][reason] = int(count)
-    return found
-
-
-def attainment(totals: Totals) -> Mapping[str, float]:
-    """Share of each entitlement's served requests within its target; refused ones do not count."""
+            refused[name][reason] = int(count)
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()
     for (name, result), count in totals["slo_requests"].items():
         if result != "refused":
             judged[name] += int(count)
             met[name] += int(count) if result == "true" else 0
-    return {name: met[name] / count for name, count in judged.items()}
+    return refused, {name: met[name] / count for name, count in judged.items()}
 
 
 class Rates:

@@ -9,7 +9,6 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain, islice
 from typing import Final
 
@@ -31,7 +30,6 @@ from gateway.dashboard.tables import (
     worker_rows,
     workers_page,
 )
-from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 
 PERIOD_S: Final = 1.0
@@ -56,42 +54,6 @@ _STORE: Final = (
 )
 
 
-class _Snapshot:
-    """The figures of one moment, and the cuts that viewers asked for."""
-
-    def __init__(
-        self,
-        shared: Row,
-        workers: list[Row],
-        entitlements: list[CountedEntitlement],
-        tenants: Callable[[View], Row],
-    ) -> None:
-        self._shared = orjson.Fragment(orjson.dumps(shared))
-        self._workers = workers
-        self._entitlements = entitlements
-        self._tenants = tenants
-        self._cuts: dict[View, bytes] = {}
-
-    def cut(self, view: View, briefs: RecentDecisions) -> bytes:
-        """The whole answer for a view."""
-        known = self._cuts.get(view)
-        if known is None:
-            wanted = view.decisions
-            found = (each for each in briefs.briefs if not wanted or each.matches(wanted))
-            known = orjson.dumps(
-                {
-                    "shared": self._shared,
-                    "workers": workers_page(self._workers, view),
-                    "entitlements": entitlements_page(self._entitlements, view),
-                    "tenants": self._tenants(view),
-                    "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
-                }
-            )
-            if len(self._cuts) < MAX_CUTS:
-                self._cuts[view] = known
-        return known
-
-
 class Snapshots:
     """Builds snapshots when they are asked for."""
 
@@ -103,7 +65,10 @@ class Snapshots:
         self._history: deque[bytes] = deque(maxlen=MAX_HISTORY)
         self._noted_s = -HISTORY_PERIOD_S
         self._turn = asyncio.Lock()
-        self._newest: _Snapshot | None = None
+        self._newest: Callable[[View], Row] | None = None
+        """What a view shows of the figures of one moment."""
+        self._cuts: dict[View, bytes] = {}
+        """The same, encoded."""
         self._built_s = 0.0
         self.built = 0
         """Snapshots built since the start."""
@@ -113,10 +78,14 @@ class Snapshots:
         async with self._turn:
             now_s = self._from.clock()
             if self._newest is None or now_s - self._built_s >= _FRESH_S:
-                self._newest = await self._build(now_s)
+                self._newest, self._cuts = await self._build(now_s), {}
                 self._built_s = now_s
                 self.built += 1
-            return self._newest.cut(view, self._recent)
+            if (known := self._cuts.get(view)) is None:
+                known = orjson.dumps(self._newest(view))
+                if len(self._cuts) < MAX_CUTS:
+                    self._cuts[view] = known
+            return known
 
     async def keep_history(self) -> None:
         """Have a snapshot when the history is due one, also while nobody looks. Never ends."""
@@ -129,15 +98,7 @@ class Snapshots:
         """Some of the figures that all viewers share, of the last minutes, oldest first."""
         return b"[%b]" % b",".join(self._history)
 
-    def _note(self, now_s: float, shared: Row) -> None:
-        if now_s - self._noted_s >= HISTORY_PERIOD_S - PERIOD_S:
-            self._noted_s = now_s
-            kept = {name: shared[name] for name in ("time", "traffic", "targets")}
-            pools = shared["pools"][:MAX_HISTORY_POOLS]
-            kept["pools"] = [{name: pool[name] for name in _HISTORY} for pool in pools]
-            self._history.append(orjson.dumps(kept))
-
-    async def _build(self, now_s: float) -> _Snapshot:
+    async def _build(self, now_s: float) -> Callable[[View], Row]:
         control = self._from
         await self._recent.look()
         totals = await figures.all_totals(control.peers, self._from.metrics)
@@ -177,18 +138,40 @@ class Snapshots:
             ],
             "more_entitlements": len(entitlements) > MAX_ROWS,
         }
-        self._note(now_s, shared)
+        if now_s - self._noted_s >= HISTORY_PERIOD_S - PERIOD_S:
+            self._noted_s = now_s
+            kept = {name: shared[name] for name in ("time", "traffic", "targets")}
+            shown = [{name: pool[name] for name in _HISTORY} for pool in pools[:MAX_HISTORY_POOLS]]
+            self._history.append(orjson.dumps({**kept, "pools": shown}))
         known = {each.terms.name: each for each in entitlements}
-        tenants = partial(tenants_page, control.tenants, known)
-        return _Snapshot(shared, workers, entitlements[:MAX_ROWS], tenants)
+        encoded = orjson.Fragment(orjson.dumps(shared))
+
+        def cut(view: View) -> Row:
+            text = view.decisions
+            found = (each for each in self._recent.briefs if not text or each.matches(text))
+            return {
+                "shared": encoded,
+                "workers": workers_page(workers, view),
+                "entitlements": entitlements_page(entitlements[:MAX_ROWS], view),
+                "tenants": tenants_page(control.tenants, known, view),
+                "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
+            }
+
+        return cut
 
     async def _entitlements(self, totals: figures.Totals) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
-        refused, met = figures.by_entitlement(totals), figures.attainment(totals)
+        refused, met = figures.by_entitlement(totals)
         found: list[CountedEntitlement] = []
         for served in tuple(self._from.models):
             terms = list(islice(self._from.registry.terms(served.name), MAX_ROWS + 1 - len(found)))
-            accounts = await self._accounts(served, [each.name for each in terms])
+            accounts: dict[str, AccountView] = {}
+            if terms and self._from.managed(served.name):
+                # While the store is away, as its own code has logged, there are no counters.
+                with suppress(Exception):
+                    async with asyncio.timeout(_STORE_S):
+                        views = await self._from.view(served.name, [each.name for each in terms])
+                        accounts = {view.name: view for view in views}
             found += [
                 CountedEntitlement(
                     each, accounts.get(each.name), refused.get(each.name, {}), met.get(each.name)
@@ -196,16 +179,6 @@ class Snapshots:
                 for each in terms
             ]
         return found
-
-    async def _accounts(self, served: ModelRuntime, names: Sequence[str]) -> dict[str, AccountView]:
-        if not names or not self._from.managed(served.name):
-            return {}
-        try:
-            async with asyncio.timeout(_STORE_S):
-                views = await self._from.view(served.name, names)
-        except Exception:  # noqa: BLE001 - a store that is away; its own code has logged it
-            return {}
-        return {view.name: view for view in views}
 
 
 def target_rows(

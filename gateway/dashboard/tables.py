@@ -75,6 +75,7 @@ def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
     ]
 
 
+_NO_SAMPLE: Final = EngineSample()
 _STATE_ORDER: Final = ("down", "ejected", "draining", "up")
 
 
@@ -86,38 +87,27 @@ def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]
         # Workers may have left since they were described.
         places = {name: place for place, name in members.present(state)}
         for worker in pool["workers"]:
-            at, sample = places.get(worker["id"]), None
+            at, sample = places.get(worker["id"]), _NO_SAMPLE
             if at is not None and now_s - view.stamped_s[at] <= STALE_S:
                 sample = view.samples[at]
+            # Of looked-up tokens, those that the engine found in its prefix cache since its start.
+            queries, hits = sample.prefix_queries_total, sample.prefix_hits_total
+            health = "ejected" if worker["ejected_for_s"] > 0 else "up"
+            if worker["draining"] or not worker["up"]:
+                health = "draining" if worker["draining"] else "down"
             rows.append(
                 {
                     **worker,
                     "model": described["model"],
                     "pool": pool["name"],
                     "slots": pool["max_num_seqs"],
-                    "state": _state(worker),
-                    "kv": None if sample is None else sample.kv_usage,
-                    "hit_rate": None if sample is None else _hit_rate(sample),
+                    "state": health,
+                    "kv": sample.kv_usage,
+                    "hit_rate": hits / queries if queries and hits is not None else sample.hit_rate,
                     "slowness": None if predictor is None or at is None else predictor.slowness(at),
                 }
             )
     return rows
-
-
-def _state(worker: Row) -> str:
-    if worker["draining"]:
-        return "draining"
-    if not worker["up"]:
-        return "down"
-    return "ejected" if worker["ejected_for_s"] > 0 else "up"
-
-
-def _hit_rate(sample: EngineSample) -> float | None:
-    """Share of looked-up tokens that the engine found in its prefix cache, since its start."""
-    queries, hits = sample.prefix_queries_total, sample.prefix_hits_total
-    if queries and hits is not None:
-        return hits / queries
-    return sample.hit_rate
 
 
 def workers_page(rows: Sequence[Row], view: View) -> Row:
@@ -150,6 +140,12 @@ class CountedEntitlement(NamedTuple):
     attainment: float | None
 
     @property
+    def names(self) -> str:
+        """What a search looks in."""
+        terms = self.terms
+        return f"{terms.name} {terms.tenant} {terms.model} {terms.service_class}".casefold()
+
+    @property
     def inflight(self) -> int:
         """Its sequences with a lease."""
         return 0 if self.account is None else sum(self.account.inflight)
@@ -167,7 +163,7 @@ _KEYS: Final[Mapping[EntitlementOrder, Callable[[CountedEntitlement], Any]]] = {
 def entitlements_page(known: Sequence[CountedEntitlement], view: View) -> Row:
     """The page of entitlements that a viewer looks at."""
     text = view.entitlements
-    found = [each for each in known if not text or text in _names(each.terms)]
+    found = [each for each in known if not text or text in each.names]
     found.sort(key=_KEYS[view.entitlements_order])
     page = _page_of(found, len(known), view.entitlements_page)
     page["rows"] = [
@@ -182,10 +178,6 @@ def entitlements_page(known: Sequence[CountedEntitlement], view: View) -> Row:
         for each in page["rows"]
     ]
     return page
-
-
-def _names(terms: Entitlement) -> str:
-    return f"{terms.name} {terms.tenant} {terms.model} {terms.service_class}".casefold()
 
 
 def tenants_page(service: TenantAdmin, known: Mapping[str, CountedEntitlement], view: View) -> Row:

@@ -171,7 +171,7 @@ async def test_a_drain_counts_a_request_that_was_sent_just_before(
     monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
     bench = Bench()
     looks = iter([0, 1, 1, 0])
-    monkeypatch.setattr(admin, "_running_here", lambda *_: next(looks, 0))
+    monkeypatch.setattr(admin, "running_at", lambda *_: next(looks, 0))
     status, answer = await bench.call("POST", "/short-1/drain?wait=1")
     assert (status, answer["running"], next(looks, None)) == (200, 0, None)
 

@@ -139,7 +139,7 @@ async def test_totals_are_of_all_replicas() -> None:
         metrics.admission.add("acme", "denied", "kv", by=times)
         metrics.admission.add("acme", "admitted", "", by=times)
     found = await all_totals(Counting(theirs), mine)
-    assert by_entitlement(found) == {"acme": {"kv": 5}}
+    assert by_entitlement(found) == ({"acme": {"kv": 5}}, {})
 
 
 def line(number: int, **fields: object) -> bytes:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.control.fleet_view import describe_fleet
+from gateway.control.admin import describe_fleet
 from gateway.dashboard.tables import (
     MAX_KEYS,
     CountedEntitlement,
