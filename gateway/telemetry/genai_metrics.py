@@ -7,7 +7,7 @@ exporting thread: what it reads may be one value apart between count and sum.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -102,18 +102,38 @@ class _Family:
         return Metric(*self._about, HistogramData(points, AggregationTemporality.CUMULATIVE))
 
 
-_OF = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
-_ANSWERED = (*_OF, "gen_ai.response.model")
-
-
-class _Kind(NamedTuple):
-    """The series of requests that differ in their values only."""
-
-    duration: _Series
-    first: _Series
-    per_token: _Series
-    input: _Series
-    output: _Series
+_OF: Final = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+_ANSWERED: Final = (*_OF, "gen_ai.response.model")
+_FAMILIES: Final = (
+    (
+        "gen_ai.server.request.duration",
+        "s",
+        "Generative AI server request duration such as time-to-last byte or last output token.",
+        (*_OF, "error.type"),
+        _DURATION,
+    ),
+    (
+        "gen_ai.server.time_to_first_token",
+        "s",
+        "Time to generate first token for successful responses.",
+        _ANSWERED,
+        _FIRST,
+    ),
+    (
+        "gen_ai.server.time_per_output_token",
+        "s",
+        "Time per output token generated after the first token for successful responses.",
+        _ANSWERED,
+        _PER_TOKEN,
+    ),
+    (
+        "gen_ai.client.token.usage",
+        "{token}",
+        "Number of input and output tokens used.",
+        (*_ANSWERED, "gen_ai.token.type"),
+        _TOKENS,
+    ),
+)
 
 
 class GenAiMetrics:
@@ -122,71 +142,43 @@ class GenAiMetrics:
     def __init__(self, start_ns: int) -> None:
         """`start_ns`: Unix time from which is counted."""
         self._start_ns = start_ns
-        self._kinds: dict[tuple[str, str | None, str | None], _Kind] = {}
-        """By endpoint, model and error, so that counting looks up once."""
-        self._duration = _Family(
-            "gen_ai.server.request.duration",
-            "s",
-            "Generative AI server request duration such as time-to-last byte or last output token.",
-            (*_OF, "error.type"),
-            _DURATION,
-        )
-        self._first = _Family(
-            "gen_ai.server.time_to_first_token",
-            "s",
-            "Time to generate first token for successful responses.",
-            _ANSWERED,
-            _FIRST,
-        )
-        self._per_token = _Family(
-            "gen_ai.server.time_per_output_token",
-            "s",
-            "Time per output token generated after the first token for successful responses.",
-            _ANSWERED,
-            _PER_TOKEN,
-        )
-        self._tokens = _Family(
-            "gen_ai.client.token.usage",
-            "{token}",
-            "Number of input and output tokens used.",
-            (*_ANSWERED, "gen_ai.token.type"),
-            _TOKENS,
-        )
+        self._families = tuple(_Family(*about) for about in _FAMILIES)
+        self._kinds: dict[tuple[str, str | None, str | None], tuple[_Series, ...]] = {}
+        """By endpoint, model and error, the series that differ in their values only, so that
+        counting looks up once."""
 
     def count(self, record: DecisionRecord) -> None:
         """Add one finished request."""
         of = (record.endpoint, record.model, error_type(record))
         kind = self._kinds.get(of)
         if kind is None:
-            kind = self._kind(record)
+            about = (operation(record), PROVIDER, record.model or "")
+            answered = (*about, record.model or "")
+            durations, firsts, per_tokens, tokens = self._families
+            kind = (
+                durations.series((*about, error_type(record) or "")),
+                firsts.series(answered),
+                per_tokens.series(answered),
+                tokens.series((*answered, "input")),
+                tokens.series((*answered, "output")),
+            )
             if len(self._kinds) < MAX_SERIES:
                 self._kinds[of] = kind
+        duration, first, per_token, prompt, answer = kind
         timing, usage = record.timing, record.usage
         if timing.duration_s is not None:
-            kind.duration.observe(timing.duration_s)
+            duration.observe(timing.duration_s)
         if record.stream and record.outcome == "ok":
             if timing.ttft_s is not None:
-                kind.first.observe(timing.ttft_s)
+                first.observe(timing.ttft_s)
             if timing.tpot_s is not None:
-                kind.per_token.observe(timing.tpot_s)
+                per_token.observe(timing.tpot_s)
         if usage.prompt_tokens is not None:
-            kind.input.observe(usage.prompt_tokens)
+            prompt.observe(usage.prompt_tokens)
         if usage.completion_tokens:
-            kind.output.observe(usage.completion_tokens)
-
-    def _kind(self, record: DecisionRecord) -> "_Kind":
-        of = (operation(record), PROVIDER, record.model or "")
-        answered = (*of, record.model or "")
-        return _Kind(
-            self._duration.series((*of, error_type(record) or "")),
-            self._first.series(answered),
-            self._per_token.series(answered),
-            self._tokens.series((*answered, "input")),
-            self._tokens.series((*answered, "output")),
-        )
+            answer.observe(usage.completion_tokens)
 
     def collect(self, now_ns: int) -> list[Metric]:
         """Every histogram that has values."""
-        families = (self._duration, self._first, self._per_token, self._tokens)
-        made = (family.metric(self._start_ns, now_ns) for family in families)
+        made = (family.metric(self._start_ns, now_ns) for family in self._families)
         return [metric for metric in made if metric is not None]

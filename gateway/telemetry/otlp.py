@@ -11,12 +11,12 @@ configuration states no share.
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -132,17 +132,18 @@ class Telemetry:
     async def close(self) -> None:
         """Export what waits, for a limited time. The SDK's threads never keep a process alive."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        threading.Thread(target=self._shut_down, args=(loop, ended), daemon=True).start()
+
+        def shut_down() -> None:
+            metrics = threading.Thread(target=self._meters.shutdown, daemon=True)
+            metrics.start()
+            self._queue.shutdown()
+            metrics.join()
+            with contextlib.suppress(RuntimeError):  # nobody waits any longer
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=shut_down, daemon=True).start()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), _CLOSE_S)
-
-    def _shut_down(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-        metrics = threading.Thread(target=self._meters.shutdown, daemon=True)
-        metrics.start()
-        self._queue.shutdown()
-        metrics.join()
-        with contextlib.suppress(RuntimeError):  # nobody waits any longer
-            loop.call_soon_threadsafe(ended.set)
 
     def _asked(self, trace_id: int, parent: Context) -> bool:
         """What the sampler of the environment says; asking it takes some microseconds."""
@@ -200,13 +201,9 @@ class _MetricDelivery(OTLPMetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: object
     ) -> MetricExportResult:
+        own = self._genai.collect(time.time_ns())
         found = []
         for of_resource in metrics_data.resource_metrics:
-            scopes = [
-                dataclasses.replace(
-                    scope, metrics=[*scope.metrics, *self._genai.collect(time.time_ns())]
-                )
-                for scope in of_resource.scope_metrics
-            ]
-            found.append(dataclasses.replace(of_resource, scope_metrics=scopes))
+            scopes = [replace(s, metrics=[*s.metrics, *own]) for s in of_resource.scope_metrics]
+            found.append(replace(of_resource, scope_metrics=scopes))
         return super().export(MetricsData(found), timeout_millis, **kwargs)

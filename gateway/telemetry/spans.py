@@ -4,7 +4,7 @@ No clock is read: all times are the record's. Nothing here holds text of a reque
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -41,11 +41,6 @@ def error_type(record: DecisionRecord) -> str | None:
     return None if record.outcome == "ok" else record.reason or record.outcome
 
 
-class _Times(NamedTuple):
-    start_ns: int
-    end_ns: int
-
-
 def context_of(trace: Trace) -> SpanContext:
     """The context of the request's own span."""
     return _context(trace, trace.span_id)
@@ -53,26 +48,55 @@ def context_of(trace: Trace) -> SpanContext:
 
 def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
     """The spans of a record that has a sampled trace, the request's own first."""
-    trace, root = record.trace, context_of(record.trace)
-    parent = _context(trace, trace.parent_span_id, remote=True) if trace.parent_span_id else None
+    trace, root, timing = record.trace, context_of(record.trace), record.timing
+    found: list[ReadableSpan] = []
+
+    def add(
+        name: str,
+        kind: SpanKind,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes,
+        error: str | None = None,
+        within: int | None = None,
+    ) -> None:
+        """The request's own span, or one `within` it, by its number."""
+        parent: SpanContext | None = root
+        if within is None:
+            above = trace.parent_span_id
+            parent = _context(trace, above, remote=True) if above else None
+        stated = {key: value for key, value in attributes.items() if value is not None}
+        if error is not None:
+            stated["error.type"] = error
+        found.append(
+            ReadableSpan(
+                name,
+                context=root if within is None else _context(trace, child_id(trace, within)),
+                parent=parent,
+                resource=resource,
+                attributes=stated,
+                kind=kind,
+                instrumentation_scope=SCOPE,
+                status=Status() if error is None else Status(StatusCode.ERROR, error),
+                start_time=start_ns,
+                end_time=end_ns,
+            )
+        )
+
     began_ns = int(record.time_unix_s * 1e9)
-    times = _Times(began_ns, began_ns + int((record.timing.duration_s or 0.0) * 1e9))
+    end_ns = began_ns + int((timing.duration_s or 0.0) * 1e9)
     # By the file's name: clients may make up as many names as they like.
     name = operation(record) if record.model is None else f"{operation(record)} {record.model}"
-    error = error_type(record)
-    found = [_span(name, root, parent, resource, SpanKind.SERVER, times, error, _request(record))]
-    if record.timing.queue_ms:
-        context, end_ns = _context(trace, child_id(trace, QUEUE)), times.end_ns
+    add(name, SpanKind.SERVER, began_ns, end_ns, _request(record), error_type(record))
+    if timing.queue_ms:
         if record.attempts:  # of several waits, all before the first attempt
             end_ns = began_ns + int(record.attempts[0].start_ms * 1e6)
-        waited = _Times(max(began_ns, end_ns - int(record.timing.queue_ms * 1e6)), end_ns)
+        start_ns = max(began_ns, end_ns - int(timing.queue_ms * 1e6))
         pool: Attributes = {"sluice.pool": record.pool}
-        found.append(_span("queue", context, root, resource, SpanKind.INTERNAL, waited, None, pool))
+        add("queue", SpanKind.INTERNAL, start_ns, end_ns, pool, within=QUEUE)
     for number, attempt in enumerate(record.attempts, 1):
-        context = _context(trace, child_id(trace, number))
         start_ns = began_ns + int(attempt.start_ms * 1e6)
-        took = _Times(start_ns, start_ns + int(attempt.duration_ms * 1e6))
-        failed = None if attempt.result == "ok" else attempt.result
+        end_ns = start_ns + int(attempt.duration_ms * 1e6)
         host, port = address_of(attempt.worker)
         about: Attributes = {
             "server.address": host,
@@ -80,37 +104,9 @@ def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
             "sluice.pool": attempt.pool,
             "sluice.worker": attempt.worker,
         }
-        found.append(
-            _span("attempt", context, root, resource, SpanKind.CLIENT, took, failed, about)
-        )
+        failed = None if attempt.result == "ok" else attempt.result
+        add("attempt", SpanKind.CLIENT, start_ns, end_ns, about, failed, number)
     return found
-
-
-def _span(
-    name: str,
-    context: SpanContext,
-    parent: SpanContext | None,
-    resource: Resource,
-    kind: SpanKind,
-    times: _Times,
-    error: str | None,
-    attributes: Attributes,
-) -> ReadableSpan:
-    stated = {key: value for key, value in attributes.items() if value is not None}
-    if error is not None:
-        stated["error.type"] = error
-    return ReadableSpan(
-        name,
-        context=context,
-        parent=parent,
-        resource=resource,
-        attributes=stated,
-        kind=kind,
-        instrumentation_scope=SCOPE,
-        status=Status() if error is None else Status(StatusCode.ERROR, error),
-        start_time=times.start_ns,
-        end_time=times.end_ns,
-    )
 
 
 def _context(trace: Trace, span_id: str, *, remote: bool = False) -> SpanContext:
