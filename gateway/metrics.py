@@ -6,7 +6,7 @@ ones; it counts the rest under "other". A histogram drops values of further seri
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 MAX_SERIES = 2000
@@ -183,19 +183,15 @@ class Metrics:
             "sluice_telemetry_dropped", "Requests whose spans were not exported.", ("cause",)
         )
 
-    def forget(self, **labels: str) -> None:
-        """Drop the series with these labels, in all families that have them."""
-        self._drop({name: (value,) for name, value in labels.items()})
-
-    def forget_all(self, label: str, values: Collection[str]) -> None:
-        """Drop the series with one of these values of a label, in all families that have it."""
-        self._drop({label: values})
-
-    def _drop(self, labels: Mapping[str, Collection[str]]) -> None:
+    def forget(self, **labels: str | Collection[str]) -> None:
+        """Drop the series with these labels, of one or several values, in all families."""
         for family in self.families():
             names = family.labels
             if labels.keys() <= set(names):
-                wanted = [(names.index(name), values) for name, values in labels.items()]
+                wanted = [
+                    (names.index(name), {value} if isinstance(value, str) else value)
+                    for name, value in labels.items()
+                ]
                 series: dict[tuple[str, ...], Any] = (
                     family.values if isinstance(family, Counter) else family.series
                 )
@@ -227,7 +223,7 @@ class GoneSeries:
         """Drop what was deleted before the last sweep and did not come back."""
         gone = {value for value in self._gone if not self._exists(value)}
         if gone:
-            self._metrics.forget_all(self._label, gone)
+            self._metrics.forget(**{self._label: gone})
         self._gone, self._newly = self._newly, set()
 
 

@@ -251,8 +251,8 @@ class TokenPools(Protocol):
         """Counters of a model's pools."""
 
 
-class Upkeep(Protocol):
-    """Periodic maintenance of a store, off the request path. Nothing here raises."""
+class Upkeep(TokenPools, Protocol):
+    """Periodic maintenance of such a store, off the request path. None of it raises."""
 
     async def change(self, model: str, terms: Terms) -> None:
         """Apply a model's capacity and rules. Among several gateways only the leader's count."""
@@ -338,8 +338,6 @@ class CompressResult(Record, frozen=True, kw_only=True):
     """Exact tokens of the whole prompt, `fixed_tokens` included; None without a tokenizer."""
 
 
-class RecordSink(Protocol):
-    """Takes decision records, for example the request log and the look-up ring."""
-
-    def append(self, record: msgspec.Struct) -> None:
-        """Take one record. Never blocks or raises; dropped records are counted."""
+RecordSink = Callable[[msgspec.Struct], None]
+"""Takes decision records, for example for the request log and the look-up ring. Never blocks or
+raises; dropped records are counted."""

@@ -48,13 +48,13 @@ class FakeClock:
 
 
 class ListSink:
-    """RecordSink that keeps everything."""
+    """A sink of records that keeps everything."""
 
     def __init__(self) -> None:
         self.records: list[DecisionRecord] = []
 
     def append(self, record: msgspec.Struct) -> None:
-        """See RecordSink."""
+        """A RecordSink."""
         assert isinstance(record, DecisionRecord)
         self.records.append(record)
 

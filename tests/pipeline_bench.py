@@ -1,7 +1,7 @@
 """A pipeline over fakes, for tests of requests; each bench of a file states only what matters."""
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import pytest
@@ -41,7 +41,7 @@ class PipelineBench:
             store=self.store,
             upstream=self.upstream,
             metrics=self.metrics,
-            records=self.sink,
+            records=self.sink.append,
             clock=self.clock,
             **known,
         )
@@ -50,6 +50,13 @@ class PipelineBench:
         """Serve one request to its end."""
         await self.pipeline.serve(request or incoming(), reply or self.reply)
         await asyncio.sleep(0)  # it is noted when all of this turn have ended
+
+    @classmethod
+    async def answered(cls, *script: Script, asked: Incoming | None = None, **more: Any) -> Self:
+        """One that has served one request; `more` as it is made."""
+        bench = cls(*script, **more)
+        await bench.serve(asked)
+        return bench
 
     def begin(
         self, request: Incoming | None = None, reply: FakeReply | None = None

@@ -355,7 +355,7 @@ class AdmissionService:
                 admission=AdmissionSection(lease_id=lease_id),
             )
             count(self._metrics, record, estimate, served, None)
-            self._records.append(record)
+            self._records(record)
             raise
         finally:
             if lease is None:
@@ -589,7 +589,7 @@ class AdmissionService:
             timing=TimingSection(duration_s=held_s if latency_s is None else latency_s),
         )
         count(self._metrics, record, open_lease.estimate, served, lease)
-        self._records.append(record)
+        self._records(record)
         return settled
 
 

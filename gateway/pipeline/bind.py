@@ -8,7 +8,6 @@ have given up (its read time-out). Each ends in a 429 with a full refund.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Final
 
 from gateway.errors import RateLimited, Unavailable
@@ -177,7 +176,7 @@ class Binder:
             if job.stream:
                 job.emitted = relay.emitted
         elif job.stream:
-            relay.on_first = partial(_first_token, scheduler, job)
+            relay.on_first = lambda now_s: wake(scheduler.first_token(job, now_s))
         else:
             attempts.assumed_turn = self._assumed.expect(scheduler, job)
 
@@ -343,10 +342,6 @@ def wake(ready: Sequence[Job]) -> None:
         waiter = job.owner
         if waiter is not None and not waiter.done():
             waiter.set_result(True)
-
-
-def _first_token(scheduler: Scheduler, job: Job, now_s: float) -> None:
-    wake(scheduler.first_token(job, now_s))
 
 
 class AssumedTokens:

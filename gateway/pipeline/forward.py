@@ -117,33 +117,29 @@ class Relay:
         response: UpstreamResponse | None = None
         try:
             response = await upstream.open(worker, self._call)
-            return await self._read(response)
-        except UpstreamFailure as failure:
+            if (fault := _unreadable(response)) is not None:
+                return fault
+            kind = _header(response.headers, b"content-type", b"application/json")
+            events, first = is_event_stream(kind), b""
+            if response.status == 200 and not events:
+                if self._reply.started:  # the client was sent an earlier engine's comments
+                    return Fault(kind="protocol", message="it answered with no stream")
+                in_pieces = self._facts.stream or stream_shape(self._endpoint).is_data
+                sized = _header(response.headers, b"content-length")
+                if not is_json(kind) or (in_pieces and not sized):
+                    first = await response.read()
+                    events = self._facts.stream and begins_events(first)
+                    if not events and not (is_json(kind) and begins_whole(self._endpoint, first)):
+                        return await self._large(response, kind, first)
+            if response.status == 200 and events:
+                return await self._stream(response, kind, first)
+            return await self._whole(response, kind, first)
+        except UpstreamFailure as failure:  # before a byte was sent
             self.sent = response is not None or failure.kind not in ("local", "connect")
             return Fault(kind=failure.kind, message=str(failure))
         finally:
             if response is not None:
                 response.abort()
-
-    async def _read(self, response: UpstreamResponse) -> Outcome | Fault:
-        """Read and send an answer as what it is. Raises UpstreamFailure before a byte was sent."""
-        if (fault := _unreadable(response)) is not None:
-            return fault
-        kind = _header(response.headers, b"content-type", b"application/json")
-        events, first = is_event_stream(kind), b""
-        if response.status == 200 and not events:
-            if self._reply.started:  # the client was sent an earlier engine's comments
-                return Fault(kind="protocol", message="it answered with no stream")
-            in_pieces = self._facts.stream or stream_shape(self._endpoint).is_data
-            sized = _header(response.headers, b"content-length")
-            if not is_json(kind) or (in_pieces and not sized):
-                first = await response.read()
-                events = self._facts.stream and begins_events(first)
-                if not events and not (is_json(kind) and begins_whole(self._endpoint, first)):
-                    return await self._large(response, kind, first)
-        if response.status == 200 and events:
-            return await self._stream(response, kind, first)
-        return await self._whole(response, kind, first)
 
     def cut_short(self) -> Outcome:
         """What was served when the client left: the tokens delivered so far."""
@@ -167,9 +163,14 @@ class Relay:
     # -- streams
 
     async def _stream(
-        self, response: UpstreamResponse, kind: bytes, first: bytes
+        self, response: UpstreamResponse, kind: bytes, data: bytes
     ) -> Outcome | Fault:
-        """A stream of events; `first` was read of it already."""
+        """A stream of events, or the fault that came instead of the first; `data` was read already.
+
+        Comments before its first events pass with the head, for the client counts the time without
+        a byte. They are no part of an answer: another worker can still take over. They keep an
+        engine from its idle deadline, not from beginning in the time for its first byte.
+        """
         self._meter = meter = StreamMeter(
             self._endpoint,
             strip_usage=self._strip_usage,
@@ -178,9 +179,31 @@ class Relay:
             choices=self._facts.choices_per_prompt * self._facts.measure.prompts,
         )
         head = self._stream_head(kind)
-        ready = await self._first_events(response, meter, head, first)
-        if isinstance(ready, Fault):
-            return ready
+        until_s = self._clock() + self._call.timeouts.first_byte_s
+        while True:
+            data = data or await response.read()
+            ready = meter.feed(data)
+            if meter.empty or not data:
+                return Fault(kind="empty", message="the engine sent an empty stream", status=200)
+            if ready and meter.opened:
+                break
+            if ready:
+                if not self._reply.started:
+                    await self._reply.start(200, head)
+                await self._reply.write(ready)
+            data = b""
+            if meter.overlong:
+                return Fault(kind="protocol", message="an event is too long")
+            if self._clock() > until_s:
+                return Fault(kind="timeout", message="the engine sent comments and no event")
+        if meter.failed_in_band:  # an error of the client's own is the engine's answer
+            error = in_band_error(ready)
+            fault = overflow_of(400, error, self._facts, self._call.size, self._window_tokens)
+            if fault is not None:
+                return fault
+            if (status := in_band_status(error)) >= 500:
+                message = f"its stream began with error {status}"
+                return Fault(kind="server_error", message=message, status=status, body=error)
         if self._endpoint is RESPONSES:
             self._response_id = response_id(ready)
         return await self._relay(response, head, meter, ready)
@@ -261,52 +284,16 @@ class Relay:
         if self.on_first is not None:
             self.on_first(self.first_s)
 
-    async def _first_events(
-        self, response: UpstreamResponse, meter: StreamMeter, head: Lines, data: bytes
-    ) -> bytes | Fault:
-        """The first whole events, or the fault that came instead of them; `data` was read already.
-
-        Comments before them pass with the `head`, for the client counts the time without a byte.
-        They are no part of an answer: another worker can still take over. They keep an engine from
-        its idle deadline, not from beginning in the time for its first byte.
-        """
-        until_s = self._clock() + self._call.timeouts.first_byte_s
-        while True:
-            data = data or await response.read()
-            ready = meter.feed(data)
-            if meter.empty or not data:
-                return Fault(kind="empty", message="the engine sent an empty stream", status=200)
-            if ready and meter.opened:
-                break
-            if ready:
-                if not self._reply.started:
-                    await self._reply.start(200, head)
-                await self._reply.write(ready)
-            data = b""
-            if meter.overlong:
-                return Fault(kind="protocol", message="an event is too long")
-            if self._clock() > until_s:
-                return Fault(kind="timeout", message="the engine sent comments and no event")
-        if meter.failed_in_band:
-            error = in_band_error(ready)
-            fault = overflow_of(400, error, self._facts, self._call.size, self._window_tokens)
-            if fault is not None:
-                return fault
-            if (status := in_band_status(error)) >= 500:
-                message = f"its stream began with error {status}"
-                return Fault(kind="server_error", message=message, status=status, body=error)
-        return ready  # with an error of the client's own, if any: that is the engine's answer
-
     async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
         self._last_s = self._clock()
         slow = failure.kind == "timeout"
-        status = 504 if slow else 502
         reason = "engine_silent" if slow else "engine_stream_broken"
         self.broke = Refusal(
             f"The engine's stream broke off: {failure}. What was sent so far is incomplete.",
             reason=reason,
         )
-        outcome = msgspec.structs.replace(self._metered(meter, completed=False), status=status)
+        outcome = self._metered(meter, completed=False)
+        outcome = msgspec.structs.replace(outcome, status=504 if slow else 502)
         await self._conclude(outcome)
         await self._reply.break_off(self.broke)
         return outcome
@@ -340,7 +327,12 @@ class Relay:
         self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status < 400:
-            self._answered = outcome = self._whole_outcome(answer)
+            usage = answer.usage
+            if usage is None and self._endpoint.generates:
+                usage = _counted(by_bytes(answer.generated_bytes, self._bytes_per_token))
+            if self._endpoint is RESPONSES:
+                self._response_id = answer.id
+            self._answered = outcome = self._outcome(usage, answer.finish_reason, completed=True)
         else:
             outcome = Outcome(label="error", status=status, ttft_s=self._ttft_s())
         await self._conclude(outcome)
@@ -360,14 +352,6 @@ class Relay:
         if self._endpoint is RESPONSES:
             self._response_id = response_id(first)
         return await self._relay(response, self._stream_head(kind), meter, first)
-
-    def _whole_outcome(self, answer: Answer) -> Outcome:
-        usage = answer.usage
-        if usage is None and self._endpoint.generates:
-            usage = _counted(by_bytes(answer.generated_bytes, self._bytes_per_token))
-        if self._endpoint is RESPONSES:
-            self._response_id = answer.id
-        return self._outcome(usage, answer.finish_reason, completed=True)
 
     def _stream_head(self, kind: bytes) -> Lines:
         return b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (kind, self._lines)
@@ -444,13 +428,16 @@ def _fault_of(
     """The fault behind an engine's error status; None when it is the client's own."""
     dropped = _header(headers, DROPPED)
     if is_busy(status, body, dropped):
+        wait = _header(headers, b"retry-after")  # a date or nonsense says nothing
         return Fault(
             kind="busy",
             message=dropped[:64].decode("latin-1") or "busy",
             status=503,
             content_type=kind,
             body=body,
-            retry_after_s=_seconds(_header(headers, b"retry-after")),
+            retry_after_s=min(float(wait), _MAX_WAIT_S)
+            if wait.isdigit() and len(wait) < 10
+            else None,
         )
     if is_not_served(status, body):
         return Fault(kind="not_served", message="it does not serve the model", body=body)
@@ -463,11 +450,6 @@ def _fault_of(
             body=b"" if status < 500 else body,
         )
     return None
-
-
-def _seconds(value: bytes) -> float | None:
-    """A Retry-After in seconds; None for a date or nonsense."""
-    return min(float(value), _MAX_WAIT_S) if value.isdigit() and len(value) < 10 else None
 
 
 _MAX_WAIT_S = 60.0

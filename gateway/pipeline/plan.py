@@ -316,8 +316,16 @@ async def admit(
     window_tokens = served.routing.pools[-1].window_tokens
     if estimate.sequences == 1 and cost_tokens > window_tokens:
         cost_tokens = window_tokens  # no engine can use more for one sequence
-    most_tokens = _most_tokens(estimate, window_tokens) if principal.limits else 0
-    priced = any(limit.unit == "money" for limit in principal.limits)
+    limits, most_tokens, money, most_money = principal.limits, 0, 0, 0
+    if limits:
+        # At most its prompts' bytes and its limit, or whole windows.
+        most_tokens = estimate.sequences * window_tokens
+        if estimate.most_input_tokens is not None and estimate.limit_tokens is not None:
+            answers = estimate.sequences * estimate.limit_tokens
+            most_tokens = min(most_tokens, estimate.most_input_tokens + answers)
+        if any(limit.unit == "money" for limit in limits):
+            money = _cost(served, estimate, cost_tokens)
+            most_money = _most_cost(served, estimate, most_tokens)
     ask = AdmissionRequest(
         lease_id=lease_id,
         model=served.name,
@@ -328,10 +336,10 @@ async def admit(
         estimate_tokens=cost_tokens,
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,
-        limits=principal.limits,
-        money=_cost(served, estimate, cost_tokens) if priced else 0,
+        limits=limits,
+        money=money,
         most_tokens=most_tokens,
-        most_money=_most_cost(served, estimate, most_tokens) if priced else 0,
+        most_money=most_money,
     )
     try:
         return await store.admit(ask)
@@ -340,18 +348,10 @@ async def admit(
         if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
             raise
     kv_bytes = lowest * served.admission.kv_bytes_per_token
-    money = ask.money and _cost(served, estimate, lowest)
+    money = money and _cost(served, estimate, lowest)
     return await store.admit(
         msgspec.structs.replace(ask, estimate_tokens=lowest, kv_bytes=kv_bytes, money=money)
     )
-
-
-def _most_tokens(estimate: LengthEstimate, window_tokens: int) -> int:
-    """What the request may use at most: its prompts' bytes and its limit, or whole windows."""
-    windows = estimate.sequences * window_tokens
-    if estimate.most_input_tokens is None or estimate.limit_tokens is None:
-        return windows
-    return min(windows, estimate.most_input_tokens + estimate.sequences * estimate.limit_tokens)
 
 
 def _cost(served: ModelRuntime, estimate: LengthEstimate, cost_tokens: int) -> int:

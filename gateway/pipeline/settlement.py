@@ -111,8 +111,16 @@ class Settler:
         attempts, arrival = progress.attempts, None
         if attempts is not None:
             served, lease = attempts.served, attempts.lease.current
-            if attempts.relay is not None and attempts.relay.priority_refused:
-                self._note_priority(served)
+            kind, told = served.scheduling.engine_priority, self._priorities_told
+            refused = attempts.relay is not None and attempts.relay.priority_refused
+            if refused and kind != "none" and served.name not in told:
+                told.add(served.name)
+                _log.warning(
+                    "model %s: an engine refused a request because its priority scheduling is off: "
+                    "start every engine with %s, or set engine_priority: none",
+                    served.name,
+                    PRIORITY_FLAGS[kind],
+                )
             if outcome.usage is not None:
                 progress.usage = self._believed(attempts, outcome.usage)
             dispatched = attempts.sent
@@ -168,18 +176,6 @@ class Settler:
             state.beyond_window_tokens = max(state.beyond_window_tokens, used)
         return usage
 
-    def _note_priority(self, served: ModelRuntime) -> None:
-        """Tell once that a model's engines refuse the priorities they are sent."""
-        if served.scheduling.engine_priority == "none" or served.name in self._priorities_told:
-            return
-        self._priorities_told.add(served.name)
-        _log.warning(
-            "model %s: an engine refused a request because its priority scheduling is off: start "
-            "every engine with %s, or set engine_priority: none",
-            served.name,
-            PRIORITY_FLAGS[served.scheduling.engine_priority],
-        )
-
     def _note_all(self) -> None:
         ended, self._ended = self._ended, []
         taught: set[Lesson] = set()
@@ -203,7 +199,7 @@ class Settler:
             met = slo_result(record, principal.slo_ms, admitted=lease is not None)
             if met is not None:
                 self._metrics.slo_requests.add(principal.entitlement, met)
-        self._records.append(record)
+        self._records(record)
         progress.timer.end("record")
 
 

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -52,10 +52,6 @@ SLICE: Final = 250
 """Entitlements read between two pauses for requests."""
 
 _log = logging.getLogger("sluice.pools")
-
-
-class Store(Upkeep, TokenPools, Protocol):
-    """The parts of a lease store that upkeep uses."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
@@ -151,7 +147,7 @@ def _add_idle(
 class PublishedModel:
     """A model's last published terms."""
 
-    def __init__(self, store: Store, name: str, spec: ModelSpec) -> None:
+    def __init__(self, store: Upkeep, name: str, spec: ModelSpec) -> None:
         """Nothing is published before the first `keep`."""
         self.changed = True
         """Whether its entitlements changed since the last survey."""
@@ -274,7 +270,7 @@ class StoreUpkeep:
 
     def __init__(
         self,
-        store: Store,
+        store: Upkeep,
         models: Mapping[str, ModelSpec],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],

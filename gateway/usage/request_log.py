@@ -278,7 +278,7 @@ class Records:
             else:
                 log.append(record)
         for sink in self._others:
-            sink.append(record)
+            sink(record)
 
 
 def append(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) -> None:

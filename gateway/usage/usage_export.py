@@ -70,7 +70,7 @@ def usage_line(record: DecisionRecord, currency: str = "") -> UsageLine | None:
 
 
 class UsageExport(LineWriter):
-    """RecordSink that writes usage lines to the export, the ledger, or both."""
+    """A sink of records that writes usage lines to the export, the ledger, or both."""
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class Gateway:
             {m.name: m for m in self.models},
             self.metrics,
             clock,
-            event_sink=self.log,
+            event_sink=None if self.log is None else self.log.append,
             decide_anew=lambda: self.reloading.decide_anew(),  # noqa: PLW0108 - made below
         )
         self.role_keys = role_keys(config, self.pools.tokens)
@@ -170,14 +170,16 @@ class Gateway:
             self.export = UsageExport(path, self.metrics, self.ledger, currency=currency)
             self.export.open()
         others = (self.export, self.tracing)
-        records = Records(self.ring, self.log, *(sink for sink in others if sink is not None))
+        records = Records(
+            self.ring, self.log, *[sink.append for sink in others if sink is not None]
+        )
         self.pipeline = Pipeline(
             models=self.served.by_name,
             keyring=self.pools.keyring,
             store=self.store,
             upstream=self.upstream,
             metrics=self.metrics,
-            records=records,
+            records=records.append,
             compressor=self.compressor,
             reader=self.reader,
             clock=self._clock,
@@ -190,7 +192,7 @@ class Gateway:
             models=self.served.by_name,
             store=self.store,
             metrics=self.metrics,
-            records=records,
+            records=records.append,
             new_id=new_id,
             clock=self._clock,
             wall_clock=time.time,

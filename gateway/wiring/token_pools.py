@@ -134,7 +134,7 @@ class AdmissionRuntime:
         specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
         self.upkeep = StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
-            self.store.event_sink = lambda *reported: event_sink.append(self._event(*reported))
+            self.store.event_sink = lambda *reported: event_sink(self._event(*reported))
             for name, token_pool in token_pools.items():
                 self.store.event_sink(name, "terms", time.time(), token_pool.terms)
         self.snapshots: tuple[PoolSnapshot, ...] = ()

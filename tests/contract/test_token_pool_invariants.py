@@ -43,7 +43,7 @@ from gateway.admission.checks import overshoot
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
-from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, TokenPools, Upkeep
+from gateway.ports import AccountView, LeaseStore, PoolView, Settlement, Upkeep
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement, kv_limit
 from gateway.records.lease import Lease
@@ -58,7 +58,7 @@ from tests.token_pools import NOW_S, entitled
 _T = TypeVar("_T")
 
 
-class PoolStore(LeaseStore, TokenPools, Upkeep, Protocol):
+class PoolStore(LeaseStore, Upkeep, Protocol):
     """A store of managed models, as the gateway uses it."""
 
 

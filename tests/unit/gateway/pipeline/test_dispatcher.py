@@ -349,7 +349,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
         store=bench.store,
         upstream=bench.upstream,
         metrics=Metrics(),
-        records=bench.sink,
+        records=bench.sink.append,
         clock=bench.clock,
         wall_clock=lambda: 0.0,
     )

@@ -81,8 +81,7 @@ def full() -> Refusal:
 
 
 async def test_a_model_without_a_ready_worker_is_answered_by_its_fallback() -> None:
-    bench = Bench(failure("connect"), failure("connect"), OK)
-    await bench.serve()
+    bench = await Bench.answered(failure("connect"), failure("connect"), OK)
     assert (bench.reply.status, bench.reply.body) == (200, answer_body())
     assert bench.reply.headers[b"x-sluice-model"] == b"n"
     assert orjson.loads(bench.upstream.calls[-1][1].body)["model"] == "n"
@@ -98,8 +97,7 @@ async def test_a_model_without_a_ready_worker_is_answered_by_its_fallback() -> N
 
 @pytest.mark.parametrize("fault", [E500, failure("timeout")])
 async def test_engines_that_fail_before_the_first_byte_are_no_end(fault: Script) -> None:
-    bench = Bench(*[fault] * 2, OK)
-    await bench.serve()
+    bench = await Bench.answered(*[fault] * 2, OK)
     assert bench.reply.headers[b"x-sluice-model"] == b"n"
     assert bench.reply.status == 200
     used = [settlement.dispatched for _, settlement in bench.store.settlements]
@@ -107,15 +105,13 @@ async def test_engines_that_fail_before_the_first_byte_are_no_end(fault: Script)
 
 
 async def test_a_request_that_ended_two_engines_gets_no_other_models() -> None:
-    bench = Bench(failure("reset"))
-    await bench.serve()
+    bench = await Bench.answered(failure("reset"))
     assert len(bench.upstream.calls) == 2
     assert [record.outcome for record in bench.records] == ["upstream_error"]
 
 
 async def test_a_model_full_of_higher_priority_falls_back() -> None:
-    bench = Bench(OK, refusal=full())
-    await bench.serve()
+    bench = await Bench.answered(OK, refusal=full())
     assert bench.reply.status == 200
     assert [record.outcome for record in bench.records] == ["fell_back", "ok"]
 
@@ -130,8 +126,7 @@ async def test_a_model_full_of_higher_priority_falls_back() -> None:
     ],
 )
 async def test_a_tenants_own_limit_never_falls_over(refusal: Refusal) -> None:
-    bench = Bench(OK, refusal=refusal)
-    await bench.serve()
+    bench = await Bench.answered(OK, refusal=refusal)
     assert bench.reply.refusal is refusal
     assert not bench.upstream.calls
     assert [record.outcome for record in bench.records] == ["refused"]
@@ -139,11 +134,9 @@ async def test_a_tenants_own_limit_never_falls_over(refusal: Refusal) -> None:
 
 async def test_fallbacks_are_tried_in_order_and_the_last_refusal_is_told() -> None:
     down = [failure("connect")] * 2
-    bench = Bench(*down, *[failure("connect")] * 4, OK)
-    await bench.serve()
+    bench = await Bench.answered(*down, *[failure("connect")] * 4, OK)
     assert bench.reply.headers[b"x-sluice-model"] == b"o"
-    bench = Bench(*down, *[failure("connect")] * 8)
-    await bench.serve()
+    bench = await Bench.answered(*down, *[failure("connect")] * 8)
     assert bench.reply.refusal is not None
     assert bench.reply.refusal.reason == "no_worker_ready"
     assert [record.model for record in bench.records] == ["m", "n", "o"], "and not m again"
@@ -154,20 +147,17 @@ async def test_a_fallback_that_the_key_does_not_open_is_passed_over() -> None:
     def asked() -> Incoming:
         return incoming(headers=[(b"authorization", b"Bearer sk-web")])
 
-    bench = Bench(OK, refusal=full(), opens=("m", "o"))
-    await bench.serve(asked())
+    bench = await Bench.answered(OK, refusal=full(), opens=("m", "o"), asked=asked())
     assert bench.reply.headers[b"x-sluice-model"] == b"o"
     assert [record.entitlement for record in bench.records] == ["e-m", "e-o"]
-    bench = Bench(OK, refusal=full(), opens=("m",))
-    await bench.serve(asked())
+    bench = await Bench.answered(OK, refusal=full(), opens=("m",), asked=asked())
     assert bench.reply.refusal is not None
     assert bench.reply.refusal.reason == "priority"
 
 
 async def test_a_prompt_that_is_too_long_does_not_change_its_model() -> None:
     overflow = whole(400, error_answer(OVERFLOWS[0]))
-    bench = Bench(overflow, overflow, OK)
-    await bench.serve()
+    bench = await Bench.answered(overflow, overflow, OK)
     assert [record.model for record in bench.records] == ["m"]
     assert bench.reply.status == 400
 

@@ -128,8 +128,7 @@ async def test_no_client_can_choose_or_predict_its_id_at_an_engine() -> None:
 
 
 async def test_response_headers_say_where_it_went() -> None:
-    bench = Bench(OK)
-    await bench.serve()
+    bench = await Bench.answered(OK)
     headers = bench.reply.headers
     assert headers[b"x-request-id"] == b"r1"
     assert headers[b"x-sluice-pool"] == b"short"
@@ -141,8 +140,7 @@ async def test_response_headers_say_where_it_went() -> None:
 
 
 async def test_the_decision_record_explains_the_request() -> None:
-    bench = Bench(STREAM)
-    await bench.serve(streaming(max_tokens=50))
+    bench = await Bench.answered(STREAM, asked=streaming(max_tokens=50))
     r = bench.record
     assert (r.request_id, r.endpoint, r.outcome, r.status) == ("r1", "chat", "ok", 200)
     assert (r.model, r.asked_model, r.tenant, r.stream) == ("m", "m", "open", True)
@@ -176,8 +174,7 @@ async def test_times_come_from_the_clock() -> None:
 
 
 async def test_tokens_are_metered_once_by_model_and_entitlement() -> None:
-    bench = Bench(OK)
-    await bench.serve()
+    bench = await Bench.answered(OK)
     assert bench.metrics.tokens.values == {
         ("m", "open", "input"): 10,
         ("m", "open", "output"): 3,
@@ -261,8 +258,7 @@ KEY = [(b"authorization", b"Bearer sk-1")]
     ],
 )
 async def test_no_key_or_an_unknown_one_is_401(headers: Any, reason: str) -> None:
-    bench = Bench(OK, keyring=keys())
-    await bench.serve(incoming(headers=headers))
+    bench = await Bench.answered(OK, keyring=keys(), asked=incoming(headers=headers))
     assert (bench.reply.status, bench.record.reason) == (401, reason)
     assert bench.upstream.calls == []
     assert bench.store.settlements == []
@@ -270,8 +266,7 @@ async def test_no_key_or_an_unknown_one_is_401(headers: Any, reason: str) -> Non
 
 @pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
 async def test_a_key_may_come_in_other_headers(name: bytes) -> None:
-    bench = Bench(OK, keyring=keys())
-    await bench.serve(incoming(headers=[(name, b"sk-1")]))
+    bench = await Bench.answered(OK, keyring=keys(), asked=incoming(headers=[(name, b"sk-1")]))
     assert (bench.reply.status, bench.record.entitlement) == (200, "gold")
 
 
@@ -282,8 +277,7 @@ async def test_a_key_may_come_in_other_headers(name: bytes) -> None:
 async def test_a_key_that_has_ended_or_is_for_another_model_is_403(
     principal: dict[str, Any], reason: str
 ) -> None:
-    bench = Bench(OK, keyring=keys(**principal))
-    await bench.serve(incoming(headers=KEY))
+    bench = await Bench.answered(OK, keyring=keys(**principal), asked=incoming(headers=KEY))
     assert (bench.reply.status, bench.record.reason) == (403, reason)
     assert bench.upstream.calls == []
 
@@ -325,8 +319,7 @@ async def test_what_admission_refuses_reaches_no_engine_and_settles_nothing() ->
 async def test_however_it_ends_the_lease_is_settled_once_and_no_load_stays(
     script: list[Script], status: int
 ) -> None:
-    bench = Bench(*script)
-    await bench.serve(streaming(FITS_SHORT))
+    bench = await Bench.answered(*script, asked=streaming(FITS_SHORT))
     assert bench.reply.status == status
     assert bench.reply.finished
     bench.assert_nothing_leaks()
@@ -432,8 +425,7 @@ async def test_a_bug_is_settled_and_logged_as_an_internal_error() -> None:
 
 @pytest.mark.parametrize("prompt", [10**9, 2**70])
 async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(prompt: int) -> None:
-    bench = Bench(whole(200, answer_body(prompt=prompt)))
-    await bench.serve()
+    bench = await Bench.answered(whole(200, answer_body(prompt=prompt)))
     assert bench.reply.body == answer_body(prompt=prompt), "the client gets what the engine said"
     assert bench.record.usage.source == "counted"
     assert bench.record.usage.prompt_tokens == bench.record.estimate.input_tokens
@@ -441,16 +433,14 @@ async def test_usage_that_no_engine_of_the_window_could_report_is_not_charged(pr
 
 @pytest.mark.parametrize(("script", "dispatched"), [(E500, True), (failure("connect"), False)])
 async def test_what_no_engine_served_is_not_charged(script: Script, dispatched: bool) -> None:
-    bench = Bench(script)
-    await bench.serve()
+    bench = await Bench.answered(script)
     ((_, settlement),) = bench.store.settlements
     assert (settlement.usage, settlement.dispatched) == (None, dispatched)
 
 
 async def test_an_engines_own_400_is_relayed_and_not_charged() -> None:
     said = error_answer("temperature must be non-negative, got -1.0.")
-    bench = Bench(whole(400, said))
-    await bench.serve()
+    bench = await Bench.answered(whole(400, said))
     assert (bench.reply.status, bench.reply.body) == (400, said)
     assert bench.record.outcome == "error"
     assert bench.store.settlements[0][1].usage is None
@@ -489,8 +479,7 @@ async def test_a_large_answer_passes_as_it_comes_and_is_charged_what_it_says(
 
 
 async def test_a_large_answer_breaks_off_where_its_engine_does() -> None:
-    bench = Bench(whole(200, b"{" + PADDING, PADDING, broken()), OK)
-    await bench.serve()
+    bench = await Bench.answered(whole(200, b"{" + PADDING, PADDING, broken()), OK)
     assert len(bench.upstream.calls) == 1
     assert bench.reply.broken_off is not None
     assert (bench.record.outcome, bench.record.status) == ("upstream_error", 502)
@@ -519,8 +508,7 @@ async def test_who_leaves_while_a_whole_answer_is_sent_is_charged_for_it() -> No
 
 
 async def test_no_more_is_read_of_a_large_error_than_is_held() -> None:
-    bench = Bench(whole(400, *[b"x" * HELD_BYTES] * 4))
-    await bench.serve()
+    bench = await Bench.answered(whole(400, *[b"x" * HELD_BYTES] * 4))
     assert (bench.reply.status, len(bench.reply.body)) == (400, 0)
     assert bench.upstream.responses[0].aborted
 
@@ -545,8 +533,7 @@ async def test_no_more_is_read_of_a_large_error_than_is_held() -> None:
     ],
 )
 async def test_what_fails_before_the_first_byte_is_served_by_another_worker(first: Script) -> None:
-    bench = Bench(first, STREAM)
-    await bench.serve(streaming())
+    bench = await Bench.answered(first, STREAM, asked=streaming())
     assert bench.upstream.called == ["short-0", "short-1"]
     assert (bench.reply.status, bench.record.outcome) == (200, "ok")
     assert bench.reply.headers[b"x-sluice-worker"] == b"short-1"
@@ -563,8 +550,7 @@ PING = b": ping\n\n"
     ids=["reset", "end", "error"],
 )
 async def test_an_engine_that_sent_only_comments_may_be_replaced(then: tuple[Step, ...]) -> None:
-    bench = Bench(stream(PING, PING, *then), STREAM)
-    await bench.serve(streaming())
+    bench = await Bench.answered(stream(PING, PING, *then), STREAM, asked=streaming())
     assert len(bench.upstream.calls) == 2
     assert (bench.reply.status, bench.record.outcome) == (200, "ok")
     assert bench.reply.body.startswith(PING + PING), "a client counts the time without a byte"
@@ -627,15 +613,13 @@ async def test_a_role_alone_is_no_token_and_yet_part_of_the_answer() -> None:
 
 
 async def test_a_stream_of_two_choices_that_ends_after_the_first_broke_off() -> None:
-    bench = Bench(stream(chunk("a"), chunk(finish="stop")))
-    await bench.serve(streaming(n=2))
+    bench = await Bench.answered(stream(chunk("a"), chunk(finish="stop")), asked=streaming(n=2))
     assert bench.reply.broken_off is not None
     assert bench.record.outcome == "upstream_error"
 
 
 async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed() -> None:
-    bench = Bench(E500, BUSY, OK)
-    await bench.serve()
+    bench = await Bench.answered(E500, BUSY, OK)
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "short", "long"]
     assert bench.store.transfers == [(SHORT, LONG)]
     assert bench.record.pool == "long"
@@ -643,8 +627,7 @@ async def test_the_larger_pool_serves_when_the_smaller_ones_workers_all_failed()
 
 
 async def test_attempts_end_at_the_configured_number() -> None:
-    bench = Bench(E500, served=served_model(workers=(5, 5), max_attempts=2))
-    await bench.serve()
+    bench = await Bench.answered(E500, served=served_model(workers=(5, 5), max_attempts=2))
     assert len(bench.upstream.calls) == 2
     assert (bench.reply.status, bench.record.reason) == (502, "engine_error")
 
@@ -721,8 +704,7 @@ async def test_engines_that_answer_nothing_but_errors_leave_all_the_same() -> No
 
 
 async def test_the_engines_words_are_told_when_all_attempts_failed() -> None:
-    bench = Bench(E500)
-    await bench.serve()
+    bench = await Bench.answered(E500)
     assert bench.reply.refusal is not None
     assert "CUDA error" in bench.reply.refusal.message
 
@@ -736,8 +718,7 @@ async def test_the_only_worker_is_tried_again() -> None:
 
 async def test_what_continues_a_stored_response_is_not_sent_twice() -> None:
     body = orjson.dumps({"model": "m", "input": "x", "previous_response_id": "resp_1"})
-    bench = Bench(E500, OK)
-    await bench.serve(incoming(body, endpoint=RESPONSES))
+    bench = await Bench.answered(E500, OK, asked=incoming(body, endpoint=RESPONSES))
     assert (len(bench.upstream.calls), bench.reply.status) == (1, 502)
 
 
@@ -790,8 +771,7 @@ def with_key(body: bytes) -> Incoming:
 
 
 async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_for() -> None:
-    bench = Bench(STORED, keyring=keys())
-    await bench.serve(with_key(CONTINUED))
+    bench = await Bench.answered(STORED, keyring=keys(), asked=with_key(CONTINUED))
     refusal = bench.reply.refusal
     assert refusal is not None
     assert (refusal.status, refusal.reason) == (404, "response_not_found")
@@ -802,8 +782,7 @@ async def test_a_response_that_nobody_knows_is_not_found_where_keys_are_asked_fo
 
 
 async def test_an_open_gateway_relays_ids_that_it_does_not_know() -> None:
-    bench = Bench(STORED)
-    await bench.serve(incoming(CONTINUED, endpoint=RESPONSES))
+    bench = await Bench.answered(STORED, asked=incoming(CONTINUED, endpoint=RESPONSES))
     assert len(bench.upstream.calls) == 1
 
 
@@ -822,23 +801,20 @@ async def test_another_replica_s_fresh_response_is_waited_for() -> None:
 
 
 async def test_a_refused_connection_takes_the_worker_out_of_the_rotation() -> None:
-    bench = Bench(failure("connect"), OK)
-    await bench.serve()
+    bench = await Bench.answered(failure("connect"), OK)
     assert [e.up for e in bench.served.fleet.pools[SHORT].engine_of] == [False, True]
     await bench.serve(incoming(request_id="r2"), FakeReply())
     assert bench.upstream.called == ["short-0", "short-1", "short-1"]
 
 
 async def test_when_nobody_accepts_connections_it_is_503_after_each_was_asked_once() -> None:
-    bench = Bench(failure("connect"))
-    await bench.serve()
+    bench = await Bench.answered(failure("connect"))
     assert sorted(bench.upstream.called) == ["long-0", "long-1", "short-0", "short-1"]
     assert (bench.reply.status, bench.record.reason) == (503, "no_worker_ready")
 
 
 async def test_when_the_gateway_has_no_open_file_left_no_worker_is_to_blame() -> None:
-    bench = Bench(failure("local"), OK, served=served_model(eject_after=1))
-    await bench.serve()
+    bench = await Bench.answered(failure("local"), OK, served=served_model(eject_after=1))
     assert (bench.reply.status, bench.record.reason) == (503, "gateway_exhausted")
     assert len(bench.upstream.calls) == 1
     assert [e.up for e in bench.served.fleet.pools[SHORT].engine_of] == [True, True]
@@ -877,8 +853,7 @@ async def test_a_dead_fleet_costs_a_request_one_connection() -> None:
 
 
 async def test_failures_in_a_row_eject_a_worker() -> None:
-    bench = Bench(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
-    await bench.serve()
+    bench = await Bench.answered(E500, OK, served=served_model(workers=(1, 1), eject_after=1))
     assert fleet.available(bench.served.fleet.pools[LONG], bench.clock()) == [0]
     assert bench.served.fleet.pools[SHORT].engine_of[0].ejected_until_s > bench.clock()
     assert bench.metrics.ejections.values == {("short", "short-0"): 1}
@@ -886,8 +861,7 @@ async def test_failures_in_a_row_eject_a_worker() -> None:
 
 @pytest.mark.parametrize("answer", [BUSY, OVERFLOW, whole(400, error_answer("bad"))])
 async def test_a_live_engine_that_says_no_is_not_ejected(answer: Answer) -> None:
-    bench = Bench(answer, answer, answer, answer, served=served_model(eject_after=1))
-    await bench.serve()
+    bench = await Bench.answered(answer, answer, answer, answer, served=served_model(eject_after=1))
     assert bench.metrics.ejections.values == {}
 
 
@@ -935,8 +909,7 @@ async def test_an_adapter_that_disappears_while_it_is_asked_for_is_not_the_base_
 async def test_a_busy_engine_s_retry_after_reaches_the_client_and_ejects_nobody() -> None:
     busy = whole(503, b'{"error": {"message": "The engine is currently busy."}}')
     busy = replace(busy, headers=(*busy.headers, (b"retry-after", b"7")))
-    bench = Bench(*[busy] * 10, served=served_model(eject_after=1))
-    await bench.serve(incoming())
+    bench = await Bench.answered(*[busy] * 10, served=served_model(eject_after=1), asked=incoming())
     assert bench.reply.refusal is not None
     assert (bench.reply.refusal.reason, bench.reply.refusal.retry_after_s) == ("engine_busy", 7.0)
     assert bench.metrics.ejections.values == {}
@@ -1072,8 +1045,7 @@ async def test_each_wording_of_an_overflow_is_rescued_by_the_larger_pool(wording
 
 
 async def test_an_empty_stream_is_rescued() -> None:
-    bench = Bench(stream(), STREAM)
-    await bench.serve(streaming(FITS_SHORT))
+    bench = await Bench.answered(stream(), STREAM, asked=streaming(FITS_SHORT))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert bench.record.rescued
 
@@ -1081,8 +1053,7 @@ async def test_an_empty_stream_is_rescued() -> None:
 @pytest.mark.parametrize("wording", OVERFLOWS)
 async def test_an_overflow_as_the_first_event_of_a_stream_is_rescued(wording: str) -> None:
     error = event({"error": {"message": wording, "type": "BadRequestError", "code": 400}})
-    bench = Bench(stream(error, DONE), STREAM)
-    await bench.serve(streaming(FITS_SHORT))
+    bench = await Bench.answered(stream(error, DONE), STREAM, asked=streaming(FITS_SHORT))
     assert [w.split("-")[0] for w in bench.upstream.called] == ["short", "long"]
     assert bench.record.outcome == "ok"
     assert b"error" not in bench.reply.body
@@ -1118,15 +1089,13 @@ async def test_a_request_that_cannot_be_as_long_as_an_engine_says_is_not_rescued
 async def test_an_answer_that_quotes_an_overflow_is_not_rescued() -> None:
     """Also not when it holds the word "error" as a string of its own."""
     said = chunk("error") + chunk(OVERFLOWS[0]) + chunk(finish="stop")
-    bench = Bench(stream(said, DONE))
-    await bench.serve(streaming(FITS_SHORT))
+    bench = await Bench.answered(stream(said, DONE), asked=streaming(FITS_SHORT))
     assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
 
 
 async def test_an_answer_that_spells_an_error_event_passes() -> None:
     said = chunk("event: error\n") + chunk(finish="stop")
-    bench = Bench(stream(said, DONE))
-    await bench.serve(streaming(FITS_SHORT))
+    bench = await Bench.answered(stream(said, DONE), asked=streaming(FITS_SHORT))
     assert (bench.reply.body, len(bench.upstream.calls)) == (said + DONE, 1)
 
 
@@ -1155,8 +1124,7 @@ async def test_a_rescued_request_never_falls_back_to_a_smaller_window() -> None:
 
 
 async def test_an_overflow_of_the_largest_window_is_the_clients_400() -> None:
-    bench = Bench(OVERFLOW)
-    await bench.serve(incoming(chat_body(LONG_TEXT)))
+    bench = await Bench.answered(OVERFLOW, asked=incoming(chat_body(LONG_TEXT)))
     refusal = bench.reply.refusal
     assert refusal is not None
     assert (refusal.status, refusal.code) == (400, "context_length_exceeded")
@@ -1165,8 +1133,7 @@ async def test_an_overflow_of_the_largest_window_is_the_clients_400() -> None:
 
 @pytest.mark.parametrize("breaks", [broken("reset"), broken("timeout"), chunk("late")])
 async def test_after_its_end_nothing_makes_a_stream_broken(breaks: Any) -> None:
-    bench = Bench(stream(chunk("a"), DONE, breaks))
-    await bench.serve(streaming())
+    bench = await Bench.answered(stream(chunk("a"), DONE, breaks), asked=streaming())
     assert (bench.reply.body, bench.reply.finished) == (chunk("a") + DONE, True)
     assert (bench.record.outcome, bench.served.fleet.pools[SHORT].engine_of[0].failures) == (
         "ok",
@@ -1177,8 +1144,7 @@ async def test_after_its_end_nothing_makes_a_stream_broken(breaks: Any) -> None:
 @pytest.mark.parametrize("code", [502, "internal"])
 async def test_an_error_with_status_200_is_tried_elsewhere(code: object) -> None:
     said = orjson.dumps({"error": {"message": "ResourceExhausted", "code": code}})
-    bench = Bench(whole(200, said), OK)
-    await bench.serve(incoming(chat_body()))
+    bench = await Bench.answered(whole(200, said), OK, asked=incoming(chat_body()))
     assert bench.upstream.called == ["short-0", "short-1"]
     assert bench.reply.status == 200
 
@@ -1212,8 +1178,7 @@ async def test_a_whole_answer_without_usage_is_charged_by_its_bytes() -> None:
 async def test_a_stream_that_breaks_gets_an_error_event_and_no_faked_stop(
     script: list[Script], code: str
 ) -> None:
-    bench = Bench(*script)
-    await bench.serve(streaming())
+    bench = await Bench.answered(*script, asked=streaming())
     assert bench.reply.broken_off is not None
     assert (bench.reply.broken_off.code, bench.record.reason) == (code, code)
     assert b'"stop"' not in bench.reply.body
@@ -1228,8 +1193,7 @@ async def test_a_stream_that_breaks_gets_an_error_event_and_no_faked_stop(
 async def test_an_engines_own_error_event_is_relayed_once_and_is_an_error(cut: bool) -> None:
     error = event({"error": {"message": "EngineDeadError", "code": 500}})
     pieces = [error, DONE] if cut else [error + DONE]
-    bench = Bench(stream(chunk("a"), *pieces))
-    await bench.serve(streaming())
+    bench = await Bench.answered(stream(chunk("a"), *pieces), asked=streaming())
     assert bench.reply.body == chunk("a") + error + DONE
     assert bench.reply.broken_off is None
     assert bench.record.outcome == "upstream_error"
@@ -1341,8 +1305,7 @@ async def test_speech_is_relayed_as_the_bytes_it_is() -> None:
     "said", [b'{"detail":"Not Found"}', b'{"object":"error","message":"Not Found"}', b"Not Found"]
 )
 async def test_an_engines_refusal_of_another_shape_is_told_in_openais(said: bytes) -> None:
-    bench = Bench(whole(404, said))
-    await bench.serve()
+    bench = await Bench.answered(whole(404, said))
     assert bench.reply.refusal is not None
     assert (bench.reply.refusal.status, bench.reply.refusal.message) == (404, "Not Found")
     assert bench.record.outcome == "error"
@@ -1372,16 +1335,14 @@ async def test_a_window_that_an_engine_exceeds_is_charged_told_and_shown(
 
 @pytest.mark.parametrize("status", [204, 301, 304])
 async def test_an_answer_that_is_none_is_the_engines_fault(status: int) -> None:
-    bench = Bench(whole(status, b""), OK)
-    await bench.serve()
+    bench = await Bench.answered(whole(status, b""), OK)
     assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)
 
 
 async def test_an_answer_that_is_compressed_unasked_is_the_engines_fault() -> None:
     packed = whole(200, b"\x1f\x8b\x08")
     packed.headers = (*packed.headers, (b"content-encoding", b"gzip"))
-    bench = Bench(packed, OK)
-    await bench.serve()
+    bench = await Bench.answered(packed, OK)
     assert (bench.reply.status, len(bench.upstream.called)) == (200, 2)
 
 
@@ -1418,8 +1379,7 @@ def states_alive() -> int:
 
 async def test_engines_get_a_trace_that_names_the_attempt() -> None:
     trace = Trace(trace_id="a" * 32, span_id="4" + "0" * 15, sampled=True)
-    bench = Bench(E500, OK)
-    await bench.serve(msgspec.structs.replace(incoming(), trace=trace))
+    bench = await Bench.answered(E500, OK, asked=msgspec.structs.replace(incoming(), trace=trace))
     sent = [dict(pairs_of(call.lines))[b"traceparent"] for _, call in bench.upstream.calls]
     assert sent == [f"00-{'a' * 32}-{child_id(trace, n)}-01".encode() for n in (1, 2)]
     assert bench.record.trace == trace

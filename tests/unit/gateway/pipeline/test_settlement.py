@@ -56,7 +56,7 @@ def settling(
     return Settler(
         store=store or FakeStore(),
         metrics=Metrics(),
-        records=sink,
+        records=sink.append,
         clock=clock,
         wall_clock=wall_clock,
         log_prompts=False,

@@ -52,7 +52,7 @@ async def test_a_decision_goes_to_ring_log_and_further_sinks(tmp_path: Path) -> 
     ring, other = DecisionRing(5), ListSink()
     log, _ = log_at(tmp_path / "l.jsonl")
     record = decision("a")
-    Records(ring, log, other).append(record)
+    Records(ring, log, other.append).append(record)
     await log.flush()
     assert ring.find("a") == msgspec.json.encode(record)
     assert lines(tmp_path / "l.jsonl") == [record]
