@@ -29,8 +29,7 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.record import Record
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
-from gateway.routing.conversations import ResponseAffinity
-from gateway.routing.routing import PoolShape, Routing
+from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
 from gateway.store.memory_leases import MemoryLeases
 
 SHORT, LONG = 0, 1

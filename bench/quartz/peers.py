@@ -9,8 +9,7 @@ from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, Pool
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.replicas.notes import SchedulerNotes
-from gateway.routing.conversations import ResponseAffinity
-from gateway.routing.routing import PoolShape, Routing
+from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
 from gateway.scheduling.baselines import Immediate
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job, hit_tokens

@@ -165,11 +165,6 @@ def read_adapters(page: bytes) -> RunningAdapters | None:
     )
 
 
-def missing(sample: EngineSample) -> list[str]:
-    """Fields of NEEDED that the engine does not report, perhaps under other names."""
-    return [field for field in NEEDED if getattr(sample, field) is None]
-
-
 def read_kv_tokens(page: bytes, rank: int | None = None) -> int:
     """Tokens in the KV cache of an engine, or of one `rank`, from its /metrics page.
 
@@ -229,11 +224,6 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
     shown = ", ".join(f"'{known[:80]}'" for known in names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"it serves {shown}{more}, not '{name}': set the worker's `model`"
-
-
-def adapters(models: Sequence[EngineModel]) -> list[str]:
-    """The LoRA adapters among them."""
-    return [model.name for model in models if model.parent is not None]
 
 
 def is_asleep(body: bytes) -> bool:

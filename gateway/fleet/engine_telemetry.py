@@ -56,8 +56,6 @@ _EMPTY: Final = EngineSample()
 class TelemetryView:
     """Readings of one pool's workers, by index."""
 
-    __slots__ = ("finished", "preemptions", "restarts", "samples", "stamped_s")
-
     def __init__(self, workers: int) -> None:
         self.samples = [_EMPTY] * workers
         self.stamped_s = [_NEVER] * workers

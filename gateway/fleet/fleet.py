@@ -10,12 +10,11 @@ health checks never change load (a probe must not zero a worker's in-flight coun
 Times are arguments, in seconds of any monotonic clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from gateway.fleet.engine_telemetry import STALE_S, TelemetryView, kv_usage
-from gateway.fleet.progress import Progress
 from gateway.records.attempt import HealthRules
 
 MISSES: Final = 3
@@ -40,8 +39,6 @@ class SlotClock:
     For each worker a total grows at the rate that one sequence owes. The difference of two readings
     is what a sequence that ran between them owes, whatever else began and ended meanwhile.
     """
-
-    __slots__ = ("_at_s", "_owed_nano", "nano_per_s")
 
     def __init__(self, worker_hour: float) -> None:
         """`worker_hour`: what an hour of one worker costs, in units of the currency."""
@@ -69,24 +66,6 @@ class SlotClock:
 
 class EngineState:
     """An engine of a pool, with a worker for each of its ranks: health and progress."""
-
-    __slots__ = (
-        "doubted_until_s",
-        "ejected_until_s",
-        "ejections",
-        "failures",
-        "leaving",
-        "misses",
-        "progress",
-        "ranks",
-        "refused",
-        "remark",
-        "sources",
-        "unfit",
-        "up",
-        "why_down",
-        "why_ejected",
-    )
 
     def __init__(self, ranks: tuple[int, ...], *, up: bool = True) -> None:
         self.ranks = ranks
@@ -121,39 +100,6 @@ class EngineState:
 
 class PoolState:
     """Workers of one pool by place: load as this gateway sees it, and their engines."""
-
-    __slots__ = (
-        "active",
-        "alive",
-        "beyond_window_tokens",
-        "cursor",
-        "draining",
-        "elsewhere",
-        "engine_of",
-        "engines",
-        "inflight",
-        "kv_tokens",
-        "last_ejection_end_s",
-        "may_be_empty",
-        "name",
-        "present",
-        "reports_cached",
-        "revision",
-        "slot_clock",
-        "slots_per_worker",
-        "sound",
-        "sound_from_s",
-        "sound_until_s",
-        "tokens",
-        "total_active",
-        "total_elsewhere",
-        "total_tokens",
-        "vacated_s",
-        "view",
-        "warm_credit",
-        "warming",
-        "workers",
-    )
 
     def __init__(  # noqa: PLR0915 - one statement a field
         self,
@@ -434,3 +380,111 @@ def probed(pool: PoolState, worker: int, *, ok: bool) -> bool:
         engine.failures = engine.doubted_until_s = engine.ejected_until_s = 0.0
     refresh(pool)
     return True
+
+
+PREFILL_TOKENS_PER_S: Final = 1000.0
+"""Prefill rate of a slow engine, used without a better prediction."""
+DECODE_TOKENS_PER_S: Final = 10.0
+"""Decode rate of a slow engine, for answers that are not streamed: they arrive only when whole."""
+MIN_ALLOWED_S: Final = 1.0
+
+
+class Pending:
+    """A running attempt at a worker."""
+
+    __slots__ = ("allowed_s", "emitted", "moving", "owner", "seen", "sent_s")
+
+    def __init__(
+        self, owner: Any, sent_s: float, allowed_s: float, emitted: Callable[[], int]
+    ) -> None:
+        """`allowed_s`: time to its first byte (see `allowed_s`); `emitted` counts its output."""
+        self.owner = owner
+        self.sent_s = sent_s
+        self.allowed_s = allowed_s
+        self.emitted = emitted
+        self.seen = 0
+        """`emitted` at the last look."""
+        self.moving = False
+        """Whether it is being moved to another worker."""
+
+
+class Progress:
+    """Progress of one engine, over all its ranks, by which a frozen one is found.
+
+    An engine makes progress when any of its answers grows or completes. A frozen engine may still
+    answer its health checks. Its sign is silence: time in which some request waits for its first
+    byte longer than allowed while no answer grows. Silence adds up, even if the waiting clients
+    give up, until the engine makes progress. A client that leaves within its allowed time adds
+    none.
+    """
+
+    __slots__ = ("_answered", "_looked_s", "_overdue", "_patience_s", "pending", "silent_s")
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.pending: dict[Pending, None] = {}
+        """Running attempts."""
+        self.silent_s = 0.0
+        """Silence: overdue time since the engine last made progress."""
+        self._overdue = False
+        """Whether a request was overdue at the last look."""
+        self._patience_s = 0.0
+        """The longest allowed time of any request that waited during the silence."""
+        self._answered = False
+        """Whether an attempt ended with progress since the last look."""
+        self._looked_s = now_s
+
+    def begin(self, pending: Pending) -> None:
+        """Note that an attempt was sent."""
+        self.pending[pending] = None
+
+    def end(self, pending: Pending, *, answered: bool) -> None:
+        """Note that an attempt ended; `answered`: with the tokens that it asked for."""
+        self.pending.pop(pending, None)
+        if answered or pending.emitted() != pending.seen:
+            self._answered = True
+
+    def look(self, now_s: float, late_s: float = 0.0) -> bool:
+        """Check the engine periodically; True if it made progress since the last look.
+
+        `late_s`: total time that this process has stood still so far; it adds no silence.
+        """
+        lived_s = now_s - late_s
+        moved, self._answered = self._answered, False
+        overdue_s, allowed_s = 0.0, 0.0
+        for pending in self.pending:
+            count = pending.emitted()
+            if count != pending.seen:
+                pending.seen = count
+                moved = True
+            elif not count:
+                overdue_s = max(overdue_s, now_s - pending.sent_s - pending.allowed_s)
+                allowed_s = max(allowed_s, pending.allowed_s)
+        self._overdue = overdue_s > 0
+        if moved:
+            self.got_on()
+        elif overdue_s > 0:
+            self.silent_s += min(overdue_s, lived_s - self._looked_s)
+            self._patience_s = max(self._patience_s, allowed_s)
+        self._looked_s = lived_s
+        return moved
+
+    def got_on(self) -> None:
+        """Note progress: the silence ends."""
+        self.silent_s = self._patience_s = 0.0
+
+    def frozen(self, stall_s: float) -> bool:
+        """Whether the engine was silent for too long and a request is overdue now.
+
+        Without an overdue request the engine may be tried again.
+        """
+        return self._overdue and self.silent_s > stall_s + self._patience_s
+
+    def waiting(self) -> list[Pending]:
+        """Attempts that wait for a first byte."""
+        return [pending for pending in self.pending if not pending.emitted()]
+
+
+def allowed_s(prompt_tokens: int, output_tokens: int, predicted_s: float) -> float:
+    """Allowed seconds to a first byte; pass `output_tokens` 0 for a streamed answer."""
+    prefill_s = max(predicted_s, prompt_tokens / PREFILL_TOKENS_PER_S)
+    return MIN_ALLOWED_S + prefill_s + output_tokens / DECODE_TOKENS_PER_S

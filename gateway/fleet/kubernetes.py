@@ -26,6 +26,7 @@ from typing import Any, Final
 import httpx
 import orjson
 
+from gateway.fleet.discovery import MAX_RANKS
 from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import ClusterAccess, DiscoverySource, FoundEngine
 
@@ -380,27 +381,30 @@ def engines_of_pods(
     for pod in sorted(pods, key=_name_of):
         status, metadata = pod.get("status") or {}, pod["metadata"]
         address = status.get("podIP")
-        if not address or metadata.get("deletionTimestamp") or not _ready(status):
+        ready = any(
+            condition.get("type") == "Ready" and condition.get("status") == "True"
+            for condition in status.get("conditions") or ()
+        )
+        if not address or metadata.get("deletionTimestamp") or not ready:
             continue
-        numbers = [_number(pod, port) for port in ports]
-        if None in numbers:
+        containers = (pod.get("spec") or {}).get("containers") or ()
+        known = [named for container in containers for named in container.get("ports") or ()]
+        numbers = {named.get("name"): named.get("containerPort") for named in reversed(known)}
+        wanted = [port if port.isdigit() else numbers.get(port) for port in ports]
+        if None in wanted:
             lacking.append(_name_of(pod))
             continue
         notes = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+        text = str(notes.get(RANKS, ""))
+        ranks = int(text) if len(text) <= 3 and text.isascii() and text.isdigit() else 0
         found.append(
             FoundEngine(
-                urls=tuple(f"{scheme}://{_host(address)}:{number}" for number in numbers),
+                urls=tuple(f"{scheme}://{_host(address)}:{number}" for number in wanted),
                 model=notes.get(MODEL),
-                ranks=_ranks(str(notes.get(RANKS, ""))),
+                ranks=ranks if ranks <= MAX_RANKS else 0,  # 0: as the configuration says
             )
         )
     return tuple(found), lacking
-
-
-def _ranks(text: str) -> int:
-    """A number up to 256; 0, which is the configuration's, for anything else."""
-    wellformed = len(text) <= 3 and text.isascii() and text.isdigit()
-    return int(text) if wellformed and int(text) <= 256 else 0
 
 
 def _name_of(pod: Object) -> str:
@@ -413,35 +417,14 @@ def pool_selects(pool: Object) -> tuple[str, tuple[str, ...]]:
     selector = spec.get("selector") or {}
     labels = selector.get("matchLabels", selector)
     targets = spec.get("targetPorts") or [{"number": spec.get("targetPortNumber")}]
-    ports = tuple(str(_pool_port(target)) for target in targets)
+    ports = []
+    for target in targets:
+        nested = target.get("port")
+        flat = target.get("number") or target.get("portNumber")
+        ports.append(str(nested.get("number") if isinstance(nested, Mapping) else flat))
     if not labels or "None" in ports:
         raise DiscoveryFailure("the InferencePool has no selector or no target port")
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())), ports
-
-
-def _pool_port(target: Object) -> object:
-    nested = target.get("port")
-    if isinstance(nested, Mapping):
-        return nested.get("number")
-    return target.get("number") or target.get("portNumber")
-
-
-def _ready(status: Object) -> bool:
-    return any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-
-
-def _number(pod: Object, port: str) -> str | None:
-    """A port's number; a name is looked up in the pod's containers. None if it has none."""
-    if port.isdigit():
-        return port
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        for named in container.get("ports") or ():
-            if named.get("name") == port:
-                return str(named["containerPort"])
-    return None
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())), tuple(ports)
 
 
 def _host(address: str) -> str:

@@ -25,18 +25,6 @@ _Worker = tuple[PoolState, int]
 class Adapters:
     """State of one model's adapters."""
 
-    __slots__ = (
-        "_barred",
-        "_full",
-        "_listing",
-        "_lists",
-        "_running",
-        "any",
-        "discovers",
-        "doubted",
-        "named",
-    )
-
     def __init__(self, named: Collection[str] = (), *, discovers: bool = False) -> None:
         """`named` by the configuration; `discovers`: those that engines list exist, too."""
         self.named = frozenset(named)

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.fleet import engine_telemetry, fleet
-from gateway.fleet.fleet import EngineState, PoolState
-from gateway.fleet.progress import Progress
+from gateway.fleet.fleet import EngineState, PoolState, Progress
 
 REUSE_AFTER_S: Final = 60.0
 WARM_UP_S: Final = 30.0

@@ -6,16 +6,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet import fleet, members
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import DECODE_TOKENS_PER_S, PoolState
 from gateway.fleet.lora_adapters import Adapters
-from gateway.fleet.progress import DECODE_TOKENS_PER_S
 from gateway.records.attempt import HealthRules, PhaseTimeouts, WorkerAddress
 from gateway.records.decision import CompressionSection
 from gateway.records.entitlement import PROFILES, AdmissionProfile, MeanRate
 from gateway.records.usage import TokenPrice
 from gateway.routing.boundary_watch import BoundaryWatch
-from gateway.routing.conversations import Conversations, ResponseAffinity
-from gateway.routing.routing import CompressionRules, Routing
+from gateway.routing.routing import CompressionRules, Conversations, ResponseAffinity, Routing
 from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
@@ -45,17 +43,6 @@ class Pool(PoolState):
 
     A reload may give it another scheduler; what it learned stays with it.
     """
-
-    __slots__ = (
-        "addresses",
-        "follows_prefixes",
-        "gossip",
-        "parts",
-        "predictor",
-        "prefixes",
-        "queued",
-        "scheduler",
-    )
 
     def __init__(
         self,

@@ -24,10 +24,9 @@ from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet
 from gateway.fleet.engine_metrics import (
     ALIASES,
+    NEEDED,
     EngineModel,
-    adapters,
     is_asleep,
-    missing,
     not_served,
     read_adapters,
     read_kv_tokens,
@@ -38,7 +37,6 @@ from gateway.fleet.engine_pages import NOT_HAD, Counted, EnginePages
 from gateway.fleet.engine_telemetry import STALE_S, EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.ports import Upstream
-from gateway.records.attempt import WorkerAddress
 from gateway.records.endpoint import matches
 
 PROBE_BATCH: Final = 128
@@ -209,7 +207,7 @@ class Prober:
 
     async def probe(self, pool: Pool, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
-        address, served = pool.addresses[worker], self._served[pool]
+        address, engine, served = pool.addresses[worker], pool.engine_of[worker], self._served[pool]
         known = self._known.setdefault((pool, worker), _Known())
         late_s = self._watch.late_s
         refused, unfit = False, False
@@ -218,10 +216,10 @@ class Prober:
         except NOT_HAD as error:
             # Compiled code sets no cause.
             refused = isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
-            why = self._reason_of(error, address, late_s)
+            why = self._reason_of(error, address.id, late_s, refused=refused)
             if not why:
-                return pool.engine_of[worker].up
-        answers = pool.engine_of[worker].progress.look(self._clock(), self._watch.late_s)
+                return engine.up
+        answers = engine.progress.look(self._clock(), self._watch.late_s)
         if why:
             known.models_read_s = -inf
         # `RotationLog` tells what a verdict changes.
@@ -233,38 +231,41 @@ class Prober:
             fleet.unreachable(pool, worker, why)
         else:
             fleet.missed(pool, worker, why, answers=answers)
-            if pool.engine_of[worker].up:
+            if engine.up:
                 place = f"{served.name}/{pool.name}"
                 _log.info("worker %s of %s missed a probe: %s", address.id, place, why)
         await self._look_for_frost(pool, worker, known)
-        if not pool.engine_of[worker].up:
+        if not engine.up:
             known.kv_read = False  # it may come back with another capacity
+        # KV capacity is read once since the engine came up, where it matters.
         elif not why and not known.kv_read:
-            await self._read_kv(pool, worker, known)
+            kv_bytes = served.admission.kv_bytes_per_token
+            if kv_bytes or served.fleet.reads_metrics:
+                known.kv_read = True
+                await self._read_kv(pool, worker, kv_bytes)
         return not why
 
-    def _reason_of(self, error: Exception, address: WorkerAddress, late_s: float) -> str:
+    def _reason_of(self, error: Exception, worker: str, late_s: float, *, refused: bool) -> str:
         """What a probe that failed says of the engine; "" if this process is to blame."""
-        kind = getattr(error, "kind", "")
+        kind, own_s = getattr(error, "kind", ""), self._watch.late_s - late_s
         if kind == "local":  # this machine could not send the probe
             return ""
         if isinstance(error, TimeoutError) or kind == "timeout":
-            own_s = self._watch.late_s - late_s
             if own_s > OWN_SHARE * self._timeout_s:
-                _log.info("no verdict on %s: this process stood still %.1f s", address.id, own_s)
+                _log.info("no verdict on %s: this process stood still %.1f s", worker, own_s)
                 return ""
             return f"no answer to a probe within {self._timeout_s:g} s"
-        if isinstance(error.__cause__ or error.__context__, ConnectionRefusedError):
-            return "it refuses connections"
-        return f"a probe failed: {error}"
+        return "it refuses connections" if refused else f"a probe failed: {error}"
 
     async def _ails(self, pool: Pool, worker: int, known: _Known) -> tuple[str, bool]:
         """Why an engine cannot serve, "" if it can; and whether it says so itself.
 
         Where it says itself that it does not fit, one word is enough, and nothing is sent there.
+        Its model list is asked for now and then, and in doubt: it may change what it serves at any
+        time, as another model is swapped in, or adapters are loaded.
         Raises the exceptions in `NOT_HAD`.
         """
-        address = pool.addresses[worker]
+        address, up, served = pool.addresses[worker], pool.engine_of[worker].up, self._served[pool]
         page, path = await self._pages.get(address, "/health"), "/health"
         if page is not None and page.status == 404:  # not every engine has /health
             page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
@@ -273,7 +274,7 @@ class Prober:
         if page is None or page.status >= 500:
             return f"{path} answered {'too much' if page is None else page.status}", False
         # An engine without the page is asked again when it comes back.
-        if not known.sleepless or not pool.engine_of[worker].up:
+        if not known.sleepless or not up:
             page = await self._pages.get(address, "/is_sleeping")
             if page is not None and page.status == 200:
                 known.sleepless = False
@@ -281,17 +282,8 @@ class Prober:
                     return "it sleeps: wake it with POST /wake_up", True
             elif page is not None and page.status in (404, 405):
                 known.sleepless = True
-        return await self._misfit(pool, worker, known)
-
-    async def _misfit(self, pool: Pool, worker: int, known: _Known) -> tuple[str, bool]:
-        """Whether an engine's model list matches. Asks now and then, and in doubt.
-
-        An engine may change what it serves at any time: another model is swapped in, adapters are
-        loaded.
-        """
-        address, served = pool.addresses[worker], self._served[pool]
-        doubt = not pool.engine_of[worker].up or (pool, worker) in served.adapters.doubted
-        if not doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
+        in_doubt = not pool.engine_of[worker].up or (pool, worker) in served.adapters.doubted
+        if not in_doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
             return "", False
         try:
             page = await self._pages.get(address, "/v1/models")
@@ -305,10 +297,55 @@ class Prober:
         if why := not_served(models, address.served_model or served.name):
             return why, True
         known.models_read_s = self._clock()
-        self._compare_window(pool, worker, models)
-        if models:
-            self._note_adapters(pool, worker, adapters(models))
+        self._note_models(served, pool, worker, models)
         return "", False
+
+    def _note_models(
+        self, served: ModelRuntime, pool: Pool, worker: int, models: list[EngineModel]
+    ) -> None:
+        """Compare an engine's own window with the configured one, and note its LoRA adapters."""
+        engine, address = pool.engine_of[worker], pool.addresses[worker].id
+        expected = served.routing.pools[served.fleet.pools.index(pool)].window_tokens
+        windows = {model.window_tokens for model in models if model.window_tokens is not None}
+        remark = ""
+        if windows and expected not in windows:
+            said = ", ".join(map(str, sorted(windows)))
+            remark = (
+                f"reports max_model_len {said}, but pool {pool.name} says {expected}: set it to "
+                "the engine's"
+            )
+            if engine.remark != remark:
+                _log.warning("worker %s %s", address, remark)
+        engine.remark = remark
+        if not models:
+            return
+        adapters = [model.name for model in models if model.parent is not None]
+        known, aliases = served.adapters, served.aliases
+        named = (*known.named, *aliases)
+        taken = [n for n in adapters if known.discovers or any(matches(a, n) for a in named)]
+        met, new = set(known.names), list[str]()
+        for rank in engine.ranks:
+            new = known.listed(pool, rank, taken)
+        if new:
+            names = ", ".join(new[:_SHOWN])
+            _log.info("worker %s has %d more LoRA adapters: %s", address, len(new), names)
+        for name in (set(new) & aliases) - met:
+            _log.warning(
+                "alias %s of %s is a LoRA adapter at worker %s, which answers under that name: "
+                "move it from `aliases` to `loras`",
+                name,
+                served.name,
+                address,
+            )
+        ignored = [name for name in adapters if name not in taken]
+        if ignored and self._once(served, "adapters"):
+            _log.info(
+                "worker %s lists LoRA adapters that the configuration does not name, such as %s: "
+                "clients can use them once they stand in `loras` of %s, or `discover_loras` is on",
+                address,
+                ignored[0],
+                served.name,
+            )
 
     async def _look_for_frost(self, pool: Pool, worker: int, known: _Known) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
@@ -327,34 +364,23 @@ class Prober:
             _log.warning(
                 "worker %s of %s/%s is frozen: %d requests wait, and for %.0f s nobody was given "
                 "a token",
-                address.id,
-                served.name,
-                pool.name,
-                len(progress.waiting()),
-                progress.silent_s,
+                *(address.id, served.name, pool.name, len(progress.waiting()), progress.silent_s),
             )
             self._on_frozen(served, pool, worker)
 
-    async def _read_kv(self, pool: Pool, worker: int, known: _Known) -> None:
-        """Read a healthy engine's KV capacity, once since it came up, if KV matters.
+    async def _read_kv(self, pool: Pool, worker: int, bytes_a_token: int) -> None:
+        """Read a healthy engine's KV capacity.
 
         Of an engine that does not report it, limits apply only if the configuration states it.
         """
-        served = self._served[pool]
-        bytes_a_token = served.admission.kv_bytes_per_token
-        if not bytes_a_token and not served.fleet.reads_metrics:
-            return
-        known.kv_read = True
         body = await self._pages.metrics(pool.addresses[worker])
         for rank in pool.engine_of[worker].ranks:
             address = pool.addresses[rank]
             tokens = 0 if body is None else read_kv_tokens(body, address.rank)
             if bytes_a_token and tokens and tokens != pool.kv_tokens.get(rank):
+                gib = tokens * bytes_a_token / (1 << 30)
                 _log.info(
-                    "worker %s has a KV cache of %d tokens, %.1f GiB",
-                    address.id,
-                    tokens,
-                    tokens * bytes_a_token / (1 << 30),
+                    "worker %s has a KV cache of %d tokens, %.1f GiB", address.id, tokens, gib
                 )
             pool.kv_tokens[rank] = tokens
 
@@ -379,8 +405,8 @@ class Prober:
             known = True
             if running is not None:
                 served.adapters.running(pool, rank, running.names, running.most)
-            for field in missing(sample):
-                if self._once(served, field):
+            for field in NEEDED:
+                if getattr(sample, field) is None and self._once(served, field):
                     _telemetry_log.warning(
                         "worker %s of %s does not tell %s (none of %s)",
                         *(address.id, served.name, field, ", ".join(ALIASES[field])),
@@ -399,53 +425,6 @@ class Prober:
         new = (served.name, what) not in self._told
         self._told.add((served.name, what))
         return new
-
-    def _note_adapters(self, pool: Pool, worker: int, listed: list[str]) -> None:
-        """Note the LoRA adapters that an engine lists; log new and ignored ones."""
-        served = self._served[pool]
-        known, aliases = served.adapters, served.aliases
-        named = (*known.named, *aliases)
-        taken = [n for n in listed if known.discovers or any(matches(a, n) for a in named)]
-        met, new = set(known.names), list[str]()
-        for rank in pool.engine_of[worker].ranks:
-            new = known.listed(pool, rank, taken)
-        address = pool.addresses[worker].id
-        if new:
-            names = ", ".join(new[:_SHOWN])
-            _log.info("worker %s has %d more LoRA adapters: %s", address, len(new), names)
-        for name in (set(new) & aliases) - met:
-            _log.warning(
-                "alias %s of %s is a LoRA adapter at worker %s, which answers under that name: "
-                "move it from `aliases` to `loras`",
-                name,
-                served.name,
-                address,
-            )
-        ignored = [name for name in listed if name not in taken]
-        if ignored and self._once(served, "adapters"):
-            _log.info(
-                "worker %s lists LoRA adapters that the configuration does not name, such as %s: "
-                "clients can use them once they stand in `loras` of %s, or `discover_loras` is on",
-                address,
-                ignored[0],
-                served.name,
-            )
-
-    def _compare_window(self, pool: Pool, worker: int, models: list[EngineModel]) -> None:
-        """Remark and warn that an engine's own window differs from the configured one."""
-        served = self._served[pool]
-        expected = served.routing.pools[served.fleet.pools.index(pool)].window_tokens
-        found = {model.window_tokens for model in models if model.window_tokens is not None}
-        remark = ""
-        if found and expected not in found:
-            said = ", ".join(map(str, sorted(found)))
-            remark = (
-                f"reports max_model_len {said}, but pool {pool.name} says {expected}: set it to "
-                "the engine's"
-            )
-            if pool.engine_of[worker].remark != remark:
-                _log.warning("worker %s %s", pool.addresses[worker].id, remark)
-        pool.engine_of[worker].remark = remark
 
 
 class LoopWatch:

@@ -25,9 +25,8 @@ import orjson
 
 from gateway.errors import ContextLengthExceeded, Refusal, Unavailable, told
 from gateway.fleet import fleet
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import Pending, PoolState, allowed_s
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Pool
-from gateway.fleet.progress import Pending, allowed_s
 from gateway.metrics import Metrics
 from gateway.payload.dialects import stream_shape
 from gateway.payload.head import lines_of, lines_to_engine, pairs_of
@@ -46,10 +45,9 @@ from gateway.pipeline.request_progress import Attempts, Sending, answer_lines, r
 from gateway.ports import ClientReply, LeaseStore, Upstream, UpstreamCall
 from gateway.records.attempt import Attempt, Binding, Outcome
 from gateway.records.request import Prompt
-from gateway.routing.conversations import ResponseLocation
 from gateway.routing.overflow import engine_message, engine_refusal, suspected
 from gateway.routing.retry import Fault, Suspects, harm_of, next_step
-from gateway.routing.routing import defaulted_cap, larger_pools
+from gateway.routing.routing import ResponseLocation, defaulted_cap, larger_pools
 
 _MAX_TRIED: Final = 64
 """Attempts, refused connections included, after which a request gives up."""

@@ -28,7 +28,7 @@ import msgspec
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime, Pool, drain_worker
-from gateway.routing.conversations import ResponseLocation
+from gateway.routing.routing import ResponseLocation
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
 from predictor.online import PrefillPredictor

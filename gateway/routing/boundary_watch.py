@@ -28,22 +28,6 @@ _MAX_TENANTS: Final = 1024
 class BoundaryWatch:
     """Counts of one model since the start, by pool."""
 
-    __slots__ = (
-        "_first",
-        "_index",
-        "_pools",
-        "_sampled",
-        "_wrong",
-        "control",
-        "drift",
-        "drifted",
-        "overruns",
-        "requests",
-        "rescues",
-        "several",
-        "shares",
-    )
-
     def __init__(
         self,
         pools: int,

@@ -134,8 +134,6 @@ class _Suspect(NamedTuple):
 class Suspects:
     """Bodies that engines failed on lately, by tenant. A body is known by its length and hash."""
 
-    __slots__ = ("_known", "sizes")
-
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], _Suspect] = {}
         """In the order of their last failures."""

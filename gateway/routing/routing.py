@@ -38,10 +38,10 @@ compressed into the smaller pool, and to what size:
   the larger pool has no room for another sequence (`only_when_busy`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,7 @@ from gateway.fleet.fleet import PoolState, ready_slots
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.request import BodyFacts
+from gateway.scheduling.scheduler import Points
 
 MAX_CACHED_SHARE: Final = 0.3
 """Prompts with this expected cached share or more are not compressed: new bytes would miss."""
@@ -312,3 +313,109 @@ def lowered(
         fit_tokens=now + estimate.output_tokens,
         cost_tokens=now + outputs,
     )
+
+
+RETAINED: Final = 20_000
+
+
+class Conversations:
+    """Prompts of one model that were sent to engines unchanged.
+
+    Each turn's messages begin with the previous turn's, so the next turn has a point where this
+    prompt ended (`gateway.scheduling.prefix_digests`), and no texts are compared. Memory is
+    bounded: the latest `kept` / 2 to `kept` prompts are remembered.
+    """
+
+    def __init__(self, kept: int = RETAINED) -> None:
+        """At most `kept` (>= 2) prompts."""
+        self._half = kept // 2
+        self._recent: set[int] = set()
+        self._before: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._recent | self._before)
+
+    def remember(self, tenant: str, points: Points) -> None:
+        """Note a prompt that was served unchanged, by its points."""
+        if not points:
+            return
+        self._recent.add(hash((tenant, points[-1][1])))
+        if len(self._recent) >= self._half:
+            self._before, self._recent = self._recent, set()
+
+    def continues(self, tenant: str, points: Points) -> bool:
+        """Whether this prompt or an earlier turn of its conversation was served unchanged."""
+        keys = [hash((tenant, digest)) for _, digest in points]
+        return not (self._recent.isdisjoint(keys) and self._before.isdisjoint(keys))
+
+
+MAX_RESPONSES = 10_000
+
+
+class ResponseLocation(NamedTuple):
+    """Where one stored response is, and whose it is."""
+
+    pool: str
+    worker: int
+    tenant: str = ""
+    tokens: int = 0
+    """Tokens of its prompt and answer, with which the next turn begins."""
+
+
+class ResponseAffinity:
+    """Response affinity: response id -> ResponseLocation, at most `MAX_RESPONSES`.
+
+    A request with a `previous_response_id` goes to the worker that stored that response, whose
+    tokens count as prompt. Only its own tenant may continue it. If the gateway forgot it, the
+    request is bound like any other. When full, the tenant with the most responses loses its oldest.
+    """
+
+    def __init__(self) -> None:
+        self._locations: dict[str, ResponseLocation] = {}
+        self._of: dict[str, dict[str, None]] = {}
+        """Each tenant's ids, the oldest first."""
+        self.on_remember: Callable[[str, ResponseLocation], None] | None = None
+        """Called with each remembered response, to publish it to other replicas."""
+
+    def __len__(self) -> int:
+        return len(self._locations)
+
+    def remember(self, response_id: str, location: ResponseLocation) -> None:
+        """Note a response that an engine made. An id stays with its first tenant."""
+        self.learn(response_id, location)
+        if self.on_remember is not None:
+            self.on_remember(response_id, location)
+
+    def learn(self, response_id: str, location: ResponseLocation) -> None:
+        """Note a response that another replica published."""
+        known = self._locations.get(response_id)
+        if known is not None and known.tenant != location.tenant:
+            return
+        if known is not None:
+            self._forget(response_id)
+        elif len(self._locations) >= MAX_RESPONSES:
+            most = max(self._of.values(), key=len)
+            self._forget(next(iter(most)))
+        self._locations[response_id] = location
+        self._of.setdefault(location.tenant, {})[response_id] = None
+
+    def find(self, response_id: str | None) -> ResponseLocation | None:
+        """Where the response is; None if unknown."""
+        return None if response_id is None else self._locations.get(response_id)
+
+    def left(self, pool: str, workers: Collection[int]) -> None:
+        """Forget what workers store: their engines are gone. Takes one pass over all responses."""
+        gone = [
+            response_id
+            for response_id, location in self._locations.items()
+            if location.pool == pool and location.worker in workers
+        ]
+        for response_id in gone:
+            self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        tenant = self._locations.pop(response_id).tenant
+        held = self._of[tenant]
+        del held[response_id]
+        if not held:
+            del self._of[tenant]

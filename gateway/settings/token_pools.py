@@ -12,7 +12,7 @@ from typing import Any
 from gateway.admission.capacity import WorkerShare
 from gateway.admission.entitlement_terms import GIB, ModelShape, terms_from
 from gateway.admission.terms import Terms
-from gateway.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.fleet.fleet import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES, Entitlement
 from gateway.records.limit import Limit, Scope, budget_limits, key_limits
 from gateway.records.request import TenantKey

@@ -29,8 +29,7 @@ from gateway.records.attempt import HealthRules, PhaseTimeouts
 from gateway.records.entitlement import PROFILES as PROFILES_OF_ADMISSION
 from gateway.records.entitlement import MeanRate
 from gateway.routing.boundary_watch import BoundaryWatch
-from gateway.routing.conversations import ResponseAffinity
-from gateway.routing.routing import CompressionRules, PoolShape, Routing
+from gateway.routing.routing import CompressionRules, PoolShape, ResponseAffinity, Routing
 from gateway.routing.split_alias import SplitAlias
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import MIN_ENTRIES, PrefixIndex

@@ -68,12 +68,37 @@ class Parts(Protocol):
     served: Served
 
 
+class _Next(NamedTuple):
+    """One model of the next configuration."""
+
+    model: ModelConfig
+    before: ModelRuntime | None
+    now: ModelRuntime
+    """`before`, where nothing of it changes."""
+    artifact: Artifact | None
+
+
+class _Retiree(NamedTuple):
+    """A model, or pools of one, that is gone."""
+
+    served: ModelRuntime
+    pools: Sequence[Pool]
+    engines: Sequence[Engine]
+    since_s: float
+
+
 class Reloading:
     """Reloads the file that a gateway was configured by."""
 
     def __init__(self, gateway: Parts) -> None:
         self._gateway = gateway
-        self.models = ModelSet(gateway)
+        self._retirees: list[_Retiree] = []
+        self._followed: dict[tuple[str, str], Sequence[WorkerConfig]] = {
+            (model.name, name): pool.workers
+            for model in gateway.config.models
+            for name, pool in model.pools.items()
+        }
+        """Model and pool -> the workers and sources that are followed, also after a failure."""
         self._lock = asyncio.Lock()
         self._comparing = asyncio.Lock()
         self._retry_at_s = inf
@@ -111,9 +136,9 @@ class Reloading:
                 after, found = await asyncio.to_thread(_read, running)
                 self._refuse_adapted_aliases(after)
                 target = merged(running, after)
-                following = self.models.build(target)  # may raise, before anything changed
+                following = self._build(target)  # may raise, before anything changed
                 target.note(digest=after.origin.digest)
-                await self.models.replace(target, following)
+                await self._replace(target, following)
                 self._gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
                 successful, self._retry_at_s = True, inf
             except (ConfigError, ArtifactError) as error:
@@ -158,12 +183,13 @@ class Reloading:
 
         Nothing happens before the start, which looks whether the file has changed meanwhile.
         """
-        if self._started:
-            self._background.start(self._hung_up(then))
 
-    async def _hung_up(self, then: Callable[[], None]) -> None:
-        await self._tried()
-        then()
+        async def hung_up() -> None:
+            await self._tried()
+            then()
+
+        if self._started:
+            self._background.start(hung_up())
 
     async def _watch(self) -> None:
         file, seen = Path(self._gateway.config.origin.file), self._gateway.config.origin.digest
@@ -186,52 +212,7 @@ class Reloading:
         except Exception:  # noqa: BLE001 - a defect must not end the watch
             _log.exception("the reload failed")
 
-    def sweep(self) -> None:
-        """Retire models that are gone and serve nothing any more."""
-        self.models.sweep()
-
-
-class _Next(NamedTuple):
-    """One model of the next configuration."""
-
-    model: ModelConfig
-    before: ModelRuntime | None
-    now: ModelRuntime
-    """`before`, where nothing of it changes."""
-    artifact: Artifact | None
-
-
-class _Retiree:
-    """A model, or pools of one, that is gone."""
-
-    def __init__(self, served: ModelRuntime, pools: list[Pool], engines: list[Engine]) -> None:
-        self.served = served
-        self.pools = pools
-        self.engines = engines
-        self.since_s = time.monotonic()
-
-    @property
-    def over(self) -> bool:
-        """Whether no request can be under way any more."""
-        return time.monotonic() - self.since_s >= GRACE_S and not any(
-            pool.inflight or any(pool.active) or pool.queued for pool in self.pools
-        )
-
-
-class ModelSet:
-    """The models of a running gateway."""
-
-    def __init__(self, gateway: Parts) -> None:
-        self._gateway = gateway
-        self._retirees: list[_Retiree] = []
-        self._followed: dict[tuple[str, str], Sequence[WorkerConfig]] = {
-            (model.name, name): pool.workers
-            for model in gateway.config.models
-            for name, pool in model.pools.items()
-        }
-        """Model and pool -> the workers and sources that are followed, also after a failure."""
-
-    def build(self, target: Config) -> list[_Next]:
+    def _build(self, target: Config) -> list[_Next]:
         """Build what changes. Raises ArtifactError; nothing has changed."""
         running = self._gateway.config
         known = {model.name: model for model in running.models}
@@ -248,7 +229,7 @@ class ModelSet:
             found.append(_Next(model, before, served, artifact))
         return found
 
-    async def replace(self, target: Config, following: Sequence[_Next]) -> None:
+    async def _replace(self, target: Config, following: Sequence[_Next]) -> None:
         """Serve the next configuration's models."""
         gateway = self._gateway
         new = [
@@ -276,12 +257,6 @@ class ModelSet:
         for place in range(len(pool.workers)):
             served.adapters.forget(pool, place)
 
-    def sweep(self) -> None:
-        """Retire what is gone and serves nothing any more."""
-        for retiree in [each for each in self._retirees if each.over]:
-            self._retirees.remove(retiree)
-            self._retire(retiree)
-
     def _switch(self, target: Config, following: Sequence[_Next]) -> None:
         """All at once: no request runs in between."""
         gateway, served = self._gateway, self._gateway.served
@@ -290,11 +265,14 @@ class ModelSet:
             before.pop(now.name, None)
             if old is now:
                 continue
-            schedulers = [pool.scheduler for pool in now.fleet.pools]
             equip(target, model, now, artifact)
-            for pool, scheduler in zip(now.fleet.pools, schedulers, strict=True):
-                if pool.scheduler is not scheduler:
-                    _place_anew(pool)
+            for pool in now.fleet.pools:  # requests that wait with another scheduler bind again
+                for job, where in list(pool.queued.items()):
+                    waiting = job.owner is not None and not job.owner.done()
+                    if waiting and where is not pool.scheduler:
+                        where.cancel(job, time.monotonic())
+                        job.state = "nowhere"
+                        job.owner.set_result(True)
             now.adapters.use(model.loras, discovers=model.discover_loras)
             if old is not None and old.watch is now.watch and model.boundary.auto:
                 now.move_boundaries([s.boundary_tokens or 0 for s in old.routing.pools[:-1]])
@@ -318,25 +296,33 @@ class ModelSet:
         for pool in pools:
             old.fleet.response_affinity.left(pool.name, range(len(pool.workers)))
             self._forget(old, pool)
-        self._retirees.append(_Retiree(old, pools, engines))
+        self._retirees.append(_Retiree(old, pools, engines, time.monotonic()))
         self._gateway.served.retiring.append(old)
 
-    def _retire(self, retiree: _Retiree) -> None:
-        gateway, old = self._gateway, retiree.served
-        gateway.served.retiring.remove(old)
-        gateway.pools.forget(old)
-        gateway.rotation.close_connections(retiree.engines)
-        here = {m.name: [p.name for p in m.fleet.pools] for m in gateway.served.models}
-        if old.name not in here:
-            gateway.metrics.forget(model=old.name)
-            _log.info("model %s is gone", old.name)
-        for pool in retiree.pools:
-            self._forget(old, pool)  # what its last requests told of it
-            for worker in pool.workers:
-                gateway.metrics.ejections.values.pop((pool.name, worker), None)
-            if pool.name not in here.get(old.name, ()):
-                gateway.metrics.forget(model=old.name, pool=pool.name)
-                _log.info("pool %s/%s is gone", old.name, pool.name)
+    def sweep(self) -> None:
+        """Retire what is gone and serves nothing any more."""
+        gateway, now_s = self._gateway, time.monotonic()
+        for retiree in list(self._retirees):
+            old, pools, engines, since_s = retiree
+            if now_s - since_s < GRACE_S or any(
+                pool.inflight or any(pool.active) or pool.queued for pool in pools
+            ):
+                continue  # a request may be under way
+            self._retirees.remove(retiree)
+            gateway.served.retiring.remove(old)
+            gateway.pools.forget(old)
+            gateway.rotation.close_connections(engines)
+            here = {m.name: [p.name for p in m.fleet.pools] for m in gateway.served.models}
+            if old.name not in here:
+                gateway.metrics.forget(model=old.name)
+                _log.info("model %s is gone", old.name)
+            for pool in pools:
+                self._forget(old, pool)  # what its last requests told of it
+                for worker in pool.workers:
+                    gateway.metrics.ejections.values.pop((pool.name, worker), None)
+                if pool.name not in here.get(old.name, ()):
+                    gateway.metrics.forget(model=old.name, pool=pool.name)
+                    _log.info("pool %s/%s is gone", old.name, pool.name)
 
     async def _follow_workers(self, target: Config) -> None:
         gateway, followed = self._gateway, self._followed
@@ -349,16 +335,6 @@ class ModelSet:
             await gateway.rotation.apply_to(*place, CONFIGURED, engines)
             await gateway.discovery.change(*place, followed.get(place, ()), pool.workers)
             followed[place] = pool.workers
-
-
-def _place_anew(pool: Pool) -> None:
-    """Have the requests that wait with a pool's earlier scheduler bind again."""
-    now_s = time.monotonic()
-    for job, where in list(pool.queued.items()):
-        if where is not pool.scheduler and job.owner is not None and not job.owner.done():
-            where.cancel(job, now_s)
-            job.state = "nowhere"
-            job.owner.set_result(True)
 
 
 class LastGood:

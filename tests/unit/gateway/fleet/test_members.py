@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.fleet import fleet, members
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.fleet import Pending, PoolState
 from gateway.fleet.members import REUSE_AFTER_S, WARM_UP_S
-from gateway.fleet.progress import Pending
 from gateway.records.attempt import HealthRules
 from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.scheduler import Job

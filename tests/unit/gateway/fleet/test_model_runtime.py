@@ -12,8 +12,7 @@ from gateway.fleet.members import REUSE_AFTER_S
 from gateway.fleet.model_runtime import MEMORY, ModelCompression, ModelRuntime, Pool
 from gateway.pipeline.request_progress import require
 from gateway.records.decision import CompressionSection
-from gateway.routing.conversations import ResponseLocation
-from gateway.routing.routing import CompressionRules
+from gateway.routing.routing import CompressionRules, ResponseLocation
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.quartz_score import DEFAULT

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.fleet import fleet
 from gateway.fleet.engine_pages import EnginePages
+from gateway.fleet.fleet import Pending
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import PROBE_BATCH, Prober
-from gateway.fleet.progress import Pending
 from gateway.fleet.rotation import RotationLog
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.progress import Pending, Progress, allowed_s
+from gateway.fleet.fleet import Pending, Progress, allowed_s
 
 STALL_S = 30.0
 

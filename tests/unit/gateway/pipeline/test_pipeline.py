@@ -15,8 +15,8 @@ import pytest
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import EngineRefusal, RateLimited
 from gateway.fleet import fleet
+from gateway.fleet.fleet import Pending
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.fleet.progress import Pending
 from gateway.payload.head import child_id, pairs_of, read_head
 from gateway.payload.sse import DONE
 from gateway.pipeline.forward import HELD_BYTES
@@ -34,8 +34,8 @@ from gateway.records.endpoint import (
 from gateway.records.lease import Lease
 from gateway.records.record import Trace
 from gateway.records.request import OPEN, Incoming, Principal
-from gateway.routing.conversations import ResponseLocation
 from gateway.routing.retry import MEMORY_S, MOST_BODIES, Suspects
+from gateway.routing.routing import ResponseLocation
 from gateway.store.memory_leases import MemoryLeases
 from gateway.tenancy.keyring import Keyring
 from tests.builders import (

@@ -10,7 +10,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
 from gateway.replicas import notes as fleet_notes
 from gateway.replicas.notes import LOCATIONS_SHARED_S, FleetNotes
-from gateway.routing.conversations import ResponseAffinity, ResponseLocation
+from gateway.routing.routing import ResponseAffinity, ResponseLocation
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.unit.gateway.replicas.test_scheduler_notes import Boards

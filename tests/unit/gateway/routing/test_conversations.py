@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gateway.payload.members import by_name
-from gateway.routing import conversations
-from gateway.routing.conversations import Conversations, ResponseAffinity, ResponseLocation
+from gateway.routing import routing
+from gateway.routing.routing import Conversations, ResponseAffinity, ResponseLocation
 from gateway.scheduling.prefix_digests import points_of
 from gateway.scheduling.scheduler import Points
 
@@ -67,14 +67,14 @@ def known(*owned: tuple[str, str]) -> ResponseAffinity:
 
 
 def test_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_RESPONSES", 2)
+    monkeypatch.setattr(routing, "MAX_RESPONSES", 2)
     found = known(("a", "t"), ("b", "t"), ("c", "t"))
     assert [bool(found.find(name)) for name in "abc"] == [False, True, True]
     assert len(found) == 2
 
 
 def test_no_tenant_makes_another_s_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MAX_RESPONSES", 10)
+    monkeypatch.setattr(routing, "MAX_RESPONSES", 10)
     found = known(("mine", "quiet"), *[(f"r{n}", "busy") for n in range(100)])
     assert found.find("mine")
     assert len(found) == 10

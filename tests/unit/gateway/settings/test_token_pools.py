@@ -8,7 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.entitlement_terms import BadTerms, check_fit, terms_from
-from gateway.fleet.progress import DECODE_TOKENS_PER_S
+from gateway.fleet.fleet import DECODE_TOKENS_PER_S
 from gateway.records.entitlement import PROFILES
 from gateway.records.tenancy import FileTenant
 from gateway.settings import Config, ConfigError, parse, remarks

@@ -14,7 +14,7 @@ from gateway.pipeline.plan import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan
 from gateway.records.request import OPEN
-from gateway.routing.conversations import ResponseLocation
+from gateway.routing.routing import ResponseLocation
 from gateway.scheduling.scheduler import Job
 from gateway.settings import load
 from gateway.wiring import reloading
@@ -213,11 +213,10 @@ async def test_a_model_that_is_gone_retires_when_its_last_request_ended(
     del reloaded.config["models"][1]
     await reloaded.reload()
     assert "n" not in gateway.served.by_name
-    models = gateway.reloading.models
-    models.sweep()
+    gateway.reloading.sweep()
     assert [served.name for served in gateway.served.retiring] == ["n"]
     gateway.store.settle(lease, Settlement(usage=None, unix_s=0.0, dispatched=False))
-    models.sweep()
+    gateway.reloading.sweep()
     assert gateway.served.retiring == []
     assert list(gateway.metrics.requests.values) == [("m", "all", "ok")]
     assert [model.name for model in gateway.models] == ["m"]
