@@ -163,7 +163,7 @@ copy = git ls-files -co --exclude-standard -z \
 	| tar -c --null --ignore-failed-read --warning=no-failed-read -T - -f - | tar -xpf - -C .compiled
 
 # The peers of `bench overhead`, each in an environment of its own; what fails to install is
-# reported by the bench. nginx and haproxy are taken from PATH.
+# reported by the bench. nginx is taken from PATH.
 PEERS := sglang-router vllm-router smg litellm
 bench-peers: $(addprefix .peers/,$(addsuffix /.installed,$(PEERS)))
 .peers/%/.installed:

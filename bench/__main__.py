@@ -31,9 +31,9 @@ BENCHES = {
         {"everything": "everything.run:run"},
     ),
     "overhead": Bench(
-        "CPU, latency and memory beside nginx, HAProxy, the Rust routers and LiteLLM",
+        "CPU, latency and memory beside nginx, the Rust routers and LiteLLM",
         {
-            **_of("overhead.run", "main", "variants", "streams", "rate", "slow", "features"),
+            **_of("overhead.run", "main", "streams", "rate", "slow", "features"),
             "profile": "scale.points:run",
         },
     ),
@@ -69,9 +69,9 @@ BENCHES = {
         {
             "sharing": "replicas.sharing:rows",
             "versions": "replicas.sharing:version_rows",
-            "killed": "replicas.kill:rows",
+            "killed": "replicas.sharing:killed_rows",
             **_of("replicas.outage", "hanging", "cluster", "stopped", "sentinel"),
-            "rolling": "replicas.rolling:rows",
+            "rolling": "replicas.sharing:rolling_rows",
         },
     ),
     "real-engine": Bench(
@@ -92,9 +92,8 @@ BENCHES = {
         1,
     ),
     "compressor": Bench(
-        "what survives compression, what it costs, whether it fits; what it costs others",
-        {"tables": "compressor.run:run", "load": "compressor.load:run"},
-        1,
+        "what survives compression, what it costs, whether it fits",
+        {"tables": "compressor.run:run"},
     ),
     "token-pools": Bench(
         "the token-pools paper's experiments on the shipped policy, and one of them live",
@@ -117,7 +116,7 @@ BENCHES = {
             "loads": "quartz.loads:run",
             "knees": "quartz.loads:knees",
             "live": "quartz.live:run",
-            "shadow": "quartz.shadow:run",
+            "shadow": "quartz.live:shadow",
         },
         1,
     ),

@@ -12,7 +12,7 @@ import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bench.common.redis_server import RedisServer, redis_program
+from bench.common.fleet import RedisServer, redis_program
 from tests import forked
 
 # As Hypothesis itself does where CI is set: how long an example takes says nothing of the code

@@ -10,7 +10,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bench.common.redis_server import redis_program
+from bench.common.fleet import redis_program
 from sluice.children import Children, free_ports
 
 _WAIT_S = 20.0

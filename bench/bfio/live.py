@@ -1,6 +1,6 @@
 """`python -m bench bfio-live`: balanced data-parallel ranks, in virtual and in real time.
 
-First the gateway's schedulers run before eight ranks in virtual time (`bench.bfio.ranks`). Then
+First the gateway's schedulers run before eight ranks in virtual time (`bench.bfio.run`). Then
 `sluice serve` runs before `sluice mock --dp-ranks 8` in real time, with policies bfio,
 least-loaded and round-robin by turns, three times each, with the same requests each time. 384
 clients send their next request when they have their answer. The mock runs at a fraction of real
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bench.bfio.ranks import (
+from bench.bfio.run import (
     CLIENTS,
     PROFILE,
     RANKS,

@@ -204,11 +204,6 @@ def _best_horizon() -> Row:
     return between("Figure 4: best H over the mean output", best / OUTPUT_MEAN, *OPTIMUM, note)
 
 
-def spread(loads: Floats) -> float:
-    """Fullest less emptiest worker, mean over steps."""
-    return float((loads.max(axis=1) - loads.min(axis=1)).mean())
-
-
 def _figures() -> list[Row]:
     published = {
         "FCFS": "40,000 to 50,000",
@@ -218,7 +213,8 @@ def _figures() -> list[Row]:
     }
     found = []
     for name, text in published.items():
-        measured = spread(history(name, SEEDS[0]).load[WARM_UP:])
+        loads = history(name, SEEDS[0]).load[WARM_UP:]
+        measured = float((loads.max(axis=1) - loads.min(axis=1)).mean())
         metric = f"Figure 6, {name}: fullest less emptiest, tokens"
         found.append(Row(metric, measured, published=text))
     for name, text in (("FCFS", "330 to 380"), ("BF-IO H=20", "395 to 400")):

@@ -254,7 +254,8 @@ def _cut(chunk: _Chunk, tokens: int) -> _Chunk:
 def _sources(kind: Kind) -> tuple[_Source, ...]:
     """The sources of a kind; each holds at least one chunk."""
     if kind == "prose":
-        found = [_chunks(_paragraphs(text)) for text in (*topics.values(), *_docstrings())]
+        said = ("\n\n".join(_DOCSTRING.findall(text)) for text in _modules())
+        found = [_chunks(_paragraphs(text)) for text in (*topics.values(), *said)]
         return tuple(source for source in found if sum(c.tokens for c in source) > 200)
     if kind == "code":
         return tuple(_chunks(_code_pieces(text)) for text in _modules())
@@ -279,10 +280,6 @@ def _modules() -> tuple[str, ...]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = [f for f in sorted(folder.glob("*.py")) if 12_000 < f.stat().st_size < 60_000]
     return tuple(f.read_text(encoding="utf-8") for f in files)
-
-
-def _docstrings() -> list[str]:
-    return ["\n\n".join(_DOCSTRING.findall(text)) for text in _modules()]
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -316,7 +313,7 @@ def _is_code(lines: Sequence[str]) -> bool:
 
 def _json_document(tokens: int, rng: random.Random) -> SampleText:
     """An array of records of one to three shapes, minified."""
-    shapes = rng.sample(_records(), rng.randint(2, 4))
+    shapes = rng.sample(_records(), rng.randint(2, 3))
     texts: list[str] = []
     rest = tokens - 2
     while rest > 0:
@@ -345,10 +342,6 @@ def _words(rng: random.Random, low: int, high: int) -> str:
     return " ".join(rng.choices(_VOCABULARY, k=rng.randint(low, high)))
 
 
-def _day(rng: random.Random) -> str:
-    return f"20{rng.randint(10, 25)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-
-
 def _order(rng: random.Random) -> dict[str, Any]:
     return {
         "order_id": rng.randint(10_000, 9_999_999),
@@ -362,7 +355,7 @@ def _order(rng: random.Random) -> dict[str, Any]:
             for _ in range(rng.randint(1, 6))
         ],
         "status": rng.choice(("pending", "shipped", "returned")),
-        "created_at": _day(rng) + "T08:30:00Z",
+        "created_at": f"20{rng.randint(10, 25)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
     }
 
 
@@ -376,36 +369,6 @@ def _event(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _profile(rng: random.Random) -> dict[str, Any]:
-    return {
-        "id": rng.randint(1, 999_999),
-        "display_name": _words(rng, 2, 2).title(),
-        "email": f"{rng.choice(_VOCABULARY)}{rng.randint(1, 99)}@example.org",
-        "tags": rng.choices(_VOCABULARY, k=rng.randint(0, 5)),
-        "biography": _words(rng, 8, 25) if rng.random() < 0.5 else None,
-        "settings": {"newsletter": rng.random() < 0.5, "theme": "dark", "birthday": _day(rng)},
-    }
-
-
-def _feature(rng: random.Random) -> dict[str, Any]:
-    def point() -> list[float]:
-        return [round(rng.uniform(-180, 180), 4), round(rng.uniform(-90, 90), 4)]
-
-    return {
-        "type": "Feature",
-        "properties": {"name": _words(rng, 1, 3), "population": rng.randint(100, 9_000_000)},
-        "geometry": {"type": "LineString", "coordinates": [point() for _ in range(4)]},
-    }
-
-
-def _call(rng: random.Random) -> dict[str, Any]:
-    return {
-        "tool": rng.choice(("search_documents", "get_weather", "send_message", "run_query")),
-        "arguments": {rng.choice(_VOCABULARY): _words(rng, 1, 6) for _ in range(3)},
-        "result": {"ok": rng.random() < 0.9, "items": rng.randint(0, 50)},
-    }
-
-
 def _flag(rng: random.Random) -> dict[str, Any]:
     return {rng.choice(_VOCABULARY): rng.choice((True, False, None, rng.randint(0, 99)))}
 
@@ -413,8 +376,5 @@ def _flag(rng: random.Random) -> dict[str, Any]:
 _SHAPES: Final[tuple[Callable[[random.Random], dict[str, Any]], ...]] = (
     _order,
     _event,
-    _profile,
-    _feature,
-    _call,
     _flag,
 )

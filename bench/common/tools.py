@@ -266,12 +266,10 @@ class HttpLoad:
         seconds: float,
         rate: float = 0,
         *,
-        in_flight: int = 0,
         warm_up_s: float = 0,
     ) -> LoadRun:
-        """Connect. `in_flight` requests at once of a closed loop (rate 0); 0: all connections."""
-        options = ["-f", str(in_flight)] if in_flight else []
-        options += ["-w", str(warm_up_s)] if warm_up_s else []
+        """Connect; a rate of 0 is a closed loop."""
+        options = ["-w", str(warm_up_s)] if warm_up_s else []
         shape = [str(connections), str(seconds), str(rate)]
         return LoadRun([self._tool, *options, self._ports, *shape, *self._body])
 

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import numpy as np
+
 import compressor
 from bench.common.report import Report, Row, at_least, at_most, beside, judged, without_target
 from bench.compressor.prompts import PLACES, Messages, PromptCase, prompts
@@ -27,7 +29,6 @@ from bench.compressor.trials import (
     kept_in,
     kinds,
     measured,
-    percentiles,
     prompts_of,
     quantiles,
     rouge_l_recall,
@@ -211,7 +212,7 @@ def _latency_rows(latencies: dict[str, list[tuple[int, float]]]) -> Iterator[Row
     published = {token_range.name: token_range.published_ms for token_range in TOKEN_RANGES}
     note = f"best of {ROUNDS} rounds for each prompt; the machine may be shared"
     for name, points in latencies.items():
-        found = percentiles([ms for _, ms in points])
+        found = np.quantile([ms for _, ms in points], (0.5, 0.95, 0.99)).tolist()
         theirs = published.get(name.removesuffix(", profile paper")) or (None,) * 3
         for label, ours, known in zip(("p50", "p95", "p99"), found, theirs, strict=True):
             yield beside(f"Latency, {name}: {label}, ms", ours, known, note)

@@ -218,7 +218,6 @@ def _tried(name: str, text: str) -> TextOutcome:
 ROUNDS: Final = scaled(7)
 _ENGLISH: Final = 4.5
 """Bytes per token, for the bands' limits."""
-_CJK: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +267,6 @@ def best_ms(
             best[index] = min(best[index], time.perf_counter() - started)
     found: list[float] = (1000 * best).tolist()
     return found
-
-
-def percentiles(values: list[float]) -> tuple[float, float, float]:
-    """p50, p95, p99."""
-    p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99)).tolist()
-    return p50, p95, p99
 
 
 # -- check that compressed prompts fit in tokens, counted with three real vocabularies

@@ -8,11 +8,48 @@ when a change that was answered with success is lost.
 """
 
 import asyncio
+import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Final
 
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from bench.common.fleet import RedisServer
 from bench.common.report import Report, at_least, equals, scaled
+from tests.contract.test_unlucky_operators import InMemory, InRedis, OperatorsMachine, Shared
+
+# -- `python -m bench.operators.run KIND COUNT`: live through so many new histories
+
+
+STEPS = 20
+
+
+def live(opener: Callable[[], Shared], count: int) -> int:
+    """How many histories held. Raises AssertionError for the first that did not."""
+    held = 0
+
+    class Machine(OperatorsMachine):
+        def teardown(self) -> None:
+            nonlocal held
+            super().teardown()
+            held += 1
+
+    Machine.opener = staticmethod(opener)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return held
+
 
 HISTORIES: Final = scaled(20_000, 20)
 SHARES: Final = {"memory": 0.75, "redis": 0.25}
@@ -22,7 +59,7 @@ PROCESSES: Final = max(2, os.cpu_count() or 2)
 async def _live(kind: str, count: int) -> tuple[int, int]:
     """(histories that held, failures)."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.operators.histories", kind, str(count)),
+        *(sys.executable, "-m", "bench.operators.run", kind, str(count)),
         stdout=asyncio.subprocess.PIPE,
     )
     out = (await process.communicate())[0].decode()
@@ -55,3 +92,13 @@ def run() -> Report:
     ]
     total = at_least("histories that held", sum(held.values()), HISTORIES)
     return Report(name="operators", rows=[total, *rows])
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    kind, number = sys.argv[1], int(sys.argv[2])
+    if kind == "memory":
+        print(live(InMemory, number))
+    else:
+        with RedisServer() as server:
+            print(live(lambda: InRedis(server), number))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.common.redis_server import RedisServer, redis_program
+from bench.common.fleet import RedisServer, redis_program
 from bench.common.report import Row, judged
 from bench.common.tools import (
     KEY,
@@ -126,35 +126,6 @@ http {{ access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folde
     return Start([program, "-p", str(folder), "-c", str(file)], "/health")
 
 
-def haproxy(folder: Path, port: int, engines: Sequence[str]) -> Start | None:
-    """Another bare reverse proxy."""
-    program = shutil.which("haproxy")
-    if program is None:
-        return None
-    file = folder / "haproxy.cfg"
-    servers = "\n".join(
-        f"  server engine{n} {url.removeprefix('http://')}" for n, url in enumerate(engines)
-    )
-    file.write_text(
-        f"""global
-  nbthread 1
-  maxconn 4000
-defaults
-  mode http
-  timeout connect 2s
-  timeout client 600s
-  timeout server 600s
-  http-reuse always
-frontend f
-  bind 127.0.0.1:{port}
-  default_backend b
-backend b
-{servers}
-"""
-    )
-    return Start([program, "-f", str(file)], "/health")
-
-
 def installed(name: str) -> bool:
     """Whether a peer from PyPI is there."""
     return (PEERS / name / "bin").is_dir()
@@ -206,7 +177,6 @@ MAKERS: Final[dict[str, Make]] = {
     "sluice, least-loaded": least_loaded,
     **{name: partial(router, name) for name in _ROUTERS},
     "nginx": nginx,
-    "haproxy": haproxy,
     "litellm": litellm,
 }
 CACHE_AWARE: Final = {

@@ -88,11 +88,6 @@ class Case(msgspec.Struct, frozen=True):
     """By contender: times the router's."""
     saturates: bool = True
 
-    @property
-    def in_flight(self) -> int:
-        """Requests under way at any time: with more connections they take turns."""
-        return min(self.connections, CONNECTIONS[self.kind])
-
 
 Seen = dict[str, tuple[Case, list[Round]]]
 """By the case's label."""
@@ -141,12 +136,10 @@ def cost(found: Field, case: Case, contender: Contender, turn: int) -> Figures:
     times = ON_REDIS_TIMES[case.kind] if contender.name == ON_REDIS else 1
     load = HttpLoad(found.load, contender.port, case.body)
     run_s = case.run_s * (SLOW_TIMES if contender.name == LITELLM else 1)
-    in_flight = times * case.in_flight if case.connections > case.in_flight else 0
-    connections = case.connections if in_flight else times * case.connections
     with ExitStack() as stack:
         if is_gateway(contender.name) or contender.name == LITELLM:
             stack.enter_context(own_core(contender.pids["self"], turn))
-        run = stack.enter_context(load.start(connections, run_s, in_flight=in_flight))
+        run = stack.enter_context(load.start(times * case.connections, run_s))
         seen, cpu_s = spent(run, contender.pids)
     answered = max(1.0, seen["requests"])
     figures = {
@@ -394,10 +387,6 @@ def _in_words(seen: Figures) -> str:
 
 CHUNKS: Final = 64
 TICK_US: Final = 1000
-MANY: Final = 5000
-"""Open connections, used by turns."""
-NEAR: Final = (EMBEDDED, ON_REDIS, ROUTER, "nginx")
-"""Beside the gateway, where not all contenders are measured."""
 Tools = tuple[Path, Path]
 
 
@@ -425,33 +414,6 @@ def main() -> Report:
             for kind in body
         ]
         return _by_rounds("main", folder, tools, NAMES, cases, TICK_US)
-
-
-def variants() -> Report:
-    """Other answers, bodies and numbers of open connections.
-
-    Bodies of 200 KB are prompts of some 44,000 tokens: they go to the long pool.
-    """
-    with _tools() as (folder, tools):
-        if tools is None:
-            return _no_compiler()
-        cases = [
-            _variant(folder, chunks, body_kb, connections)
-            for chunks, body_kb in ((0, 2), (64, 2), (1000, 2), (0, 200), (64, 200))
-            for connections in (1, CONNECTIONS["stream" if chunks else "whole"], MANY)
-            if connections in (1, MANY) or body_kb > 2 or chunks == 1000  # `main` has the others
-        ]
-        return _by_rounds("variants", folder, tools, NEAR, cases, TICK_US)
-
-
-def _variant(folder: Path, chunks: int, body_kb: int, connections: int) -> Case:
-    kind = "stream" if chunks else "whole"
-    answer = f"stream of {chunks:,}" if chunks else "whole"
-    text_bytes = body_kb * 1000 - 150
-    body = bodies(folder, MODEL, text_bytes=text_bytes, max_tokens=chunks or CHUNKS)[kind]
-    run_s = scaled_s(1.0, 0.5) if chunks >= 1000 else scaled_s(0.6, 0.3)  # a stream takes a second
-    label = f"{answer}, {body_kb} KB, {connections:,} open: CPU us"
-    return Case(label, body, kind, connections, run_s, saturates=connections > 1)
 
 
 def streams() -> Report:
@@ -486,7 +448,7 @@ def _by_rounds(
     cases: Sequence[Case],
     tick_us: int,
 ) -> Report:
-    if lacking := may_open(2 * MANY):
+    if lacking := may_open(1024):
         return Report(name=f"overhead {name}", rows=[Row(name, None, lacking)])
     with ExitStack() as stack:
         found = field(stack, folder, tools, names, tick_us=tick_us)

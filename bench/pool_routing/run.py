@@ -2,7 +2,7 @@
 
 Published figures: arXiv:2604.09613, CC BY 4.0. Ours are computed: fleets by the paper's own
 timing model from breakpoints fitted to it (bench.pool_routing.model), learning by the shipped
-estimator on seeded streams (bench.pool_routing.learning), latencies by the fleet simulator
+estimator on seeded streams (bench.pool_routing.model), latencies by the fleet simulator
 (bench.pool_routing.run). Nothing is started.
 A row has a target where the published figure can be had; the note says why where it cannot.
 """
@@ -12,31 +12,29 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from bench.common.report import Report, Row, beside, judged, rounds
-from bench.pool_routing.learning import (
-    AT,
-    CATEGORIES,
-    STATIC_MISROUTES,
-    Learned,
-    expected_ema,
-    learn,
-    learned_ratio,
-    static_misroutes,
-)
 from bench.pool_routing.model import (
+    AT,
     AZURE,
     BASE_S,
     BOUNDARY,
+    CATEGORIES,
     HEAD_ONE,
     LMSYS,
     PER_SLOT_S,
+    STATIC_MISROUTES,
     WINDOW,
     Architecture,
+    Learned,
     Sizing,
     closed_form,
+    expected_ema,
     iteration_s,
+    learn,
+    learned_ratio,
     size,
     slots_in,
     slots_of,
+    static_misroutes,
     yearly_dollars,
 )
 from simulator.experiments.token_budget_latency import Latency, latencies

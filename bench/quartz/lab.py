@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from bench.predictor.runs import TRAINING_REQUESTS, rows_of
+from bench.predictor.run import TRAINING_REQUESTS, rows_of
 from bench.quartz.peers import (
     CacheAware,
     Gossip,
@@ -76,13 +76,10 @@ PEERS: Final[dict[str, tuple[Callable[[PoolState, int], Any], bool]]] = {
 """Routers that are not in the gateway, and whether their index forgets nothing."""
 VARIANTS: Final[dict[str, tuple[str, QuartzProfile]]] = {
     "lambda 0.02": ("quartz", _but(aging=0.02)),
-    "lambda 0.1": ("quartz", _but(aging=0.1)),
     "lambda 2": ("quartz", _but(aging=2.0)),
     "K 2": ("quartz", _but(compared=2)),
-    "K 4": ("quartz", _but(compared=4)),
     "K 8": ("quartz", _but(compared=8)),
     "K 32": ("quartz", _but(compared=32)),
-    "No Request Price": ("quartz", _but(request_price_s=0.0)),
     "x3": ("quartz", DEFAULT),
     "/3": ("quartz", DEFAULT),
     "x3 or /3": ("quartz", DEFAULT),

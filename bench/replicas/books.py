@@ -16,9 +16,8 @@ from typing import Any, Final, Self
 import msgspec
 from redis import Redis
 
-from bench.common.fleet import MODEL, Fleet, GatewayProcess
+from bench.common.fleet import MODEL, Fleet, GatewayProcess, RedisServer
 from bench.common.raw_client import RawClient
-from bench.common.redis_server import RedisServer
 from bench.common.report import Row, equals
 from gateway.store.redis.scripts import Calls, Scripts, record
 

@@ -20,9 +20,8 @@ import msgspec
 from redis import Redis
 from redis.crc import key_slot
 
-from bench.common.fleet import Fleet
+from bench.common.fleet import Fleet, RedisServer
 from bench.common.gateway_books import Line, LogReader, most_at_once
-from bench.common.redis_server import RedisServer
 from bench.common.report import Row, at_least, at_most, equals, scaled_s
 from bench.replicas.books import (
     Books,

@@ -17,7 +17,10 @@ from bench.common.report import Report, Row, scaled
 from bench.scale.entitlements import entitlement_point, lease_point, tenant_point
 from bench.scale.redis import redis_point
 from bench.scale.traffic import (
+    INFLIGHT_EACH,
+    STAGES,
     ChatBodies,
+    Loaded,
     Size,
     calm,
     collection_ms,
@@ -26,7 +29,6 @@ from bench.scale.traffic import (
     resident_bytes,
     watched,
 )
-from bench.scale.workers import INFLIGHT_EACH, STAGES, Loaded
 from gateway.control.metrics_page import MetricsPage, write
 from gateway.fleet import fleet
 from gateway.payload.members import by_name

@@ -16,7 +16,7 @@ from typing import Final
 import uvloop
 from redis import Redis
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from bench.scale.entitlements import USED
 from bench.scale.traffic import SLOTS, Size, entitlements, fleet_of, quantile, token_pool_of
 from gateway.admission.terms import AdmissionRequest

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bench.common.redis_server import redis_program
+from bench.common.fleet import redis_program
 from bench.common.report import Report, Row, at_most, scaled, tracked
 from bench.scale.traffic import Size
 

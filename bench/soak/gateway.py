@@ -7,7 +7,6 @@ now and then; one on a mock engine of four slots, so that requests wait.
 import asyncio
 import hashlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,8 +43,6 @@ FAILS: Final = "500@0.01,reset-before@0.01,reset-mid:4@0.02,stall:4@0.005,busy@0
 TIMEOUTS: Final = {"connect_s": 1.0, "first_byte_s": 30.0, "idle_s": 2.0}
 """Short, so that an engine's stall is over soon."""
 TICK_US: Final = 2000
-_STATES: Final = {"01": "open", "08": "closed by the", "0A": "listening,"}
-"""Of /proc/net/tcp."""
 _ENTITLEMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "visitor": {"model": MOCKED},
     "few": {"model": MOCKED, "max_concurrency": 2},
@@ -121,22 +118,6 @@ class SoakGateway:
     def fds(self) -> int:
         """Open in its process tree."""
         return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in tree(self.pid))
-
-    def connections(self) -> Counter[str]:
-        """Its TCP connections: state, and whether the other end is an engine or a client."""
-        inodes = {
-            str(path.readlink()).removeprefix("socket:[").rstrip("]")
-            for pid in tree(self.pid)
-            for path in Path(f"/proc/{pid}/fd").iterdir()
-            if path.exists() or path.is_symlink()
-        }
-        found: Counter[str] = Counter()
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if inode in inodes:
-                ours = int(local.partition(":")[2], 16) == self.port
-                found[f"{_STATES.get(state, state)} {'client' if ours else 'engine'}"] += 1
-        return found
 
     def running_at_engines(self) -> int:
         """Sequences running or waiting in the mock engines."""

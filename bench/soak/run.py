@@ -340,8 +340,6 @@ class Soak:
             if not (kept or files) or time.monotonic() > end_s:
                 break
             await asyncio.sleep(0.5)
-        found = await asyncio.to_thread(self._gateway.connections)
-        self._connections = ", ".join(f"{n} {what}" for what, n in sorted(found.items()))
         await asyncio.sleep(1.0)
         await asyncio.to_thread(self._read)
         self._page = await asyncio.to_thread(read_metrics, self._gateway.url)
@@ -353,7 +351,7 @@ class Soak:
         note = f"{highest.waiting:.0f} seen"
         yield equals("waiting in the gateway", self._last.waiting, 0, note)
         yield equals("sequences at the engines", self._at_engines, 0)
-        note = f"{self._fds_before} before, {highest.fds} at most; left: {self._connections}"
+        note = f"{self._fds_before} before, {highest.fds} at most"
         more = self._last.fds - self._fds_before
         yield at_most("open files after the load less before", more, 0, note)
 

@@ -69,17 +69,13 @@ class PoolMoment(msgspec.Struct, frozen=True, kw_only=True):
     """The pool at one moment. Mappings by tenant."""
 
     at_s: float
-    slots: int
     running: int
     waiting: int
     inflight: dict[str, int]
     debt: dict[str, float]
-    weight: dict[str, float]
     kv_bytes: int = 0
     kv_used: float = 0.0
     """Share of the engines' blocks in use."""
-    generated: int = 0
-    """Output tokens so far."""
 
 
 def spark(slots: int = SLOTS) -> EngineProfile:
@@ -350,17 +346,12 @@ class Lab:
         self.samples.append(
             PoolMoment(
                 at_s=self.now_s,
-                slots=0 if token_pool is None else token_pool.terms.slots[0],
                 running=sum(e.running for e in self.engines),
                 waiting=sum(e.waiting for e in self.engines),
                 inflight=inflight,
                 debt={name: a.debt for name, a in accounts.items()},
-                weight={}
-                if token_pool is None
-                else {name: token_pool.weight_now(a) for name, a in accounts.items()},
                 kv_bytes=0 if token_pool is None else token_pool.pools[0].kv_bytes,
                 kv_used=max(e.kv_usage for e in self.engines),
-                generated=sum(e.generation_tokens_total for e in self.engines),
             )
         )
 

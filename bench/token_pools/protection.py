@@ -24,7 +24,7 @@ from statistics import mean
 import msgspec
 
 from bench.common.report import Bar, Row, equals, no_bar, over_seeds, quantile
-from bench.token_pools.lab import ITERATION_S, SLOTS, Lab, PoolMoment, spark
+from bench.token_pools.lab import ITERATION_S, SLOTS, Lab, spark
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import PROFILES, Entitlement
 
@@ -59,9 +59,6 @@ class ProtectionOutcome(msgspec.Struct, kw_only=True):
     """Share of guaranteed requests refused for their own limit."""
     utilisation: float
     """Mean share of the slots that ran, by the pool's own count, over the 90 s."""
-    samples: list[PoolMoment] = []
-    latency: list[tuple[float, str, float, float]] = []
-    """(asked, tenant, time to first token, end to end) of all requests let in."""
 
 
 def arrivals(seed: int, *, even: bool = False) -> Iterator[tuple[float, str]]:
@@ -147,8 +144,6 @@ def _outcome(lab: Lab, asked: Iterable[tuple[float, str]]) -> ProtectionOutcome:
         denied_on_priority=len(refused) - own,
         denied_own=own / total,
         utilisation=mean(s.running for s in within if s.at_s >= _SERVICE_S) / SLOTS,
-        samples=lab.samples,
-        latency=[(j.asked_s, j.tenant, j.ttft_s, j.done_s - j.asked_s) for j in lab.jobs],
     )
 
 

@@ -61,7 +61,6 @@ class SharingOutcome(msgspec.Struct, kw_only=True):
     """Greatest debt from SETTLED_S until reports joins."""
     least_debt: dict[str, float]
     most_inflight: int
-    lab: Lab | None = None
 
 
 def contract(tenant: str, created: int, tokens_per_s: float) -> Entitlement:
@@ -130,7 +129,6 @@ def _outcome(lab: Lab) -> SharingOutcome:
         settled_debt={t: max(debts(t, calm), default=0.0) for t in TENANTS},
         least_debt={t: min(debts(t, lab.samples)) for t in TENANTS},
         most_inflight=max(sum(s.inflight.values()) for s in lab.samples),
-        lab=lab,
     )
 
 
@@ -161,7 +159,6 @@ def rows(seeds: range, bar: Bar = no_bar) -> list[Row]:
                 tokens_per_s=rate,
                 owes_all=name == _OWES_ALL,
             )
-            one.lab = None
             found.append(one)
             step()
         if rate == IMPLIED_TOKENS_PER_S:

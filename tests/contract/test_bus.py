@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.replicas.bus import LASTING, LIMIT_S, MAX_BYTES, SILENT_S, Bus, Presence, Seed
 from gateway.replicas.calls import Address
 from gateway.store.redis.exchange import RedisExchange, key_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited

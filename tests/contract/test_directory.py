@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.errors import StateFailure
 from gateway.ports import Directory
 from gateway.records.tenancy import Denial, DirectoryChange, DirectoryState, Row, Written

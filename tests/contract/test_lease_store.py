@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.fleet.model_runtime import ModelRuntime

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.errors import StateFailure
 from gateway.replicas.bus import LASTING, NoteStore
 from gateway.store.backends import open_notes

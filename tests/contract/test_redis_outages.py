@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import Refusal

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.admission import admission, debt
 from gateway.admission.terms import AdmissionRequest, Denial, DenialReason, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.errors import Conflict, Forbidden, Unauthorized
 from gateway.store.backends import open_directory
 from tests.tenancy_fakes import WHO, FlakyDirectory, TenancyRig, file_key, file_of

@@ -37,7 +37,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.admission.capacity import Capacity, assess_capacity
 from gateway.admission.checks import overshoot
 from gateway.admission.terms import AdmissionRequest, Terms

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.errors import Refusal, StateFailure
 from gateway.ports import Directory
 from gateway.records.tenancy import (

@@ -12,8 +12,7 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from bench.scale.traffic import fleet_of
 from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool

@@ -19,6 +19,7 @@ from gateway.ports import CompressResult, CompressTask
 from gateway.workers.child import NICENESS
 from gateway.workers.compression_work import work
 from gateway.workers.pool import CompressWorkers, WorkerGone
+from tests.asking import eventually, gone
 from tests.unit.compressor.texts import prose
 
 PATIENCE_S = 30.0
@@ -52,19 +53,6 @@ async def workers(
     finally:
         await runner.close()
         assert runner.pids == ()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - what other processes do is no event
-            await asyncio.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Ended; a zombie that its new parent has not looked at yet has."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
 
 
 def is_reaped(pid: int) -> bool:
@@ -105,7 +93,7 @@ async def test_one_more_than_there_are_places_is_turned_away_at_once() -> None:
         (pid,) = runner.pids
         os.kill(pid, signal.SIGSTOP)
         begun = [asyncio.create_task(runner.compress(task(seed))) for seed in range(3)]
-        await until(lambda: runner.taken == 3)
+        await eventually(lambda: runner.taken == 3)
         assert (await runner.compress(task(9))).reason == "queue_full"
         assert not any(each.done() for each in begun)
         os.kill(pid, signal.SIGCONT)
@@ -121,7 +109,7 @@ async def test_a_worker_that_takes_too_long_is_replaced_while_the_other_goes_on(
         found = await asyncio.gather(*begun)
         assert [each.reason for each in found].count("timeout") == 1
         assert sum(each.body is not None for each in found) == 7
-        await until(lambda: stopped not in runner.pids and len(runner.pids) == 2)
+        await eventually(lambda: stopped not in runner.pids and len(runner.pids) == 2)
         assert is_reaped(stopped)
         assert runner.replaced == 1
         assert await runner.compress(task()) == here(task())
@@ -138,7 +126,7 @@ async def test_a_call_that_timed_out_in_the_queue_costs_no_worker() -> None:
         found = await asyncio.gather(*late)
         # The replacement may or may not be warm in time; it is never killed for their sake.
         assert {each.reason for each in found} <= {"timeout", ""}
-        await until(lambda: pid not in runner.pids and len(runner.pids) == 1)
+        await eventually(lambda: pid not in runner.pids and len(runner.pids) == 1)
         assert await runner.compress(task()) == here(task())
         assert runner.replaced == 1
 
@@ -149,7 +137,7 @@ async def test_a_worker_killed_on_a_task_fails_that_one_only() -> None:
         os.kill(pid, signal.SIGSTOP)
         first = asyncio.create_task(runner.compress(task(1)))
         second = asyncio.create_task(runner.compress(task(2)))
-        await until(lambda: runner.taken == 2)
+        await eventually(lambda: runner.taken == 2)
         os.kill(pid, signal.SIGKILL)
         assert (await first).reason == "failed"
         # None is ready: said at once rather than waited for.
@@ -163,7 +151,7 @@ async def test_a_worker_killed_while_idle_is_replaced_before_it_is_needed() -> N
     async with workers() as runner:
         (pid,) = runner.pids
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: runner.replaced == 1 and len(runner.pids) == 1)
+        await eventually(lambda: runner.replaced == 1 and len(runner.pids) == 1)
         assert pid not in runner.pids
         assert await runner.compress(task()) == here(task())
 
@@ -173,14 +161,14 @@ async def test_a_cancelled_call_frees_its_place_and_its_answer_reaches_nobody() 
         (pid,) = runner.pids
         os.kill(pid, signal.SIGSTOP)
         begun = [asyncio.create_task(runner.compress(task(seed))) for seed in (1, 2)]
-        await until(lambda: runner.taken == 2)
+        await eventually(lambda: runner.taken == 2)
         for each in begun:
             each.cancel()
         await asyncio.wait(begun)
         assert all(each.cancelled() for each in begun)
         assert runner.taken == 0
         third = asyncio.create_task(runner.compress(task(3)))
-        await until(lambda: runner.taken == 1)
+        await eventually(lambda: runner.taken == 1)
         os.kill(pid, signal.SIGCONT)
         assert await third == here(task(3))
         assert runner.pids == (pid,)
@@ -192,7 +180,7 @@ async def test_closing_answers_who_waits_and_leaves_no_process() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         begun = [asyncio.create_task(runner.compress(task(seed))) for seed in range(5)]
-        await until(lambda: runner.taken == 5)
+        await eventually(lambda: runner.taken == 5)
         await runner.close()
         assert {each.reason for each in await asyncio.gather(*begun)} == {"failed"}
         assert all(map(is_reaped, pids))
@@ -204,8 +192,8 @@ async def test_closing_while_a_worker_is_replaced_leaves_no_process() -> None:
     before = children()
     async with workers() as runner:
         os.kill(runner.pids[0], signal.SIGKILL)
-        await until(lambda: runner.replaced == 1)
-        await until(lambda: bool(children() - before))
+        await eventually(lambda: runner.replaced == 1)
+        await eventually(lambda: bool(children() - before))
     assert children() - before == set()
 
 
@@ -242,7 +230,7 @@ async def test_a_worker_is_nicer_than_the_gateway_and_knows_none_of_its_secrets(
 async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
     before = children()
     starting = asyncio.create_task(CompressWorkers(processes=2).start())
-    await until(lambda: len(children() - before) == 2)
+    await eventually(lambda: len(children() - before) == 2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -294,9 +282,9 @@ def test_workers_end_when_the_gateway_is_killed_even_one_that_hangs(
         assert done == str(not hung)
         pids = [int(pid) for pid in rest]
         assert len(pids) == 2
-        assert not any(map(is_gone, pids))
+        assert not any(map(gone, pids))
         gateway.kill()
         deadline = time.monotonic() + PATIENCE_S
-        while not all(map(is_gone, pids)):
+        while not all(map(gone, pids)):
             assert time.monotonic() < deadline, f"workers {pids} outlive their gateway"
             time.sleep(0.05)

@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import pytest
 import yaml
 
 from sluice.children import Children, free_ports
+from tests.asking import until
 from tests.image import Image
 from tests.shipped import ENVIRONMENT, NAMES, shipped
 from tests.unit.deploy.files import (
@@ -246,13 +246,6 @@ def test_the_request_log_is_on_the_volume(composed: Composed) -> None:
     answer = ask(composed, "Log me", max_tokens=2)
     log = composed.folder / "requests/requests.jsonl"
     until(lambda: answer.headers["x-request-id"] in log.read_text(encoding="utf-8"))
-
-
-def until(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def check_health(image: Image, port: int, **more: str) -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from tests.integration.test_tenants_at_run_time import status, until
 
 OWN, SPARE, WEB, LIVE = "sk-own", "sk-spare", "sk-web", "sk-live"

@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.common.fleet import MODEL, Fleet, consecutive_ports
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet, RedisServer, consecutive_ports
 
 CHAT = "/v1/chat/completions"
 

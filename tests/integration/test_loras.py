@@ -4,7 +4,6 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import httpx
 import yaml
 
 from bench.common.fleet import ADMIN_KEY, MODEL, EngineProcess, Fleet
+from tests.asking import until
 
 SQL, TONE = "sql-lora", "tone-lora"
 
@@ -40,13 +40,6 @@ def names(fleet: Fleet, key: str = "") -> dict[str, str | None]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     cards = httpx.get(f"{fleet.url}/v1/models", headers=headers).json()["data"]
     return {card["id"]: card.get("parent") for card in cards}
-
-
-def until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "it did not come about in time"
-        time.sleep(0.05)
 
 
 def asked_of(engine: EngineProcess) -> Counter[str]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ import yaml
 
 from bench.common.fleet import ADMIN_KEY, GatewayProcess
 from sluice.children import Children, free_ports
+from tests.asking import until
 from tests.builders import OVERFLOWS, answer_body, chunk, error_answer, event, usage_chunk
 
 pytestmark = pytest.mark.alone
@@ -287,13 +288,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         finally:
             gateway.process.terminate()
             gateway.process.wait(20)
-
-
-def until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < limit_s
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("lie", LIES)

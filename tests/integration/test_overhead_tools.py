@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.tools import HttpLoad, bodies, build_tools, spent, start_engines
+from bench.common.tools import HttpLoad, bodies, build_tools, start_engines
 from gateway.fleet.engine_metrics import NEEDED, read_page
 from sluice.children import Children
 
@@ -35,20 +35,6 @@ def test_streams_have_the_chunks_asked_for_and_come_from_every_engine(tmp_path: 
             assert sample.generation_tokens_total
             assert sample.generation_tokens_total % 5 == 0
             assert b'block_size="16"' in page_of(port)
-
-
-def test_connections_take_turns_and_few_are_busy(tmp_path: Path) -> None:
-    tools = build_tools(tmp_path)
-    assert tools is not None
-    engine, load = tools
-    body = bodies(tmp_path, "m")
-    with Children() as children:
-        process_ports = start_engines(children, engine, 1, 2000)
-        children.wait_for(f"http://127.0.0.1:{process_ports[0]}/health")
-        with HttpLoad(load, process_ports, body["whole"]).start(100, 0.2, in_flight=3) as run:
-            found, _ = spent(run, {})
-    assert found["errors"] == 0
-    assert found["requests"] > 100
 
 
 def page_of(port: int) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from redis.crc import key_slot
 
-from bench.common.redis_server import RedisServer, redis_program
+from bench.common.fleet import RedisServer, redis_program
 from gateway.admission.terms import AdmissionRequest, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.errors import RateLimited, Refusal, Unavailable
@@ -29,6 +29,7 @@ from gateway.store.redis.leases import RedisLeases
 from gateway.store.redis.link import RedisAway
 from gateway.store.redis.scripts import Calls, Scripts, argument, grouped
 from gateway.store.redis.token_pools import FailMode
+from tests.asking import eventually
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
 from tests.redis_nodes import RedisCluster, SentinelledRedis
@@ -112,13 +113,6 @@ async def opened(
         yield store
     finally:
         await store.close()
-
-
-async def eventually(holds: Callable[[], bool], within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to pass"
-        await asyncio.sleep(0.02)
 
 
 async def account(store: RedisLeases, name: str = "e", model: str = "m") -> AccountView:

@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.common.redis_server import RedisServer, redis_program
+from bench.common.fleet import RedisServer, redis_program
 from gateway.admission.terms import Terms
 from gateway.errors import RateLimited, Unavailable
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit
 from gateway.store.redis.leases import RedisLeases
+from tests.asking import eventually
 from tests.fakes import FakeClock
-from tests.integration.test_redis_leases import asked, eventually, opened, tenant, used
+from tests.integration.test_redis_leases import asked, opened, tenant, used
 from tests.redis_nodes import RedisCluster
 from tests.token_pools import NOW_S
 

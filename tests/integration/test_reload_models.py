@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from bench.changing_fleet.fleet import ADMIN, Engines, Streams, gateway
+from tests.asking import eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -87,7 +87,7 @@ async def test_models_come_and_go_with_their_names_figures_and_probes(tmp_path: 
         assert 'sluice_requests_total{model="n"' in await edited.metrics()
         served = engines.served[engines.address(2)]
         running = asyncio.create_task(edited.ask("n"))
-        await holds(lambda: engines.running[engines.address(2)])
+        await eventually(lambda: engines.running[engines.address(2)])
 
         edited.config = before
         assert await edited.reload() == []
@@ -241,16 +241,7 @@ async def until(edited: Edited, text: str, *, there: bool = True) -> None:
 async def further(streams: Streams, count: int) -> None:
     """Wait until so many more streams have ended."""
     done = streams.completed + count
-    await holds(lambda: streams.completed >= done)
-
-
-async def holds(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(20):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
+    await eventually(lambda: streams.completed >= done)
 
 
 async def until_slots(client: httpx.AsyncClient, slots: list[int]) -> None:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, chain
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, consecutive_ports
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer, consecutive_ports
 from sluice.children import ChildDied
+from tests.asking import ADMIN, CHAT, admin, children, entitlement, until
 
 pytestmark = pytest.mark.redis
 
-CHAT = "/v1/chat/completions"
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 BODY = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "hello there"}],
@@ -34,17 +32,6 @@ LIMIT = 3
 COUNT = 2
 MANY = [f"{'w' * 60}-{number:03}" for number in range(1_000)]
 """Entitlements with the longest names, as many as a page holds."""
-
-
-def entitlement(name: str, **more: Any) -> dict[str, Any]:
-    digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
-    return {
-        "name": name,
-        "tenant": f"tenant-{name}",
-        "model": MODEL,
-        "api_keys": [f"sha256:{digest}"],
-        **more,
-    }
 
 
 def key(name: str) -> dict[str, str]:
@@ -90,22 +77,6 @@ class Client:
         )
 
 
-def admin(url: str, method: str, path: str, **more: Any) -> httpx.Response:
-    return httpx.request(method, url + path, headers=ADMIN, trust_env=False, timeout=30, **more)
-
-
-def wait_until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "did not happen in time"
-        time.sleep(0.05)
-
-
-def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
-
-
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
     with RedisServer() as server:
@@ -126,7 +97,7 @@ def fleet(redis: RedisServer, folder: Path) -> Iterator[Fleet]:
     wide = [{"name": "wide", "keys": [key("wide")]}]
     with fleet_of(redis, folder, entitlements=own + many, tenants=wide) as fleet:
         for url in fleet.replicas[0].managed_at:
-            wait_until(lambda url=url: _replicas_at(url) == COUNT)  # type: ignore[misc]
+            until(lambda url=url: _replicas_at(url) == COUNT)  # type: ignore[misc]
         yield fleet
 
 
@@ -144,7 +115,7 @@ def test_limits_leases_and_metrics_are_exact_over_both(fleet: Fleet, folder: Pat
     with ThreadPoolExecutor(8) as threads:
         found = Counter(chain.from_iterable(threads.map(ask, range(8))))
     assert set(found) == {200, 429}
-    wait_until(lambda: fleet.leases() == 0)
+    until(lambda: fleet.leases() == 0)
     after = fleet.metrics()
     counted = {
         outcome: sum(
@@ -163,9 +134,9 @@ def test_limits_leases_and_metrics_are_exact_over_both(fleet: Fleet, folder: Pat
         return counts
 
     # Replicas tell one another of refusals twice a second. Then whichever is asked knows all.
-    wait_until(lambda: all(refused() == {"concurrency": found[429]} for _ in range(4)))
-    wait_until(lambda: (folder / "usage.jsonl").read_text().count("\n") == found[200])
-    wait_until(lambda: (folder / "log.jsonl").read_text().count('"outcome"') == found.total())
+    until(lambda: all(refused() == {"concurrency": found[429]} for _ in range(4)))
+    until(lambda: (folder / "usage.jsonl").read_text().count("\n") == found[200])
+    until(lambda: (folder / "log.jsonl").read_text().count('"outcome"') == found.total())
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert most_at_once(line["admission"] for line in lines if "admission" in line) <= LIMIT
     served = Counter(line["request_id"].rpartition("-")[0] for line in lines if "outcome" in line)
@@ -202,7 +173,7 @@ def test_what_an_admin_does_at_one_holds_at_both_within_two_seconds(fleet: Fleet
                 for url in (one, other)
             )
 
-        wait_until(said, 2.0)
+        until(said, 2.0)
 
     all_say(200)
     assert admin(one, "POST", "/admin/entitlements/new/suspend").status_code == 200
@@ -228,10 +199,10 @@ def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> Non
         (model,) = admin(url, "GET", "/admin/pools").json()
         return bool(model["pools"][0]["workers"][0]["draining"])
 
-    wait_until(lambda: draining(other), 2.0)
+    until(lambda: draining(other), 2.0)
     assert Client(fleet).chat("free").status_code == 503
     assert admin(other, "POST", f"/admin/workers/{worker}/drain?undo=true").status_code == 200
-    wait_until(lambda: not draining(one), 2.0)
+    until(lambda: not draining(one), 2.0)
     assert Client(fleet).chat("free").status_code == 200
     key = {"authorization": "Bearer sk-free"}
     asked = {"model": MODEL, "input_tokens": 10, "max_tokens": 5}
@@ -319,7 +290,7 @@ def test_a_killed_replica_s_leases_come_back_and_it_is_started_again(fleet: Flee
     victims = children(pid)
     with ThreadPoolExecutor(LIMIT) as threads:
         running = [threads.submit(Client(fleet).chat, "a", 4000) for _ in range(LIMIT)]
-        wait_until(lambda: fleet.leases() == LIMIT)
+        until(lambda: fleet.leases() == LIMIT)
         refused = Client(fleet).chat("a")
         assert (refused.status_code, refused.headers["x-sluice-reason"]) == (429, "concurrency")
         held = [_leases_at(url) for url in fleet.replicas[0].managed_at]
@@ -331,14 +302,14 @@ def test_a_killed_replica_s_leases_come_back_and_it_is_started_again(fleet: Flee
             except httpx.TransportError:
                 lost += 1
     assert lost in held, "its own clients, and no others"
-    wait_until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
+    until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
     assert set(victims[1:]) < set(children(pid))
 
     def inflight() -> int:
         view = admin(fleet.replicas[0].managed_at[0], "GET", "/admin/entitlements/a").json()
         return sum(view["usage"]["inflight"].values())
 
-    wait_until(lambda: inflight() == 0, 60)  # within the leases' time to live
+    until(lambda: inflight() == 0, 60)  # within the leases' time to live
     assert [Client(fleet).chat("free").status_code for _ in range(6)] == [200] * 6
 
 
@@ -358,7 +329,7 @@ def test_sigterm_drains_every_replica(fleet: Fleet) -> None:
     assert fleet.gateway is not None
     with ThreadPoolExecutor(4) as threads:
         running = [threads.submit(Client(fleet).chat, "free", 3000) for _ in range(4)]
-        wait_until(lambda: fleet.leases() == 4)
+        until(lambda: fleet.leases() == 4)
         fleet.gateway.send_signal(signal.SIGTERM)
         assert [future.result(60).status_code for future in running] == [200] * 4
     assert fleet.gateway.wait(15) == 0
@@ -371,7 +342,7 @@ def test_one_replica_expects_the_hits_of_what_another_sent() -> None:
         Fleet(short=3, long=0, config={"state": {"url": redis.url}}, further=[{}]) as fleet,
     ):
         one, two = (replica.url for replica in fleet.replicas)
-        wait_until(lambda: _replicas_at(one) == _replicas_at(two) == 2)
+        until(lambda: _replicas_at(one) == _replicas_at(two) == 2)
         texts = [f"Document {number}. " * 900 for number in range(4)]
         sent = [_decision(one, text) for text in texts]
         assert all(record["scheduling"]["expected_hit_tokens"] == 0 for record in sent)
@@ -397,7 +368,7 @@ def _decision(url: str, text: str) -> dict[str, Any]:
     answer = httpx.post(url + CHAT, json=body, trust_env=False, timeout=30)
     assert answer.status_code == 200
     path = f"/admin/decisions/{answer.headers['x-request-id']}"
-    wait_until(lambda: admin(url, "GET", path).status_code == 200)
+    until(lambda: admin(url, "GET", path).status_code == 200)
     return dict(admin(url, "GET", path).json())
 
 
@@ -413,7 +384,7 @@ def test_replicas_end_when_their_supervisor_is_gone(redis: RedisServer, tmp_path
         assert Client(fleet).chat("free").status_code == 200
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
 
 
 def test_replicas_restarted_one_by_one_lose_no_request(redis: RedisServer, tmp_path: Path) -> None:
@@ -434,8 +405,8 @@ def test_replicas_restarted_one_by_one_lose_no_request(redis: RedisServer, tmp_p
         asking = [threads.submit(ask, number) for number in range(4)]
         for victim in children(pid):
             os.kill(victim, signal.SIGTERM)
-            wait_until(lambda victim=victim: not Path(f"/proc/{victim}").exists())  # type: ignore[misc]
-            wait_until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
+            until(lambda victim=victim: not Path(f"/proc/{victim}").exists())  # type: ignore[misc]
+            until(lambda: len(children(pid)) == COUNT and _all_answer(fleet))
         done.set()
         found = sum((future.result(30) for future in asking), Counter[int]())
     assert set(found) == {200}
@@ -450,13 +421,13 @@ def test_a_draining_replica_accepts_no_connection_and_shows_its_metrics_to_the_e
         headers = {"authorization": "Bearer sk-free"}
         long = {**BODY, "max_tokens": 4500, "mock_output_tokens": 4500}
         running = threads.submit(httpx.post, one + CHAT, json=long, headers=headers, timeout=60)
-        wait_until(lambda: _leases_at(one) == 1)
+        until(lambda: _leases_at(one) == 1)
         os.kill(children(fleet.gateway.pid)[0], signal.SIGTERM)
-        wait_until(lambda: httpx.get(one + "/ready", trust_env=False).status_code == 503)
+        until(lambda: httpx.get(one + "/ready", trust_env=False).status_code == 503)
         time.sleep(0.3)  # the next look at what has to be done
         before = requests_at(other)
         assert [Client(fleet).chat("free").status_code for _ in range(20)] == [200] * 20
-        wait_until(lambda: requests_at(other) == before + 20)
+        until(lambda: requests_at(other) == before + 20)
         assert _leases_at(one) == 1
         assert running.result(60).status_code == 200
 
@@ -467,7 +438,7 @@ def test_a_gateway_starts_while_the_replicas_of_one_that_was_killed_still_drain(
     with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
         assert fleet.gateway is not None
         running = threads.submit(Client(fleet).chat, "free", 6000)
-        wait_until(lambda: fleet.leases() == 1)
+        until(lambda: fleet.leases() == 1)
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
         fleet.start_replica(fleet.replicas[0])

@@ -1,8 +1,7 @@
 """Secrets of the file over real sockets: no role below an owner's gets one out of the gateway."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from gateway.payload.head import digest_of
+from tests.asking import until
 
 OPERATOR = "sk-operator"
 ENGINES_KEY = "sk-engines-own"
@@ -60,13 +60,6 @@ def fleet() -> Fleet:
     key = {"name": "oncall", "sha256": f"sha256:{digest_of(OPERATOR.encode()).hex()}"}
     file["server"]["admin_keys"] = [{**key, "role": "operator"}]
     return fleet
-
-
-def until(true: Callable[[], object], limit_s: float = 10.0) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_engines_key_goes_to_addresses_of_the_file_only(fleet: Fleet) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from bench.common.fleet import MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet, RedisServer
 from tests.integration.test_budgets import tenant
 from tests.integration.test_tenants import CODER, post, two_models
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
+from tests.asking import until
 
 ROOT = Path(__file__).parents[2]
 TEXT = "The river rose in the night and by morning the lower road was gone. " * 24
@@ -59,13 +59,6 @@ def learned(fleet: Fleet) -> dict[str, Any]:
     """What GET /admin/pools shows of it, without the process's own counts."""
     (model,) = fleet.admin("/admin/pools").json()
     return {name: model["estimator"][name] for name in LEARNED}
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def store_up(fleet: Fleet) -> float:
@@ -114,7 +107,7 @@ def test_two_gateways_share_what_one_learned(redis_server: RedisServer) -> None:
         mine = learned(one)["categories"]["prose"]
         assert mine["n"] > 15
         close = pytest.approx(mine["mean"], rel=0.005)
-        wait_for(lambda: learned(two)["categories"]["prose"]["n"] >= mine["n"])
+        until(lambda: learned(two)["categories"]["prose"]["n"] >= mine["n"])
         assert learned(two)["categories"]["prose"]["mean"] == close
         assert learned(two)["templates"]["chat"]["n"] > 0
         stop(one)
@@ -131,9 +124,9 @@ def test_a_gateway_starts_without_its_redis_and_finds_it_later(own_server: Redis
         assert store_up(fleet) == 0
         teach(fleet, 10)
         own_server.start()
-        wait_for(lambda: store_up(fleet) == 1)
+        until(lambda: store_up(fleet) == 1)
         with own_server.client() as client:
-            wait_for(lambda: client.dbsize() >= 1)
+            until(lambda: client.dbsize() >= 1)
 
 
 @pytest.mark.redis
@@ -149,12 +142,12 @@ def test_a_gateway_that_administrators_change_serves_once_it_has_read_redis(
         fleet.kill_replica(replica)
         own_server.hang()
         fleet.start_replica(replica)
-        wait_for(lambda: asked(fleet) is not None, 30.0)
+        until(lambda: asked(fleet) is not None, 30.0)
         assert asked(fleet) == (503, "keys_not_read")
         ready = httpx.get(fleet.url + "/ready")
         assert (ready.status_code, "state store" in ready.json()["status"]) == (503, True)
         own_server.resume()
-        wait_for(lambda: httpx.get(fleet.url + "/ready").status_code == 200, 20.0)
+        until(lambda: httpx.get(fleet.url + "/ready").status_code == 200, 20.0)
         assert asked(fleet) == (403, "entitlement_suspended")
 
 
@@ -196,10 +189,10 @@ def test_redis_away_fails_and_delays_no_request(
         try:
             time.sleep(1.5)
             own_server.kill() if kind == "killed" else own_server.hang()
-            wait_for(lambda: not store_up(fleet))
+            until(lambda: not store_up(fleet))
             time.sleep(1.0)
             own_server.start() if kind == "killed" else own_server.resume()
-            wait_for(lambda: bool(store_up(fleet)))
+            until(lambda: bool(store_up(fleet)))
             time.sleep(1.0)
         finally:
             over.set()
@@ -246,5 +239,5 @@ def test_nobody_comes_in_without_a_key_while_kept_entitlements_cannot_be_read(
     config = {"state": {"url": f"sqlite:///{file}"}}
     with Fleet(short=1, long=1, config=config, idle=True) as fleet:
         fleet.start_replica(fleet.replicas[0])
-        wait_for(lambda: asked(fleet) is not None, 30.0)
+        until(lambda: asked(fleet) is not None, 30.0)
         assert asked(fleet) == (503, "keys_not_read")

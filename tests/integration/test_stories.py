@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from bench.common.fleet import MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet, RedisServer
 from gateway.records.decision import DecisionRecord
 from gateway.records.story import story_of
-from tests.integration.test_token_pools import CHAT, entitlement, fleet_of, post, wait_until
+from tests.asking import CHAT, entitlement, until
+from tests.integration.test_token_pools import fleet_of, post
 
 SLOTS = 4
 
@@ -165,9 +165,9 @@ def test_a_store_that_is_away_is_told_to_all_who_look(capfd: pytest.CaptureFixtu
         redis.kill()
         told = assert_told_as_it_was(fleet, refused(fleet, "one"), "state_unavailable")
         assert "with 503: the state store was away" in told
-        wait_until(lambda: "The state store is away" in complaints(fleet))
+        until(lambda: "The state store is away" in complaints(fleet))
         redis.start()
-        wait_until(lambda: complaints(fleet) == "")
+        until(lambda: complaints(fleet) == "")
     logged = capfd.readouterr().err
     assert logged.count("ERROR sluice: the state store is away: ") == 1
     assert logged.count("the state store is back") == 1

@@ -12,8 +12,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from sluice import cli
 
 CHAT = "/v1/chat/completions"

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from openai import DefaultHttpxClient, OpenAI
 
 from bench.common.fleet import MODEL, Fleet, consecutive_ports
 from gateway.http import tls
+from tests.asking import until
 
 CHAT = "/v1/chat/completions"
 
@@ -80,13 +81,6 @@ def trusting(files: Files) -> ssl.SSLContext:
 
 def https(fleet: Fleet) -> str:
     return f"https://127.0.0.1:{fleet.port}"
-
-
-def wait_until(true: Callable[[], Any], limit_s: float = 15.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "did not happen in time"
-        time.sleep(0.05)
 
 
 def failures(fleet: Fleet, reason: str) -> float:
@@ -208,7 +202,7 @@ def test_noise_instead_of_a_handshake_is_closed(fleet: Fleet) -> None:
         with contextlib.suppress(ConnectionResetError):
             while sock.recv(1024):
                 pass
-    wait_until(lambda: failures(fleet, "failed") > before)
+    until(lambda: failures(fleet, "failed") > before)
 
 
 def test_a_new_certificate_is_used_without_a_restart_and_a_bad_pair_never(
@@ -230,10 +224,10 @@ def test_a_new_certificate_is_used_without_a_restart_and_a_bad_pair_never(
                 next(lines)
                 other = ca.issue_cert("127.0.0.1")
                 files.cert.write_bytes(other.cert_chain_pems[0].bytes())  # the key comes later
-                wait_until(lambda: fleet.metrics()["sluice_tls_last_reload_successful"] == 0)
+                until(lambda: fleet.metrics()["sluice_tls_last_reload_successful"] == 0)
                 assert shown() == first
                 files.key.write_bytes(other.private_key_pem.bytes())
-                wait_until(lambda: shown() != first)
+                until(lambda: shown() != first)
                 assert fleet.metrics()["sluice_tls_last_reload_successful"] == 1
                 assert [line for line in lines if line][-1] == "data: [DONE]", "it goes on"
 
@@ -331,7 +325,7 @@ def test_engines_that_ask_for_a_certificate_get_requests_and_probes(
             replica = fleet.replicas[0]
             replica.env = {"SSL_CERT_FILE": str(files.ca)} if tls.get("system") else None
             fleet.start_replica(replica)
-            wait_until(lambda: answers(replica.url + "/health"))
+            until(lambda: answers(replica.url + "/health"))
             if works:
                 fleet.wait_ready(replica)
                 answer = httpx.post(replica.url + CHAT, json=body(), trust_env=False)

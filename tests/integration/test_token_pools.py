@@ -1,6 +1,5 @@
 """Token pools over real sockets: the official client waits as told, tenants are kept apart."""
 
-import hashlib
 import json
 import sqlite3
 import threading
@@ -14,23 +13,9 @@ import httpx
 import openai
 import pytest
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, read_metrics
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer, read_metrics
 from tests.admission_replay import replay
-
-CHAT = "/v1/chat/completions"
-
-
-def entitlement(name: str, service_class: str = "elastic", **more: Any) -> dict[str, Any]:
-    digest = hashlib.sha256(f"sk-{name}".encode()).hexdigest()
-    return {
-        "name": name,
-        "tenant": f"tenant-{name}",
-        "model": MODEL,
-        "service_class": service_class,
-        "api_keys": [f"sha256:{digest}"],
-        **more,
-    }
+from tests.asking import CHAT, entitlement, until
 
 
 def fleet_of(
@@ -63,13 +48,6 @@ def admin(fleet: Fleet, method: str, path: str, **more: Any) -> httpx.Response:
     )
 
 
-def wait_until(true: Any, limit_s: float = 10.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "did not happen in time"
-        time.sleep(0.05)
-
-
 def test_the_official_client_waits_as_told_and_completes() -> None:
     limited = entitlement("a", max_concurrency=2)
     with fleet_of(limited, mock=("--speed", "10")) as fleet, ThreadPoolExecutor(4) as threads:
@@ -84,9 +62,7 @@ def test_the_official_client_waits_as_told_and_completes() -> None:
         # Both places are taken before the client comes: no matter how late its threads start,
         # its first attempts are over the limit.
         held = [threads.submit(post, fleet, "a", 600, stream=True) for _ in range(2)]
-        wait_until(
-            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
-        )
+        until(lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2)
         assert all(threads.map(ask, range(2)))
         refused = fleet.metrics()[
             'sluice_admission_total{decision="denied",entitlement="a",reason="concurrency"}'
@@ -126,9 +102,7 @@ def test_a_protected_tenant_displaces_preemptible_streams() -> None:
         ThreadPoolExecutor(4) as threads,
     ):
         low = [threads.submit(post, fleet, "p", 2000, stream=True) for _ in range(2)]
-        wait_until(
-            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
-        )
+        until(lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2)
         started_s = time.monotonic()
         high = post(fleet, "g", 4)
         assert high.status_code == 200
@@ -136,8 +110,8 @@ def test_a_protected_tenant_displaces_preemptible_streams() -> None:
         ended = [f.result(60) for f in low]
         broken = [a for a in ended if "evicted" in a.text]
         assert len(broken) == 1, "one place was needed, one gave way"
-        wait_until(lambda: fleet.engines[0].running() == 0)
-        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+        until(lambda: fleet.engines[0].running() == 0)
+        until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
 
 
 def test_entitlements_are_made_changed_and_ended_at_run_time() -> None:
@@ -212,15 +186,15 @@ def test_lost_workers_degrade_the_newest_reserve_and_their_return_restores_it() 
     ):
         assert post(fleet, "new").status_code == 200
         fleet.kill_engine(fleet.engines[1])
-        wait_until(lambda: fleet.metrics()[slots] == 4)
+        until(lambda: fleet.metrics()[slots] == 4)
         assert post(fleet, "new").status_code == 200, "nobody else is there"
         held = [threads.submit(post, fleet, "old", 400, stream=True) for _ in range(3)]
-        wait_until(lambda: post(fleet, "new").status_code == 503)
+        until(lambda: post(fleet, "new").status_code == 503)
         refused = post(fleet, "new")
         assert refused.headers["x-sluice-reason"] == "entitlement_degraded"
         assert post(fleet, "old").status_code == 200
         fleet.start_engine(fleet.engines[1])
-        wait_until(lambda: post(fleet, "new").status_code == 200, 20.0)
+        until(lambda: post(fleet, "new").status_code == 200, 20.0)
         assert all(f.result(60).status_code == 200 for f in held)
 
 
@@ -239,9 +213,9 @@ def test_a_lost_pool_leaves_the_reserve_in_another_and_spot_makes_way_for_the_re
         ThreadPoolExecutor(8) as threads,
     ):
         fleet.kill_engine(fleet.engines[0])
-        wait_until(lambda: post(fleet, "s", 8).headers.get("x-sluice-pool") == "long")
+        until(lambda: post(fleet, "s", 8).headers.get("x-sluice-pool") == "long")
         spot = [threads.submit(post, fleet, "s", 400, stream=True) for _ in range(4)]
-        wait_until(lambda: fleet.metrics()[inflight] == 4)
+        until(lambda: fleet.metrics()[inflight] == 4)
         long_prompt = [{"role": "user", "content": "hello there " * 1500}]
         for more in ({"messages": long_prompt}, {}, {}):
             answer = post(fleet, "g", 8, **more)
@@ -277,7 +251,7 @@ def test_observe_mode_refuses_nobody_and_says_whom_it_would_have(tmp_path: Path)
         answers = list(threads.map(lambda _: post(fleet, "a", 20), range(4)))
         assert [a.status_code for a in answers] == [200] * 4
         assert "x-ratelimit-limit-requests" not in answers[0].headers
-        wait_until(lambda: log.exists() and log.read_text().count('"lease_id"') == 4)
+        until(lambda: log.exists() and log.read_text().count('"lease_id"') == 4)
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         records = [line for line in lines if "event" not in line]
         assert {r["admission"].get("would_deny") for r in records} == {None, "concurrency"}
@@ -314,8 +288,8 @@ def test_the_log_replayed_through_the_policy_gives_the_same_decisions(tmp_path: 
             return count
 
         asked = sum(threads.map(ask, range(12)))
-        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
-        wait_until(lambda: log.read_text().count('"lease_id"') == asked)
+        until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+        until(lambda: log.read_text().count('"lease_id"') == asked)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sum(line.get("event") == "tick" for line in lines) >= 2
     found = replay(lines, MODEL)
@@ -345,7 +319,7 @@ def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
             assert found["sluice_store_failures_total"] > 0
             assert found["sluice_store_dropped_total"] == 0
             redis.start()
-            wait_until(lambda: read_metrics(fleet.url)["sluice_store_up"] == 1, 20.0)
+            until(lambda: read_metrics(fleet.url)["sluice_store_up"] == 1, 20.0)
             assert post(fleet, "a").status_code == 200
 
 
@@ -384,7 +358,7 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
         stop.set()
         for thread in threads:
             thread.join()
-        wait_until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
+        until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
         for name in "gs":
             (view,) = [
                 e
@@ -406,9 +380,7 @@ def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
             assert post(fleet, name, stream=True).status_code == 200
             assert post(fleet, name).status_code == 200, "not a stream: not judged"
         held = [threads.submit(post, fleet, "patient", 600, stream=True) for _ in range(2)]
-        wait_until(
-            lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2
-        )
+        until(lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2)
         assert post(fleet, "patient", stream=True).status_code == 429
         assert all(f.result(60).status_code == 200 for f in held)
         shown = admin(fleet, "GET", "/admin/entitlements").json()["data"]

@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import MODEL, Fleet, consecutive_ports
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import MODEL, Fleet, RedisServer, consecutive_ports
+from tests.asking import CHAT, chat, children, eventually, gone
 
-CHAT = "/v1/chat/completions"
 STREAMS = 200
 TOKENS = 100
 SPEED = "0.5"
@@ -32,34 +31,6 @@ DRAIN_S = 120
 _CHUNK = b'"delta":{"content":'
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-
-
-def body(tokens: int, **more: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": "hello there"}
-    sizes = {"max_tokens": tokens, "mock_output_tokens": tokens}
-    return {"model": MODEL, "messages": [message], **sizes, **more}
-
-
-def children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-async def until(true: Callable[[], bool], limit_s: float = 150.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 def successor(pid: int) -> int | None:
@@ -102,7 +73,7 @@ class Load:
 
     async def stream(self) -> int:
         """Chunks of one whole stream. A bare socket: 200 streams would keep httpx busy."""
-        asked = json.dumps(body(TOKENS, stream=True)).encode()
+        asked = json.dumps(chat(TOKENS, stream=True)).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n"
@@ -128,7 +99,7 @@ class Load:
             began_s = time.monotonic()
             try:
                 async with httpx.AsyncClient(timeout=180, trust_env=False) as client:
-                    answer = await client.post(self._url, json=body(2))
+                    answer = await client.post(self._url, json=chat(2))
                 self.answers[str(answer.status_code)] += 1
             except httpx.TransportError as error:
                 self.answers[repr(error)] += 1
@@ -155,7 +126,7 @@ def upgraded(found: list[int]) -> Iterator[None]:
 
 
 def serves(url: str) -> bool:
-    return httpx.post(url + CHAT, json=body(2), trust_env=False).status_code == 200
+    return httpx.post(url + CHAT, json=chat(2), trust_env=False).status_code == 200
 
 
 def rewrite(file: Path, text: str | None = None) -> str:
@@ -177,13 +148,13 @@ async def upgrade_under_load(url: str, swap: Callable[[], int]) -> tuple[float, 
     whole = await load.stream()
     running = [asyncio.ensure_future(load.stream()) for _ in range(STREAMS)]
     asking = [asyncio.ensure_future(load.ask()) for _ in range(ASKING)]
-    await until(lambda: load.begun == 1 + STREAMS)
+    await eventually(lambda: load.begun == 1 + STREAMS)
     old = swap()
-    await until(lambda: not any(listens(pid, port) for pid in (old, *replicas(old))))
+    await eventually(lambda: not any(listens(pid, port) for pid in (old, *replicas(old))))
     left = load.answers["200"]
-    await until(lambda: gone(old))
+    await eventually(lambda: gone(old))
     after = load.answers["200"]
-    await until(lambda: load.answers["200"] > after + 8 * ASKING)
+    await eventually(lambda: load.answers["200"] > after + 8 * ASKING)
     load.stop()
     await asyncio.gather(*asking)
     chunks = await asyncio.gather(*running)
@@ -250,23 +221,23 @@ async def test_one_process_at_a_time_owns_embedded_limits(tmp_path: Path) -> Non
         async with httpx.AsyncClient(timeout=60, trust_env=False, headers=key) as client:
 
             async def chat(tokens: int) -> httpx.Response:
-                return await client.post(fleet.url + CHAT, json=body(tokens))
+                return await client.post(fleet.url + CHAT, json=chat(tokens))
 
             running = [asyncio.ensure_future(chat(60)) for _ in range(3)]
-            await until(lambda: fleet.leases() == 3)
+            await eventually(lambda: fleet.leases() == 3)
             os.kill(pid, signal.SIGUSR2)
             found.append(await started(pid))
-            await until(lambda: not listens(pid, fleet.port))
+            await eventually(lambda: not listens(pid, fleet.port))
             late = asyncio.ensure_future(chat(2))
             ends = await asyncio.gather(*running)
             assert [answer.status_code for answer in ends] == [200] * 3
             assert not late.done(), "the limit is spent until the old process has settled"
             assert (await late).status_code == 200
-            await until(lambda: gone(pid))
+            await eventually(lambda: gone(pid))
         assert fleet.gateway.wait(10) == 0
         fleet.forget_gateway()
         used = sum(answer.json()["usage"]["total_tokens"] for answer in (*ends, late.result()))
-        await until(lambda: fleet.leases() == 0)
+        await eventually(lambda: fleet.leases() == 0)
         async with httpx.AsyncClient(trust_env=False, headers=key) as client:
             usage = (await client.get(fleet.url + "/v1/sluice/me")).json()["usage"]
         assert usage["used_tokens"] == used, "every token is charged, and once"
@@ -299,13 +270,13 @@ async def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -
         for _ in range(2):
             os.kill(pid, signal.SIGUSR2)
             failed = await started(pid)
-            await until(partial(gone, failed))
-            await until(lambda: not children(pid))  # it is reaped
+            await eventually(partial(gone, failed))
+            await eventually(lambda: not children(pid))  # it is reaped
             assert serves(fleet.url)
         rewrite(file, good)
         os.kill(pid, signal.SIGUSR2)
         found.append(await started(pid))
-        await until(lambda: gone(pid))
+        await eventually(lambda: gone(pid))
         assert fleet.gateway.wait(10) == 0
         fleet.forget_gateway()
         assert serves(fleet.url)
@@ -315,7 +286,7 @@ async def test_a_new_process_that_ends_after_it_took_over_leaves_the_port_to_the
     with Fleet(short=1, long=0, mock=("--speed", SPEED)) as fleet:
         assert fleet.gateway is not None
         pid = fleet.gateway.pid
-        endless = body(8000, stream=True)
+        endless = chat(8000, stream=True)
         async with (
             httpx.AsyncClient(timeout=60, trust_env=False) as client,
             client.stream("POST", fleet.url + CHAT, json=endless) as stream,
@@ -325,11 +296,11 @@ async def test_a_new_process_that_ends_after_it_took_over_leaves_the_port_to_the
                 await anext(lines)
                 os.kill(pid, signal.SIGUSR2)
                 taking = await started(pid)
-                await until(lambda: not listens(pid, fleet.port))
+                await eventually(lambda: not listens(pid, fleet.port))
                 os.kill(taking, signal.SIGKILL)
-                await until(lambda: listens(pid, fleet.port))
+                await eventually(lambda: listens(pid, fleet.port))
                 assert await asyncio.to_thread(serves, fleet.url)
-                await until(lambda: not children(pid))
+                await eventually(lambda: not children(pid))
             assert await anext(lines) is not None, "the stream that ran meanwhile goes on"
 
 
@@ -342,9 +313,9 @@ async def test_a_new_process_that_hangs_gives_way_to_the_next_one() -> None:
         hung = await started(pid)
         os.kill(hung, signal.SIGSTOP)
         os.kill(pid, signal.SIGUSR2)
-        await until(partial(gone, hung))
+        await eventually(partial(gone, hung))
         found.append(await started(pid))
-        await until(lambda: gone(pid))
+        await eventually(lambda: gone(pid))
         assert fleet.gateway.wait(10) == 0
         fleet.forget_gateway()
         assert serves(fleet.url)
@@ -366,7 +337,7 @@ async def test_signals_during_the_start_wait_for_it() -> None:
             return int(text.split("SigBlk:")[1].split()[0], 16) & held == held
 
         try:
-            await until(blocked)
+            await eventually(blocked)
             while not listens(process.pid, port):
                 process.send_signal(signal.SIGHUP)
                 assert process.poll() is None
@@ -451,8 +422,10 @@ async def test_a_restart_with_systemd_s_socket_refuses_and_cuts_nothing(
         service = SystemD(fleet.replicas[0].command, first, tmp_path)
         stack.callback(service.close)
         service.start()
-        await until(lambda: service.heard("READY=1"))
-        await until(lambda: service.heard("WATCHDOG=1") and service.said.count("WATCHDOG=1") > 2)
+        await eventually(lambda: service.heard("READY=1"))
+        await eventually(
+            lambda: service.heard("WATCHDOG=1") and service.said.count("WATCHDOG=1") > 2
+        )
         restarting: list[asyncio.Future[None]] = []
 
         def swap() -> int:
@@ -462,11 +435,11 @@ async def test_a_restart_with_systemd_s_socket_refuses_and_cuts_nothing(
 
         await upgrade_under_load(f"http://127.0.0.1:{first}", swap)
         await asyncio.gather(*restarting)
-        await until(lambda: service.heard("READY=1"))
+        await eventually(lambda: service.heard("READY=1"))
         assert service.process is not None
         pid = service.process.pid
         os.kill(pid, signal.SIGUSR2)
         found.append(await started(pid))
-        await until(lambda: service.heard(f"MAINPID={found[0]}"))
-        await until(lambda: gone(pid))
+        await eventually(lambda: service.heard(f"MAINPID={found[0]}"))
+        await eventually(lambda: gone(pid))
         assert serves(f"http://127.0.0.1:{first}")

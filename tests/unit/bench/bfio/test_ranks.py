@@ -3,7 +3,7 @@
 import pytest
 
 from bench.bfio.live import virtual_rows
-from bench.bfio.ranks import CLIENTS, RANKS, SCHEDULERS, SLOTS, Measured, measure
+from bench.bfio.run import CLIENTS, RANKS, SCHEDULERS, SLOTS, Measured, measure
 
 
 @pytest.fixture(scope="module")

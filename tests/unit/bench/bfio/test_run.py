@@ -1,11 +1,11 @@
-"""`bench bfio`, in small: its rows, its oracle, its workloads, and what it says without traces."""
+"""`bench bfio`, in small: its rows, its oracle, its workloads, and what it says without theory."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.bfio import theory, traces
+from bench.bfio import theory
 from bench.bfio.solver import least_objective, objective
 
 
@@ -34,7 +34,7 @@ def test_traces_are_read_in_their_order(tmp_path: Path) -> None:
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,40,3\n"
         "2023-11-16 18:15:50,10,7\n"
     )
-    found = traces.read(file)
+    found = theory.read(file)
     assert found.prompt_tokens.tolist() == [40, 10]
     assert found.output_tokens.tolist() == [3, 7]
 

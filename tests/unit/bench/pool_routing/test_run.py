@@ -9,12 +9,15 @@ import pytest
 from bench.common import texts
 from bench.common.report import Report, Row
 from bench.pool_routing import accuracy, run
-from bench.pool_routing.learning import CATEGORIES, expected_ema, learn, learned_ratio
 from bench.pool_routing.model import (
     AZURE,
+    CATEGORIES,
     LMSYS,
     CdfWorkload,
     closed_form,
+    expected_ema,
+    learn,
+    learned_ratio,
     size,
 )
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench.predictor.run import judged, learned_after
-from bench.predictor.runs import WORKERS
+from bench.predictor.run import WORKERS, judged, learned_after
 from predictor.online import PrefillPredictor
 from predictor.train import train
 from tests.unit.predictor import made

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.common.raw_client import TimedAnswer, TimedRequest
-from bench.quartz.shadow import SETTLED, ShadowRun, rows_of
+from bench.quartz.live import SETTLED, ShadowRun, shadow_rows
 
 
 def answers(first_s: float) -> list[TimedAnswer]:
@@ -31,7 +31,7 @@ def test_coverage_counts_after_the_first_thousand_and_advice_beside_what_the_swi
     records += [record(n, within=n < 190) for n in range(200)]
     before = ShadowRun(answers=answers(0.6), records=records, coverage=0.95, lag_s=0.001)
     after = ShadowRun(answers=answers(0.45), records=[], coverage=0.95, lag_s=0.001)
-    rows = {row.metric: row for row in rows_of(before, after)}
+    rows = {row.metric: row for row in shadow_rows(before, after)}
     covered = rows["coverage of shadow predictions after 1,000 requests"]
     assert covered.measured == pytest.approx(0.95)
     assert covered.holds is True

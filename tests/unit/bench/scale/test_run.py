@@ -6,8 +6,7 @@ import pytest
 
 from bench.scale.points import KINDS
 from bench.scale.run import Point, rows_of
-from bench.scale.traffic import ChatBodies, Size, finished
-from bench.scale.workers import Loaded
+from bench.scale.traffic import ChatBodies, Loaded, Size, finished
 
 
 def test_a_coroutine_that_waits_is_not_taken_for_finished() -> None:

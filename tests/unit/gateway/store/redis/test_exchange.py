@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.common.redis_server import RedisServer
+from bench.common.fleet import RedisServer
 from gateway.store.redis.exchange import RedisExchange
 from tests.redis_nodes import RedisCluster
 
