@@ -41,7 +41,7 @@ from gateway.http.data_plane import shutting_down
 from gateway.metrics import Metrics
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.payload.head import MAX_REQUEST_ID, pairs_of, read_head
-from gateway.payload.refusals import invalid, missing, undecodable
+from gateway.payload.schema import invalid, missing, undecodable
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.settlement import cost_of, count, money_of, usage_section
 from gateway.ports import LeaseStore, RecordSink, Settlement

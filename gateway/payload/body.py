@@ -18,18 +18,23 @@ from msgspec import UNSET
 
 from gateway.errors import BadRequest
 from gateway.payload import members, schema
-from gateway.payload.category import classify, has_retrieval_headers, sample
-from gateway.payload.counting import MEDIA_TOKENS, Tally
+from gateway.payload.counting import (
+    MEDIA_TOKENS,
+    Tally,
+    classify,
+    has_retrieval_headers,
+    sample,
+)
 from gateway.payload.members import (
     ADAPTER_FIELD,
     NOT_TEXT,
     known_only,
+    steering,
     unknown_bytes,
     utf8_length,
 )
-from gateway.payload.members import steering as steering_of
 from gateway.payload.multipart import read_form
-from gateway.payload.refusals import invalid, missing, undecodable
+from gateway.payload.schema import invalid, missing, undecodable
 from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts, Measure
 
@@ -92,105 +97,14 @@ def read_body(
         raise invalid("model", f"longer than {MAX_MODEL_CHARS} characters.")
     if not model or model.isspace():
         raise missing("model")
-    tally = Tally(media_tokens)
-    measure = count(body, tally)
+    measure = count(body, Tally(media_tokens))
     if unknown:
         measure = msgspec.structs.replace(
             measure,
             text_bytes=measure.text_bytes + unknown,
             longest_text_bytes=measure.longest_text_bytes + unknown,
         )
-    steering = steering_of(named)
-    lora = _lora(named[ADAPTER_FIELD]) if ADAPTER_FIELD in steering else ""
-    if isinstance(body, schema.Generating):
-        return _generating_facts(body, measure, steering, lora, named, unknown)
-    return BodyFacts(
-        model=model, measure=measure, lora=lora, steering_fields=steering, members=named
-    )
-
-
-def _lora(raw: msgspec.Raw) -> str:
-    """The LoRA adapter that SGLang's field names; "" for none."""
-    try:
-        return _decode_lora(raw) or ""
-    except msgspec.ValidationError:
-        raise invalid(ADAPTER_FIELD, "expected the name of one LoRA adapter.") from None
-
-
-def _generating_facts(
-    body: schema.Generating,
-    measure: Measure,
-    steering: tuple[str, ...],
-    lora: str,
-    named: members.Members,
-    unknown: int,
-) -> BodyFacts:
-    if isinstance(body, schema.ResponsesBody) and body.background:
-        raise invalid(
-            "background",
-            "responses are not run in the background here. Leave it out, and send "
-            "'stream': true to get the answer as it is made.",
-        )
-    cap: int | None = None
-    for name, value in _limits(body):
-        if value is not None:
-            if not 1 <= value <= MAX_TOKEN_LIMIT:
-                raise _bad_limit(name, value)
-            cap = value if cap is None else max(cap, value)
-    options = body.stream_options
-    return BodyFacts(
-        model=body.model,
-        measure=measure,
-        lora=lora,
-        stream=body.stream is True,
-        include_usage=options.include_usage if isinstance(options, schema.StreamOptions) else None,
-        has_stream_options=options is not UNSET,
-        cap_tokens=cap,
-        sequences_per_prompt=(
-            1 if body.n is None and body.best_of is None else _choices(body.n, body.best_of)
-        ),
-        choices_per_prompt=body.n or 1,
-        steering_fields=steering,
-        previous_response_id=body.previous_response_id,
-        members=named,
-        unknown_bytes=unknown,
-    )
-
-
-def _limits(body: schema.Generating) -> tuple[tuple[str, int | None], ...]:
-    """The output limits that the endpoint's engines read; the caller applies the largest."""
-    if isinstance(body, schema.ResponsesBody):
-        return (("max_output_tokens", body.max_output_tokens),)
-    if not isinstance(body, schema.ChatBody | schema.CompletionsBody | schema.MessagesBody):
-        return ()
-    limit = ("max_tokens", body.max_tokens)
-    if isinstance(body, schema.ChatBody):
-        return ("max_completion_tokens", body.max_completion_tokens), limit
-    return (limit,)
-
-
-def _choices(n: int | None, best_of: int | None) -> int:
-    for name, value in (("n", n), ("best_of", best_of)):
-        if value is not None and not 1 <= value <= MAX_CHOICES:
-            raise invalid(name, f"expected 1 to {MAX_CHOICES}, but got {_shown(value)}.")
-    return max(n or 1, best_of or 1)
-
-
-def _bad_limit(name: str, value: int) -> BadRequest:
-    below = value < 1
-    side, bound = ("below minimum", ">= 1") if below else ("above maximum", f"<= {MAX_TOKEN_LIMIT}")
-    return BadRequest(
-        f"Invalid '{name}': integer {side} value. "
-        f"Expected a value {bound}, but got {_shown(value)} instead.",
-        reason="invalid_value",
-        code="integer_below_min_value" if below else "integer_above_max_value",
-        param=name,
-    )
-
-
-def _shown(value: int) -> str:
-    # Printing an integer of thousands of digits is slow or an error.
-    return str(value) if abs(value) < 2**63 else "a huge number"
+    return _facts(body, measure, named, unknown)
 
 
 def _duplicate(names: list[str]) -> BadRequest:
@@ -204,13 +118,72 @@ def _duplicate(names: list[str]) -> BadRequest:
     )
 
 
+def _facts(body: schema.Body, measure: Measure, named: members.Members, unknown: int) -> BodyFacts:
+    """What a body asks for besides its prompt, checked."""
+    steered, lora = steering(named), ""
+    if ADAPTER_FIELD in steered:
+        try:
+            lora = _decode_lora(named[ADAPTER_FIELD]) or ""
+        except msgspec.ValidationError:
+            raise invalid(ADAPTER_FIELD, "expected the name of one LoRA adapter.") from None
+    if not isinstance(body, schema.Generating):
+        return BodyFacts(
+            model=body.model, measure=measure, lora=lora, steering_fields=steered, members=named
+        )
+    if isinstance(body, schema.ResponsesBody) and body.background:
+        raise invalid(
+            "background",
+            "responses are not run in the background here. Leave it out, and send "
+            "'stream': true to get the answer as it is made.",
+        )
+    cap: int | None = None
+    for name in body.limits:
+        limit: int | None = getattr(body, name)
+        if limit is None:
+            continue
+        if not 1 <= limit <= MAX_TOKEN_LIMIT:
+            side, bound = ("below", ">= 1") if limit < 1 else ("above", f"<= {MAX_TOKEN_LIMIT}")
+            extreme = "minimum" if limit < 1 else "maximum"
+            raise BadRequest(
+                f"Invalid '{name}': integer {side} {extreme} value. "
+                f"Expected a value {bound}, but got {_shown(limit)} instead.",
+                reason="invalid_value",
+                code=f"integer_{side}_{extreme[:3]}_value",
+                param=name,
+            )
+        cap = limit if cap is None else max(cap, limit)
+    for name, value in (("n", body.n), ("best_of", body.best_of)):
+        if value is not None and not 1 <= value <= MAX_CHOICES:
+            raise invalid(name, f"expected 1 to {MAX_CHOICES}, but got {_shown(value)}.")
+    options = body.stream_options
+    return BodyFacts(
+        model=body.model,
+        measure=measure,
+        lora=lora,
+        stream=body.stream is True,
+        include_usage=options.include_usage if isinstance(options, schema.StreamOptions) else None,
+        has_stream_options=options is not UNSET,
+        cap_tokens=cap,
+        sequences_per_prompt=max(body.n or 1, body.best_of or 1),
+        choices_per_prompt=body.n or 1,
+        steering_fields=steered,
+        previous_response_id=body.previous_response_id,
+        members=named,
+        unknown_bytes=unknown,
+    )
+
+
+def _shown(value: int) -> str:
+    # Printing an integer of thousands of digits is slow or an error.
+    return str(value) if abs(value) < 2**63 else "a huge number"
+
+
 MAX_BATCH = 2048
 """Most prompts, documents or pairs in one request."""
 
 
 def _single(tally: Tally) -> Measure:
     """The measure of a request that is one prompt."""
-    texts = tally.texts
     whole, size = tally.whole()
     return Measure(
         text_bytes=size,
@@ -219,17 +192,15 @@ def _single(tally: Tally) -> Measure:
         media_parts=tally.media_parts,
         media_tokens=tally.media_tokens,
         category=classify(sample(whole)),
-        rag=has_retrieval_headers(texts),
+        rag=has_retrieval_headers(tally.texts),
         tools=tally.tools,
     )
 
 
 def _chat(body: schema.ChatBody, tally: Tally) -> Measure:
     tally.add_messages(body.messages)
-    if body.tools is not schema.ABSENT:
-        tally.add_tools(body.tools, "tools")
-    if body.functions is not schema.ABSENT:
-        tally.add_tools(body.functions, "functions")
+    tally.add_tools(body.tools, "tools")
+    tally.add_tools(body.functions, "functions")
     return _single(tally)
 
 
@@ -309,17 +280,10 @@ def _prompts(prompt: schema.Prompt, param: str, tally: Tally, suffix: str = "") 
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise invalid(param, "texts, token ids and lists of token ids cannot be mixed.")
-    if kinds == {int}:
-        return Measure(
-            text_bytes=0,
-            longest_text_bytes=0,
-            exact_tokens=len(prompt),
-            longest_exact_tokens=len(prompt),
-            category="mixed",
-        )
-    _check_batch(param, len(prompt))
-    if kinds == {list}:
-        lengths = [len(ids) for ids in prompt if isinstance(ids, list)]
+    if kinds <= {int, list}:
+        ids = [prompt] if kinds == {int} else prompt
+        _check_batch(param, len(ids))
+        lengths = [len(each) for each in ids if isinstance(each, list)]
         if not all(lengths):
             raise invalid(param, "a list of token ids is empty.")
         return Measure(
@@ -327,9 +291,10 @@ def _prompts(prompt: schema.Prompt, param: str, tally: Tally, suffix: str = "") 
             longest_text_bytes=0,
             exact_tokens=sum(lengths),
             longest_exact_tokens=max(lengths),
-            prompts=len(prompt),
+            prompts=len(ids),
             category="mixed",
         )
+    _check_batch(param, len(prompt))
     tally.texts = [text for text in prompt if isinstance(text, str)]
     extra = utf8_length(suffix)
     sizes = [utf8_length(text) + extra for text in tally.texts]

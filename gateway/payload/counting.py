@@ -8,18 +8,28 @@ Rules:
 - Bytes are UTF-8 lengths of decoded text; a `\u` escape counts as the character it spells.
 - Parts of unknown kinds count by the bytes of their JSON.
 - Opaque data (base64) is no text: it counts as `gateway.payload.members` says.
+
+A text's category, by which the estimator learns, comes from a small sample of it:
+- At most SAMPLE_CHARS characters, in windows spread evenly over the text.
+- UTF-8 lead bytes tell scripts apart; accented Latin counts as Latin. A script with .6 of
+  the letters' bytes names the category; non-Latin scripts with .2 make it `mixed`.
+- Within ASCII, the density of symbols, quotes and digits tells kinds apart.
+- Text that is mostly digits, hexadecimal or base64 is `mixed`, which keeps it out of the
+  ratios of prose and code; JSON of numbers is `json`.
+Thresholds were set on samples in `tests/unit/gateway/payload/test_category.py`.
 """
 
 import binascii
 import math
+import re
 from collections.abc import Iterable, Sequence
+from typing import Final, get_args
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
 from gateway.payload.members import compact, utf8_length, without_data
-from gateway.payload.refusals import invalid, missing
 from gateway.payload.schema import (
     ABSENT,
     CALL_KINDS,
@@ -35,7 +45,10 @@ from gateway.payload.schema import (
     RerankDocument,
     Side,
     Source,
+    invalid,
+    missing,
 )
+from gateway.records.request import Category
 
 PIXELS_PER_TOKEN = 750
 MIN_IMAGE_TOKENS = 64
@@ -50,11 +63,15 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def image_tokens(source: msgspec.Raw, default: int) -> int:
     """Tokens of an image given as JSON: a data URL, or Anthropic's base64 source."""
     view = memoryview(source)
-    start = _base64_start(bytes(view[:_PREFIX_BYTES]))
-    if start < 0:
-        return default
-    text = bytes(view[start : start + HEAD_CHARS]).replace(b"\\/", b"/")
-    text = text.partition(b'"')[0]
+    prefix = bytes(view[:_PREFIX_BYTES])
+    start = prefix.find(b";base64,") + 8
+    if start < 8:
+        at = prefix.find(b'"data"')
+        start = prefix.find(b'"', at + 6) + 1
+        if at < 0 or not start:
+            return default
+    end = start + HEAD_CHARS
+    text = bytes(view[start:end]).replace(b"\\/", b"/").partition(b'"')[0]
     try:
         head = binascii.a2b_base64(text[: len(text) // 4 * 4])
     except binascii.Error:
@@ -66,48 +83,31 @@ def image_tokens(source: msgspec.Raw, default: int) -> int:
     return min(max(tokens, MIN_IMAGE_TOKENS), MAX_IMAGE_TOKENS)
 
 
-def _base64_start(prefix: bytes) -> int:
-    at = prefix.find(b";base64,")
-    if at >= 0:
-        return at + 8
-    at = prefix.find(b'"data"')
-    if at < 0:
-        return -1
-    return prefix.find(b'"', at + 6) + 1 or -1
-
-
 def dimensions(head: bytes) -> tuple[int, int] | None:
     """(width, height) in pixels of a PNG, GIF, WebP or JPEG; None if `head` does not show them."""
+
+    def little(start: int, end: int) -> int:
+        return int.from_bytes(head[start:end], "little")
+
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
     if head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:
-        return int.from_bytes(head[6:8], "little"), int.from_bytes(head[8:10], "little")
+        return little(6, 8), little(8, 10)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
-        return _webp(head)
+        kind = head[12:16]
+        if kind == b"VP8X":
+            return little(24, 27) + 1, little(27, 30) + 1
+        if kind == b"VP8 ":
+            return little(26, 28) & 0x3FFF, little(28, 30) & 0x3FFF
+        if kind == b"VP8L":
+            bits = little(21, 25)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if head.startswith(b"\xff\xd8"):  # a JPEG: its first frame says
         at = 2
         while at + 9 <= len(head) and head[at] == 0xFF:
             if head[at + 1] in _FRAMES:
                 return int.from_bytes(head[at + 7 : at + 9]), int.from_bytes(head[at + 5 : at + 7])
             at += 2 + int.from_bytes(head[at + 2 : at + 4])
-    return None
-
-
-def _webp(head: bytes) -> tuple[int, int] | None:
-    kind = head[12:16]
-    if kind == b"VP8X":
-        return (
-            int.from_bytes(head[24:27], "little") + 1,
-            int.from_bytes(head[27:30], "little") + 1,
-        )
-    if kind == b"VP8 ":
-        return (
-            int.from_bytes(head[26:28], "little") & 0x3FFF,
-            int.from_bytes(head[28:30], "little") & 0x3FFF,
-        )
-    if kind == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     return None
 
 
@@ -120,21 +120,23 @@ _ID_CHARS = 64
 _REFERRED = frozenset({"base64", "url", "file"})
 _decode_source = msgspec.json.Decoder(Source).decode
 _MEMBERS = ContentPart.__struct_fields__
-# Members that the counting of a kind of part handles; `_add_rest` counts the others.
-_OF_TEXT = frozenset({"text"})
-_OF_IMAGE = frozenset(
+_MEDIA: Final = frozenset(
     {
         *("image_url", "source", "input_audio", "audio_url", "audio", "audio_embeds", "video_url"),
         *("video", "image", "image_embeds", "image_pil", "file", "file_id", "file_data"),
         "file_url",
     }
 )
-_OF_MEDIA = _OF_IMAGE | {"title", "context"}
-_OF_CALL = frozenset({"name", "input"})
-_OF_RESULT = frozenset({"content", "title"})
-_OF_REFUSAL = frozenset({"refusal"})
-_OF_THINKING = frozenset({"thinking", "signature"})
-_ALL = frozenset(_MEMBERS)
+_COUNTED: Final[dict[str, frozenset[str]]] = {
+    **dict.fromkeys(TEXT_KINDS, frozenset({"text"})),
+    **dict.fromkeys(IMAGE_KINDS, _MEDIA),
+    **dict.fromkeys(MEDIA_KINDS, _MEDIA | {"title", "context"}),
+    **dict.fromkeys(CALL_KINDS, frozenset({"name", "input"})),
+    **dict.fromkeys(RESULT_KINDS, frozenset({"content", "title"})),
+    "refusal": frozenset({"refusal"}),
+    "thinking": frozenset({"thinking", "signature"}),
+}
+"""Kind of a part -> the members that `_add_part` is done with; any other is counted as a whole."""
 
 
 class Tally:
@@ -203,8 +205,10 @@ class Tally:
 
     def add_tools(self, tools: Raw, param: str) -> None:
         """Tool definitions, which chat templates render as JSON."""
+        if tools is ABSENT:
+            return
         first = bytes(memoryview(tools)[:1])
-        if first in (b"", b"n"):
+        if first == b"n":
             return
         if first != b"[":
             raise invalid(param, "expected an array.")
@@ -248,6 +252,34 @@ class Tally:
         """JSON that an engine may render as text, but for the data in it."""
         self.texts.append(without_data(compact(raw, where)))
 
+    def _add_extras(self, message: Message, index: int) -> None:
+        """Add a message's members besides its content; a chat template may render any of them."""
+        texts = self.texts
+        if message.role not in _ROLES:
+            texts.append(message.role)
+        for text in (
+            message.name,
+            message.refusal,
+            message.reasoning_content,
+            message.reasoning,
+        ):
+            if text:
+                texts.append(text)
+        if message.tool_call_id:
+            self._add_id(message.tool_call_id)
+        if message.function_call:
+            self._add_function(message.function_call)
+        for call in message.tool_calls or ():
+            if call.function:
+                self._add_function(call.function)
+            elif call.custom is not ABSENT:
+                texts.append(compact(call.custom, "custom"))
+            self._add_id(call.id)
+            self._add_id(call.type)
+        for raw in (message.annotations, message.audio):
+            if raw is not ABSENT and len(raw) > _ID_CHARS:
+                self.add_json(raw, f"messages[{index}]")
+
     def _add_function(self, function: Function) -> None:
         if function.name:
             self.texts.append(function.name)
@@ -257,41 +289,9 @@ class Tally:
         elif arguments:
             self.texts.append(arguments)
 
-    def _add_extras(self, message: Message, index: int) -> None:
-        """Add a message's members besides its content; a chat template may render any of them."""
-        texts = self.texts
-        if message.role not in _ROLES:
-            texts.append(message.role)
-        if message.name:
-            texts.append(message.name)
-        if message.refusal:
-            texts.append(message.refusal)
-        if message.reasoning_content:
-            texts.append(message.reasoning_content)
-        if message.reasoning:
-            texts.append(message.reasoning)
-        if message.tool_call_id:
-            self._add_id(message.tool_call_id)
-        if message.function_call:
-            self._add_function(message.function_call)
-        if message.tool_calls:
-            for call in message.tool_calls:
-                self._add_call(call.function, call.custom)
-                self._add_id(call.id)
-                self._add_id(call.type)
-        for raw in (message.annotations, message.audio):
-            if raw is not ABSENT and len(raw) > _ID_CHARS:
-                self.add_json(raw, f"messages[{index}]")
-
     def _add_id(self, name: str | None) -> None:
         if name is not None and len(name) > _ID_CHARS:
             self.texts.append(name)
-
-    def _add_call(self, function: Function | None, custom: Raw) -> None:
-        if function:
-            self._add_function(function)
-        elif custom is not ABSENT:
-            self.texts.append(compact(custom, "custom"))
 
     def _add_parts(self, parts: Iterable[str | ContentPart], where: str) -> None:
         texts = self.texts
@@ -303,47 +303,46 @@ class Tally:
             if kind is None:
                 kind = "" if part.image_url is ABSENT else "image_url"
                 kind = kind if part.text is None else "text"
-            if kind in TEXT_KINDS:
-                if part.text is None:
-                    raise missing(f"{where}[{index}].text")
-                texts.append(part.text)
-                if part != ContentPart(type=part.type, text=part.text):
-                    self._add_rest(part, _OF_TEXT, f"{where}[{index}]")
+            if kind not in TEXT_KINDS:
+                self._add_part(kind, part, f"{where}[{index}]")
+            elif part.text is None:
+                raise missing(f"{where}[{index}].text")
             else:
-                used = self._add_other(kind, part, f"{where}[{index}]")
-                self._add_rest(part, used, f"{where}[{index}]")
+                texts.append(part.text)
+                if part == ContentPart(type=part.type, text=part.text):  # as nearly always
+                    continue
+            if kind in _COUNTED:
+                self._add_rest(part, _COUNTED[kind], f"{where}[{index}]")
 
-    def _add_other(self, kind: str, part: ContentPart, where: str) -> frozenset[str]:
-        """Count a part of another kind than text; returns the members that are done with."""
+    def _add_part(self, kind: str, part: ContentPart, where: str) -> None:
+        """Count what `_COUNTED` names of a part of another kind than text."""
+        texts = self.texts
         if kind in IMAGE_KINDS:
-            source = part.source if part.image_url is ABSENT else part.image_url
-            self.add_image(source)
-            return _OF_IMAGE
-        if kind in MEDIA_KINDS:
+            self.add_image(part.source if part.image_url is ABSENT else part.image_url)
+        elif kind in MEDIA_KINDS:
             self._add_media(self._media_cost)
-            self.texts.extend(text for text in (part.title, part.context) if text)
-            # An inline text document is prompt text.
-            if part.source is not ABSENT and not _is_referred(part.source):
+            texts.extend(text for text in (part.title, part.context) if text)
+            if part.source is ABSENT:
+                return
+            try:
+                referred = _decode_source(part.source).type in _REFERRED
+            except msgspec.ValidationError:
+                referred = False
+            if not referred:  # an inline text document is prompt text
                 self.add_json(part.source, f"{where}.source")
-            return _OF_MEDIA
-        if kind in CALL_KINDS:
-            self.texts.append(part.name or "")
+        elif kind in CALL_KINDS:
+            texts.append(part.name or "")
             if part.input is not ABSENT:
-                self.texts.append(compact(part.input, f"{where}.input"))
-            return _OF_CALL
-        if kind in RESULT_KINDS:
+                texts.append(compact(part.input, f"{where}.input"))
+        elif kind in RESULT_KINDS:
             self._add_content(part.content, f"{where}.content")
-            if part.title:
-                self.texts.append(part.title)
-            return _OF_RESULT
-        if kind == "refusal":
-            self.texts.append(part.refusal or "")
-            return _OF_REFUSAL
-        if kind == "thinking":
-            self.texts.append(part.thinking or "")
-            return _OF_THINKING
-        self.add_json(Raw(msgspec.json.encode(part)), where)
-        return _ALL
+            texts.extend((part.title,) if part.title else ())
+        elif kind == "refusal":
+            texts.append(part.refusal or "")
+        elif kind == "thinking":
+            texts.append(part.thinking or "")
+        else:
+            self.add_json(Raw(msgspec.json.encode(part)), where)
 
     def _add_rest(self, part: ContentPart, used: frozenset[str], where: str) -> None:
         """Add a part's members outside `used` that are too long to be an id or a setting."""
@@ -367,9 +366,114 @@ class Tally:
         self.media_tokens += tokens
 
 
-def _is_referred(source: Raw) -> bool:
-    """Whether a document's source is encoded bytes or a reference rather than inline text."""
-    try:
-        return _decode_source(source).type in _REFERRED
-    except msgspec.ValidationError:
+# -- categories
+
+SAMPLE_CHARS: Final = 1024
+WINDOWS: Final = 4
+_SEARCHED_CHARS: Final = 4096
+"""Retrieval headers are searched in this many first characters of the longest text."""
+
+_DOMINANT = 0.6
+_SUBSTANTIAL = 0.2
+_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_OF_KINDS = {
+    b"s": b" \n",
+    b"d": b"0123456789",
+    b"b": b"{}[]",
+    b"o": b"()<>=;_*/+&|#$@\\^~`%",
+    b"m": b'",:',
+}
+"""Kind of a byte, a letter -> spaces, digits, brackets, operators and other marks."""
+# One pass counts all kinds; letters are removed.
+_KINDS = bytes.maketrans(
+    b"".join(_OF_KINDS.values()), b"".join(kind * len(of) for kind, of in _OF_KINDS.items())
+)
+_NOT_LEADS = bytes(range(0x80, 0xC0))
+_ASCII = bytes(range(0x80))
+# Kana, Han and Hangul (E3-ED), and fullwidth forms (EF).
+_CJK = bytes((*range(0xE3, 0xEE), 0xEF))
+# Greek to N'Ko (CE-DF), Indic and Thai (E0), Georgian to Khmer (E1; Vietnamese has some).
+_OTHER = bytes((*range(0xCE, 0xE2),))
+_CATEGORIES: dict[str, Category] = {name: name for name in get_args(Category)}
+_NUMBERED = re.compile(
+    r"^[ \t]*(?:(?:document|source|passage) )?\[\d{1,3}\]", re.MULTILINE | re.IGNORECASE
+)
+_PASSAGE = re.compile(
+    r"^#{1,4} (?:passage|document|source|context|chunk|excerpt|retrieved|search result)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def category_from_header(value: str | None) -> Category | None:
+    """The category that a client's header names; None if it is not a known category."""
+    return _CATEGORIES.get(value.strip().lower()) if value else None
+
+
+def sample(text: str) -> str:
+    """At most SAMPLE_CHARS characters of `text`, in windows spread evenly.
+
+    Non-ASCII text gives half as many, because each character takes two to four bytes.
+    """
+    wanted = SAMPLE_CHARS if text.isascii() else SAMPLE_CHARS // 2
+    total = len(text)
+    if total <= wanted:
+        return text
+    window = wanted // WINDOWS
+    step = total / WINDOWS
+    first = (step - window) / 2
+    # The loop over WINDOWS, unrolled.
+    a, b, c, d = int(first), int(first + step), int(first + 2 * step), int(first + 3 * step)
+    return "\n".join(
+        (text[a : a + window], text[b : b + window], text[c : c + window], text[d : d + window])
+    )
+
+
+def classify(text: str) -> Category:
+    """The category of a sample; `prose` for empty text."""
+    data = text.encode()
+    if text.isascii():
+        return _ascii_kind(data, len(data)) if data else "prose"
+    leads = data.translate(None, _ASCII).translate(None, _NOT_LEADS)
+    cjk = len(leads) - len(leads.translate(None, _CJK))
+    other = len(leads) - len(leads.translate(None, _OTHER))
+    letters = len(data.translate(None, _LETTERS))
+    # Shares are of bytes, not characters, because the ratio is bytes per token.
+    latin = len(data) - letters + 2 * (len(leads) - cjk - other)
+    other_bytes = other * (3 if leads.count(b"\xe0") * 2 > other else 2)
+    total = latin + 3 * cjk + other_bytes or 1
+    cjk_share, other_share = 3 * cjk / total, other_bytes / total
+    if cjk_share >= _DOMINANT:
+        return "cjk"
+    if other_share >= _DOMINANT:
+        return "other-script"
+    if cjk_share + other_share >= _SUBSTANTIAL:
+        return "mixed"
+    return _ascii_kind(data, len(data))
+
+
+def _ascii_kind(data: bytes, size: int) -> Category:
+    """Kind of a Latin text by densities per byte."""
+    count = data.translate(_KINDS, _LETTERS).count
+    spaces, digits, brackets, operators = count(b"s"), count(b"d"), count(b"b"), count(b"o")
+    structure = brackets + count(b"m")
+    symbols = brackets + operators
+    if structure >= 0.1 * size and operators < 0.25 * structure and symbols > operators:
+        return "json"
+    if digits >= 0.25 * size or (size >= 200 and spaces < 0.04 * size):
+        return "mixed"
+    if symbols >= 0.045 * size:
+        return "code"
+    return "mixed" if symbols >= 0.03 * size else "prose"
+
+
+def has_retrieval_headers(texts: Sequence[str]) -> bool:
+    """Whether the longest text begins with numbered or tagged passages."""
+    longest = max(texts, key=len, default="")
+    if len(longest) < 200:
         return False
+    head = longest[:_SEARCHED_CHARS]
+    if "<" in head and ("<document" in head or "<context>" in head or "<passage" in head):
+        return True
+    if "[" in head and len(_NUMBERED.findall(head)) > 1:
+        return True
+    return "#" in head and _PASSAGE.search(head) is not None

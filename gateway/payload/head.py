@@ -31,38 +31,17 @@ MAX_REQUEST_ID = 128
 _TOKEN_BEGINS = b"eyJ"
 """How a JWT begins: `{"` in base64."""
 FORWARDED = frozenset(
-    {
-        b"accept",
-        b"anthropic-beta",
-        b"anthropic-version",
-        b"baggage",
-        b"content-type",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
+    b"accept anthropic-beta anthropic-version baggage content-type traceparent tracestate "
+    b"user-agent".split()
 )
 _READ = frozenset(
-    {
-        b"api-key",
-        b"authorization",
-        b"content-encoding",
-        b"content-type",
-        b"x-api-key",
-        b"x-request-id",
-        b"x-sluice-category",
-        b"x-sluice-compress",
-        b"x-sluice-entitlement",
-        b"x-stainless-read-timeout",
-    }
+    b"api-key authorization content-encoding content-type x-api-key x-request-id x-sluice-category "
+    b"x-sluice-compress x-sluice-entitlement x-stainless-read-timeout".split()
 )
-
 _KEYS = frozenset({b"api-key", b"x-api-key"})
-_SAID = {b"off": False, b"false": False, b"0": False, b"no": False} | {
-    b"on": True,
-    b"true": True,
-    b"1": True,
-    b"yes": True,
+_SAID = {
+    **dict.fromkeys((b"off", b"false", b"0", b"no"), False),
+    **dict.fromkeys((b"on", b"true", b"1", b"yes"), True),
 }
 
 

@@ -33,7 +33,7 @@ from pydantic import TypeAdapter
 
 from gateway.errors import BadRequest
 from gateway.payload import schema
-from gateway.payload.refusals import undecodable
+from gateway.payload.schema import undecodable
 
 MAX_MEMBERS: Final = 1_000
 MAX_NAME_CHARS: Final = 256
@@ -148,22 +148,10 @@ Pieces = list[bytes | memoryview]
 """Consecutive pieces of a body."""
 
 _NONE: Mapping[str, bytes] = MappingProxyType({})
+_NO_CUTS: Sequence[tuple[int, int, bytes]] = ()
 _USAGE = {"include_usage": b"true"}
 RUNNING_USAGE = "continuous_usage_stats"
 """vLLM's option for usage in every chunk of a stream."""
-
-
-def splice(
-    raw: bytes,
-    *,
-    replace: Mapping[str, bytes] = _NONE,
-    insert: Mapping[str, bytes] = _NONE,
-    remove: Collection[str] = (),
-    places: Sequence[tuple[str, int, int, int]] = (),
-) -> bytes:
-    """Edit top-level members of the JSON object `raw`; values are JSON bytes. See `edits`."""
-    found = edits(raw, replace=replace, insert=insert, remove=remove, places=places)
-    return raw if found is None else b"".join(found)
 
 
 def edits(
@@ -174,49 +162,30 @@ def edits(
     remove: Collection[str] = (),
     places: Sequence[tuple[str, int, int, int]] = (),
 ) -> Pieces | None:
-    """The pieces of the edited body; None if nothing changes.
+    """The edited body in pieces, most of them views into `raw`; None if nothing changes.
 
-    `replace` sets a member's value and adds the member if it is absent. `insert` adds a member
-    that the caller knows to be absent (or removes in the same call). `read_body` must have
-    accepted `raw`: anything but a JSON object raises ValueError. `places` are its members as
-    `locate` returns them, if the caller has them.
+    Values are JSON bytes. `replace` sets a member's value and adds the member if it is absent.
+    `insert` adds a member that the caller knows to be absent (or removes in the same call).
+    `read_body` must have accepted `raw`: anything but a JSON object raises ValueError. `places`
+    are its members as `locate` returns them, if the caller has them.
     """
-    if not (replace or remove):
-        if not insert:
-            return None
-        at = body_start(raw)
-        return _pieces(raw, (), insert, empty=raw[at : at + 1] == b"}")
-    members = [Member(*place) for place in places] if places else locate(raw)
-    cuts = _cuts(members, replace, frozenset(remove))
-    present = {member.name for member in members}
-    added = {name: value for name, value in replace.items() if name not in present}
-    added.update(insert)
-    if not cuts and not added:
+    if not (replace or remove or insert):
         return None
-    return _pieces(raw, cuts, added, empty=present <= set(remove))
-
-
-def with_usage(options: msgspec.Raw | None, *, running: bool = False) -> bytes:
-    """`options` with include_usage true and all else kept; None: there is no stream_options.
-
-    With `running`, usage is asked for in every chunk.
-    """
-    given = b"null" if options is None else bytes(options)
-    wanted = {**_USAGE, RUNNING_USAGE: b"true"} if running else _USAGE
-    return splice(b"{}" if given == b"null" else given, replace=wanted)
-
-
-def _pieces(
-    raw: bytes,
-    cuts: Sequence[tuple[int, int, bytes]],
-    added: Mapping[str, bytes],
-    *,
-    empty: bool,
-) -> Pieces:
-    """The edited body as views, without a copy; `empty`: without `added` it has no members."""
-    view = memoryview(raw)
+    added, cuts = insert, _NO_CUTS
+    if replace or remove:
+        members = [Member(*place) for place in places] if places else locate(raw)
+        cuts = _cuts(members, replace, frozenset(remove))
+        present = {member.name for member in members}
+        added = {name: value for name, value in replace.items() if name not in present}
+        added.update(insert)
+        empty = present <= set(remove)
+        if not cuts and not added:
+            return None
+    else:
+        at = body_start(raw)
+        empty = raw[at : at + 1] == b"}"
+    view, at = memoryview(raw), 0
     pieces: Pieces = []
-    at = 0
     if added:
         at = raw.index(b"{") + 1
         new = (msgspec.json.encode(name) + b":" + value for name, value in added.items())
@@ -226,6 +195,17 @@ def _pieces(
         at = end
     pieces.append(view[at:])
     return pieces
+
+
+def with_usage(options: msgspec.Raw | None, *, running: bool = False) -> bytes:
+    """`options` with include_usage true and all else kept; None: there is no stream_options.
+
+    With `running`, usage is asked for in every chunk.
+    """
+    given = b"null" if options is None else bytes(options)
+    raw = b"{}" if given == b"null" else given
+    found = edits(raw, replace={**_USAGE, RUNNING_USAGE: b"true"} if running else _USAGE)
+    return raw if found is None else b"".join(found)
 
 
 def _cuts(

@@ -16,7 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from gateway.errors import BadRequest
 from gateway.payload.counting import MEDIA_TOKENS
 from gateway.payload.members import steering
-from gateway.payload.refusals import invalid
+from gateway.payload.schema import invalid
 from gateway.records.request import BodyFacts, FormPart, Measure
 
 MAX_PARTS: Final = 128
@@ -92,7 +92,15 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
     Raises BadRequest unless the form is well formed and has exactly one usable field `model`.
     The text of its other fields counts as prompt; fields that steer an engine are left out.
     """
-    found = _parse(body, _boundary(content_types))
+    kind, options = parse_options_header(b"")
+    if len(content_types) == 1 and len(content_types[0]) <= _MAX_TYPE_BYTES:
+        kind, options = parse_options_header(content_types[0])
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise BadRequest(
+            "Send the form with one header 'content-type: multipart/form-data; boundary=...'.",
+            reason="invalid_form",
+        )
+    found = _parse(body, options[b"boundary"])
     models = [part for part in found if part.name == "model"]
     if len(models) != 1 or models[0].filename is not None:
         raise BadRequest(
@@ -151,17 +159,6 @@ def written(
         pieces.append(b"\r\n")
     pieces.append(b"--%b--\r\n" % boundary)
     return pieces
-
-
-def _boundary(content_types: Sequence[bytes]) -> bytes:
-    if len(content_types) == 1 and len(content_types[0]) <= _MAX_TYPE_BYTES:
-        kind, options = parse_options_header(content_types[0])
-        if kind == b"multipart/form-data" and options.get(b"boundary"):
-            return options[b"boundary"]
-    raise BadRequest(
-        "Send the form with one header 'content-type: multipart/form-data; boundary=...'.",
-        reason="invalid_form",
-    )
 
 
 def _parse(body: bytes, boundary: bytes) -> list[FormPart]:

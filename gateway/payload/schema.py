@@ -1,4 +1,4 @@
-"""The members that the gateway reads of each endpoint's body, as lenient typed structs.
+"""The members that the gateway reads of bodies and answers, as structs, and what it says of others.
 
 Rules:
 - A struct names only fields that are counted, routed on or refused, and fields known to hold no
@@ -9,10 +9,13 @@ Rules:
 - `Raw` marks values that are measured or relayed without being decoded (tools, images).
 """
 
-from typing import Annotated
+import re
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gateway.errors import BadRequest
 
 ABSENT = Raw(b"")
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
@@ -170,11 +173,14 @@ class Generating(Body, gc=False):
     n: int | None = None
     best_of: int | None = None
     previous_response_id: str | None = None
+    limits: ClassVar[tuple[str, ...]] = ()
+    """The output limits that engines read; the largest applies."""
 
 
 class ChatBody(Generating, kw_only=True, gc=False):
     """/v1/chat/completions."""
 
+    limits: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
     messages: list[Message]
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
@@ -185,6 +191,7 @@ class ChatBody(Generating, kw_only=True, gc=False):
 class CompletionsBody(Generating, kw_only=True, gc=False):
     """/v1/completions: one of `prompt` and `prompt_embeds`, or both."""
 
+    limits: ClassVar[tuple[str, ...]] = ("max_tokens",)
     prompt: Prompt | None = None
     prompt_embeds: Raw = ABSENT
     max_tokens: int | None = None
@@ -194,6 +201,7 @@ class CompletionsBody(Generating, kw_only=True, gc=False):
 class ResponsesBody(Generating, kw_only=True, gc=False):
     """/v1/responses."""
 
+    limits: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
     input: str | list[Item]
     max_output_tokens: int | None = None
     background: bool | None = None
@@ -204,6 +212,7 @@ class ResponsesBody(Generating, kw_only=True, gc=False):
 class MessagesBody(Generating, kw_only=True, gc=False):
     """/v1/messages (Anthropic)."""
 
+    limits: ClassVar[tuple[str, ...]] = ("max_tokens",)
     messages: list[Message]
     max_tokens: int | None = None
     system: Content = None
@@ -257,3 +266,114 @@ class ScoreBody(Body, kw_only=True, gc=False):
     items: Side = None
     data_1: Side = None
     data_2: Side = None
+
+
+# -- answers, and the data of events
+
+
+class Choice(Struct, gc=False):
+    """One of an answer's choices."""
+
+    index: int = 0
+    finish_reason: str | None = None
+    message: Raw = ABSENT
+    text: Raw = ABSENT
+
+
+class Inner(Struct):
+    """A response or message within an event; the delta of a message."""
+
+    usage: dict[str, Any] | None = None
+    stop_reason: str | None = None
+
+
+class Said(Struct):
+    """The members read of any JSON; where one has another type, all of it is searched instead."""
+
+    type: str | None = None
+    object: str | None = None
+    id: str | None = None
+    usage: dict[str, Any] | None = None
+    choices: list[Choice] | None = None
+    content: Raw = ABSENT
+    output: Raw = ABSENT
+    stop_reason: str | None = None
+    status: str | int | None = None
+    response: Inner | None = None
+    message: Inner | str | None = None
+    delta: Inner | str | None = None
+    meta: dict[str, Any] | None = None
+    error: Raw = ABSENT
+
+
+# -- 400s, shaped as OpenAI has them, that name the field
+
+_NOUNS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_TYPES = re.compile(r"^Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
+
+
+def missing(param: str) -> BadRequest:
+    """400: a required field is absent, null or empty."""
+    return BadRequest(
+        f"Missing required parameter: '{param}'.",
+        reason="missing_field",
+        param=param,
+    )
+
+
+def invalid(param: str, why: str) -> BadRequest:
+    """400: a field has the right type but a value that cannot be served."""
+    return BadRequest(
+        f"Invalid value for '{param}': {why}",
+        reason="invalid_value",
+        param=param,
+    )
+
+
+def undecodable(error: Exception, within: str = "") -> BadRequest:
+    """400: the body violates JSON, UTF-8 or the endpoint's schema.
+
+    `within` is the path of the value that was being decoded; "" for the whole body.
+    """
+    if isinstance(error, RecursionError):
+        return BadRequest("The request body is nested too deeply.", reason="too_deep")
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest("The request body is not valid UTF-8.", reason="invalid_utf8")
+    if not isinstance(error, msgspec.ValidationError):
+        detail = str(error).removeprefix("JSON is malformed: ")
+        return BadRequest(
+            f"The request body could not be parsed as JSON: {detail}.", reason="invalid_json"
+        )
+    text = str(error)
+    found = _PATH.search(text)
+    path = within + (found["path"] if found else "")
+    text = _PATH.sub("", text)
+    if absent := _MISSING.match(text):
+        field = absent["field"]
+        return missing(f"{path}.{field}" if path else field)
+    types = _TYPES.match(text)
+    if types is None:
+        return invalid(path, f"{text}.")
+    want, got = (
+        " or ".join(_NOUNS.get(name, name) for name in types[side].split(" | "))
+        for side in ("want", "got")
+    )
+    if not path:
+        return BadRequest(
+            f"The request body must be {want}, but it is {got}.", reason="invalid_type", code=None
+        )
+    return BadRequest(
+        f"Invalid type for '{path}': expected {want}, but got {got} instead.",
+        reason="invalid_type",
+        param=path,
+    )

@@ -7,14 +7,14 @@ Rules:
   other chunks that the gateway asked for and the client did not, a byte order mark, and whatever
   follows the end of the stream.
 - What was delivered is counted by its text from where the engine's own count ends
-  (`gateway.payload.dialects`), never by its events.
+  (`gateway.payload.answers`), never by its events.
 - Only events with a mark, a substring such as `"finish_reason":"`, are decoded (JSON strings
   cannot contain it unescaped). Then only the field at its proper place counts, so text that a
   client sent and an engine echoes never ends a stream.
 - The result does not depend on how the bytes were cut into pieces; every byte is scanned a
   bounded number of times.
 - A stream is complete when every choice has its finish mark, or when its own end came, as
-  `gateway.payload.dialects` lists them. A stream that ends earlier is an error, not a stop;
+  `gateway.payload.answers` lists them. A stream that ends earlier is an error, not a stop;
   a complete one without [DONE] gets it where clients wait for that.
 - Comments and other lines without data are relayed but count neither as token nor as end.
 """
@@ -26,12 +26,15 @@ from typing import Final
 
 import msgspec
 
-from gateway.payload.answers import DECODED_BYTES, Answer, read_answer, search_answer
-from gateway.payload.dialects import (
+from gateway.payload.answers import (
+    DECODED_BYTES,
     OTHER,
+    Answer,
     begins_error,
     by_bytes,
     later_usage,
+    read_answer,
+    search_answer,
     stream_shape,
 )
 from gateway.records.attempt import Usage

@@ -28,7 +28,7 @@ from gateway.fleet import fleet
 from gateway.fleet.fleet import Pending, PoolState, allowed_s
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Pool
 from gateway.metrics import Metrics
-from gateway.payload.dialects import stream_shape
+from gateway.payload.answers import stream_shape
 from gateway.payload.head import lines_of, lines_to_engine, pairs_of
 from gateway.payload.members import (
     ADAPTER_FIELD,

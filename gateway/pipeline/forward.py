@@ -17,13 +17,15 @@ import msgspec
 
 from gateway.errors import EngineRefusal, Refusal, UpstreamFailure
 from gateway.metrics import UNTIMED, StageTimer
-from gateway.payload.answers import Answer, read_answer, response_id
-from gateway.payload.dialects import (
+from gateway.payload.answers import (
+    Answer,
     begins_events,
     begins_whole,
     by_bytes,
     is_event_stream,
     is_json,
+    read_answer,
+    response_id,
     stream_shape,
 )
 from gateway.payload.sse import BodyMeter, StreamMeter

@@ -17,7 +17,7 @@ from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, ContextLengthExceeded, NotFound
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Prefix
 from gateway.payload.body import TakesLong, is_heavy, read_body
-from gateway.payload.category import category_from_header
+from gateway.payload.counting import category_from_header
 from gateway.payload.head import pairs_of
 from gateway.payload.members import ADAPTER_FIELD, Members
 from gateway.ports import LeaseStore

@@ -12,7 +12,7 @@ from compressor.scoring.question import asking_units
 from compressor.text.segment import Spans
 from gateway.errors import BadRequest
 from gateway.payload.body import read_body
-from gateway.payload.category import classify, has_retrieval_headers, sample
+from gateway.payload.counting import classify, has_retrieval_headers, sample
 from gateway.payload.head import read_head
 from gateway.payload.sse import StreamMeter
 from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint

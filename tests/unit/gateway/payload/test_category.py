@@ -12,7 +12,7 @@ import pytest
 from gateway.estimate import learners
 from gateway.payload import body, counting, members
 from gateway.payload.body import read_body
-from gateway.payload.category import (
+from gateway.payload.counting import (
     SAMPLE_CHARS,
     WINDOWS,
     classify,

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gateway.payload.answers import read_answer
-from gateway.payload.dialects import is_event_stream, usage_of
+from gateway.payload.answers import is_event_stream, read_answer, usage_of
 from gateway.payload.sse import DONE, BodyMeter, StreamMeter
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.payload.members import edits, locate, splice, with_usage
+from gateway.payload.members import edits, locate, with_usage
 from tests.growth import assert_linear
 
 WHITE = st.sampled_from(["", " ", "\n", "\t ", "\r\n  "])
@@ -19,6 +19,11 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
+
+
+def splice(raw: bytes, **changes: Any) -> bytes:
+    pieces = edits(raw, **changes)
+    return raw if pieces is None else b"".join(pieces)
 
 
 def spell(name: str, draw: st.DrawFn) -> str:

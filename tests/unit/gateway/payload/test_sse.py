@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.payload.dialects import stream_shape
+from gateway.payload.answers import stream_shape
 from gateway.payload.sse import DONE, StreamMeter
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint

@@ -24,7 +24,7 @@ from gateway.payload.body import (
     is_heavy,
     read_body,
 )
-from gateway.payload.members import locate, splice
+from gateway.payload.members import edits, locate
 from gateway.pipeline.plan import read as read_at_once
 from gateway.records.endpoint import CHAT, COMPLETIONS, RERANK, RESPONSES, TRANSCRIPTIONS, Endpoint
 from gateway.records.request import BodyFacts, RequestHead
@@ -103,8 +103,9 @@ async def test_facts_are_those_of_reading_it_here(reader: BodyReader) -> None:
         return msgspec.structs.replace(facts, members={}, places=())
 
     assert rest(there) == rest(here)
-    edit = {"replace": {"max_tokens": b"5"}, "remove": there.steering_fields}
-    assert splice(PLAIN, **edit, places=there.places) == splice(PLAIN, **edit)  # type: ignore[arg-type]
+    replace, remove = {"max_tokens": b"5"}, there.steering_fields
+    edited = edits(PLAIN, replace=replace, remove=remove)
+    assert edits(PLAIN, replace=replace, remove=remove, places=there.places) == edited
 
 
 async def test_a_refusal_is_that_of_reading_it_here(reader: BodyReader) -> None:
