@@ -3,7 +3,7 @@
 Pure: a decision record in, text out. The dashboard, the tenant API and `sluice why` all tell it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gateway.records.decision import DecisionRecord
@@ -151,17 +151,16 @@ def story_of(record: DecisionRecord) -> list[str]:
 
 def steps_of(record: DecisionRecord) -> list[Step]:
     """The story by step: estimate, plan, admission, and so on until it settled."""
-    timing = record.timing
+    timing, queue = record.timing, record.timing.queue_ms
     compress = timing.compress_ms or 0.0
-    queue = timing.queue_ms
-    decided = None if timing.overhead_ms is None else max(0.0, timing.overhead_ms - compress)
-    sent = None if decided is None else decided + compress + queue
+    start = decided = before = sent = None
+    if timing.overhead_ms is not None:
+        start, decided = 0.0, max(0.0, timing.overhead_ms - compress)
+        before = decided + compress
+        sent = before + queue
     first = None if timing.ttft_s is None else timing.ttft_s * _MS
     end = None if timing.duration_s is None else timing.duration_s * _MS
-    start = None if decided is None else 0.0
-    found = []
-    before = None if decided is None else decided + compress
-    for name, text, began, took in (
+    steps = (
         ("request", _request(record), 0.0, end),
         ("estimate", _estimate(record), start, decided),
         ("plan", _plan(record), start, decided),
@@ -171,51 +170,45 @@ def steps_of(record: DecisionRecord) -> list[Step]:
         *_answer(record, sent, first, end),
         ("ending", _ending(record), end, 0.0),
         ("settle", _settle(record), end, 0.0),
-    ):
-        if text:
-            found.append(Step(name=name, text=plain(text), start_ms=began, duration_ms=took))
-    return found
+    )
+    return [
+        Step(name=name, text=plain(text), start_ms=began, duration_ms=took)
+        for name, text, began, took in steps
+        if text
+    ]
 
 
 def _request(record: DecisionRecord) -> str:
     who = record.entitlement  # a refused request may have none
-    if not who and record.key is None:
-        who = "A client without a valid key"
-    elif not who:
+    if not who:
         who = f"The key {record.key} of {record.tenant}"
-    model = record.model or record.asked_model or "an unknown model"
-    also = record.asked_model
-    alias = f" (as {also})" if also and record.model and also != record.model else ""
-    request = record.request
+        who = "A client without a valid key" if record.key is None else who
+    asked, request = record.asked_model, record.request
+    alias = f" (as {asked})" if asked and record.model and asked != record.model else ""
     parts = [f"a body of {grouped(request.body_bytes)} bytes"]
     if request.messages:
-        parts.append(
-            f"{grouped(request.messages)} messages" if request.messages > 1 else "1 message"
-        )
+        parts.append(_several(request.messages, "message"))
     if request.media_parts:
         parts.append(f"{grouped(request.media_parts)} images or sounds")
-    how = "a stream" if record.stream else "a whole answer"
     return (
-        f"{who} asked {model}{alias} for {how} on the {record.endpoint} endpoint, "
+        f"{who} asked {record.model or asked or 'an unknown model'}{alias} for "
+        f"{'a stream' if record.stream else 'a whole answer'} on the {record.endpoint} endpoint, "
         f"with {' and '.join(parts)}."
     )
 
 
 def _estimate(record: DecisionRecord) -> str:
-    known = record.estimate
+    known, cap, ratio = record.estimate, "", record.estimate.bytes_per_token_conservative
     if known.total_tokens is None:
         return ""
-    cap = (
-        "" if known.cap_tokens is None else f" (the client's limit is {grouped(known.cap_tokens)})"
-    )
-    ratio = known.bytes_per_token_conservative
+    if known.cap_tokens is not None:
+        cap = f" (the client's limit is {grouped(known.cap_tokens)})"
     by = "" if ratio is None else f" at {ratio:.2f} bytes per token of {known.category} text"
-    several = known.sequences or 1
     prompt, total = known.input_tokens or 0, known.total_tokens
     if record.compression.kept_share is not None:  # the record's estimate is of the shorter prompt
         before, _, after = record.compression.compressed.partition("->")
         prompt, total = prompt + int(before) - int(after), total + int(before) - int(after)
-    times = f", {several} answers" if several > 1 else ""
+    times = f", {known.sequences} answers" if (known.sequences or 1) > 1 else ""
     return (
         f"The gateway estimated {grouped(prompt)} prompt tokens{by} and "
         f"{grouped(known.output_tokens or 0)} tokens of answer{cap}{times}: "
@@ -227,8 +220,7 @@ def _plan(record: DecisionRecord) -> str:
     plan = record.plan
     if plan.pool is None:
         return ""
-    why = PLANS.get(plan.reason or "", f"for the reason {plan.reason}")
-    text = f"The plan was pool {plan.pool}, {why}."
+    text = f"The plan was pool {plan.pool}, {_said(PLANS, plan.reason, 'for the reason')}."
     if plan.would_route is not None:
         text += f" The model is in observe mode; enforced, {plan.would_route} would have served it."
     return text
@@ -238,8 +230,9 @@ def _admission(record: DecisionRecord) -> str:
     known = record.admission
     if known.admitted_unix_s is None:  # it did not get so far, or its model has no limits
         return ""
-    as_class = f" as {known.service_class}" if known.service_class else ""
-    text = f"Admission granted a lease{as_class}"
+    text = "Admission granted a lease"
+    if known.service_class:
+        text += f" as {known.service_class}"
     if known.reserved_tokens is not None:
         text += f", reserving {grouped(known.reserved_tokens)} tokens"
     if known.priority is not None:
@@ -250,59 +243,48 @@ def _admission(record: DecisionRecord) -> str:
     if known.spilled and record.pool:
         text += f" The request spilled out of its planned pool to {record.pool}."
     if known.would_deny:
-        text += f" Enforced, admission would have refused it: {_why(known.would_deny)}."
+        text += f" Enforced, admission would have refused it: {_said(REFUSALS, known.would_deny)}."
     return text
 
 
-def _why(reason: str | None) -> str:
-    return REFUSALS.get(reason or "", f"the reason is {reason or 'not recorded'}")
-
-
 def _compression(record: DecisionRecord) -> str:
-    known = record.compression
+    known, took = record.compression, record.timing.compress_ms
     if known.kept_share is not None:
         before, _, after = known.compressed.partition("->")
-        took = record.timing.compress_ms
         spent = "" if took is None else f" in {took:.0f} ms"
         return (
             f"The compressor shortened the prompt from {grouped(before)} to {grouped(after)} "
             f"tokens{spent} and kept {known.kept_share:.0%} of its text, so that it fits the "
             "smaller pool."
         )
-    if known.not_compressed:
-        why = COMPRESSION.get(known.not_compressed, f"the reason is {known.not_compressed}")
-        return f"The prompt could have been compressed and was not: {why}."
-    return ""
+    if not known.not_compressed:
+        return ""
+    why = _said(COMPRESSION, known.not_compressed)
+    return f"The prompt could have been compressed and was not: {why}."
 
 
 def _queue(record: DecisionRecord) -> str:
-    waited = record.timing.queue_ms
+    """How long the request waited, and which worker it waited for."""
+    waited, known = record.timing.queue_ms, record.scheduling
     text = "The request did not wait in the gateway."
     if waited >= 1:
         text = f"The request waited {_duration(waited)} in the gateway for a worker."
     if record.worker is None:
         return text if waited else ""
-    return f"{text} {_choice(record)}"
-
-
-def _choice(record: DecisionRecord) -> str:
-    known = record.scheduling
-    failed = [f"{a.worker} ({FAULTS[a.result]})" for a in record.attempts if a.result in FAULTS]
     verb = "served it" if record.outcome == "ok" else "was chosen"
-    text = f"Worker {record.worker} of pool {record.pool} {verb}"
+    text += f" Worker {record.worker} of pool {record.pool} {verb}"
     rivals = [name for name, _ in known.candidates if name != record.worker]
     if rivals:
         text += f", the best of {len(rivals) + 1} compared"
     facts = []
     if known.worker_active is not None:
-        one = known.worker_active == 1
-        ran = "1 sequence" if one else f"{grouped(known.worker_active)} sequences"
-        facts.append(f"{ran} ran there")
+        facts.append(f"{_several(known.worker_active, 'sequence')} ran there")
     if known.backlog_tokens:
         facts.append(f"{grouped(known.backlog_tokens)} tokens of prefill were ahead")
     if known.expected_hit_tokens:
         facts.append(f"its prefix cache should hold {grouped(known.expected_hit_tokens)} tokens")
     text += f": {_joined(facts)}." if facts else "."
+    failed = [f"{a.worker} ({FAULTS[a.result]})" for a in record.attempts if a.result in FAULTS]
     if failed:
         several = len(failed) < len(record.attempts)
         when = "Before that the gateway tried" if several else "The gateway tried in vain"
@@ -318,21 +300,27 @@ def _answer(
     """Name, text, start and duration of the answer's steps."""
     if sent is None or first is None:
         return
-    known = record.scheduling
-    before = max(0.0, first - sent)
-    rest = None if end is None else max(0.0, end - first)
+    before, used, usage = max(0.0, first - sent), record.usage, ""
+    if used.prompt_tokens is not None:
+        cached = f" ({grouped(used.cached_tokens)} from its cache)" if used.cached_tokens else ""
+        source = "" if used.source == "engine" else ", as the gateway counted"
+        ended = f", ending with {record.finish_reason}" if record.finish_reason else ""
+        usage = (
+            f", using {grouped(used.prompt_tokens)} prompt tokens{cached} and "
+            f"{grouped(used.completion_tokens or 0)} of answer{source}{ended}"
+        )
     if not record.stream:
         text = f"The engine answered in {_duration(before)} after it got the request"
-        yield "prefill and decode", f"{text}{_usage(record)}.", sent, before
+        yield "prefill and decode", f"{text}{usage}.", sent, before
         return
-    guess = known.predicted_prefill_s
+    guess, pace = record.scheduling.predicted_prefill_s, record.timing.tpot_s
     said = "" if guess is None else f" (the predictor expected {_duration(guess * _MS)})"
     text = f"The first token came {_duration(first)} after the arrival{said}."
     yield "prefill", text, sent, before
-    pace = record.timing.tpot_s
-    speed = "" if pace is None else f" at {pace * _MS:.1f} ms per token"
+    rest = None if end is None else max(0.0, end - first)
     took = "" if rest is None else f" for {_duration(rest)}"
-    yield "decode", f"The engine streamed{took}{speed}{_usage(record)}.", first, rest
+    speed = "" if pace is None else f" at {pace * _MS:.1f} ms per token"
+    yield "decode", f"The engine streamed{took}{speed}{usage}.", first, rest
 
 
 def _ending(record: DecisionRecord) -> str:
@@ -340,25 +328,12 @@ def _ending(record: DecisionRecord) -> str:
     if record.reason is None:
         return ""
     text = f"{ENDINGS.get(record.outcome, ENDINGS['refused'])} {record.status}"
-    text += f": {_why(record.reason)}"
+    text += f": {_said(REFUSALS, record.reason)}"
     if record.figures:
         text += f" ({record.figures})"
     if record.retry_after_s is not None and record.outcome != "fell_back":
         text += f"; it was told to try again in {record.retry_after_s:.0f} s"
     return f"{text}."
-
-
-def _usage(record: DecisionRecord) -> str:
-    used = record.usage
-    if used.prompt_tokens is None:
-        return ""
-    cached = f" ({grouped(used.cached_tokens)} from its cache)" if used.cached_tokens else ""
-    source = "" if used.source == "engine" else ", as the gateway counted"
-    ended = f", ending with {record.finish_reason}" if record.finish_reason else ""
-    return (
-        f", using {grouped(used.prompt_tokens)} prompt tokens{cached} and "
-        f"{grouped(used.completion_tokens or 0)} of answer{source}{ended}"
-    )
 
 
 def _settle(record: DecisionRecord) -> str:
@@ -370,9 +345,15 @@ def _settle(record: DecisionRecord) -> str:
     charge = record.admission.charge_tokens
     if charge is not None:
         return f"{text}; {record.entitlement} was charged {grouped(charge)} tokens."
-    if record.usage.prompt_tokens is not None:
-        return f"{text}."
-    return f"{text}; nothing was charged."
+    return f"{text}." if record.usage.prompt_tokens is not None else f"{text}; nothing was charged."
+
+
+def _said(words: Mapping[str, str], reason: str | None, before: str = "the reason is") -> str:
+    return words.get(reason or "", f"{before} {reason or 'not recorded'}")
+
+
+def _several(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{grouped(number)} {what}s"
 
 
 def grouped(number: float | str) -> str:
