@@ -20,6 +20,7 @@ from gateway.fleet.model_runtime import (
 )
 from gateway.payload.body import read_body
 from gateway.payload.head import read_head
+from gateway.pipeline.plan import Asked
 from gateway.pipeline.request_progress import Attempts, RequestLease, Sending
 from gateway.ports import LeaseStore
 from gateway.records.attempt import HealthRules, WorkerAddress
@@ -212,7 +213,7 @@ def attempts_of(
     )
     sending = Sending(prompt or Prompt(body=asked.body), estimate, plan, NO_PREFIX)
     held = RequestLease(store or MemoryLeases({}, time.monotonic), time.time, plan, lease)
-    return Attempts(asked, principal, facts, served, held, sending)
+    return Attempts(Asked(asked, principal, facts, served, estimate), held, sending)
 
 
 _SECTIONS = {

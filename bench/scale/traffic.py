@@ -36,9 +36,9 @@ from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Outcome, Usage
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
-from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.estimate import Plan
 from gateway.records.lease import Lease
-from gateway.records.request import BodyFacts, Incoming, Principal, Prompt, RequestHead
+from gateway.records.request import Incoming, Principal, Prompt, RequestHead
 from gateway.records.tenancy import Row
 from gateway.scheduling.scheduler import Job
 from gateway.settings import parse
@@ -336,23 +336,16 @@ class ScaleRequest(NamedTuple):
 
 
 def admitted(
-    served: ModelRuntime,
-    store: LeaseStore,
-    incoming: Incoming,
-    principal: Principal,
-    facts: BodyFacts,
-    lengths: LengthEstimate,
-    planned: Plan,
-    lease: Lease,
-    prefix: Prefix,
+    asked: plan.Asked, store: LeaseStore, planned: Plan, lease: Lease, prefix: Prefix
 ) -> tuple[RequestProgress, Attempts]:
     """A request that was admitted, as the pipeline notes it."""
+    incoming = asked.incoming
     progress = RequestProgress(incoming)
-    progress.principal, progress.facts, progress.served = principal, facts, served
-    progress.estimate, progress.planned, progress.plan = lengths, planned, planned
+    _, progress.principal, progress.facts, progress.served, progress.estimate = asked
+    progress.planned = progress.plan = planned
     held = RequestLease(store, lambda: incoming.received_unix_s, planned, lease)
-    sending = Sending(Prompt(body=incoming.body), lengths, planned, prefix)
-    progress.attempts = attempts = Attempts(incoming, principal, facts, served, held, sending)
+    sending = Sending(Prompt(body=incoming.body), asked.estimate, planned, prefix)
+    progress.attempts = attempts = Attempts(asked, held, sending)
     return progress, attempts
 
 
@@ -432,9 +425,8 @@ class Loaded:
         facts = plan.read(CHAT, body, RequestHead())
         lengths = plan.estimate(served, CHAT, facts, principal)
         times.append(clock_ns())
-        prefix = plan.look_up(
-            served, CHAT, principal, facts, facts.members, lengths.input_tokens_total
-        )
+        asked = plan.Asked(incoming, principal, facts, served, lengths)
+        prefix = plan.look_up(asked, facts.members, lengths.input_tokens_total)
         times.append(clock_ns())
         planned = plan.plan(served, CHAT, lengths, prefix)
         times.append(clock_ns())
@@ -444,13 +436,7 @@ class Loaded:
             ("authenticate", "estimate", "look", "plan", "admit"), times, times[1:], strict=False
         ):
             self.cpu.add(part, begin_ns, end_ns)
-        self._bind(
-            ScaleRequest(
-                *admitted(
-                    served, self.store, incoming, principal, facts, lengths, planned, lease, prefix
-                )
-            )
-        )
+        self._bind(ScaleRequest(*admitted(asked, self.store, planned, lease, prefix)))
 
     def _bind(self, request: "ScaleRequest") -> None:
         attempts, prefix = request.attempts, request.attempts.sending.prefix

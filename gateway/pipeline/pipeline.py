@@ -25,6 +25,7 @@ from gateway.payload.body import LOOP_US, TakesLong
 from gateway.payload.members import by_name
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.dispatcher import Dispatcher
+from gateway.pipeline.plan import Asked
 from gateway.pipeline.request_progress import (
     Attempts,
     RequestLease,
@@ -36,7 +37,7 @@ from gateway.pipeline.request_progress import (
 from gateway.pipeline.settlement import TOGETHER_S, Settler
 from gateway.ports import ClientReply, CompressTask, LeaseStore, RecordSink, Upstream
 from gateway.records.attempt import Outcome
-from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.estimate import Plan
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, RequestHead
 from gateway.routing.routing import (
     CompressionRules,
@@ -213,9 +214,7 @@ class Pipeline:
             self._keyring, head.key_digest, self._wall_clock(), head.token
         )
 
-    async def _read(
-        self, progress: RequestProgress, instead: Instead | None
-    ) -> tuple[Principal, BodyFacts, ModelRuntime, LengthEstimate]:
+    async def _read(self, progress: RequestProgress, instead: Instead | None) -> Asked:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         incoming = progress.incoming
         endpoint, head, now_unix_s = incoming.endpoint, incoming.head, incoming.received_unix_s
@@ -260,7 +259,7 @@ class Pipeline:
             served, endpoint, facts, principal, head.category
         )
         progress.timer.end("estimate")
-        return principal, facts, served, estimate
+        return Asked(incoming, principal, facts, served, estimate)
 
     async def _run(
         self, progress: RequestProgress, reply: ClientReply, instead: Instead | None
@@ -269,16 +268,14 @@ class Pipeline:
         crowded = incoming.received_s - self._newest_s < TOGETHER_S
         self._newest_s = incoming.received_s
         # 1 authenticate, 2 classify and estimate
-        principal, facts, served, estimate = await self._read(progress, instead)
+        asked = await self._read(progress, instead)
+        _, principal, facts, served, estimate = asked
         if instead is None:
             self._dispatcher.refuse_suspect(principal.tenant, incoming.body)
         # 3 plan
-        endpoint, tokens = incoming.endpoint, estimate.input_tokens_total
-        prefix = stage_plan.look_up(served, endpoint, principal, facts, facts.members, tokens)
-        progress.planned = planned = stage_plan.plan(served, endpoint, estimate, prefix)
-        window = stage_plan.compression_window(
-            served, incoming, principal, facts, estimate, planned, prefix
-        )
+        prefix = stage_plan.look_up(asked, facts.members, estimate.input_tokens_total)
+        progress.planned = planned = stage_plan.plan(served, incoming.endpoint, estimate, prefix)
+        window = stage_plan.compression_window(asked, planned, prefix)
         decided = planned if isinstance(window, str) else window_plan(planned, window)
         progress.plan = plan = stage_plan.applied(served, estimate, decided)
         progress.timer.end("plan")
@@ -289,9 +286,7 @@ class Pipeline:
         lease = RequestLease(self._store, self._wall_clock, plan, taken)
         why = window if isinstance(window, str) else ""
         sending = Sending(Prompt(body=incoming.body, not_compressed=why), estimate, plan, prefix)
-        progress.attempts = attempts = Attempts(
-            incoming, principal, facts, served, lease, sending, progress.timer
-        )
+        progress.attempts = attempts = Attempts(asked, lease, sending, progress.timer)
         # The loop is asked for once: it costs a call of the system.
         self._loop = self._loop or asyncio.get_running_loop()
         attempts.task = asyncio.current_task(self._loop)
@@ -368,9 +363,7 @@ class Pipeline:
                 kept_share=after / max(1, before),
             )
             members, tokens = by_name(prompt.body), shorter.input_tokens_total
-            prefix = stage_plan.look_up(
-                served, incoming.endpoint, attempts.principal, facts, members, tokens
-            )
+            prefix = stage_plan.look_up(attempts.asked, members, tokens)
             attempts.prepare(Sending(prompt, shorter, sending.plan, prefix))
             cost_tokens = shorter.cost_tokens
             lease.resize(cost_tokens, cost_tokens * served.admission.kv_bytes_per_token)

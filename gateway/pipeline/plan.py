@@ -9,7 +9,7 @@ not managed: there the store counts and spills over, and refuses nobody.
 import asyncio
 from collections.abc import Mapping
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,17 @@ _LOOKS: Final = 4
 _LOOK_EVERY_S: Final = 0.5
 """Another replica's response is known here after two exchanges, half a second each."""
 _PARAMS: Final = {"completions": "prompt", "embeddings": "input", "responses": "input"}
+
+
+class Asked(NamedTuple):
+    """Who asks for what of which model, and how long it should be: stages 1 and 2."""
+
+    incoming: Incoming
+    principal: Principal
+    facts: BodyFacts
+    served: ModelRuntime
+    estimate: LengthEstimate
+
 
 # -- 2 classify and estimate
 
@@ -178,42 +189,28 @@ def estimate(
 # -- 3 plan
 
 
-def points(
-    served: ModelRuntime,
-    endpoint: Endpoint,
-    principal: Principal,
-    facts: BodyFacts,
-    members: Members,
-) -> Points:
+def points(asked: Asked, members: Members) -> Points:
     """The beginnings of a body, by its members, as engines' caches tell them apart."""
     return points_of(
-        endpoint.name,
+        asked.incoming.endpoint.name,
         members,
-        facts.measure.text_bytes,
-        principal.tenant,
-        facts.adapter,
-        salted=served.scheduling.salted,
+        asked.facts.measure.text_bytes,
+        asked.principal.tenant,
+        asked.facts.adapter,
+        salted=asked.served.scheduling.salted,
     )
 
 
-def look_up(
-    served: ModelRuntime,
-    endpoint: Endpoint,
-    principal: Principal,
-    facts: BodyFacts,
-    members: Members,
-    tokens: int,
-) -> Prefix:
+def look_up(asked: Asked, members: Members, tokens: int) -> Prefix:
     """The beginnings of a body of so many tokens, by its members, and where to ask for them.
 
     Nothing where no index of prefixes is kept.
     """
-    if not served.scheduling.indexed or not endpoint.generates:
+    served = asked.served
+    if not served.scheduling.indexed or not asked.incoming.endpoint.generates:
         return NO_PREFIX
-    found = points(served, endpoint, principal, facts, members)
-    if not found:
-        return NO_PREFIX
-    return Prefix(found, served.fleet.pools, tokens / found[-1][0])
+    found = points(asked, members)
+    return Prefix(found, served.fleet.pools, tokens / found[-1][0]) if found else NO_PREFIX
 
 
 def plan(
@@ -237,16 +234,9 @@ def plan(
     return Plan(pool=held, alternates=(planned.pool, *planned.alternates), reason="prefix_held")
 
 
-def compression_window(
-    served: ModelRuntime,
-    incoming: Incoming,
-    principal: Principal,
-    facts: BodyFacts,
-    estimate: LengthEstimate,
-    planned: Plan,
-    prefix: Prefix = NO_PREFIX,
-) -> CompressionWindow | str:
+def compression_window(asked: Asked, planned: Plan, prefix: Prefix) -> CompressionWindow | str:
     """Whether the request should be compressed, or why not ("" when there is nothing to ask)."""
+    incoming, principal, facts, served, estimate = asked
     compression, endpoint = served.compression, incoming.endpoint
     if compression is None:
         return ""
@@ -265,7 +255,7 @@ def compression_window(
     pool = served.fleet.pools[planned.pool]
     if rules.only_when_busy and has_room(pool, incoming.received_s):
         return "not_busy"
-    begins = prefix.points or points(served, endpoint, principal, facts, facts.members)
+    begins = prefix.points or points(asked, facts.members)
     if compression.conversations.continues(principal.tenant, begins):
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):

@@ -16,6 +16,7 @@ from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime, Pool, Prefix
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.forward import Relay
+from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore, Lines
 from gateway.records.attempt import Attempt, Binding, Outcome, Usage
 from gateway.records.estimate import LengthEstimate, Plan
@@ -135,32 +136,22 @@ class Attempts:
     """A request that holds a lease: what is sent where, and what came of it."""
 
     __slots__ = (
-        *("assumed_turn", "awaits", "binding", "blamed", "compress_s", "done", "entry", "facts"),
-        *("guilty", "incoming", "job", "lease", "moved", "over", "principal", "queue_s", "relay"),
-        *("rescued", "scheduler", "sending", "sent_s", "served", "slot_nano", "slot_read_nano"),
-        *("task", "timer", "told", "whole"),
+        *("asked", "assumed_turn", "awaits", "binding", "blamed", "compress_s", "done", "entry"),
+        *("facts", "guilty", "incoming", "job", "lease", "moved", "over", "principal", "queue_s"),
+        *("relay", "rescued", "scheduler", "sending", "sent_s", "served", "slot_nano"),
+        *("slot_read_nano", "task", "timer", "told", "whole"),
     )
 
     def __init__(
-        self,
-        incoming: Incoming,
-        principal: Principal,
-        facts: BodyFacts,
-        served: ModelRuntime,
-        lease: RequestLease,
-        sending: Sending,
-        timer: StageTimer = UNTIMED,
+        self, asked: Asked, lease: RequestLease, sending: Sending, timer: StageTimer = UNTIMED
     ) -> None:
-        self.incoming = incoming
-        self.principal = principal
-        self.facts = facts
-        self.served = served
+        self.asked = asked
+        self.incoming, self.principal, self.facts, self.served, self.whole = asked
+        """`whole`: of the client's own prompt, where a compressed one is sent."""
         self.lease = lease
         self.timer = timer
         self.task: asyncio.Task[object] | None = None
         """The task that serves it."""
-        self.whole = sending.estimate
-        """Of the client's own prompt, where a compressed one is sent."""
         self.compress_s: float | None = None
         self.prepare(sending)
         self.over: Callable[[Outcome], Awaitable[None]] | None = None

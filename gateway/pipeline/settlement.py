@@ -277,7 +277,7 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
             pool.prefixes.correct(binding.worker, entry.expected, reported.cached_tokens)
     # A conversation that an engine holds as it came: its next turn is not compressed.
     if served.compression is not None and sending.prompt.only_pool is None:
-        begins = sending.prefix.points or points(served, endpoint, principal, facts, facts.members)
+        begins = sending.prefix.points or points(attempts.asked, facts.members)
         served.compression.conversations.remember(principal.tenant, begins)
 
 
