@@ -32,17 +32,17 @@ class _GossipBoard:
         self._place = place
         self._told = told
         self._mine: dict[str, bytes] = {}
-        self._theirs: list[dict[str, bytes]] = []
+        self._theirs: dict[str, dict[str, bytes]] = {}
 
     def publish(self, name: str, payload: bytes) -> None:
         self._mine[name] = payload
 
-    def peers(self, name: str) -> list[bytes]:
-        return [notes[name] for notes in self._theirs if name in notes]
+    def peers(self, name: str) -> dict[str, bytes]:
+        return {who: notes[name] for who, notes in self._theirs.items() if name in notes}
 
     def exchange(self) -> None:
         self._told[self._place] = dict(self._mine)
-        self._theirs = [notes for place, notes in self._told.items() if place != self._place]
+        self._theirs = {str(p): notes for p, notes in self._told.items() if p != self._place}
 
 
 class Gossip:
@@ -59,12 +59,12 @@ class Gossip:
         self._notes = [
             SchedulerNotes(
                 [_served(gateway, prefixes)],
-                board,
-                str(place),
+                board.publish,
+                board.peers,
                 lambda _: len(gateways),
                 lambda: self._now_s,
             )
-            for place, (gateway, board) in enumerate(zip(gateways, self._boards, strict=True))
+            for gateway, board in zip(gateways, self._boards, strict=True)
         ]
         self._due_s = [RedisExchange.every_s * self._random.random() for _ in gateways]
 

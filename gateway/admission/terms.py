@@ -135,8 +135,11 @@ class AdmissionRequest(Record, frozen=True, kw_only=True):
         return max(asked, self.most_tokens if limit.unit == "tokens" else self.most_money)
 
 
-class Grant(Record, frozen=True, kw_only=True):
-    """Admitted. The figures, as of after this grant, fill the client's rate-limit headers."""
+class Grant(Record, frozen=True, kw_only=True, array_like=True, tag=1):
+    """Admitted. The figures, as of after this grant, fill the client's rate-limit headers.
+
+    The Redis scripts return its fields in this order, and those of a denial.
+    """
 
     pool: int
     weight: float
@@ -159,7 +162,7 @@ class Grant(Record, frozen=True, kw_only=True):
     """Level of each of its limits, in their order."""
 
 
-class Denial(Record, frozen=True, kw_only=True):
+class Denial(Record, frozen=True, kw_only=True, array_like=True, tag=0):
     """Refused. `wait_s` is before jitter, and 0 where waiting does not help."""
 
     reason: DenialReason

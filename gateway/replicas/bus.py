@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -68,16 +67,8 @@ class NoteStore(Protocol):
         """Close files and connections."""
 
 
-class Listener(Protocol):
-    """Publishes and applies notes; requests run wherever it yields."""
-
-    def send(self) -> Iterator[None]:
-        """Publish the current notes."""
-        ...
-
-    def receive(self) -> Iterator[None]:
-        """Apply the other replicas' notes; replicas without notes are gone."""
-        ...
+Steps = Callable[[], Iterator[None]]
+"""Work on notes; requests run wherever it yields."""
 
 
 class _Signed(msgspec.Struct):
@@ -113,7 +104,7 @@ class Bus:
         """(time of writing by this clock, note), by name and replica."""
         self._news: dict[str, list[tuple[float, bytes]]] = {}
         """(age, lasting note) that the last exchange brought."""
-        self._listeners: list[Listener] = []
+        self._listeners: list[tuple[Steps, Steps]] = []
         self._too_large: set[str] = set()
         self._breaker = Breaker()
         self._away = False
@@ -125,9 +116,9 @@ class Bus:
         """Whether the store answers."""
         return self._breaker.closed
 
-    def listen(self, listener: Listener) -> None:
-        """Call a listener's `send` before each exchange and its `receive` after it."""
-        self._listeners.append(listener)
+    def listen(self, send: Steps, receive: Steps) -> None:
+        """Publish notes by `send` before each exchange, apply the others' by `receive` after it."""
+        self._listeners.append((send, receive))
 
     def publish(self, name: str, payload: bytes) -> None:
         """Publish a note to the other replicas; a note that is too large is dropped."""
@@ -149,15 +140,11 @@ class Bus:
             for name in [name for name in notes if gone(name)]:
                 del notes[name]
 
-    def peers(self, name: str) -> list[bytes]:
-        """The other replicas' notes of that name."""
-        return [payload for _, payload in self.living(name).values()]
-
-    def living(self, name: str) -> dict[str, tuple[float, bytes]]:
-        """The same by replica, each with the time when it was written."""
+    def peers(self, name: str) -> dict[str, bytes]:
+        """The other replicas' notes of that name, by replica; those without are gone."""
         since_s = self._clock() - SILENT_S
         held = self._theirs.get(name, {})
-        return {replica: note for replica, note in held.items() if note[0] >= since_s}
+        return {replica: note for replica, (at_s, note) in held.items() if at_s >= since_s}
 
     def news(self, name: str) -> list[tuple[float, bytes]]:
         """Age and content of the lasting notes that the last exchange brought; once."""
@@ -182,14 +169,14 @@ class Bus:
     async def exchange(self) -> None:
         """Exchange once if the breaker allows it. Raises nothing except for cancellation."""
         if self._breaker.allows(self._clock()):
-            await self._run_all(listener.send() for listener in self._listeners)
+            await self._run_all(send for send, _ in self._listeners)
             await self._round_trip()
-        await self._run_all(listener.receive() for listener in self._listeners)
+        await self._run_all(receive for _, receive in self._listeners)
 
-    async def _run_all(self, parts: Iterable[Iterator[None]]) -> None:
+    async def _run_all(self, parts: Iterable[Steps]) -> None:
         for part in parts:
             try:
-                for _ in part:
+                for _ in part():
                     await asyncio.sleep(0)
             except Exception:  # noqa: BLE001 - a defect must not end the task
                 _log.exception("telling or hearing notes failed")
@@ -218,28 +205,26 @@ class Bus:
         for name, found in received.items():
             if name not in self._mine:  # its model was removed meanwhile
                 continue
-            if not name.startswith(LASTING):
-                self._receive(name, found.notes)
+            if name.startswith(LASTING):
+                self._news[name] = found.notes
+                if not found.held:
+                    self._written.discard(name)
+                elif notes[name] == self._mine[name]:
+                    self._written.add(name)
                 continue
-            self._news[name] = found.notes
-            if not found.held:
-                self._written.discard(name)
-            elif notes[name] == self._mine[name]:
-                self._written.add(name)
+            self._receive(name, found.notes)
 
     def _receive(self, name: str, notes: Iterable[tuple[float, bytes]]) -> None:
-        now_s = self._clock()
-        held = self._theirs.setdefault(name, {})
+        living, now_s = self.peers(name), self._clock()
+        held = {r: note for r, note in self._theirs.get(name, {}).items() if r in living}
         for age_s, note in notes:
-            try:
+            with contextlib.suppress(msgspec.DecodeError):
                 signed = _decode(note)
-            except msgspec.DecodeError:
-                continue
-            if not signed.payload:
-                held.pop(signed.replica, None)
-            elif signed.replica in held or len(held) < MAX_REPLICAS:
-                held[signed.replica] = (now_s - age_s, signed.payload)
-        self._theirs[name] = self.living(name)
+                if not signed.payload:
+                    held.pop(signed.replica, None)
+                elif signed.replica in held or len(held) < MAX_REPLICAS:
+                    held[signed.replica] = (now_s - age_s, signed.payload)
+        self._theirs[name] = held
 
     def _failed(self, why: str) -> None:
         self._breaker.failed(self._clock(), self._chance())
@@ -294,17 +279,20 @@ class Presence:
         self._seed = seed
         self._on_seed = on_seed
         self.serve(models)
-        bus.listen(self)
+        bus.listen(self.send, self.receive)
 
     def serve(self, models: Iterable[str]) -> None:
         """Be present for these models from now on; the notes of others are dropped."""
         before, self._models = self._models, list(models)
-        for gone in set(before) - set(self._models):
-            self._bus.drop(partial(_is_of, gone))
+        # Others' notes of a model that is named like these come with the next exchange.
+        gone = set(before) - set(self._models)
+        names = {f"{kind}:{model}" for kind in ("replicas", "fleet") for model in gone}
+        pools = tuple(f"{model}/" for model in gone)
+        self._bus.drop(lambda note: note in names or note.startswith(pools))
 
     def replicas(self, model: str) -> int:
         """Number of replicas that serve a model now, including this one."""
-        return 1 + len(self._bus.living(f"replicas:{model}"))
+        return 1 + len(self._bus.peers(f"replicas:{model}"))
 
     def others(self) -> list[Address]:
         """Addresses of the other replicas that serve any of this replica's models."""
@@ -325,11 +313,6 @@ class Presence:
 
     def _notes(self) -> Iterator[tuple[str, _Presence]]:
         for model in self._models:
-            for replica, (_, payload) in self._bus.living(f"replicas:{model}").items():
+            for replica, payload in self._bus.peers(f"replicas:{model}").items():
                 with contextlib.suppress(msgspec.DecodeError):
                     yield replica, _decode_presence(payload)
-
-
-def _is_of(model: str, note: str) -> bool:
-    """Whether a note is a model's; the next exchange brings what another's is named like it."""
-    return note in (f"replicas:{model}", f"fleet:{model}") or note.startswith(f"{model}/")

@@ -86,36 +86,31 @@ class ReplicaCalls:
         """By replica: its answer, None if it has none, or why it did not say."""
         if not self._living():
             return []
+
+        async def ask(client: httpx.AsyncClient, address: Address) -> bytes | Exception | None:
+            headers = {"authorization": f"Bearer {address.token}"}
+            url = address.url + PATH + topic
+            try:
+                async with (
+                    asyncio.timeout(LIMIT_S),
+                    client.stream("POST", url, content=payload, headers=headers) as answer,
+                ):
+                    if answer.status_code == 204:
+                        return None
+                    answer.raise_for_status()
+                    found = bytearray()
+                    async for part in answer.aiter_bytes():
+                        found += part
+                        if len(found) > MAX_ANSWER_BYTES:
+                            raise OSError(f"an answer over {MAX_ANSWER_BYTES} bytes")
+                    return bytes(found)
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                _log.info("a replica at %s did not answer '%s': %s", address.url, topic, why)
+                return error
+
         async with self._turns:
             client = self._client = self._client or httpx.AsyncClient(
                 timeout=LIMIT_S, trust_env=False
             )
-            asked = (self._ask(client, address, topic, payload) for address in self._living())
-            return await asyncio.gather(*asked)
-
-    async def _ask(
-        self, client: httpx.AsyncClient, address: Address, topic: str, payload: bytes
-    ) -> bytes | Exception | None:
-        try:
-            async with (
-                asyncio.timeout(LIMIT_S),
-                client.stream(
-                    "POST",
-                    address.url + PATH + topic,
-                    content=payload,
-                    headers={"authorization": f"Bearer {address.token}"},
-                ) as answer,
-            ):
-                if answer.status_code == 204:
-                    return None
-                answer.raise_for_status()
-                found = bytearray()
-                async for part in answer.aiter_bytes():
-                    found += part
-                    if len(found) > MAX_ANSWER_BYTES:
-                        raise OSError(f"an answer over {MAX_ANSWER_BYTES} bytes")
-                return bytes(found)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            _log.info("a replica at %s did not answer '%s': %s", address.url, topic, why)
-            return error
+            return await asyncio.gather(*(ask(client, address) for address in self._living()))

@@ -1,4 +1,4 @@
-"""Notes about engines that replicas exchange over the bus, twice a second.
+"""Notes that replicas exchange over the bus, twice a second.
 
 `FleetNotes`:
 - Engines that an admin drains. The newest change of each engine applies in all replicas, also in
@@ -12,22 +12,31 @@
 every gate. The notes tell the other replicas its learned prefill rates, the service each tenant
 got, its assigned work, and which prompts went to which worker.
 
+`LearnedNotes`: what estimators learned, as lasting notes, for other replicas and across restarts.
+A note has one model's sums by part; `gateway.estimate.merge` explains how those of several
+replicas join. While the store is away, the estimators continue alone.
+
 Load in flight is not shared: half a second old, it would make replicas fill the same worker
 (docs/adr/0008). Malformed notes are ignored. Replicas that discover workers list them in orders of
 their own, so a note names its workers, and the receiver translates.
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.merge import EstimatorMerge
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime, Pool, drain_worker
+from gateway.records.estimate import PartState, PeerRecord
+from gateway.replicas.bus import LASTING, MAX_BYTES, Bus
 from gateway.routing.routing import ResponseLocation
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.quartz import Quartz
@@ -39,16 +48,15 @@ MAX_LOCATIONS_SHARED: Final = 2_000
 MAX_DRAINS: Final = 1_000
 _LOCATIONS_BATCH: Final = 200
 _LATER_S: Final = 0.001
+LEARNED_EVERY_S: Final = 1.0
+"""A note of what was learned is written so often at most."""
 
+Publish = Callable[[str, bytes], None]
+Peers = Callable[[str], Mapping[str, bytes]]
+"""`Bus.publish` and `Bus.peers`: the newest note of each name, of this replica and by replica."""
 
-class Board(Protocol):
-    """Exchanges notes by name, keeping the newest of each replica."""
-
-    def publish(self, name: str, payload: bytes) -> None:
-        """Publish a note to the other replicas."""
-
-    def peers(self, name: str) -> list[bytes]:
-        """The other replicas' notes of that name."""
+_log = logging.getLogger("sluice.state")
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Drain(msgspec.Struct, frozen=True, order=True):
@@ -57,7 +65,6 @@ class _Drain(msgspec.Struct, frozen=True, order=True):
 
 
 class _FleetNote(msgspec.Struct):
-    replica: str
     ejected: list[list[int]]
     drains: dict[str, _Drain]
     locations: list[tuple[str, ResponseLocation]]
@@ -81,7 +88,6 @@ class _Locations:
         """Last `locations_told` by replica."""
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
 _decode_fleet: Final = msgspec.msgpack.Decoder(_FleetNote).decode
 
 
@@ -91,22 +97,20 @@ class FleetNotes:
     def __init__(
         self,
         models: Sequence[ModelRuntime],
-        board: Board,
-        replica: str,
+        publish: Publish,
+        peers: Peers,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         retiring: Sequence[ModelRuntime] = (),
     ) -> None:
-        """`replica`: a name unique to this process.
-
-        `retiring`: models that a reload removed and whose requests still run; drains reach them.
+        """`retiring`: models that a reload removed and whose requests still run; drains reach them.
 
         `clock` monotonic, the same as the pools'; `wall_clock` Unix time. Both in seconds.
         """
         self._models = models
         self._retiring = retiring
-        self._board = board
-        self._replica = replica
+        self._publish = publish
+        self._peers = peers
         self._clock = clock
         self._wall_clock = wall_clock
         self._drains: dict[str, _Drain] = {}
@@ -118,7 +122,7 @@ class FleetNotes:
         known, self._locations = self._locations, {}
         for served in self._models:
             shared = self._locations[served.name] = known.get(served.name) or _Locations()
-            served.fleet.response_affinity.on_remember = partial(self._remembered, shared)
+            served.fleet.response_affinity.on_remember = partial(self._remember, shared)
 
     def drained(self, worker: str, *, on: bool) -> None:
         """Record that an admin drained an engine here (`on`) or returned it."""
@@ -137,46 +141,44 @@ class FleetNotes:
     def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
         for served in tuple(self._models):
-            if (shared := self._locations.get(served.name)) is not None:
-                self._board.publish(f"fleet:{served.name}", _encode(self._note(served, shared)))
-                yield
+            shared, now_s = self._locations.get(served.name), self._clock()
+            if shared is None:
+                continue
+            while shared.newest and shared.newest[0][0] < now_s - LOCATIONS_SHARED_S:
+                shared.newest.popleft()
+            pools = served.fleet.pools
+            note = _FleetNote(
+                ejected=[
+                    [i for i, engine in enumerate(pool.engine_of) if engine.ejected_until_s > now_s]
+                    if pool.last_ejection_end_s > now_s
+                    else []
+                    for pool in pools
+                ],
+                drains=self._drains,
+                locations=[(response_id, location) for _, response_id, location in shared.newest],
+                locations_told=shared.told,
+                names=[names_of(pool) for pool in pools],
+            )
+            self._publish(f"fleet:{served.name}", _encode(note))
+            yield
 
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in tuple(self._models):
             shared = self._locations.get(served.name) or _Locations()
             heard: dict[str, int] = {}
-            for payload in self._board.peers(f"fleet:{served.name}"):
+            for replica, payload in self._peers(f"fleet:{served.name}").items():
                 try:
                     note = _decode_fleet(payload)
                 except msgspec.DecodeError:
                     continue
-                heard[note.replica] = note.locations_told
-                yield from self._receive(served, note, shared.heard.get(note.replica, 0))
+                heard[replica] = note.locations_told
+                yield from self._receive(served, note, shared.heard.get(replica, 0))
             shared.heard = heard
 
-    def _remembered(self, shared: _Locations, response_id: str, location: ResponseLocation) -> None:
+    def _remember(self, shared: _Locations, response_id: str, location: ResponseLocation) -> None:
         shared.told += 1
         shared.newest.append((self._clock(), response_id, location))
-
-    def _note(self, served: ModelRuntime, shared: _Locations) -> _FleetNote:
-        now_s = self._clock()
-        locations = shared.newest
-        while locations and locations[0][0] < now_s - LOCATIONS_SHARED_S:
-            locations.popleft()
-        return _FleetNote(
-            replica=self._replica,
-            ejected=[
-                [i for i, engine in enumerate(pool.engine_of) if engine.ejected_until_s > now_s]
-                if pool.last_ejection_end_s > now_s
-                else []
-                for pool in served.fleet.pools
-            ],
-            drains=self._drains,
-            locations=[(response_id, location) for _, response_id, location in locations],
-            locations_told=shared.told,
-            names=[names_of(pool) for pool in served.fleet.pools],
-        )
 
     def _receive(
         self, served: ModelRuntime, note: _FleetNote, locations_received: int
@@ -223,7 +225,6 @@ class FleetNotes:
 
 
 class _SchedulerNote(msgspec.Struct):
-    replica: str
     scheduler: dict[str, Any]
     predictor: dict[str, Any]
     prefixes: dict[str, Any]
@@ -251,19 +252,18 @@ class SchedulerNotes:
     def __init__(
         self,
         models: Collection[ModelRuntime],
-        board: Board,
-        replica: str,
+        publish: Publish,
+        peers: Peers,
         replicas: Callable[[str], int],
         clock: Callable[[], float],
     ) -> None:
-        """`replica`: a name unique to this process.
+        """`replicas` gives the number of replicas that serve a model, including this one.
 
-        `replicas` gives the number of replicas that serve a model, including this one; `clock`
-        is the schedulers' clock.
+        `clock` is the schedulers' clock.
         """
         self._models = models
-        self._board = board
-        self._replica = replica
+        self._publish = publish
+        self._peers = peers
         self._replicas = replicas
         self._clock = clock
         self._sent: set[str] = set()
@@ -272,17 +272,23 @@ class SchedulerNotes:
     def send(self) -> Iterator[None]:
         """Publish notes; yields between steps so that requests can run."""
         for share in self._shares():
-            if self._count(share.served) > 1 or share.name in self._sent:
-                self._board.publish(share.name, _encode(self._note(share)))
+            if self._replicas(share.served.name) > 1 or share.name in self._sent:
+                note = _SchedulerNote(
+                    scheduler=share.scheduler.state(),
+                    predictor=share.predictor.state(),
+                    prefixes=share.pool.gossip.chapters(),
+                    names=names_of(share.pool),
+                )
+                self._publish(share.name, _encode(note))
                 yield
 
     def receive(self) -> Iterator[None]:
         """Apply the other replicas' notes; yields likewise. No note makes it raise."""
         for served in tuple(self._models):
             for pool in served.fleet.pools:
-                pool.scheduler.replicas = self._count(served)
+                pool.scheduler.replicas = max(1, self._replicas(served.name))
         for share in self._shares():
-            received = self._count(share.served) > 1
+            received = self._replicas(share.served.name) > 1
             share.pool.gossip.listened(by_others=received)
             if received:
                 self._sent.add(share.name)
@@ -292,10 +298,8 @@ class SchedulerNotes:
                 self._sent.discard(share.name)
             yield from self._receive(share)
 
-    def _count(self, served: ModelRuntime) -> int:
-        return max(1, self._replicas(served.name))
-
     def _shares(self) -> Iterator[_Share]:
+        """Pools whose scheduler learns all that there is."""
         for served in tuple(self._models):
             for place, pool in enumerate(served.fleet.pools):
                 scheduler, predictor, index = pool.scheduler, pool.predictor, pool.prefixes
@@ -303,47 +307,32 @@ class SchedulerNotes:
                     name = f"{served.name}/{place}"
                     yield _Share(name, served, pool, scheduler, predictor, index)
 
-    def _note(self, share: _Share) -> _SchedulerNote:
-        return _SchedulerNote(
-            replica=self._replica,
-            scheduler=share.scheduler.state(),
-            predictor=share.predictor.state(),
-            prefixes=share.pool.gossip.chapters(),
-            names=names_of(share.pool),
-        )
-
     def _receive(self, share: _Share) -> Iterator[None]:
         names = names_of(share.pool)
-        notes: dict[str, tuple[_SchedulerNote, list[int] | None]] = {}
-        for payload in self._board.peers(share.name):
+        schedulers: dict[str, dict[str, Any]] = {}
+        predictors: dict[str, dict[str, Any]] = {}
+        prefixes: dict[str, dict[str, Any]] = {}
+        here: dict[str, dict[int, int]] = {}
+        """Places of workers there -> here, by replica that lists others or in another order."""
+        for replica, payload in self._peers(share.name).items():
             try:
                 note = _decode_scheduler(payload)
             except msgspec.DecodeError:
                 continue
-            places = None if note.names == names else translation(names, note.names)
-            notes[note.replica] = note, places
-            if places is not None:
+            if note.names != names:
+                places = translation(names, note.names)
+                here[replica] = {t: place for place, t in enumerate(places) if t >= 0}
                 note.scheduler["pending_s"] = _in_order(note.scheduler.get("pending_s"), places)
                 if isinstance(speeds := note.predictor.get("speeds"), dict):
                     note.predictor["speeds"] = {
                         part: _in_order(values, places) for part, values in speeds.items()
                     }
-        reported = {name: note.scheduler for name, (note, _) in notes.items()}
-        share.scheduler.merge(reported, self._clock())
-        share.predictor.merge(
+            schedulers[replica], prefixes[replica] = note.scheduler, note.prefixes
             # What is learned is compared with the last note's, by worker: another order, another
             # beginning.
-            {
-                f"{name} {hash(tuple(note.names))}": note.predictor
-                for name, (note, _) in notes.items()
-            }
-        )
-        here = {
-            name: {there: place for place, there in enumerate(places) if there >= 0}
-            for name, (_, places) in notes.items()
-            if places is not None
-        }
-        prefixes = {name: note.prefixes for name, (note, _) in notes.items()}
+            predictors[f"{replica} {hash(tuple(note.names))}"] = note.predictor
+        share.scheduler.merge(schedulers, self._clock())
+        share.predictor.merge(predictors)
         for _ in share.pool.gossip.receive(prefixes, share.prefixes, here):
             yield
 
@@ -367,3 +356,81 @@ def _in_order(values: object, places: Sequence[int]) -> object:
     if not isinstance(values, list):
         return values
     return [values[place] if 0 <= place < len(values) else 0.0 for place in places]
+
+
+class _Subject:
+    """One model's estimator, and what was published of it."""
+
+    def __init__(self, estimator: LengthEstimator, now_s: float) -> None:
+        self.estimator = estimator
+        self.merge = EstimatorMerge(estimator, now_s)
+        self.published = 0
+        """Observations in the note."""
+
+
+_decode_learned: Final = msgspec.msgpack.Decoder(dict[str, PartState]).decode
+
+
+class LearnedNotes:
+    """Publishes and merges what the estimators of some models learned."""
+
+    def __init__(
+        self, bus: Bus, estimators: Mapping[str, LengthEstimator], clock: Callable[[], float]
+    ) -> None:
+        """`estimators` by the name they are stored under; `clock` monotonic, in seconds."""
+        self._bus = bus
+        self._clock = clock
+        self._subjects: dict[str, _Subject] = {}
+        self._due_s = 0.0
+        self._warned = False
+        self.replace(estimators)
+        bus.listen(self.send, self.receive)
+
+    def replace(self, estimators: Mapping[str, LengthEstimator]) -> None:
+        """Share these from now on; those that stay keep their state."""
+        now_s, known = self._clock(), self._subjects
+        self._subjects = {}
+        for name, estimator in estimators.items():
+            before = known.get(name)
+            if before is not None and before.estimator is estimator:
+                self._subjects[name] = before
+            else:
+                self._subjects[name] = _Subject(estimator, now_s)
+                self._bus.publish(LASTING + name, b"")  # only read, until something is learned
+        gone = {LASTING + name for name in known.keys() - estimators.keys()}
+        self._bus.drop(gone.__contains__)
+
+    def send(self) -> Iterator[None]:
+        """Publish what was learned since, or what the store lost; yields likewise."""
+        now_s = self._clock()
+        due = now_s >= self._due_s or self._bus.closing
+        if due:
+            self._due_s = now_s + LEARNED_EVERY_S
+        for name, subject in tuple(self._subjects.items()):
+            if self._subjects.get(name) is not subject:  # a reload removed its model meanwhile
+                continue
+            taught = subject.estimator.observations
+            # What the store does not have is told anew: its rates faded since it was published.
+            lost = subject.published and not self._bus.kept(LASTING + name)
+            news = lost or (due and taught != subject.published)
+            if news and (learned := subject.merge.learned(now_s)):
+                subject.published = taught
+                self._bus.publish(LASTING + name, _encode(learned))
+            yield
+
+    def receive(self) -> Iterator[None]:
+        """Merge what the others learned; yields likewise."""
+        for name, subject in tuple(self._subjects.items()):
+            peers = []
+            for age_s, note in self._bus.news(LASTING + name):
+                try:
+                    if len(note) <= MAX_BYTES:
+                        peers.append(PeerRecord(age_s=age_s, parts=_decode_learned(note)))
+                        continue
+                except msgspec.MsgspecError:
+                    pass
+                if not self._warned:
+                    self._warned = True
+                    _log.warning("ignoring learned figures that are not of this version")
+            for _ in subject.merge.merge(peers):
+                yield

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from gateway.ports import Directory
 from gateway.replicas.bus import NoteStore
@@ -11,19 +11,11 @@ from gateway.store.sqlite_file import SqliteNotes
 
 Backend = Literal["memory", "sqlite", "redis"]
 
-_OF_SCHEME: Final[dict[str, Backend]] = {
-    "memory": "memory",
-    "sqlite": "sqlite",
-    "redis": "redis",
-    "rediss": "redis",
-    "redis+cluster": "redis",
-    "redis+sentinel": "redis",
-}
-
 
 def backend_of(url: str) -> Backend:
     """The backend of a validated `state.url`."""
-    return _OF_SCHEME[url.partition("://")[0]]
+    scheme = url.partition("://")[0]
+    return "memory" if scheme == "memory" else "sqlite" if scheme == "sqlite" else "redis"
 
 
 def sqlite_path(url: str) -> Path:

@@ -318,22 +318,18 @@ class MemoryLeases:
             if token_pool.ticked_s <= 0:
                 token_pool.ticked_s = self._now()
             elif self._now() - token_pool.ticked_s >= token_pool.terms.profile.tick_s:
-                await self._tick(model, token_pool)
-
-    async def _tick(self, model: str, token_pool: TokenPool) -> None:
-        names = list(token_pool.active)
-        contended = debt.is_contended(token_pool)
-        now_s = self._now()
-        elapsed_s = now_s - token_pool.ticked_s
-        for start in range(0, len(names), SLICE):
-            if start:
-                await asyncio.sleep(0)
-            debt.tick(
-                token_pool, names[start : start + SLICE], elapsed_s, now_s, contended=contended
-            )
-        debt.close(token_pool, elapsed_s, now_s)
-        if names:
-            self.event_sink(model, "tick", now_s, elapsed_s)
+                names = list(token_pool.active)
+                contended = debt.is_contended(token_pool)
+                now_s = self._now()
+                elapsed_s = now_s - token_pool.ticked_s
+                for start in range(0, len(names), SLICE):
+                    if start:
+                        await asyncio.sleep(0)
+                    some = names[start : start + SLICE]
+                    debt.tick(token_pool, some, elapsed_s, now_s, contended=contended)
+                debt.close(token_pool, elapsed_s, now_s)
+                if names:
+                    self.event_sink(model, "tick", now_s, elapsed_s)
 
 
 def lease_of(ask: AdmissionRequest, grant: Grant, issued_unix_s: float = 0.0) -> Lease:

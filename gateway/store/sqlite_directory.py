@@ -57,9 +57,13 @@ class SqliteDirectory:
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
         def work(file: sqlite3.Connection) -> Written:
-            known = not after or file.execute(_KNOWN, (after, 0)).fetchone()
-            based = all(_based(file, row) for row in (*change.puts, *change.removes))
-            if not (known and based and all(_counts(file, each) for each in change.denials)):
+            kept = [(row, _kept(file, row)) for row in (*change.puts, *change.removes)]
+            if (
+                (after and not file.execute(_KNOWN, (after, 0)).fetchone())
+                or any(row.revision != (0 if k is None else k.revision) for row, k in kept)
+                or any(_gone(file, row) for row, _ in kept)
+                or not all(_counts(file, denial) for denial in change.denials)
+            ):
                 return Written(conflict=True)
             return _write(file, change.puts, change.removes, change.denials, floor)
 
@@ -106,12 +110,6 @@ def _kept(file: sqlite3.Connection, row: Row) -> Row | None:
     found = file.execute(known, (" ".join(row.id),)).fetchone()
     kept = None if found is None else _row(found[0])
     return None if kept is None or _gone(file, kept) else kept
-
-
-def _based(file: sqlite3.Connection, row: Row) -> bool:
-    """Whether a change of a row is based on the one that is kept."""
-    kept = _kept(file, row)
-    return row.revision == (0 if kept is None else kept.revision) and not _gone(file, row)
 
 
 def _counts(file: sqlite3.Connection, denial: Denial) -> bool:

@@ -127,39 +127,34 @@ def open_file(path: Path | None) -> sqlite3.Connection:
                 if start.read(len(_MAGIC)) not in {b"", _MAGIC}:
                     raise StateFailure(f"{path}: file is not a database; left as it is")
     file = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None)
+
+    def number(query: str) -> int:
+        (found,) = file.execute(query).fetchone()
+        return int(found)
+
     try:
-        _check(path, file)
+        if number("SELECT count(*) FROM sqlite_schema"):
+            if number("PRAGMA application_id") != APPLICATION_ID:
+                raise StateFailure(f"{path} is not a state file of this program; left as it is")
+            schema = number("PRAGMA user_version")
+            if schema > SCHEMA:
+                raise StateFailure(
+                    f"{path} was written by a newer version (schema {schema}, this one reads "
+                    f"{SCHEMA}); left as it is"
+                )
+            (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise StateFailure(f"{path} is damaged ({verdict}); left as it is")
+        file.executescript(
+            f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
+            f"PRAGMA user_version = {SCHEMA}; {_TABLES} COMMIT;"
+        )
         file.execute("PRAGMA journal_mode = WAL")
         file.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _check(path: Path | None, file: sqlite3.Connection) -> None:
-    """Check that it is a readable state file, and make its tables. Raises StateFailure."""
-    if _number(file, "SELECT count(*) FROM sqlite_schema"):
-        if _number(file, "PRAGMA application_id") != APPLICATION_ID:
-            raise StateFailure(f"{path} is not a state file of this program; left as it is")
-        schema = _number(file, "PRAGMA user_version")
-        if schema > SCHEMA:
-            raise StateFailure(
-                f"{path} was written by a newer version (schema {schema}, this one reads "
-                f"{SCHEMA}); left as it is"
-            )
-        (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StateFailure(f"{path} is damaged ({verdict}); left as it is")
-    file.executescript(
-        f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
-        f"PRAGMA user_version = {SCHEMA}; {_TABLES} COMMIT;"
-    )
-
-
-def _number(file: sqlite3.Connection, query: str) -> int:
-    (found,) = file.execute(query).fetchone()
-    return int(found)
 
 
 class SqliteNotes:
@@ -178,27 +173,28 @@ class SqliteNotes:
         """The names that were saved to a connection; a reopened file may be another one."""
 
     async def exchange(self, notes: Mapping[str, bytes]) -> dict[str, Received]:
-        return await self._file.run(lambda file: self._exchange(file, dict(notes)))
+        notes = dict(notes)  # read in the thread
+
+        def work(file: sqlite3.Connection) -> dict[str, Received]:
+            now_s = self._wall_clock()
+            if self._saved[0] is not file:
+                self._saved = file, set()
+            past: dict[str, list[tuple[float, bytes]]] = {}
+            query = "SELECT saved_unix_s, payload FROM note WHERE name = ?"
+            for name in notes.keys() - self._read:
+                found = file.execute(query, (name,))
+                past[name] = [(max(0.0, now_s - saved_s), payload) for saved_s, payload in found]
+            self._read |= past.keys()
+            rows = [(n, now_s, note) for n, note in notes.items() if note and n.startswith(LASTING)]
+            if rows:
+                with file:
+                    file.execute("BEGIN IMMEDIATE")
+                    file.executemany("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", rows)
+                self._saved[1].update(name for name, _, _ in rows)
+            return {n: Received(n in self._saved[1], past.get(n, [])) for n in notes}
+
+        return await self._file.run(work)
 
     async def close(self) -> None:
         """See NoteStore. Does not wait for a running exchange; its file is closed, too."""
         await self._file.close()
-
-    def _exchange(self, file: sqlite3.Connection, notes: dict[str, bytes]) -> dict[str, Received]:
-        now_s = self._wall_clock()
-        if self._saved[0] is not file:
-            self._saved = file, set()
-        past: dict[str, list[tuple[float, bytes]]] = {}
-        for name in notes.keys() - self._read:
-            found = file.execute("SELECT saved_unix_s, payload FROM note WHERE name = ?", (name,))
-            past[name] = [(max(0.0, now_s - saved_s), payload) for saved_s, payload in found]
-        self._read |= past.keys()
-        rows = [(n, now_s, note) for n, note in notes.items() if note and n.startswith(LASTING)]
-        if rows:
-            with file:
-                file.execute("BEGIN IMMEDIATE")
-                file.executemany("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", rows)
-            self._saved[1].update(name for name, _, _ in rows)
-        return {
-            name: Received(held=name in self._saved[1], notes=past.get(name, [])) for name in notes
-        }

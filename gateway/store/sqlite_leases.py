@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +25,7 @@ import msgspec
 from gateway.admission.debt import SETTLED
 from gateway.admission.limit_book import LimitBook
 from gateway.admission.terms import LeaseRecord
-from gateway.admission.token_pool import LEASE_TTL_S, Account, Journal, TokenPool
+from gateway.admission.token_pool import LEASE_TTL_S, Journal, TokenPool
 from gateway.background_task import PeriodicTask
 from gateway.errors import StateFailure
 from gateway.records.limit import Holding
@@ -84,6 +85,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 
 Rows = dict[tuple[str, str, str], bytes | None]
 """Records by kind, model and name; None for what has ended."""
+_Item = tuple[tuple[str, str, str], bytes | None]
 
 
 class Row(NamedTuple):
@@ -175,12 +177,11 @@ class SqliteLeases:
                 token_pool = self._token_pools[model]
                 journal.leases = {*token_pool.leases, *token_pool.tombstones}
         rows = await collect(self._token_pools, self._limits)
-        if not rows and not anew:
-            return
-        writing = self._file.begin(lambda file: self._write(file, rows, anew=anew))
-        self._writing = writing, rows
-        await asyncio.wait([writing], timeout=LIMIT_S)
-        self._ended(writing, rows)
+        if rows or anew:
+            writing = self._file.begin(lambda file: self._write(file, rows, anew=anew))
+            self._writing = writing, rows
+            await asyncio.wait([writing], timeout=LIMIT_S)
+            self._ended(writing, rows)
 
     def _ended(self, writing: asyncio.Future[None], rows: Rows) -> bool:
         """Note the result of a write; False while it is still running."""
@@ -188,51 +189,52 @@ class SqliteLeases:
             return False
         self._writing = None
         error = writing.exception()
-        if error is None:
-            if not self.up:
-                _log.warning("limits are kept across restarts again")
-            self.up = True
-            return True
-        self._anew = True
-        for kind, model, name in rows:
-            token_pool = self._token_pools.get(model)
-            if kind == "limit" and self._limits.changed is not None:
-                self._limits.changed.add(name)
-            elif kind == "account" and token_pool is not None and token_pool.journal is not None:
-                token_pool.journal.accounts.add(name)
-        if self.up:
+        if error is not None:
+            self._anew = True
+            for kind, model, name in rows:
+                token_pool = self._token_pools.get(model)
+                if kind == "limit" and self._limits.changed is not None:
+                    self._limits.changed.add(name)
+                elif kind == "account" and token_pool is not None and token_pool.journal:
+                    token_pool.journal.accounts.add(name)
+        if self.up and error is not None:
             _log.warning("limits cannot be kept across restarts, trying again: %s", error)
-        self.up = False
+        elif not self.up and error is None:
+            _log.warning("limits are kept across restarts again")
+        self.up = error is None
         return True
 
     def _restore(self, row: Row, now_s: float) -> None:
         """Take over a row. Leases must come in the order of their expiry."""
+        kept, token_pool = row.record, self._token_pools.get(row.model)
         if row.kind == "limit":
-            counter = self._limits.counter(row.name)
-            for field in _LIMIT:
-                setattr(counter, field, getattr(row.record, field))
+            _take_over(self._limits.counter(row.name), kept, _LIMIT, inf)
             return
-        token_pool = self._token_pools.get(row.model)
         if token_pool is None:
             return
         journal = token_pool.journal = token_pool.journal or Journal()
         match row.kind:
             case "tombstone":
-                token_pool.tombstones[row.name] = row.record
+                token_pool.tombstones[row.name] = kept
             case "lease":
-                if not _restore_lease(token_pool, row.record, now_s):
+                if not _restore_lease(token_pool, kept, now_s):
                     journal.leases.add(row.name)
             case "account":
                 account = token_pool.accounts.get(row.name)
                 if account is not None:
-                    _restore_account(token_pool, account, row.record, now_s)
+                    _take_over(account, kept, ACCOUNT, now_s)
+                    elastic = account.terms.service_class == "elastic"
+                    account.debt = account.debt if elastic else 0.0
+                    account.epoch = -1
+                    if abs(account.debt) > SETTLED or account.burst > SETTLED:
+                        token_pool.active.add(row.name)
                 elif row.saved_unix_s < now_s - FORGET_S:
                     journal.accounts.add(row.name)
             case "pool":
-                _take_over(token_pool, row.record, _POOL, now_s)
+                _take_over(token_pool, kept, _POOL, now_s)
                 most_per_s = token_pool.terms.tokens_per_s
-                token_pool.surplus_per_s = min(row.record.surplus_per_s, most_per_s)
-                for pool, service_s in zip(token_pool.pools, row.record.service_s, strict=False):
+                token_pool.surplus_per_s = min(kept.surplus_per_s, most_per_s)
+                for pool, service_s in zip(token_pool.pools, kept.service_s, strict=False):
                     pool.service_s = service_s
 
     # -- in the thread
@@ -266,6 +268,17 @@ class SqliteLeases:
             rows.popitem()
             if len(rows) % WRITTEN_AT_ONCE == 1:
                 time.sleep(PAUSE_S)
+
+
+def _rows_of(model: str, token_pool: TokenPool, journal: Journal) -> Iterator[_Item]:
+    """Rows of what a journal names, each made on demand."""
+    for name in journal.accounts:
+        yield ("account", model, name), _fields(token_pool.accounts.get(name), ACCOUNT)
+    for lease_id in journal.leases:
+        lease = token_pool.leases.get(lease_id)
+        yield ("lease", model, lease_id), _encode(lease) if lease else None
+        tombstone = token_pool.tombstones.get(lease_id)
+        yield ("tombstone", model, lease_id), _encode(tombstone) if tombstone else None
 
 
 async def collect(token_pools: Mapping[str, TokenPool], limits: LimitBook) -> Rows:
@@ -304,19 +317,6 @@ async def collect(token_pools: Mapping[str, TokenPool], limits: LimitBook) -> Ro
     return rows
 
 
-def _rows_of(
-    model: str, token_pool: TokenPool, journal: Journal
-) -> Iterator[tuple[tuple[str, str, str], bytes | None]]:
-    """Rows of what a journal names, each made on demand."""
-    for name in journal.accounts:
-        yield ("account", model, name), _fields(token_pool.accounts.get(name), ACCOUNT)
-    for lease_id in journal.leases:
-        lease = token_pool.leases.get(lease_id)
-        yield ("lease", model, lease_id), _encode(lease) if lease else None
-        tombstone = token_pool.tombstones.get(lease_id)
-        yield ("tombstone", model, lease_id), _encode(tombstone) if tombstone else None
-
-
 def _fields(counted: object | None, fields: tuple[str, ...]) -> bytes | None:
     """These fields as JSON; None for None."""
     return None if counted is None else _encode({f: getattr(counted, f) for f in fields})
@@ -328,15 +328,6 @@ def _take_over(counted: object, kept: object, fields: tuple[str, ...], now_s: fl
         value = getattr(kept, field)
         is_time = field.endswith("_s") and not field.endswith("per_s")
         setattr(counted, field, min(value, now_s) if is_time else value)
-
-
-def _restore_account(token_pool: TokenPool, account: Account, kept: object, now_s: float) -> None:
-    _take_over(account, kept, ACCOUNT, now_s)
-    if account.terms.service_class != "elastic":
-        account.debt = 0.0
-    account.epoch = -1
-    if abs(account.debt) > SETTLED or account.burst > SETTLED:
-        token_pool.active.add(account.terms.name)
 
 
 def _restore_lease(token_pool: TokenPool, record: LeaseRecord, now_s: float) -> bool:

@@ -20,7 +20,7 @@ and tokens/s, of which the one counts that needs the most workers.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from math import inf
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from gateway.admission.token_pool import RENEW_EVERY_S
 from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.ports import AccountView, PoolView, TokenPools, Upkeep
+from gateway.ports import PoolView, Upkeep
 from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record
 
@@ -68,106 +68,43 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """(pool, worker) -> bytes of KV cache that its engine reported; 0 if unknown."""
 
 
-class DesiredReplicas:
-    """Desired replicas of one managed model."""
-
-    def __init__(self, store: TokenPools, model: str, shares: Sequence[WorkerShare]) -> None:
-        self._store = store
-        self._model = model
-        self.shares = shares
-        """By pool: the capacity of one worker and the bounds on workers."""
-        self._goals = [ReplicaGoal() for _ in shares]
-        self._reserving: Mapping[str, Entitlement] = {}
-        self._used: dict[str, int] = {}
-        """Tokens that a reserving entitlement had used at the last update."""
-        self._last: tuple[float, list[PoolView]] | None = None
-        """When the last update was, and what it saw."""
-        self.desired = [0] * len(shares)
-        """By pool; 0 before the first update."""
-
-    def entitled(self, reserving: Mapping[str, Entitlement]) -> None:
-        """Set whose baselines to hold, by name, each as far as the most replicas can."""
-        self._reserving = reserving
-
-    async def update(self, now_s: float) -> None:
-        """Compute demand since the last update; `now_s` is monotonic. Raises as the store does."""
-        views = await self._store.pools(self._model)
-        then_s, before = self._last or (now_s, views)
-        elapsed_s = max(1e-3, now_s - then_s)
-        idle = await self._idle_reserves(elapsed_s)
-        self._last = now_s, views
-        # The store may still count pools that the model had before.
-        for pool, (view, share) in enumerate(zip(views, self.shares, strict=False)):
-            last = before[pool] if pool < len(before) else view
-            # Little's law: what comes per second stays for the mean service time. A store that
-            # was emptied counts from 0 again.
-            waiting = view.service_s / elapsed_s
-            sequences = max(0, view.refused_sequences - last.refused_sequences)
-            kv_bytes = max(0, view.refused_kv_bytes - last.refused_kv_bytes)
-            tokens = max(0, view.refused_tokens - last.refused_tokens)
-            tokens += max(0, view.served_tokens - last.served_tokens)
-            demand = Demand(
-                sequences=view.inflight + idle[pool][0] + sequences * waiting,
-                kv_bytes=view.kv_bytes + idle[pool][1] + kv_bytes * waiting,
-                tokens_per_s=idle[pool][2] + tokens / elapsed_s,
-            )
-            worker_kv = float(share.kv_bytes)
-            if view.slots:
-                worker_kv = view.kv_capacity_bytes * share.slots / view.slots
-            needed = demand.binding_sequences(share, worker_kv)
-            self.desired[pool] = self._goals[pool].desired(needed, share, now_s)
-
-    async def _idle_reserves(self, elapsed_s: float) -> list[list[float]]:
-        """Sequences, KV bytes and tokens/s that are reserved and not in use, by pool."""
-        idle = [[0.0, 0.0, 0.0] for _ in self.shares]
-        names, used = list(self._reserving), {}
-        for start in range(0, len(names), SLICE):
-            for view in await self._store.view(self._model, names[start : start + SLICE]):
-                used[view.name] = view.used
-                tokens = max(0, view.used - self._used.get(view.name, view.used))
-                _add_idle(idle, self._reserving[view.name], view, tokens / elapsed_s)
-            await asyncio.sleep(0)
-        self._used = used
-        return idle
-
-
-def _add_idle(
-    idle: Sequence[list[float]], terms: Entitlement, view: AccountView, rate_per_s: float
-) -> None:
-    """KV and tokens/s are divided over the pools: baselines by theirs, use by what is in flight."""
-    total, inflight = max(1, sum(terms.baseline)), max(1, sum(view.inflight))
-    for pool, (unused, held) in enumerate(zip(idle, view.inflight, strict=False)):
-        baseline = terms.baseline_of(pool)
-        part = baseline / total
-        unused[0] += max(0, baseline - held)
-        unused[1] += max(0.0, terms.kv_bytes * part - view.kv_bytes * held / inflight)
-        unused[2] += max(0.0, terms.tokens_per_s - rate_per_s) * part
-
-
-class PublishedModel:
-    """A model's last published terms."""
+class _Model:
+    """A managed model: its last published terms, and its desired replicas."""
 
     def __init__(self, store: Upkeep, name: str, spec: ModelSpec) -> None:
-        """Nothing is published before the first `keep`."""
+        """Nothing is published before the first `publish`."""
         self.changed = True
         """Whether its entitlements changed since the last survey."""
+        self.spec = spec
+        self.desired = [0] * len(spec.shares)
+        """Replicas that demand requires, by pool; 0 before the first `measure_demand`."""
         self._store = store
         self._name = name
-        self._spec = spec
-        self.replicas = DesiredReplicas(store, name, spec.shares)
         self._capacity: Capacity | None = None
         self._unbound = 0
         self._ever_bound_until = 0
         self._next_expiry_unix_s = inf
-
-    def respecify(self, spec: ModelSpec) -> None:
-        """Use another configuration of the same pools; the next `publish` publishes it."""
-        self._spec, self.changed = spec, True
-        self.replicas.shares = spec.shares
+        self._reserving: dict[str, Entitlement] = {}
+        """Whose baselines replicas should hold, by name, each as far as the most replicas can."""
+        self._used: dict[str, int] = {}
+        """Tokens that a reserving entitlement had used at the last `measure_demand`."""
+        self._last: tuple[float, list[PoolView]] | None = None
+        """When the last `measure_demand` was, and what it saw."""
+        self._goals = [ReplicaGoal() for _ in spec.shares]
 
     async def publish(self, now_s: float, now_unix_s: float) -> None:
         """Publish changes. Raises as the store does; the next call tries again."""
-        found = self._available(now_s)
+        spec = self.spec
+        # A pool whose workers all missed their probes keeps its slots: requests are still tried
+        # there, and refusing all of them would turn a doubt into an outage.
+        reported = [
+            [
+                spec.kv_bytes(index, worker)
+                for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
+            ]
+            for index, pool in enumerate(spec.pools)
+        ]
+        found = capacity_of(spec.shares, reported)
         due = self.changed or self._next_expiry_unix_s <= now_unix_s
         if found == self._capacity and not due:
             return
@@ -175,31 +112,44 @@ class PublishedModel:
         try:
             # Read anew each time, because copying 100,000 would hold up requests. A change
             # meanwhile sets `changed`, so the next step surveys again.
-            state = await _assessed(self._spec.entitlements(), found, now_unix_s)
+            state = await _assessed(spec.entitlements(), found, now_unix_s)
             if due:
-                await self._entitled(now_unix_s)
-            await self._publish(found, state)
+                await self._note_reserving(now_unix_s)
+            ever = max(self._ever_bound_until, state.newest_bound)
+            terms = msgspec.structs.replace(
+                spec.base,
+                slots=found.slots,
+                kv_bytes=found.kv_bytes,
+                tokens_per_s=found.tokens_per_s,
+                mean_slo_ms=spec.base.mean_slo_ms or state.mean_slo_ms,
+                bound_until=state.bound_until,
+                ever_bound_until=ever,
+            )
+            await self._store.change(self._name, terms)
         except BaseException:
             self.changed = True
             raise
+        self._capacity, self._ever_bound_until = found, ever
+        self._next_expiry_unix_s = state.next_expiry_unix_s
+        if state.unbound == self._unbound:
+            return
+        named = zip(spec.pools, found.slots, strict=True)
+        slots = ", ".join(f"{pool.name} {slots}" for pool, slots in named)
+        waiting = f"{state.unbound} entitlements"
+        if state.unbound > self._unbound:
+            said = f"(slots: {slots}) does not hold the baselines of {waiting}; the newest wait"
+        elif state.unbound:
+            said = f"(slots: {slots}) holds more baselines again; those of {waiting} still wait"
+        else:
+            said = "holds all baselines again"
+        _log.warning("model %s: capacity %s", self._name, said)
+        self._unbound = state.unbound
 
-    def _available(self, now_s: float) -> Capacity:
-        # A pool whose workers all missed their probes keeps its slots: requests are still tried
-        # there, and refusing all of them would turn a doubt into an outage.
-        reported = [
-            [
-                self._spec.kv_bytes(index, worker)
-                for worker in fleet.available(pool, now_s) or fleet.last_resort(pool, refused=False)
-            ]
-            for index, pool in enumerate(self._spec.pools)
-        ]
-        return capacity_of(self._spec.shares, reported)
-
-    async def _entitled(self, now_unix_s: float) -> None:
-        largest = max_capacity(self._spec.shares)
-        most = await _assessed(self._spec.entitlements(), largest, now_unix_s)
+    async def _note_reserving(self, now_unix_s: float) -> None:
+        spec = self.spec
+        most = await _assessed(spec.entitlements(), max_capacity(spec.shares), now_unix_s)
         reserving = {}
-        for number, e in enumerate(self._spec.entitlements(), start=1):
+        for number, e in enumerate(spec.entitlements(), start=1):
             if number % 1000 == 0:
                 await asyncio.sleep(0)
             if not e.reserves or e.suspended:
@@ -218,41 +168,52 @@ class PublishedModel:
                     )
             elif e.service_class == "dedicated":
                 await self._store.define(msgspec.structs.replace(e, baseline=()))
-        self.replicas.entitled(reserving)
+        self._reserving = reserving
 
-    async def _publish(self, found: Capacity, state: EntitlementState) -> None:
-        ever = max(self._ever_bound_until, state.newest_bound)
-        base = self._spec.base
-        terms = msgspec.structs.replace(
-            base,
-            slots=found.slots,
-            kv_bytes=found.kv_bytes,
-            tokens_per_s=found.tokens_per_s,
-            mean_slo_ms=base.mean_slo_ms or state.mean_slo_ms,
-            bound_until=state.bound_until,
-            ever_bound_until=ever,
-        )
-        await self._store.change(self._name, terms)
-        self._capacity, self._ever_bound_until = found, ever
-        self._next_expiry_unix_s = state.next_expiry_unix_s
-        self._log_unbound(found, state)
-
-    def _log_unbound(self, found: Capacity, state: EntitlementState) -> None:
-        if state.unbound == self._unbound:
-            return
-        slots = ", ".join(
-            f"{pool.name} {slots}"
-            for pool, slots in zip(self._spec.pools, found.slots, strict=True)
-        )
-        waiting = f"{state.unbound} entitlements"
-        if state.unbound > self._unbound:
-            said = f"(slots: {slots}) does not hold the baselines of {waiting}; the newest wait"
-        elif state.unbound:
-            said = f"(slots: {slots}) holds more baselines again; those of {waiting} still wait"
-        else:
-            said = "holds all baselines again"
-        _log.warning("model %s: capacity %s", self._name, said)
-        self._unbound = state.unbound
+    async def measure_demand(self, now_s: float) -> None:
+        """Compute demand since the last call; `now_s` is monotonic. Raises as the store does."""
+        views = await self._store.pools(self._name)
+        then_s, before = self._last or (now_s, views)
+        elapsed_s = max(1e-3, now_s - then_s)
+        shares = self.spec.shares
+        # What is reserved and idle, by pool: sequences, KV bytes, tokens/s. KV and tokens/s are
+        # divided over the pools: baselines by theirs, use by what is in flight.
+        idle = [[0.0, 0.0, 0.0] for _ in shares]
+        reserving, used = self._reserving, {}
+        names = list(reserving)
+        for start in range(0, len(names), SLICE):
+            for seen in await self._store.view(self._name, names[start : start + SLICE]):
+                used[seen.name], terms = seen.used, reserving[seen.name]
+                rate_per_s = max(0, seen.used - self._used.get(seen.name, seen.used)) / elapsed_s
+                total, inflight = max(1, sum(terms.baseline)), max(1, sum(seen.inflight))
+                for pool, (unused, held) in enumerate(zip(idle, seen.inflight, strict=False)):
+                    part = terms.baseline_of(pool) / total
+                    unused[0] += max(0, terms.baseline_of(pool) - held)
+                    unused[1] += max(0.0, terms.kv_bytes * part - seen.kv_bytes * held / inflight)
+                    unused[2] += max(0.0, terms.tokens_per_s - rate_per_s) * part
+            await asyncio.sleep(0)
+        self._used = used
+        self._last = now_s, views
+        # The store may still count pools that the model had before.
+        for pool, (view, share) in enumerate(zip(views, shares, strict=False)):
+            last = before[pool] if pool < len(before) else view
+            # Little's law: what comes per second stays for the mean service time. A store that
+            # was emptied counts from 0 again.
+            waiting = view.service_s / elapsed_s
+            sequences = max(0, view.refused_sequences - last.refused_sequences)
+            kv_bytes = max(0, view.refused_kv_bytes - last.refused_kv_bytes)
+            tokens = max(0, view.refused_tokens - last.refused_tokens)
+            tokens += max(0, view.served_tokens - last.served_tokens)
+            demand = Demand(
+                sequences=view.inflight + idle[pool][0] + sequences * waiting,
+                kv_bytes=view.kv_bytes + idle[pool][1] + kv_bytes * waiting,
+                tokens_per_s=idle[pool][2] + tokens / elapsed_s,
+            )
+            worker_kv = float(share.kv_bytes)
+            if view.slots:
+                worker_kv = view.kv_capacity_bytes * share.slots / view.slots
+            needed = demand.binding_sequences(share, worker_kv)
+            self.desired[pool] = self._goals[pool].desired(needed, share, now_s)
 
 
 async def _assessed(
@@ -277,7 +238,7 @@ class StoreUpkeep:
     ) -> None:
         """`models` by name, managed ones only; `clock` monotonic, `wall_clock` Unix seconds."""
         self._store = store
-        self._models: dict[str, PublishedModel] = {}
+        self._models: dict[str, _Model] = {}
         for name, spec in models.items():
             self.respecify(name, spec)
         self._clock = clock
@@ -289,8 +250,14 @@ class StoreUpkeep:
 
     async def start(self) -> None:
         """Publish the present capacity, then keep it current."""
+
+        async def stepping() -> None:
+            while True:
+                await asyncio.sleep(STEP_S)
+                await self.step()
+
         await self.step()
-        self._background.start(self._run())
+        self._background.start(stepping())
 
     async def close(self) -> None:
         await self._background.close()
@@ -304,10 +271,10 @@ class StoreUpkeep:
     def respecify(self, model: str, spec: ModelSpec) -> None:
         """Use a configuration of a model, new or known; the next step publishes it."""
         known = self._models.get(model)
-        if known is not None and len(known.replicas.desired) == len(spec.shares):
-            known.respecify(spec)
+        if known is not None and len(known.desired) == len(spec.shares):
+            known.spec, known.changed = spec, True
         else:
-            self._models[model] = PublishedModel(self._store, model, spec)
+            self._models[model] = _Model(self._store, model, spec)
 
     def forget(self, model: str) -> None:
         """Publish a model's capacity no more."""
@@ -316,7 +283,7 @@ class StoreUpkeep:
     def desired_replicas(self, model: str, pool: int) -> int:
         """Workers that demand requires; 0 for a model that is not managed."""
         found = self._models.get(model)
-        desired = [] if found is None else found.replicas.desired
+        desired = [] if found is None else found.desired
         return desired[pool] if pool < len(desired) else 0
 
     async def pools(self, model: str) -> list[PoolView]:
@@ -339,12 +306,7 @@ class StoreUpkeep:
         if now_s >= self._demand_at_s:
             self._demand_at_s = now_s + DEMAND_EVERY_S
             for name, model in list(self._models.items()):
-                await self._tried(f"the demand for {name}", model.replicas.update(now_s))
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(STEP_S)
-            await self.step()
+                await self._tried(f"the demand for {name}", model.measure_demand(now_s))
 
     async def _tried(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -22,8 +22,7 @@ from gateway.estimate.estimator import LengthEstimator
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
 from gateway.replicas.bus import Bus, Presence, Seed
 from gateway.replicas.calls import Address, ReplicaCalls
-from gateway.replicas.learned_notes import LearnedNotes
-from gateway.replicas.notes import FleetNotes, SchedulerNotes
+from gateway.replicas.notes import FleetNotes, LearnedNotes, SchedulerNotes
 from gateway.scheduling import prefix_digests as digests
 from gateway.settings import Config
 from gateway.store.backends import open_notes
@@ -64,11 +63,25 @@ class Replicas:
         self._bus: Bus | None = None
         replica = secrets.token_hex(8)
         notes = open_notes(config.state.address, replica)
-        if notes is not None:
-            self._bus = bus = Bus(notes, replica=replica, clock=clock, chance=random.random)
-            if config.state.shared:
-                self._share(config, bus, replica, clock, port)
-            self._learned = LearnedNotes(bus, self._estimators(), clock)
+        if notes is None:
+            return
+        self._bus = bus = Bus(notes, replica=replica, clock=clock, chance=random.random)
+        if config.state.shared:
+            host = _asked_at(config)
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            self.peers.on("drain", lambda asked: _encode(self._drain(*_drain_asked(asked))))
+            self._presence = Presence(
+                bus,
+                [model.name for model in models],
+                address=Address(url, self.peers.token),
+                seed=Seed(since_unix_s=time.time(), value=digests.seed()),
+                on_seed=lambda seed: _digest_by(seed, models),
+            )
+            self._fleet = FleetNotes(models, bus.publish, bus.peers, clock, time.time, retiring)
+            schedulers = SchedulerNotes(models, bus.publish, bus.peers, self._sharing, clock)
+            for shared in (self._fleet, schedulers):
+                bus.listen(shared.send, shared.receive)
+        self._learned = LearnedNotes(bus, self._estimators(), clock)
 
     @property
     def up(self) -> bool:
@@ -87,7 +100,7 @@ class Replicas:
         their next exchange they would go on sending there. One of them may have it alone, because
         discovery told this replica first that it is going.
         """
-        hits = self._drain(worker, on=on)
+        hits = self._drain(worker, on)
         answers = await self.peers.ask("drain", _encode((worker, on)))
         hits = max((hits, *understood(_hits, answers)))
         if hits and self._fleet is not None and self._bus is not None:
@@ -119,12 +132,8 @@ class Replicas:
             await self._bus.close()
         await self.peers.close()
 
-    def _drain(self, worker: str, *, on: bool) -> int:
+    def _drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
         return drain_worker((*self._models, *self._retiring), worker, on=on)
-
-    def _answer_drain(self, payload: bytes) -> bytes:
-        worker, on = _drain_asked(payload)
-        return _encode(self._drain(worker, on=on))
 
     def _sharing(self, model: str) -> int:
         """`count` for schedulers; warns once if several replicas balance the same ranks."""
@@ -143,33 +152,15 @@ class Replicas:
         """By the name under which each is stored."""
         return {f"{m.estimator.profile.name}:{m.name}": m.estimator for m in self._models}
 
-    def _share(
-        self, config: Config, bus: Bus, replica: str, clock: Callable[[], float], port: int
-    ) -> None:
-        host = _asked_at(config)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self.peers.on("drain", self._answer_drain)
-        self._presence = Presence(
-            bus,
-            [model.name for model in self._models],
-            address=Address(url, self.peers.token),
-            seed=Seed(since_unix_s=time.time(), value=digests.seed()),
-            on_seed=self._digest_by,
-        )
-        self._fleet = FleetNotes(
-            self._models, bus, replica, clock, time.time, retiring=self._retiring
-        )
-        bus.listen(self._fleet)
-        bus.listen(SchedulerNotes(self._models, bus, replica, self._sharing, clock))
 
-    def _digest_by(self, seed: int) -> None:
-        """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
-        digests.use_seed(seed)
-        for model in self._models:
-            for pool in model.fleet.pools:
-                if pool.prefixes is not None:
-                    for worker in range(pool.prefixes.workers):
-                        pool.prefixes.forget(worker)
+def _digest_by(seed: int, models: Sequence[ModelRuntime]) -> None:
+    """Digest prompts with a new seed; prefixes known by the old seed become invalid."""
+    digests.use_seed(seed)
+    for model in models:
+        for pool in model.fleet.pools:
+            if pool.prefixes is not None:
+                for worker in range(pool.prefixes.workers):
+                    pool.prefixes.forget(worker)
 
 
 def _balanced(config: Config) -> list[str]:

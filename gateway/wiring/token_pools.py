@@ -111,7 +111,18 @@ class AdmissionRuntime:
             limits_changed=self.budgets.replace,
             count_limits=self._count_limits,
         )
-        common: dict[str, Any] = {"wall_clock": time.time, "read_fields": self._read_fields}
+
+        def read_fields(kind: RowKind, fields: Mapping[str, object]) -> dict[str, Any]:
+            """Fields of the admin routes, checked as the file's. Raises BadRequest."""
+            try:
+                return read_admin_fields(self._config, kind, fields)
+            except ConfigError as error:
+                problem = error.problems[0]
+                code = "invalid_entitlement" if kind == "entitlement" else "invalid_tenant"
+                said = f"{problem.path}: {problem.message}; {problem.fix}."
+                raise BadRequest(said, reason=code, param=problem.path) from None
+
+        common: dict[str, Any] = {"wall_clock": time.time, "read_fields": read_fields}
         self.entitlements = EntitlementAdmin(
             tenancy,
             trail,
@@ -122,19 +133,47 @@ class AdmissionRuntime:
             **common,
         )
         self.tenants = TenantAdmin(
-            tenancy, trail, removal=self.entitlements.removal, adapters=self._adapters, **common
+            tenancy,
+            trail,
+            removal=self.entitlements.removal,
+            adapters=lambda m: self._served[m].adapters.names if m in self._served else [],
+            **common,
         )
         self._decide_anew = decide_anew
         self._gone_entitlements = GoneSeries(
             metrics, "entitlement", tenancy.index.entries.__contains__
         )
-        self._gone_tenants = GoneSeries(metrics, "tenant", self._has_tenant)
-        tenancy.on_entitlement_removed = self._removed
-        tenancy.on_tenant_removed = self._gone_tenants.note
+        self._gone_tenants = gone_tenants = GoneSeries(
+            metrics,
+            "tenant",
+            lambda name: tenancy.tenant(name).exists or bool(self.keyring.entitlements_of(name)),
+        )
+
+        def removed(terms: Entitlement) -> None:
+            self._gone_entitlements.note(terms.name)
+            gone_tenants.note(terms.tenant)
+
+        tenancy.on_entitlement_removed = removed
+        tenancy.on_tenant_removed = gone_tenants.note
         specs = {n: self._spec(self._served[n], model) for n, model in self._managed.items()}
         self.upkeep = StoreUpkeep(cast("Any", self.store), specs, self._clock, time.time)
         if isinstance(self.store, MemoryLeases) and event_sink is not None:
-            self.store.event_sink = lambda *reported: event_sink(self._event(*reported))
+
+            def note(model: str, event: str, unix_s: float, detail: object) -> None:
+                # By the configuration: a reload prepares token pools before their model is served.
+                pools = tuple(self._managed[model].pools) if event == "terms" else ()
+                event_sink(
+                    PoolEvent(
+                        schema=DECISION_SCHEMA,
+                        event=cast("Any", event),
+                        model=model,
+                        unix_s=unix_s,
+                        pools=pools,
+                        detail=detail,
+                    )
+                )
+
+            self.store.event_sink = note
             for name, token_pool in token_pools.items():
                 self.store.event_sink(name, "terms", time.time(), token_pool.terms)
         self.snapshots: tuple[PoolSnapshot, ...] = ()
@@ -173,11 +212,22 @@ class AdmissionRuntime:
     @asynccontextmanager
     async def running(self, extend: Callable[[], None]) -> AsyncIterator[None]:
         """Keep everything current during the block; `extend` makes streams reserve more."""
+
+        async def close_tokens() -> None:
+            if self.tokens is not None:
+                await self.tokens.close()
+
+        async def extending() -> None:
+            try:
+                extend()
+            except Exception:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("having streams reserve more failed")
+
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.store.close)
             await self.store.start()
             closing.push_async_callback(self.tenancy.close)
-            closing.push_async_callback(self._close_tokens)
+            closing.push_async_callback(close_tokens)
             if self.tokens is not None:
                 await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
@@ -192,13 +242,6 @@ class AdmissionRuntime:
             await self._look()
             chores = BackgroundTasks()
             closing.push_async_callback(chores.close)
-
-            async def extending() -> None:
-                try:
-                    extend()
-                except Exception:  # noqa: BLE001 - a defect must not end the task
-                    _log.exception("having streams reserve more failed")
-
             chores.start(
                 _often(SNAPSHOT_EVERY_S, self._look),
                 _often(SWEEP_EVERY_S, self.sweep),
@@ -234,21 +277,14 @@ class AdmissionRuntime:
         self.keyring.limit(limits_of(config))
         self.budgets.replace("", shared_limits(config))
         await self.tenancy.adopt(tenancy_file(config))
-        await self._prepare_tokens(config)
-        if publishes:
-            await self.upkeep.step()
-
-    async def _prepare_tokens(self, config: Config) -> None:
         if self.tokens is not None:
             await self.tokens.prepare(issuer_rules(config))
         elif (tokens := token_verifier(config, self._metrics, self._clock)) is not None:
             self.tokens = tokens
             tokens.on_change(self.keyring.tokens.clear)
             await tokens.start()
-
-    async def _close_tokens(self) -> None:
-        if self.tokens is not None:
-            await self.tokens.close()
+        if publishes:
+            await self.upkeep.step()
 
     def use(self, config: Config, served: Mapping[str, ModelRuntime]) -> None:
         """Decide by another configuration from now on; models that are gone go with `forget`."""
@@ -278,31 +314,6 @@ class AdmissionRuntime:
         self.upkeep.forget(name)
         self._managed.pop(name, None)
         self.store.unmanage(name)
-
-    def _has_tenant(self, name: str) -> bool:
-        return self.tenancy.tenant(name).exists or bool(self.keyring.entitlements_of(name))
-
-    def _removed(self, terms: Entitlement) -> None:
-        self._gone_entitlements.note(terms.name)
-        self._gone_tenants.note(terms.tenant)
-
-    def _adapters(self, model: str) -> list[str]:
-        """The LoRA adapters that a model has now."""
-        served = self._served.get(model)
-        return [] if served is None else served.adapters.names
-
-    def _read_fields(self, kind: RowKind, fields: Mapping[str, object]) -> dict[str, Any]:
-        """Fields of the admin routes, checked as the file's. Raises BadRequest."""
-        try:
-            return read_admin_fields(self._config, kind, fields)
-        except ConfigError as error:
-            problem = error.problems[0]
-            code = "invalid_entitlement" if kind == "entitlement" else "invalid_tenant"
-            raise BadRequest(
-                f"{problem.path}: {problem.message}; {problem.fix}.",
-                reason=code,
-                param=problem.path,
-            ) from None
 
     def _open_store(
         self, config: Config, token_pools: Mapping[str, TokenPool]
@@ -340,18 +351,6 @@ class AdmissionRuntime:
             kv_bytes=lambda pool, worker: (
                 pools[pool].kv_tokens.get(worker, 0) * (model.kv_bytes_per_token or 0)
             ),
-        )
-
-    def _event(self, model: str, event: str, unix_s: float, detail: object) -> PoolEvent:
-        # By the configuration: a reload prepares token pools before their model is served.
-        pools = tuple(self._managed[model].pools) if event == "terms" else ()
-        return PoolEvent(
-            schema=DECISION_SCHEMA,
-            event=cast("Any", event),
-            model=model,
-            unix_s=unix_s,
-            pools=pools,
-            detail=detail,
         )
 
     async def _look(self) -> None:

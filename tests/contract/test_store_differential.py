@@ -140,7 +140,8 @@ class Pair:
         if expected is not None:
             self.met.add("kept in its pool")
         assert (
-            moved(self.script("transfer", lease_id=lease_id, pool=pool, force=force))[0] == expected
+            moved(self.script("transfer", lease_id=lease_id, pool=pool, force=force)).denied
+            == expected
         )
 
     def renew(self, lease_ids: Sequence[str]) -> None:

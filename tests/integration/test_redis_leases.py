@@ -27,8 +27,8 @@ from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis import link as redis_link
 from gateway.store.redis.leases import RedisLeases
 from gateway.store.redis.link import RedisAway
+from gateway.store.redis.model import FailMode
 from gateway.store.redis.scripts import Calls, Scripts, argument, grouped
-from gateway.store.redis.token_pools import FailMode
 from tests.asking import eventually
 from tests.builders import LONG, SHORT, served_model
 from tests.fakes import FakeClock
@@ -267,7 +267,7 @@ async def test_replicas_together_never_exceed_a_limit_and_count_every_token(
         assert (sum(seen.inflight), seen.used) == (0, sum(totals))
         assert seen.debited - seen.refunded == seen.used
         assert [store.replicas("m") for store in (a, b, c)] == [1, 2, 3]
-        assert [store.leads("m") for store in (a, b, c)].count(True) == 1
+        assert [store._models["m"].leads for store in (a, b, c)].count(True) == 1
 
 
 async def test_a_replica_that_dies_gives_all_back_after_the_time_to_live(
@@ -381,9 +381,10 @@ async def test_a_lease_taken_alone_is_told_twice_and_counted_once(
             "kv_bytes": 0,
             "weight": 1.0,
             "spilled": False,
-            "issued_unix_s": 1.0,
+            "issued_s": 1.0,
+            "held": (),
         }
-        adopt = argument(owner="o", leases=[alone])
+        adopt = argument(owner="o", limits="limits", leases=[(alone, "")])
         settle = grouped("settle", lease_id="a+", charge=30, timely=False, spent=None)
         answers = [
             await link.call(name, packed)

@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 LASTING_SILENT_S: Final = 600
 LASTING_TTL_S: Final = 7 * 86400
 LASTING_KIND: Final = Kind("learned", silent_s=LASTING_SILENT_S, ttl_s=LASTING_TTL_S)
-KIND: Final = Kind("notes3", silent_s=SILENT_S, ttl_s=60)
+KIND: Final = Kind("notes4", silent_s=SILENT_S, ttl_s=60)
 
 
 def kind_of(name: str) -> Kind:
@@ -77,14 +77,21 @@ class RedisExchange:
         parts = {"": list(notes)} if one else {name: [name] for name in notes}
         for name in [name for name in self._sessions if name not in parts]:
             await self._sessions.pop(name).close()
-        answers = await asyncio.gather(*(self._tried(s, part, notes) for s, part in parts.items()))
+        for name, part in parts.items():
+            if name not in self._sessions:
+                self._sessions[name] = Session(self._route, key_of(part[0] if part else ""))
+        answers = await asyncio.gather(
+            *(self._ask(name, part, notes) for name, part in parts.items()), return_exceptions=True
+        )
         reported: dict[str, Received] = {}
         failed: list[StateFailure] = []
-        for part, answer in zip(parts.values(), answers, strict=True):
+        for answer in answers:
             if isinstance(answer, StateFailure):
                 failed.append(answer)
-                continue
-            reported |= {n: self._received(n, reply) for n, reply in zip(part, answer, strict=True)}
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                reported |= answer
         if failed and not reported:
             raise failed[0]
         if failed and not self._failing:
@@ -96,12 +103,10 @@ class RedisExchange:
         for session in self._sessions.values():
             await session.close()
 
-    async def _tried(
+    async def _ask(
         self, session: str, names: Sequence[str], notes: Mapping[str, bytes]
-    ) -> list[list[bytes]] | StateFailure:
-        """Answers for the names of one server, or the error."""
-        if session not in self._sessions:
-            self._sessions[session] = Session(self._route, key_of(names[0] if names else ""))
+    ) -> dict[str, Received]:
+        """Exchange the names of one server. Raises StateFailure."""
         calls = [
             (
                 *(1, key_of(name), self._replica, self._sequence, notes[name]),
@@ -109,15 +114,12 @@ class RedisExchange:
             )
             for name in names
         ]
-        try:
-            return await self._sessions[session].run(self._script, calls)
-        except StateFailure as error:
-            return error
-
-    def _received(self, name: str, reply: Sequence[bytes]) -> Received:
-        revision, held, *rest = reply
-        # A lower revision: the server was emptied and its clock set back, so read all again.
-        newest = int(revision)
-        self._since[name] = newest if newest >= self._since.get(name, 0) else 0
-        notes = [(int(ms) / 1000, note) for ms, note in zip(rest[::2], rest[1::2], strict=True)]
-        return Received(held=bool(int(held)), notes=notes)
+        received = {}
+        answers = await self._sessions[session].run(self._script, calls)
+        for name, (revision, held, *rest) in zip(names, answers, strict=True):
+            # A lower revision: the server was emptied and its clock set back, so read all again.
+            newest = int(revision)
+            self._since[name] = newest if newest >= self._since.get(name, 0) else 0
+            aged = [(int(ms) / 1000, note) for ms, note in zip(rest[::2], rest[1::2], strict=True)]
+            received[name] = Received(held=bool(int(held)), notes=aged)
+        return received

@@ -25,11 +25,10 @@ from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitUse, LimitView
 from gateway.store.memory_leases import MemoryLeases, SteadyClock
 from gateway.store.redis.fallback import KnownLimits
-from gateway.store.redis.link import RedisLink, RedisWire
-from gateway.store.redis.model import RedisModel
+from gateway.store.redis.link import RedisLink
+from gateway.store.redis.model import FailMode, Process, RedisModel
 from gateway.store.redis.route import route_of
 from gateway.store.redis.scripts import Calls, Scripts
-from gateway.store.redis.token_pools import FailMode, Process
 
 LIMITS_AT_ONCE: Final = 100
 """Most limits whose counters one script reads."""
@@ -63,9 +62,8 @@ class RedisLeases:
         """`token_pools` by model: terms and entitlements of managed models.
 
         `owner` is unique among the gateways, of which there are `replicas` until Redis tells the
-        number. `clock` monotonic, `wall_clock` Unix time (read
-        once), both in seconds; tests give scripts the time of `script_clock` instead of the
-        server's.
+        number. `clock` monotonic, `wall_clock` Unix time (read once), both in seconds; tests give
+        scripts the time of `script_clock` instead of the server's.
         """
         self._local = local
         self._served = models
@@ -75,6 +73,8 @@ class RedisLeases:
         self.pending: set[str] = set()
         """Models whose token pool is being prepared: it does not decide yet."""
         self._evict: Callable[[str], None] = lambda _: None
+        self.on_warning: Callable[[Limit, LimitUse], None] = lambda _limit, _use: None
+        """Called for the first request in a window that reaches a level that warns."""
         self._background = BackgroundTasks()
         self._known: Mapping[str, Limit] = {}
         self._known_from = 0
@@ -88,6 +88,8 @@ class RedisLeases:
             jitter=jitter,
             limits=KnownLimits(),
             replicas=replicas,
+            evict=lambda lease_id: self._evict(lease_id),  # noqa: PLW0108 - set later
+            warned=lambda limit, use: self.on_warning(limit, use),  # noqa: PLW0108 - set later
         )
         self._scripts, self._route = Scripts(script_clock), route_of(url)
         for name, token_pool in token_pools.items():
@@ -101,8 +103,6 @@ class RedisLeases:
     async def manage(self, served: ModelRuntime, token_pool: TokenPool) -> None:
         """Have a model's token pool ready; it decides once the model is not `pending` any more."""
         model = self._model(served.name, token_pool)
-        model.evict = self._evict
-        model.on_warning = self._local.on_warning
         self.pending.add(served.name)
         await model.link.start()
         self._models[served.name] = model
@@ -122,7 +122,8 @@ class RedisLeases:
         calls = Calls(self._scripts, name, len(token_pool.pools))
         model.limits_key = calls.limits_key(one_server=self._route.one_server)
         model.link = RedisLink(
-            RedisWire(self._route, calls),
+            self._route,
+            calls,
             clock=process.clock,
             chance=process.jitter,
             prepare=model.prepare,
@@ -130,19 +131,25 @@ class RedisLeases:
         )
         return model
 
-    def _holder(self, model: str, lease_id: str) -> RedisModel | None:
-        """Who holds a lease; None: this process's own store, or nobody."""
-        found = self._models.get(model)
-        if found is not None and lease_id in found.leases:
+    def _holder(self, lease: Lease) -> RedisModel | MemoryLeases:
+        """Who holds a lease: a model, or this process's own store."""
+        found = self._models.get(lease.model)
+        if found is not None and lease.id in found.leases:
             return found
-        if self._local.holds(lease_id):
-            return None
-        return next((each for each in self._ended if lease_id in each.leases), found)
+        if self._local.holds(lease.id):
+            return self._local
+        ended = (model for model in self._ended if lease.id in model.leases)
+        return next(ended, found) or self._local
+
+    @property
+    def _all(self) -> tuple[RedisModel, ...]:
+        """Every model with leases here."""
+        return (*self._models.values(), *self._ended)
 
     async def close(self) -> None:
         """Send pending posts within a time limit and close the connections."""
         await self._background.close()
-        await asyncio.gather(*(m.link.close() for m in (*self._models.values(), *self._ended)))
+        await asyncio.gather(*(model.link.close() for model in self._all))
 
     @property
     def up(self) -> bool:
@@ -152,8 +159,7 @@ class RedisLeases:
     @property
     def active(self) -> int:
         """Leases in force in this process."""
-        held = (*self._models.values(), *self._ended)
-        return self._local.active + sum(len(model.leases) for model in held)
+        return self._local.active + sum(len(model.leases) for model in self._all)
 
     @property
     def alone_total(self) -> int:
@@ -170,10 +176,6 @@ class RedisLeases:
         """Settlements and other posts dropped because too many waited for Redis."""
         return sum(model.link.dropped_total for model in self._models.values())
 
-    def leads(self, model: str) -> bool:
-        """Whether this process leads the model: it runs the ticks and sets the capacity."""
-        return self._models[model].leads
-
     def replicas(self, model: str) -> int:
         """Gateways that share the model, as last reported."""
         return self._models[model].replicas
@@ -182,51 +184,24 @@ class RedisLeases:
 
     async def admit(self, ask: AdmissionRequest) -> Lease:
         model = None if ask.model in self.pending else self._models.get(ask.model)
-        return await (self._local.admit(ask) if model is None else model.admit(ask))
+        return await (self._local if model is None else model).admit(ask)
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
-        model = self._holder(lease.model, lease.id)
-        if model is None:
-            return await self._local.transfer(lease, pool, force=force)
-        return await model.transfer(lease, pool, force=force)
+        return await self._holder(lease).transfer(lease, pool, force=force)
 
     def resize(self, lease: Lease, cost_tokens: int, kv_bytes: int) -> None:
-        model = self._holder(lease.model, lease.id)
-        if model is None:
-            self._local.resize(lease, cost_tokens, kv_bytes)
-        else:
-            model.resize(lease, cost_tokens, kv_bytes)
+        self._holder(lease).resize(lease, cost_tokens, kv_bytes)
 
     def settle(
         self, lease: Lease, settlement: Settlement, *, heard: bool = False
     ) -> Awaitable[None] | None:
-        model = self._holder(lease.model, lease.id)
-        if model is None:
-            self._local.settle(lease, settlement)
-            return None
-        posted = model.settle(lease, settlement, heard=heard)
-        return None if posted is None else posted.done
+        return self._holder(lease).settle(lease, settlement, heard=heard)
 
     async def reclaim(self, lease: Lease) -> None:
-        model = self._holder(lease.model, lease.id)
-        if model is not None:
-            await model.reclaim(lease)
+        await self._holder(lease).reclaim(lease)
 
     def on_evict(self, evict: Callable[[str], None]) -> None:
         self._evict = evict
-        for model in self._models.values():
-            model.evict = evict
-
-    @property
-    def on_warning(self) -> Callable[[Limit, LimitUse], None]:
-        """Called for the first request in a window that reaches a level that warns."""
-        return self._local.on_warning
-
-    @on_warning.setter
-    def on_warning(self, hear: Callable[[Limit, LimitUse], None]) -> None:
-        self._local.on_warning = hear
-        for model in self._models.values():
-            model.on_warning = hear
 
     # -- Budgets
 
@@ -282,21 +257,22 @@ class RedisLeases:
         await self._models[model].change(terms)
 
     async def renew(self) -> None:
-        await asyncio.gather(*(m.renew() for m in (*self._models.values(), *self._ended)))
+        await asyncio.gather(*(model.renew() for model in self._all))
         over = [model for model in self._ended if not model.leases]
         self._ended = [model for model in self._ended if model.leases]
         await asyncio.gather(*(model.link.close() for model in over))
 
     async def tick(self) -> None:
         await asyncio.gather(*(model.tick() for model in self._models.values()))
-        if self._known and self._process.clock() >= self._levels_at_s:
-            await self._read_levels()
-
-    async def _read_levels(self) -> None:
-        """Learn the levels of budgets, so that their parts are right if Redis goes away."""
+        if not self._known or self._process.clock() < self._levels_at_s:
+            return
+        # Levels of budgets are learned, so that their parts are right if Redis goes away.
         start = self._known_from if self._known_from < len(self._known) else 0
-        some = list(islice(self._known.values(), start, start + LEVELS_READ))
-        some = [limit for limit in some if limit.budget]
+        some = [
+            limit
+            for limit in islice(self._known.values(), start, start + LEVELS_READ)
+            if limit.budget
+        ]
         try:
             views = await self.levels(some)
         except StateFailure:
@@ -309,10 +285,9 @@ class RedisLeases:
         """Ask for evictions while this process holds evictable leases."""
         while True:
             await asyncio.sleep(EVICTED_EVERY_S)
-            for model in (*self._models.values(), *self._ended):
-                if not (model.may_be_evicted and model.link.up):
-                    continue
+            for model in self._all:
                 try:
-                    await model.take_evicted()
+                    if model.evictable and model.link.up:
+                        await model.take_evicted()
                 except Exception:  # noqa: BLE001 - a failed callback must not stop the others
                     _log.exception("telling of an eviction failed")

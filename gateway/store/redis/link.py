@@ -1,4 +1,4 @@
-"""One connection to Redis, and the queue of calls for it.
+"""One connection to Redis, and the queue of calls to the scripts of one model.
 
 Calls that arrive during a round trip, or in the same iteration of the event loop, share the next
 one: a single task writes them all and reads their answers. A round trip takes TIMEOUT_S at most.
@@ -12,11 +12,9 @@ breaker decides when to try again.
   idempotent. A post in COMPANIONS waits up to POST_WAIT_S to share a call's script, unless
   somebody waits to hear of it; until then Redis counts its lease as held, so no limit is exceeded.
 
-One round trip carries many calls (`RedisWire`). Calls for which the server was not ready (it lacks
-the scripts, or the model has more pools there) are sent once more.
-
-The link is up once it is connected, `prepare` has run and the queued posts were sent. A call
-therefore waits for two round trips at most.
+Calls for which the server was not ready (it lacks the scripts, or the model has more pools there)
+are sent once more. The link is up once it is connected, `prepare` has run and the queued posts
+were sent. A call therefore waits for two round trips at most.
 """
 
 import asyncio
@@ -24,7 +22,7 @@ import contextlib
 import logging
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -46,6 +44,7 @@ POST_WAIT_S: Final = 0.005
 CLOSE_LIMIT_S: Final = 1.0
 
 _log = logging.getLogger("sluice.state")
+_OWN_ERRORS: Final = ("POOLS ", "ERR ", "WRONGTYPE")
 _CLIENT: Final = re.compile(rb"id=(\d+) addr=(\S+)")
 
 
@@ -72,103 +71,14 @@ class Op(msgspec.Struct, eq=False):
     """A post: sent again until it arrives."""
     sent: bool = False
 
-
-class RedisWire:
-    """Calls to the scripts of one model. Methods raise RedisError, OSError, TimeoutError."""
-
-    def __init__(self, route: Route, calls: Calls) -> None:
-        self._route = route
-        self._calls = calls
-        self._connection: Connection | None = None
-        self._known_as: tuple[str, str] | None = None
-        """The last connection's id and address at its server, which may still read from it."""
-
-    async def open(self) -> None:
-        """Connect, unless it is connected.
-
-        The server is told to read nothing more from the connection before: a call that timed out
-        in it must not be executed after what undoes it.
-        """
-        if self._connection is None:
-            self._connection = connection = await self._route.open(self._calls.key)
-            if self._known_as is not None:
-                client_id, address = self._known_as
-                await _told(connection, "CLIENT", "KILL", "ID", client_id, "ADDR", address)
-            said = await _told(connection, "CLIENT", "INFO")
-            found = _CLIENT.match(said) if isinstance(said, bytes) else None
-            self._known_as = None if found is None else (found[1].decode(), found[2].decode())
-
-    async def close(self) -> None:
-        """Close the connection. Never raises."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await close(connection)
-
-    async def answers(self, ops: Sequence[Op]) -> list[Any]:
-        """Answers in order; a script's own error, or ModelLost, takes the answer's place."""
-        answers = await self._pipeline(ops)
-        again = [i for i, answer in enumerate(answers) if self._repeatable(answer)]
-        if not again:
-            return answers
-        await self.load()
-        for i, answer in zip(again, await self._pipeline([ops[i] for i in again]), strict=True):
-            answers[i] = answer
-        return answers
-
-    async def _pipeline(self, ops: Sequence[Op]) -> list[Any]:
-        connection = self._connection
-        if connection is None or not ops:
-            return []
-        for op in ops:
-            op.sent = True
-        groups = list(_groups(ops))
-        await connection.send_packed_command(
-            b"".join([self._packed(group) for group in groups]), check_health=False
-        )
-        answers: list[Any] = []
-        read = connection.read_response
-        for group in groups:
-            try:
-                answer = await read(disable_decoding=True)
-            except ResponseError as error:
-                answers += [_meant(error)] * len(group)
-                continue
-            answers += answer if group[0].name in GROUPED else [answer]
-        return answers
-
-    def _packed(self, group: Sequence[Op]) -> bytes:
-        first = group[0]
-        if first.name not in GROUPED:
-            return self._calls.packed(first.name, first.argument)
-        return self._calls.packed(
-            "calls", *(a for op in group for a in (op.name.encode(), op.argument))
-        )
-
-    def _repeatable(self, answer: object) -> bool:
-        if not isinstance(answer, ResponseError):
-            return False
-        if str(answer).startswith("POOLS "):
-            self._calls.widen(int(str(answer).split()[1]))
-            return True
-        return isinstance(answer, NoScriptError)
-
-    async def load(self) -> None:
-        """Load every script into the server."""
-        connection = self._connection
-        if connection is None:
+    def fail(self, error: RedisAway) -> None:
+        """Tell who waits for a call that it failed; who waits for a post need wait no more."""
+        if self.done is None or self.done.done():
             return
-        scripts = self._calls.scripts.all.values()
-        await connection.send_packed_command(
-            connection.pack_command("SCRIPT", "EXISTS", *(s.sha for s in scripts)),
-            check_health=False,
-        )
-        known = await connection.read_response()
-        missing = [s for s, held in zip(scripts, known, strict=True) if not held]
-        for script in missing:
-            await connection.send_packed_command(
-                connection.pack_command("SCRIPT", "LOAD", script.text), check_health=False
-            )
-            await connection.read_response()
+        if self.lasting:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
 
 
 class RedisLink:
@@ -176,7 +86,8 @@ class RedisLink:
 
     def __init__(
         self,
-        wire: RedisWire,
+        route: Route,
+        calls: Calls,
         *,
         clock: Callable[[], float],
         chance: Callable[[], float],
@@ -184,19 +95,23 @@ class RedisLink:
         on_up: Callable[[], None],
     ) -> None:
         """`prepare` may only use `ask`; `on_up` is called when the link comes up."""
-        self._wire = wire
+        self._route = route
+        self._calls = calls
         self._clock = clock
         self._chance = chance
         self._prepare = prepare
         self._on_up = on_up
+        self._connection: Connection | None = None
+        self._known_as: tuple[str, str] | None = None
+        """The last connection's id and address at its server, which may still read from it."""
         self._breaker = Breaker()
         self._queue: deque[Op] = deque()
         self._wake = asyncio.Event()
         """Set while the queue holds anything to send at once."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         """Fires when the oldest queued post of COMPANIONS is due."""
-        self._settled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._away = False
         self._complained: set[str] = set()
@@ -209,7 +124,7 @@ class RedisLink:
         """Connect in the background; returns after the first attempt, successful or not."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
-        await self._settled.wait()
+        await self._tried.wait()
 
     async def close(self) -> None:
         """Send queued posts once, within a time limit, and close the connection."""
@@ -224,8 +139,8 @@ class RedisLink:
             await self._task
         self._task = None
         self._stop_waiting()
-        await self._wire.close()
-        self._fail_calls(RedisAway("the gateway is stopping"))
+        await self._disconnect()
+        self._fail_calls("the gateway is stopping")
 
     async def call(self, name: str, argument: bytes) -> Any:
         """Call a script and return its answer. Raises RedisAway: `sent` tells whether to undo it.
@@ -258,7 +173,10 @@ class RedisLink:
         op = Op(name, argument, done)
         self._queue.append(op)
         if len(self._queue) > MAX_POSTS:
-            self._drop()
+            oldest = next(op for op in self._queue if op.lasting)
+            self._queue.remove(oldest)
+            self.dropped_total += 1
+            oldest.fail(RedisAway("too many posts wait"))
         now = done is not None or name not in COMPANIONS or len(self._queue) >= MAX_GROUPED
         if self._loop is None or now:
             self._wake.set()
@@ -268,9 +186,8 @@ class RedisLink:
 
     async def ask(self, name: str, argument: bytes) -> Any:
         """Call a script within `prepare`. Raises ModelLost and connection errors."""
-        op = Op(name, argument)
         async with asyncio.timeout(TIMEOUT_S):
-            (answer,) = await self._wire.answers([op])
+            (answer,) = await self._answers([Op(name, argument)])
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -279,54 +196,68 @@ class RedisLink:
 
     async def _run(self) -> None:
         while True:
-            if not self.up:
-                await self._come_up()
-                self._settled.set()
+            coming = not self.up
+            if coming:
+                pause_s = self._breaker.retry_at_s - self._clock()
+                if pause_s > 0 and not self._breaker.allows(self._clock()):
+                    await asyncio.sleep(pause_s)
             elif not self._wake.is_set():
                 await self._wake.wait()
-            elif self._queue:
-                await self._round_trip()
-            else:
+                continue
+            elif not self._queue:
                 self._stop_waiting()
+                continue
+            try:
+                await (self._come_up() if coming else self._send())
+            except (RedisError, OSError, TimeoutError, StateFailure) as error:
+                await self._broken(error)
+            except Exception as error:  # noqa: BLE001 - a defect must not end the task
+                _log.exception("%s failed", "preparing Redis" if coming else "calling Redis")
+                await self._broken(error)
+            else:
+                self._breaker.succeeded()
+                if coming:
+                    self.up = True
+                    self._on_up()
+                    if self._away:
+                        self._away = False
+                        _log.info("Redis is back")
+            self._tried.set()
 
     async def _come_up(self) -> None:
-        pause_s = self._breaker.retry_at_s - self._clock()
-        if pause_s > 0 and not self._breaker.allows(self._clock()):
-            await asyncio.sleep(pause_s)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                await self._wire.open()
-            async with asyncio.timeout(TIMEOUT_S):
-                await self._wire.load()
-            await self._prepare(self)
-            while self._queue:
-                await self._send(self._batch())
-        except (RedisError, OSError, TimeoutError, StateFailure) as error:
-            await self._broken(error)
-        except Exception as error:  # noqa: BLE001 - a defect must not end the task
-            _log.exception("preparing Redis failed")
-            await self._broken(error)
-        else:
-            self._breaker.succeeded()
-            self.up = True
-            self._on_up()
-            if self._away:
-                self._away = False
-                _log.info("Redis is back")
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._connect()
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._load_scripts()
+        await self._prepare(self)
+        while self._queue:
+            await self._send()
 
-    async def _round_trip(self) -> None:
-        try:
-            await self._send(self._batch())
-        except (RedisError, OSError, TimeoutError, StateFailure) as error:
-            await self._broken(error)
-        else:
-            self._breaker.succeeded()
-
-    def _batch(self) -> list[Op]:
+    async def _send(self) -> None:
+        """One round trip of what waits; on failure, posts return to the queue and calls fail."""
         batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
         if not self._queue:
             self._stop_waiting()
-        return batch
+        ops = [op for op in batch if op.lasting or op.done is None or not op.done.done()]
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answers = await self._answers(ops)
+            for answer in answers:
+                if isinstance(answer, ModelLost):
+                    raise answer
+        except BaseException as error:
+            self._queue.extendleft(op for op in reversed(ops) if op.lasting)
+            for op in ops:
+                op.fail(RedisAway(reason(error), sent=True))
+            raise
+        for op, answer in zip(ops, answers, strict=True):
+            if isinstance(answer, Exception):
+                if op.name not in self._complained:
+                    self._complained.add(op.name)
+                    _log.error("the script %s failed: %s", op.name, answer)
+                op.fail(RedisAway(str(answer)))
+            elif op.done is not None and not op.done.done():
+                op.done.set_result(answer)
 
     def _stop_waiting(self) -> None:
         self._wake.clear()
@@ -334,95 +265,125 @@ class RedisLink:
             self._timer.cancel()
             self._timer = None
 
-    async def _send(self, ops: Sequence[Op]) -> None:
-        """One round trip; on failure, posts return to the queue and calls fail."""
-        ops = [op for op in ops if op.lasting or op.done is None or not op.done.done()]
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answers = await self._wire.answers(ops)
-            for answer in answers:
-                if isinstance(answer, ModelLost):
-                    raise answer
-        except BaseException as error:
-            self._queue.extendleft(op for op in reversed(ops) if op.lasting)
-            message = reason(error)
-            for op in ops:
-                _fail(op, RedisAway(message, sent=True))
-            raise
-        for op, answer in zip(ops, answers, strict=True):
-            if isinstance(answer, Exception):
-                if op.name not in self._complained:
-                    self._complained.add(op.name)
-                    _log.error("the script %s failed: %s", op.name, answer)
-                _fail(op, RedisAway(str(answer)))
-            elif op.done is not None and not op.done.done():
-                op.done.set_result(answer)
-
-    # -- failure
-
     async def _broken(self, error: Exception) -> None:
         self.up = False
         if not isinstance(error, ModelLost):
             self.failures_total += 1
             self._breaker.failed(self._clock(), self._chance())
-            await self._wire.close()
-        self._fail_calls(RedisAway(reason(error)))
+            await self._disconnect()
+        self._fail_calls(reason(error))
         if not self._away and (isinstance(error, ModelLost) or not self._breaker.closed):
             self._away = True
             _log.info("Redis is away: %s", reason(error))
 
-    def _fail_calls(self, error: RedisAway) -> None:
+    def _fail_calls(self, why: str) -> None:
         for op in self._queue:
-            _fail(op, RedisAway(str(error), sent=op.sent))
+            op.fail(RedisAway(why, sent=op.sent))
         self._queue = deque(op for op in self._queue if op.lasting)
 
-    def _drop(self) -> None:
-        for op in self._queue:
-            if op.lasting:
-                self._queue.remove(op)
-                self.dropped_total += 1
-                _fail(op, RedisAway("too many posts wait"))
-                return
+    # -- the connection; these raise RedisError, OSError, TimeoutError
+
+    async def _connect(self) -> None:
+        """Connect, unless it is connected.
+
+        The server is told to read nothing more from the connection before: a call that timed out
+        in it must not be executed after what undoes it.
+        """
+        if self._connection is not None:
+            return
+        self._connection = connection = await self._route.open(self._calls.key)
+
+        async def told(*command: str) -> object:
+            """The server's answer; None where it does not know the command, or forbids it."""
+            await connection.send_command(*command)
+            try:
+                return await connection.read_response(disable_decoding=True)
+            except ResponseError:
+                return None
+
+        if self._known_as is not None:
+            client_id, address = self._known_as
+            await told("CLIENT", "KILL", "ID", client_id, "ADDR", address)
+        said = await told("CLIENT", "INFO")
+        found = _CLIENT.match(said) if isinstance(said, bytes) else None
+        self._known_as = None if found is None else (found[1].decode(), found[2].decode())
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await close(connection)
+
+    async def _load_scripts(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        scripts = self._calls.scripts.all.values()
+        exist = connection.pack_command("SCRIPT", "EXISTS", *(s.sha for s in scripts))
+        await connection.send_packed_command(exist, check_health=False)
+        known = await connection.read_response()
+        for script in (s for s, held in zip(scripts, known, strict=True) if not held):
+            load = connection.pack_command("SCRIPT", "LOAD", script.text)
+            await connection.send_packed_command(load, check_health=False)
+            await connection.read_response()
+
+    async def _answers(self, ops: Sequence[Op]) -> list[Any]:
+        """Answers in order; a script's own error, or ModelLost, takes the answer's place."""
+        answers = await self._pipeline(ops)
+        again = []
+        for i, answer in enumerate(answers):
+            if isinstance(answer, ResponseError):
+                if (text := str(answer)).startswith("POOLS "):
+                    self._calls.widen(int(text.split()[1]))
+                elif not isinstance(answer, NoScriptError):
+                    continue
+                again.append(i)
+        if again:
+            await self._load_scripts()
+            for i, answer in zip(again, await self._pipeline([ops[i] for i in again]), strict=True):
+                answers[i] = answer
+        return answers
+
+    async def _pipeline(self, ops: Sequence[Op]) -> list[Any]:
+        connection = self._connection
+        if connection is None or not ops:
+            return []
+        for op in ops:
+            op.sent = True
+        packed, groups = self._calls.packed, grouped_ops(ops)
+        sent = [
+            packed("calls", *(part for op in group for part in (op.name.encode(), op.argument)))
+            if group[0].name in GROUPED
+            else packed(group[0].name, group[0].argument)
+            for group in groups
+        ]
+        await connection.send_packed_command(b"".join(sent), check_health=False)
+        answers: list[Any] = []
+        read = connection.read_response
+        for group in groups:
+            try:
+                answer = await read(disable_decoding=True)
+            except ResponseError as error:
+                text = str(error)
+                if text.startswith("NOSTATE"):
+                    failure: Exception = ModelLost("Redis does not know the model")
+                elif isinstance(error, NoScriptError) or text.startswith(_OWN_ERRORS):
+                    failure = error
+                else:  # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: find the server again
+                    raise
+                answers += [failure] * len(group)
+                continue
+            answers += answer if group[0].name in GROUPED else [answer]
+        return answers
 
 
-def _fail(op: Op, error: RedisAway) -> None:
-    """Tell who waits for a call that it failed, and who waits for a post not to wait any more."""
-    if op.done is None or op.done.done():
-        return
-    if op.lasting:
-        op.done.set_result(None)
-    else:
-        op.done.set_exception(error)
-
-
-async def _told(connection: Connection, *command: str) -> object:
-    """The server's answer; None where it does not know the command, or forbids it."""
-    await connection.send_command(*command)
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except ResponseError:
-        return None
-
-
-def _groups(ops: Sequence[Op]) -> Iterator[list[Op]]:
+def grouped_ops(ops: Sequence[Op]) -> list[list[Op]]:
     """Split calls into scripts, in order: consecutive calls of GROUPED share one."""
-    group: list[Op] = []
+    groups: list[list[Op]] = []
     for op in ops:
-        joins = group and op.name in GROUPED and group[0].name in GROUPED
-        if group and (not joins or len(group) >= MAX_GROUPED):
-            yield group
-            group = []
-        group.append(op)
-    if group:
-        yield group
-
-
-def _meant(error: ResponseError) -> Exception:
-    """Translate an error answer; errors that concern the server are raised."""
-    text = str(error)
-    if text.startswith("NOSTATE"):
-        return ModelLost("Redis does not know the model")
-    if isinstance(error, NoScriptError) or text.startswith(("POOLS ", "ERR ", "WRONGTYPE")):
-        return error
-    # MOVED, CLUSTERDOWN, READONLY, OOM, NOAUTH ...: find the server again.
-    raise error
+        last = groups[-1] if groups else [op]
+        joins = op.name in GROUPED and last[0].name in GROUPED and len(last) < MAX_GROUPED
+        if groups and joins:
+            last.append(op)
+        else:
+            groups.append([op])
+    return groups

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 from redis.asyncio.connection import Connection, ConnectionPool
@@ -50,15 +50,15 @@ def script(name: str, text: str) -> Script:
     return Script(name=name, text=raw, sha=sha)
 
 
-class Route(Protocol):
+class Route:
     """A way to the server that holds a key."""
 
-    @property
-    def one_server(self) -> bool:
-        """Whether all keys are on one server."""
+    one_server = True
+    """Whether all keys are on one server."""
 
     async def open(self, key: str) -> Connection:
         """A connection to that server. Raises RedisError, OSError, TimeoutError."""
+        raise NotImplementedError
 
 
 def route_of(url: str) -> Route:
@@ -70,38 +70,36 @@ def route_of(url: str) -> Route:
     user, _, nodes = authority.rpartition("@")
     name, _, password = user.partition(":")
     options = {"username": unquote(name) or None, "password": unquote(password) or None}
-    seeds = [_address(node) for node in nodes.split(",")]
+    seeds = []
+    for node in nodes.split(","):
+        host, _, port = node.rpartition(":")
+        seeds.append((host.strip("[]"), int(port)))
     if scheme == "redis+cluster":
         return _Cluster(seeds, options)
     service, _, db = path.partition("/")
     return _Sentinel(seeds, options, service, int(db or 0))
 
 
-class _Direct:
-    one_server = True
-
+class _Direct(Route):
     def __init__(self, url: str) -> None:
         self._pool = ConnectionPool.from_url(url, **_options())
 
     async def open(self, key: str) -> Connection:
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
-        return await _connected(connection)
+        return await _connected(self._pool.connection_class(**self._pool.connection_kwargs))
 
 
-class _Seeded:
+class _Seeded(Route):
     """Servers to ask in turn, the one that answered last first."""
-
-    one_server = True
 
     def __init__(self, seeds: Sequence[tuple[str, int]], options: dict[str, Any]) -> None:
         self._seeds = list(seeds)
         self._options = options
 
-    async def _ask(self, *command: object) -> tuple[Any, tuple[str, int]]:
+    async def _ask(self, options: dict[str, Any], *command: object) -> tuple[Any, tuple[str, int]]:
         # One server per call: callers have little time, and call again.
         seed = self._seeds[0]
         self._seeds = [*self._seeds[1:], seed]
-        connection = await connect(seed, **self._asking())
+        connection = await _connect(seed, **options)
         try:
             await connection.send_command(*command)
             answer = await connection.read_response()
@@ -109,9 +107,6 @@ class _Seeded:
             await close(connection)
         self._seeds = [seed, *(s for s in self._seeds if s != seed)]
         return answer, seed
-
-    def _asking(self) -> dict[str, Any]:
-        return self._options
 
 
 class _Sentinel(_Seeded):
@@ -123,12 +118,13 @@ class _Sentinel(_Seeded):
         self._db = db
 
     async def open(self, key: str) -> Connection:
-        answer, _ = await self._ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        # Sentinels that need a password use the servers'.
+        options = self._options if self._options["password"] else {}
+        answer, _ = await self._ask(options, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         if not answer:
             raise RedisConnectionError(f"the sentinels know no service '{self._service}'")
-        connection = await connect(
-            (answer[0].decode(), int(answer[1])), db=self._db, **self._options
-        )
+        master = (answer[0].decode(), int(answer[1]))
+        connection = await _connect(master, db=self._db, **self._options)
         try:
             await connection.send_command("ROLE")
             if (await connection.read_response())[0] != b"master":
@@ -138,30 +134,24 @@ class _Sentinel(_Seeded):
             raise
         return connection
 
-    def _asking(self) -> dict[str, Any]:
-        # Sentinels that need a password use the servers'.
-        return self._options if self._options["password"] else {}
-
 
 class _Cluster(_Seeded):
     one_server = False
 
     async def open(self, key: str) -> Connection:
         slot = key_slot(key.encode())
-        slots, seed = await self._ask("CLUSTER", "SLOTS")
+        slots, seed = await self._ask(self._options, "CLUSTER", "SLOTS")
         for low, high, master, *_ in slots:
             node = (master[0].decode() or seed[0], int(master[1]))
             if node not in self._seeds:
                 self._seeds.append(node)
             if low <= slot <= high:
-                return await connect(node, **self._options)
+                return await _connect(node, **self._options)
         raise RedisConnectionError(f"no node of the cluster holds slot {slot}")
 
 
-async def connect(address: tuple[str, int], **options: Any) -> Connection:
-    """A connection to one server. Raises RedisError, OSError, TimeoutError."""
-    connection = Connection(host=address[0], port=address[1], **options, **_options())
-    return await _connected(connection)
+async def _connect(address: tuple[str, int], **options: Any) -> Connection:
+    return await _connected(Connection(host=address[0], port=address[1], **options, **_options()))
 
 
 async def _connected(connection: Any) -> Connection:
@@ -170,10 +160,29 @@ async def _connected(connection: Any) -> Connection:
     return found
 
 
+def _options() -> dict[str, Any]:
+    # Callers time out a whole batch, not each answer.
+    return {
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "protocol": 2,
+        "driver_info": None,
+    }
+
+
 async def close(connection: Connection) -> None:
     """Close at once, so that a late answer is not taken for the next call's. Never raises."""
     with contextlib.suppress(RedisError, OSError, TimeoutError):
         await connection.disconnect(nowait=True)
+
+
+def reason(error: BaseException) -> str:
+    """The error's text for the log; time-outs often have none."""
+    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
+        return f"no answer from Redis within {TIMEOUT_S:g} s"
+    return str(error) or type(error).__name__
 
 
 class Session:
@@ -197,9 +206,11 @@ class Session:
         commands = [("EVALSHA", named.sha, *call) for call in calls]
         try:
             return await self.pipeline(commands)
-        except _NoScript:
-            await self.call("SCRIPT", "LOAD", named.text)
-            return await self.pipeline(commands)
+        except StateFailure as error:
+            if not isinstance(error.__cause__, NoScriptError):
+                raise
+        await self.call("SCRIPT", "LOAD", named.text)
+        return await self.pipeline(commands)
 
     async def pipeline(self, commands: Sequence[Sequence[Any]], limit_s: float = 0.0) -> list[Any]:
         """Answers in one round trip. Raises StateFailure."""
@@ -207,15 +218,20 @@ class Session:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     at = self._connection = self._connection or await self._route.open(self._key)
+                answers: list[Any] = []
                 async with asyncio.timeout(limit_s or TIMEOUT_S):
                     await at.send_packed_command(at.pack_commands(commands), check_health=False)
                     # All are read, whatever they say: the next call must not get one of them.
-                    answers = [await _answer(at) for _ in commands]
+                    for _ in commands:
+                        try:
+                            answers.append(await at.read_response(disable_decoding=True))
+                        except ResponseError as error:
+                            answers.append(error)
                 for answer in answers:
                     if isinstance(answer, ResponseError):
                         raise answer
             except NoScriptError as error:
-                raise _NoScript(str(error)) from error
+                raise StateFailure(str(error)) from error
             except (RedisError, OSError, TimeoutError) as error:
                 await self._close()
                 text = reason(error)
@@ -235,38 +251,3 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             await close(connection)
-
-
-async def _answer(connection: Connection) -> Any:
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except ResponseError as error:
-        return error
-
-
-class _NoScript(StateFailure):
-    """The server does not know a script."""
-
-
-def reason(error: BaseException) -> str:
-    """The error's text for the log; time-outs often have none."""
-    if isinstance(error, TimeoutError) or "imeout" in type(error).__name__:
-        return f"no answer from Redis within {TIMEOUT_S:g} s"
-    return str(error) or type(error).__name__
-
-
-def _options() -> dict[str, Any]:
-    # Callers time out a whole batch, not each answer.
-    return {
-        "socket_connect_timeout": TIMEOUT_S,
-        "socket_timeout": None,
-        "retry": Retry(NoBackoff(), 0),
-        "health_check_interval": 0,
-        "protocol": 2,
-        "driver_info": None,
-    }
-
-
-def _address(node: str) -> tuple[str, int]:
-    host, _, port = node.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -100,13 +100,6 @@ def record(kind: str, raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _makers() -> str:
-    """Lua code that makes the function of the grouped call `name` on demand."""
-    texts = (lua(name).replace("\nreturn ", f"\nmade.{name} = ") for name in GROUPED)
-    made = (f"if name == '{n}' then\n{t}" for n, t in zip(GROUPED, texts, strict=True))
-    return "\nelse".join(made) + "\nend"
-
-
 _LIMITS: Final = "local function make_limits()\n{}\nend".format(
     lua("limits").replace("-- MORE", lua("limits_more"))
 )
@@ -114,7 +107,11 @@ _LAYERS: Final = lua("book").replace("-- LIMITS", _LIMITS).split(_LAYER)
 _BOOK: Final = "return (function()\n".join(_LAYERS)
 _ENDS: Final = ["end)()"] * (len(_LAYERS) - 1)
 _CHECKS: Final = f"local function make_checks()\n{lua('place')}\n{lua('checks')}\nend"
-_MAKERS: Final = _makers()
+_MADE: Final = "\nelse".join(
+    f"if name == '{name}' then\n" + lua(name).replace("\nreturn ", f"\nmade.{name} = ")
+    for name in GROUPED
+)
+"""Lua code that makes the function of the grouped call `name` on demand."""
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -129,7 +126,7 @@ class Scripts:
 
     def _read(self, name: str) -> Script:
         between = _CHECKS if name == "calls" else "local arg = unpacked(ARGV[1])"
-        text = "\n".join((_BOOK, between, lua(name).replace("-- MAKE", _MAKERS), *_ENDS))
+        text = "\n".join((_BOOK, between, lua(name).replace("-- MAKE", _MADE + "\nend"), *_ENDS))
         text = re.sub(r"(\S+) = READ_([a-z]+)\((.+)\)\n", _read, text)
         text = re.sub(r"PACKED_([a-z]+)\(([a-z.]+)\)", _packed, text)
         if self.clock is not None:

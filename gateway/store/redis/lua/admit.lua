@@ -5,11 +5,9 @@
 --          kv_bytes, sequences, asked}. observe: the model's setting; denials are only noted.
 --          asked: limits of the key, entitlement and tenant (limits.lua); nil for none.
 --
--- Returns msgpack {true, pool, weight, spilled, contended, protected, funded, would_deny,
--- limit_sequences, inflight_sequences, depth_tokens, level_tokens, rate_tokens_per_s, service_s,
--- evictable, issued_unix_s, held, uses} or {false, reason, wait_s, limit, used, requested, unit, of
--- the pool}, for a limit of its own followed by its place in `asked`, what is reserved of it and
--- when it resets. A held lease id gets its existing grant.
+-- Returns msgpack {decision, evictable, issued_unix_s}. The decision has the fields of a Grant after
+-- a 1, or those of a Denial after a 0 (gateway/admission/terms.py). A held lease id gets its
+-- existing grant.
 --
 -- A transcription of gateway/admission/admission.py.
 
@@ -50,10 +48,11 @@ local function granted(account, lease, contended, evictable, uses)
       limit, used = baseline_of(entitlement, p), here
     end
   end
-  return pack({true, p, lease.weight, lease.spilled, contended, protected, lease.funded,
+  local grant = {1, p, lease.weight, lease.spilled, contended, protected, lease.funded,
     lease.would_deny, limit, used, entitlement.tokens_per_s > 0 and depth_tokens(account) or 0,
     account.level, entitlement.tokens_per_s, book.pools[p + 1].service_s,
-    evictable, lease.issued_s, lease.held, lease.held and (uses or {})})
+    lease.held and {unpack(lease.held, 2)}, uses}
+  return pack({grant, evictable, lease.issued_s})
 end
 
 local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences,
@@ -65,7 +64,7 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
   reap(REAPED_AT_ONCE)
   local account = account_of(request.entitlement)
   if not account then
-    return checks().denied({'entitlement_unknown', 0, 0, 0, 0, 'sequences', false})
+    return pack({checks().denied({'entitlement_unknown'}), false, 0})
   end
   local held = lease_of(id)
   if held then
@@ -89,7 +88,9 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
   local would_deny = ''
   if denial then
     checks().refused(account, request, w, denial)
-    if not (observe or account.terms.observe) then return checks().denied(denial) end
+    if not (observe or account.terms.observe) then
+      return pack({checks().denied(denial), false, 0})
+    end
     would_deny = denial[1]
     place = {pool = request.pool, spilled = false, contended = false}
     funded = 'none' -- no bucket pays for a request that would have been refused

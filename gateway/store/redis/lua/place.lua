@@ -183,6 +183,5 @@ local function over_concurrency(account, request)
   return {'concurrency', wait_s, limit, used, request.sequences, 'sequences', false}
 end
 
-local function denied(denial)
-  return pack({false, unpack(denial)})
-end
+-- A denial as scripts return it.
+local function denied(denial) return {0, unpack(denial)} end

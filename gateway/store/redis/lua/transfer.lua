@@ -3,9 +3,9 @@
 -- KEYS     see book.lua
 -- arg      {lease_id, pool, force}; without force, only if that pool admits it
 --
--- Returns msgpack {true, evictable} if it moved, was there already or is not in force, else
--- {false, reason, wait_s, limit, used, requested, unit, of the pool}. A denial is not recorded as
--- a refusal, because the request continues where it was.
+-- Returns msgpack {evictable} if it moved, was there already or is not in force, else {false,
+-- denial} as of admit. A denial is not recorded as a refusal, because the request continues where
+-- it was.
 --
 -- A transcription of gateway/admission/admission.py.
 
@@ -27,9 +27,9 @@ end
 
 local function transfer(id, p, force)
   local lease = lease_of(id)
-  if not lease then return pack({true, false}) end
+  if not lease then return pack({false}) end
   if lease.pool == p then
-    return pack({true, call('ZSCORE', evictable_of(p), id) and true or false})
+    return pack({call('ZSCORE', evictable_of(p), id) and true or false})
   end
   local account = account_of(lease.entitlement)
   average(account)
@@ -39,8 +39,8 @@ local function transfer(id, p, force)
   move(account, lease.pool, lease.sequences, lease.kv_bytes)
   file(account, lease, id)
   keep(lease, id)
-  if denial then return checks().denied(denial) end
-  return pack({true, gives_way(account, lease)})
+  if denial then return pack({false, checks().denied(denial)}) end
+  return pack({gives_way(account, lease)})
 end
 
 return transfer

@@ -35,8 +35,9 @@ class Replicas:
         name = f"replica {len(self.served)}"
         self.served.append(served)
         self.wall_clocks.append(FakeClock(1_700_000_000.0))
+        view = self.boards.of(name)
         self.notes.append(
-            FleetNotes([served], self.boards.of(name), name, self.clock, self.wall_clocks[-1])
+            FleetNotes([served], view.publish, view.peers, self.clock, self.wall_clocks[-1])
         )
         return served
 

@@ -11,7 +11,7 @@ from gateway.records.estimate import Observation
 from gateway.records.request import Measure
 from gateway.replicas import bus
 from gateway.replicas.bus import LASTING, Bus
-from gateway.replicas.learned_notes import LearnedNotes
+from gateway.replicas.notes import LearnedNotes
 from tests.fakes import FakeNotes, FakeShared
 
 M = "default:m"
@@ -152,7 +152,7 @@ async def test_no_name_of_a_model_makes_its_other_notes_lasting(shared: FakeShar
     two.bus.publish("learned:m/0", b"from two")
     for node in (one, two):
         await node.exchange()
-    assert two.bus.peers("learned:m/0") == [b"from one"]
+    assert two.bus.peers("learned:m/0") == {"one": b"from one"}
 
 
 async def test_away_it_goes_on_learning_and_is_told_once(

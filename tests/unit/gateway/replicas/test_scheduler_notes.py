@@ -32,7 +32,8 @@ def notes_of(
     replicas: Callable[[], int] = lambda: 2,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> SchedulerNotes:
-    return SchedulerNotes([served], boards.of(replica), replica, lambda _model: replicas(), clock)
+    view = boards.of(replica)
+    return SchedulerNotes([served], view.publish, view.peers, lambda _model: replicas(), clock)
 
 
 class Boards:
@@ -53,9 +54,9 @@ class View:
     def publish(self, name: str, payload: bytes) -> None:
         self.boards.notes.setdefault(self.replica, {})[name] = payload
 
-    def peers(self, name: str) -> list[bytes]:
-        others = (held for who, held in self.boards.notes.items() if who != self.replica)
-        return [held[name] for held in others if name in held]
+    def peers(self, name: str) -> dict[str, bytes]:
+        others = {who: held for who, held in self.boards.notes.items() if who != self.replica}
+        return {who: held[name] for who, held in others.items() if name in held}
 
 
 def replica() -> tuple[ModelRuntime, Quartz, PrefillPredictor]:

@@ -52,25 +52,18 @@ async def test_settling_goes_by_the_request_s_own_time() -> None:
     assert opened.book.pools[0].service_s == pytest.approx(6.0)
 
 
-async def test_a_tick_reaps_whatever_has_expired() -> None:
-    opened = Opened(entitled(baseline=300), slots=(300, 1))
-    for number in range(200):
-        await opened.admit(f"{number}", estimate_tokens=1)
-    opened.clock.advance(LEASE_TTL_S)
-    await opened.store.tick()
-    assert opened.book.pools[0].inflight == 0
-    assert opened.store.active == 200, "their requests still run here"
-
-
-async def test_renewing_keeps_all_that_run_here() -> None:
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_a_tick_reaps_all_that_expired_and_renewing_keeps_it(renewed: bool) -> None:
     opened = Opened(entitled(baseline=600), slots=(600, 1))
     for number in range(600):
         await opened.admit(f"{number}", estimate_tokens=1)
     opened.clock.advance(LEASE_TTL_S - 1)
-    await opened.store.renew()
+    if renewed:
+        await opened.store.renew()
     opened.clock.advance(2.0)
     await opened.store.tick()
-    assert opened.book.pools[0].inflight == 600
+    assert opened.book.pools[0].inflight == 600 * renewed
+    assert opened.store.active == 600, "their requests still run here"
 
 
 async def test_who_gives_way_is_told_and_frees_its_place_by_settling() -> None:
@@ -84,21 +77,14 @@ async def test_who_gives_way_is_told_and_frees_its_place_by_settling() -> None:
     for number in range(2):
         protected = await opened.admit(f"g{number}", "g")
     assert protected.contended
-    await opened.store.reclaim(protected)
-    await opened.store.reclaim(protected)
+    for _ in range(2):
+        await opened.store.reclaim(protected)
     assert reported == ["c"]
+    opened.store.settle(protected, USED)
+    await opened.store.reclaim(protected)
+    assert reported == ["c"], "none for a lease that has ended"
     opened.store.settle(leases["c"], USED)
-    assert opened.book.pools[0].inflight == 4
-
-
-async def test_reclaiming_for_a_lease_that_has_ended_evicts_nobody() -> None:
-    opened = Opened(entitled("g", "guaranteed", baseline=1), entitled("p", "preemptible"))
-    reported: list[str] = []
-    opened.store.on_evict(reported.append)
-    lease = await opened.admit("g", "g")
-    opened.store.settle(lease, USED)
-    await opened.store.reclaim(lease)
-    assert reported == []
+    assert opened.book.pools[0].inflight == 3
 
 
 async def test_an_entitlement_goes_once_nothing_of_it_is_in_flight() -> None:
@@ -115,8 +101,9 @@ async def test_an_entitlement_goes_once_nothing_of_it_is_in_flight() -> None:
 COUNT = 20_000
 
 
-def many() -> tuple[TokenPool, list[Entitlement]]:
-    """A model of many entitlements of all classes."""
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[tuple[TokenPool, list[Entitlement]]]:
+    """A model of many entitlements, with the collector away from what stays, as in the gateway."""
     classes = ("dedicated", "guaranteed", "elastic", "spot", "preemptible")
     entitlements = [
         Entitlement(
@@ -130,7 +117,11 @@ def many() -> tuple[TokenPool, list[Entitlement]]:
         )
         for n in range(1, COUNT + 1)
     ]
-    return pool(*entitlements, slots=(1000, 1000), bound_until=(0, 0)), entitlements
+    made = pool(*entitlements, slots=(1000, 1000), bound_until=(0, 0)), entitlements
+    gc.collect()
+    gc.freeze()
+    yield made
+    gc.unfreeze()
 
 
 async def pauses_of(work: Awaitable[Any]) -> int:
@@ -143,16 +134,6 @@ async def pauses_of(work: Awaitable[Any]) -> int:
         except StopIteration:
             return pauses
         pauses += 1
-
-
-@pytest.fixture(scope="module")
-def crowd() -> Iterator[tuple[TokenPool, list[Entitlement]]]:
-    """With the collector away from what stays, as in the gateway."""
-    made = many()
-    gc.collect()
-    gc.freeze()
-    yield made
-    gc.unfreeze()
 
 
 def test_no_step_of_a_tick_holds_the_loop(crowd: tuple[TokenPool, list[Entitlement]]) -> None:

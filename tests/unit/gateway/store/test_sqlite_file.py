@@ -46,9 +46,12 @@ def write(path: Path, content: bytes | bytearray) -> None:
     path.write_bytes(content)
 
 
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute(statement)
+async def kept(path: Path) -> list[tuple[float, bytes]]:
+    """What a further process reads."""
+    state = SqliteNotes(path, wall_clock=lambda: 1600.0)
+    found = await state.exchange({M: b""})
+    await state.close()
+    return found[M].notes
 
 
 async def test_the_age_is_the_wall_clock_s_and_never_negative(path: Path) -> None:
@@ -61,7 +64,8 @@ async def test_the_age_is_the_wall_clock_s_and_never_negative(path: Path) -> Non
 
 async def test_a_newer_schema_is_left_as_it_is(path: Path, state: SqliteNotes) -> None:
     await saved(path)
-    change(path, "PRAGMA user_version = 7")
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("PRAGMA user_version = 7")
     before = read(path)
     with pytest.raises(StateFailure, match=r"newer version \(schema 7, this one reads 1\)"):
         await state.exchange({M: NOTE})
@@ -88,7 +92,7 @@ async def test_a_damaged_file_is_found_out(path: Path, state: SqliteNotes) -> No
 
 
 async def test_a_path_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
-    write(tmp_path / "file", b"")
+    (tmp_path / "file").write_bytes(b"")
     state = SqliteNotes(tmp_path / "file" / "sluice.db")
     with pytest.raises(StateFailure):
         await state.exchange({M: b""})
@@ -102,19 +106,15 @@ async def test_a_locked_file_is_a_failure_and_is_saved_later(
     await saved(path)
     state = SqliteNotes(path)
     await state.exchange({M: b""})
-    newer = b"newer"
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StateFailure, match="locked"):
-            await state.exchange({M: newer})
+            await state.exchange({M: b"newer"})
         other.execute("ROLLBACK")
-    found = await state.exchange({M: newer})
+    found = await state.exchange({M: b"newer"})
     assert found[M].notes == [], "its own note is not heard as another's"
     await state.close()
-    again = SqliteNotes(path)
-    ((_, note),) = (await again.exchange({M: b""}))[M].notes
-    assert note == newer
-    await again.close()
+    assert [note for _, note in await kept(path)] == [b"newer"]
 
 
 async def test_cancelled_in_the_middle_of_saving_the_file_stays_whole(path: Path) -> None:
@@ -126,9 +126,7 @@ async def test_cancelled_in_the_middle_of_saving_the_file_stays_whole(path: Path
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await state.close()
-    again = SqliteNotes(path)
-    assert (await again.exchange({M: b""}))[M].notes
-    await again.close()
+    assert await kept(path)
 
 
 async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
@@ -137,28 +135,24 @@ async def test_an_exchange_after_one_that_was_given_up_is_not_lost(
     await saved(path)
     state = SqliteNotes(path)
     await state.exchange({M: b""})
-    newer = b"newer"
     release = threading.Event()
-    exchange = state._exchange
+    exchange = state._file._run
 
     def slow(*arguments: Any) -> Any:
         release.wait(5.0)
         return exchange(*arguments)
 
-    monkeypatch.setattr(state, "_exchange", slow)
+    monkeypatch.setattr(state._file, "_run", slow)
     given_up = asyncio.create_task(state.exchange({M: NOTE}))
     await asyncio.sleep(0)
     given_up.cancel()
-    last = asyncio.create_task(state.exchange({M: newer}))
+    last = asyncio.create_task(state.exchange({M: b"newer"}))
     await asyncio.sleep(0)
     release.set()
     await last
     await asyncio.gather(given_up, return_exceptions=True)
     await state.close()
-    again = SqliteNotes(path)
-    ((_, note),) = (await again.exchange({M: b""}))[M].notes
-    assert note == newer
-    await again.close()
+    assert [note for _, note in await kept(path)] == [b"newer"]
 
 
 async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_behind_it(
@@ -167,7 +161,7 @@ async def test_closed_during_an_exchange_nobody_waits_and_the_file_is_closed_beh
     state = SqliteNotes(path)
     await state.exchange({M: b""})
     release = threading.Event()
-    monkeypatch.setattr(state, "_exchange", lambda *_: release.wait(5.0))
+    monkeypatch.setattr(state._file, "_run", lambda *_: release.wait(5.0))
     given_up = asyncio.create_task(state.exchange({M: NOTE}))
     await asyncio.sleep(0)
     given_up.cancel()

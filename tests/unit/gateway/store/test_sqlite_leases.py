@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sqlite3
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gateway.admission.token_pool import LEASE_TTL_S, Journal, TokenPool
 from gateway.ports import Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
+from gateway.records.lease import Lease
 from gateway.records.limit import Limit
 from gateway.store import sqlite_leases
 from gateway.store.memory_leases import MemoryLeases
@@ -24,6 +26,7 @@ from gateway.store.sqlite_leases import ACCOUNT, FORGET_S, SqliteLeases, collect
 from tests.builders import served_model
 from tests.fakes import FakeClock
 from tests.token_pools import NOW_S, entitled, granted, pool
+from tests.unit.gateway.store.test_sqlite_file import read, write
 
 ELASTIC = entitled("e", tokens_per_s=100.0, baseline=4)
 SPOT = entitled("s", "spot")
@@ -40,9 +43,9 @@ class Process:
         self.store = MemoryLeases({"m": served_model()}, clock, {"m": self.book}, wall_clock=clock)
         self.file = SqliteLeases(path, self.store.token_pools, self.store.limits, wall_clock=clock)
 
-    async def admit(self, lease_id: str, name: str = "e", **more: Any) -> None:
+    async def admit(self, lease_id: str, name: str = "e", **more: Any) -> Lease:
         known = {"pool": 0, "alternates": (), "estimate_tokens": 100, "sequences": 1, **more}
-        await self.store.admit(
+        return await self.store.admit(
             AdmissionRequest(lease_id=lease_id, model="m", entitlement=name, **known)
         )
 
@@ -51,6 +54,16 @@ class Process:
             name: [getattr(account, field) for field in ACCOUNT]
             for name, account in self.book.accounts.items()
         }
+
+
+@asynccontextmanager
+async def running(
+    path: Path, clock: FakeClock, *entitlements: Entitlement
+) -> AsyncIterator[Process]:
+    process = Process(path, clock, *entitlements)
+    await process.file.start()
+    yield process
+    await process.file.close()
 
 
 @pytest.fixture
@@ -63,79 +76,56 @@ def clock() -> FakeClock:
     return FakeClock(NOW_S)
 
 
-def read(path: Path) -> bytes:
-    return path.read_bytes()
+def used(tokens: int) -> Settlement:
+    return Settlement(usage=Usage(prompt_tokens=tokens, completion_tokens=0), dispatched=True)
 
 
-def write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def rows(path: Path, kind: str) -> int:
+def rows(path: Path, *kinds: str) -> list[int]:
+    """How many there are of each kind."""
+    query = "SELECT count(*) FROM token_pool WHERE kind = ?"
     with closing(sqlite3.connect(path)) as file:
-        found = file.execute("SELECT count(*) FROM token_pool WHERE kind = ?", (kind,))
-        return int(found.fetchone()[0])
+        return [int(file.execute(query, (kind,)).fetchone()[0]) for kind in kinds]
 
 
 async def lived(path: Path, clock: FakeClock) -> Process:
     """A process that served, was interrupted with two leases in force, and saved."""
-    first = Process(path, clock)
-    await first.file.start()
-    await first.admit("done", estimate_tokens=300)
-    first.store.settle(
-        await first.store.admit(
-            AdmissionRequest(
-                lease_id="done",
-                model="m",
-                entitlement="e",
-                pool=0,
-                alternates=(),
-                estimate_tokens=300,
-                sequences=1,
-            )
-        ),
-        Settlement(usage=Usage(prompt_tokens=120, completion_tokens=0), dispatched=True),
-    )
-    await first.admit("a", sequences=2, kv_bytes=70)
-    await first.admit("b", "s", pool=1)
-    account = first.book.accounts["e"]
-    account.debt, account.burst = 0.25, 0.5
-    first.book.pools[0].service_s = 2.5
-    first.book.ticked_s = NOW_S - 1
-    await first.file.close()
+    async with running(path, clock) as first:
+        first.store.settle(await first.admit("done", estimate_tokens=300), used(120))
+        await first.admit("a", sequences=2, kv_bytes=70)
+        await first.admit("b", "s", pool=1)
+        account = first.book.accounts["e"]
+        account.debt, account.burst = 0.25, 0.5
+        first.book.pools[0].service_s = 2.5
+        first.book.ticked_s = NOW_S - 1
     return first
 
 
 async def test_a_restart_keeps_buckets_debt_ledgers_and_means(path: Path, clock: FakeClock) -> None:
     first = await lived(path, clock)
-    second = Process(path, clock)
-    await second.file.start()
-    assert second.counters() == first.counters()
-    assert second.book.accounts["e"].level == 1000 - 120 - 100
-    assert second.book.pools[0].service_s == 2.5
-    assert (second.book.surplus, second.book.ticked_s) == (first.book.surplus, NOW_S - 1)
-    assert second.book.settled == 1
-    assert "e" in second.book.active
-    await second.file.close()
+    async with running(path, clock) as second:
+        assert second.counters() == first.counters()
+        assert second.book.accounts["e"].level == 1000 - 120 - 100
+        assert second.book.pools[0].service_s == 2.5
+        assert (second.book.surplus, second.book.ticked_s) == (first.book.surplus, NOW_S - 1)
+        assert second.book.settled == 1
+        assert "e" in second.book.active
 
 
 async def test_a_model_that_is_gone_is_forgotten_in_time(path: Path, clock: FakeClock) -> None:
     await lived(path, clock)
-    kinds = ("account", "pool", "lease")
 
     async def left() -> list[int]:
         """Rows after a start without the model."""
         file = SqliteLeases(path, {}, LimitBook(), wall_clock=clock)
         await file.start()
         await file.close()
-        return [rows(path, kind) for kind in kinds]
+        return rows(path, "account", "pool", "lease")
 
     assert await left() == [2, 1, 2]
     clock.advance(FORGET_S + 1)
-    configured = Process(path, clock)
-    await configured.file.start()
-    await configured.file.close()
-    assert rows(path, "account") == 2
+    async with running(path, clock):
+        pass
+    assert rows(path, "account") == [2]
     clock.advance(FORGET_S + 1)
     assert await left() == [0, 0, 0]
 
@@ -145,103 +135,70 @@ async def test_leases_of_the_former_process_count_until_they_expire(
 ) -> None:
     first = await lived(path, clock)
     clock.advance(5.0)
-    second = Process(path, clock)
-    await second.file.start()
-    assert [p.inflight for p in second.book.pools] == [2, 1]
-    assert second.book.pools[0].kv_bytes == 70
-    assert second.book.leases["a"].owner == first.store.owner != second.store.owner
-    clock.advance(LEASE_TTL_S - 6)
-    await second.store.renew()
-    await second.store.tick()
-    assert [p.inflight for p in second.book.pools] == [2, 1]
-    clock.advance(1.0)
-    await second.store.tick()
-    assert [p.inflight for p in second.book.pools] == [0, 0]
-    account = second.book.accounts["e"]
-    assert account.used == 120 + 100
-    assert account.debited - account.refunded == account.used
-    await second.file.close()
+    async with running(path, clock) as second:
+        assert [p.inflight for p in second.book.pools] == [2, 1]
+        assert second.book.pools[0].kv_bytes == 70
+        assert second.book.leases["a"].owner == first.store.owner != second.store.owner
+        for seconds, inflight in ((LEASE_TTL_S - 6, [2, 1]), (1.0, [0, 0])):
+            clock.advance(seconds)
+            await second.store.renew()
+            await second.store.tick()
+            assert [p.inflight for p in second.book.pools] == inflight
+        account = second.book.accounts["e"]
+        assert account.used == 120 + 100
+        assert account.debited - account.refunded == account.used
 
 
 async def test_usage_of_a_former_process_s_lease_is_still_posted(
     path: Path, clock: FakeClock
 ) -> None:
     """Another proxy may have asked for it, and outlived the gateway."""
-    first = await lived(path, clock)
-    lease = await first.store.admit(
-        AdmissionRequest(
-            lease_id="a",
-            model="m",
-            entitlement="e",
-            pool=0,
-            alternates=(),
-            estimate_tokens=100,
-            sequences=2,
-        )
-    )
-    usage = Settlement(usage=Usage(prompt_tokens=10, completion_tokens=0), dispatched=True)
-    second = Process(path, clock)
-    await second.file.start()
-    second.store.settle(lease, usage)
-    assert second.book.accounts["e"].used == 130
-    assert second.book.pools[0].inflight == 0
-    await second.file.close()
+    lease = await (await lived(path, clock)).admit("a", sequences=2)
+    async with running(path, clock) as second:
+        second.store.settle(lease, used(10))
+        assert second.book.accounts["e"].used == 130
+        assert second.book.pools[0].inflight == 0
     clock.advance(LEASE_TTL_S)
-    third = Process(path, clock)
-    await third.file.start()
-    assert list(third.book.leases) == ["b"]
-    await third.store.tick()
-    await third.file.close()
-    assert rows(path, "lease") == 0
-    assert rows(path, "tombstone") == 1
-    fourth = Process(path, clock)
-    await fourth.file.start()
-    admission.settle(fourth.book, "b", 7, clock())
-    assert fourth.book.accounts["s"].used == 7
-    await fourth.file.close()
-    assert rows(path, "tombstone") == 0
+    async with running(path, clock) as third:
+        assert list(third.book.leases) == ["b"]
+        await third.store.tick()
+    assert rows(path, "lease", "tombstone") == [0, 1]
+    async with running(path, clock) as fourth:
+        admission.settle(fourth.book, "b", 7, clock())
+        assert fourth.book.accounts["s"].used == 7
+    assert rows(path, "tombstone") == [0]
 
 
 async def test_nobody_of_a_former_process_is_asked_to_give_way(
     path: Path, clock: FakeClock
 ) -> None:
-    first = Process(path, clock, entitled("p", "preemptible"))
-    await first.file.start()
-    await first.admit("a", "p")
-    await first.file.close()
-    second = Process(path, clock, entitled("p", "preemptible"))
-    await second.file.start()
-    assert (list(second.book.leases), second.book.pools[0].evictable) == (["a"], {})
-    await second.file.close()
+    for _ in range(2):
+        async with running(path, clock, entitled("p", "preemptible")) as process:
+            await process.admit("a", "p")
+    assert (list(process.book.leases), process.book.pools[0].evictable) == (["a"], {})
 
 
 async def test_only_what_changed_is_written(path: Path, clock: FakeClock) -> None:
-    process = Process(path, clock, *(entitled(f"e{n}") for n in range(50)))
-    await process.file.start()
-    await process.file.save()
-    assert rows(path, "account") == 0
-    await process.admit("a", "e7")
-    await process.file.save()
-    assert (rows(path, "account"), rows(path, "lease")) == (1, 1)
-    admission.settle(process.book, "a", 5, clock())
-    await process.file.save()
-    assert (rows(path, "account"), rows(path, "lease")) == (1, 0)
-    await process.file.close()
+    async with running(path, clock, *(entitled(f"e{n}") for n in range(50))) as process:
+        await process.file.save()
+        assert rows(path, "account") == [0]
+        await process.admit("a", "e7")
+        await process.file.save()
+        assert rows(path, "account", "lease") == [1, 1]
+        admission.settle(process.book, "a", 5, clock())
+        await process.file.save()
+        assert rows(path, "account", "lease") == [1, 0]
 
 
 async def test_a_renewed_lease_is_remembered_as_renewed(path: Path, clock: FakeClock) -> None:
-    first = Process(path, clock)
-    await first.file.start()
-    await first.admit("a")
-    clock.advance(20.0)
-    await first.store.renew()
-    await first.file.close()
+    async with running(path, clock) as first:
+        await first.admit("a")
+        clock.advance(20.0)
+        await first.store.renew()
     clock.advance(LEASE_TTL_S - 1)
-    second = Process(path, clock)
-    await second.file.start()
-    await second.store.tick()
-    assert list(second.book.leases) == ["a"]
-    await second.file.close()
+    async with running(path, clock) as second:
+        await second.store.tick()
+        assert list(second.book.leases) == ["a"]
 
 
 async def test_entitlements_that_are_no_more_are_forgotten_after_a_while(
@@ -250,24 +207,19 @@ async def test_entitlements_that_are_no_more_are_forgotten_after_a_while(
     await lived(path, clock)
     for seconds, left in ((0.0, 2), (FORGET_S + 1, 1)):
         clock.advance(seconds)
-        process = Process(path, clock, SPOT)
-        await process.file.start()
-        assert list(process.book.accounts) == ["s"]
-        assert "a" not in process.book.leases
-        await process.file.close()
-        assert rows(path, "account") == left
-    assert rows(path, "lease") == 1
+        async with running(path, clock, SPOT) as process:
+            assert list(process.book.accounts) == ["s"]
+            assert "a" not in process.book.leases
+        assert rows(path, "account", "lease") == [left, 1]
 
 
 async def test_a_removed_entitlement_leaves_the_file(path: Path, clock: FakeClock) -> None:
     await lived(path, clock)
     clock.advance(LEASE_TTL_S)
-    process = Process(path, clock)
-    await process.file.start()
-    await process.store.tick()
-    assert await process.store.remove("m", "e")
-    await process.file.close()
-    assert rows(path, "account") == 1
+    async with running(path, clock) as process:
+        await process.store.tick()
+        assert await process.store.remove("m", "e")
+    assert rows(path, "account") == [1]
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"SQLite format 3\0" + b"\0" * 500])
@@ -275,11 +227,9 @@ async def test_a_file_that_is_no_good_is_left_and_there_is_no_past(
     path: Path, clock: FakeClock, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(path, content)
-    process = Process(path, clock)
     with caplog.at_level(logging.WARNING, "sluice.state"):
-        await process.file.start()
-        await process.admit("a")
-        await process.file.close()
+        async with running(path, clock) as process:
+            await process.admit("a")
     assert not process.file.up
     assert read(path) == content
     assert ["not kept across restarts" in r.getMessage() for r in caplog.records] == [True]
@@ -300,41 +250,36 @@ async def test_rows_that_cannot_be_read_are_left(
     await lived(path, clock)
     with closing(sqlite3.connect(path)) as file, file:
         file.execute(statement)
-    process = Process(path, clock)
     with caplog.at_level(logging.WARNING, "sluice.state"):
-        await process.file.start()
-    await process.file.close()
+        async with running(path, clock):
+            pass
     assert says in caplog.text
-    assert rows(path, "lease") == 2
+    assert rows(path, "lease") == [2]
 
 
 async def test_a_file_that_cannot_be_written_is_tried_again_with_everything(
     path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process = Process(path, clock)
-    await process.file.start()
-    await process.admit("old")
-    await process.file.save()
-    with closing(sqlite3.connect(path)) as other, caplog.at_level(logging.WARNING, "sluice.state"):
-        other.execute("BEGIN EXCLUSIVE")
-        await process.admit("new", "s")
-        admission.settle(process.book, "old", 5, clock())
-        for _ in range(2):
-            await process.file.save()
-        up = [process.file.up]
-        other.execute("COMMIT")
+    async with running(path, clock) as process:
+        await process.admit("old")
         await process.file.save()
-        assert [*up, process.file.up] == [False, True]
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            await process.admit("new", "s")
+            admission.settle(process.book, "old", 5, clock())
+            for _ in range(2):
+                await process.file.save()
+            up = [process.file.up]
+            other.execute("COMMIT")
+            await process.file.save()
+            assert [*up, process.file.up] == [False, True]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "limits cannot be kept across restarts, trying again",
         "limits are kept across restarts again",
     ]
-    await process.file.close()
-    again = Process(path, clock)
-    await again.file.start()
-    assert list(again.book.leases) == ["new"]
-    assert again.counters() == process.counters()
-    await again.file.close()
+    async with running(path, clock) as again:
+        assert list(again.book.leases) == ["new"]
+        assert again.counters() == process.counters()
 
 
 async def test_a_copy_taken_in_slices_is_of_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,8 +338,6 @@ async def test_a_clock_that_leaps_ahead_for_a_moment_deletes_no_counter(
     await first.admit("b")
     await first.file.save()
     await first.file.close()
-    second = Process(path, clock)
-    await second.file.start()
-    (view,) = await second.store.levels([budget])
-    assert view.used == 100
-    await second.file.close()
+    async with running(path, clock) as second:
+        (view,) = await second.store.levels([budget])
+        assert view.used == 100

@@ -41,7 +41,7 @@ def kept_of(token_pool: TokenPool, lease_id: str, found: Grant) -> RedisLease:
         issued_unix_s=NOW_S,
         spilled=False,
     )
-    return RedisLease(lease, lease_id, funded=found.funded, gives_way=False)
+    return RedisLease(lease, record, gives_way=False)
 
 
 def level_of(token_pool: TokenPool, at: float = NOW_S) -> float:
@@ -163,9 +163,9 @@ def grant() -> Grant:
 
 def levels_known(known_limits: KnownLimits) -> set[str]:
     """The limits of which a share knows a level."""
-    book = known_limits.begin(1, (), 1)
+    book = known_limits.begin("m", (), 1)
     found = set(book.counters)
-    known_limits.end(1)
+    known_limits.end("m")
     return found
 
 

@@ -8,30 +8,37 @@ from typing import Any
 import pytest
 
 from gateway.store.redis import link as redis_link
-from gateway.store.redis.link import Op, RedisLink, RedisWire
+from gateway.store.redis.link import Op, RedisLink
 from gateway.store.redis.route import route_of
 from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
 from tests.fakes import FakeClock
 
 TURNS = 20
-"""Of the event loop, more than a round trip of the wire below takes."""
+"""Of the event loop, more than a round trip of the link below takes."""
 
 
-class NotedWire(RedisWire):
-    """A wire to nowhere that notes what each round trip carried."""
+class NotedLink(RedisLink):
+    """A link to nowhere that notes what each round trip carried."""
 
     def __init__(self) -> None:
-        super().__init__(route_of("redis://127.0.0.1:1"), Calls(Scripts(), "m", 1))
+        super().__init__(
+            route_of("redis://127.0.0.1:1"),
+            Calls(Scripts(), "m", 1),
+            clock=FakeClock(0.0),
+            chance=lambda: 0.5,
+            prepare=prepared,
+            on_up=lambda: None,
+        )
         self.trips: list[list[str]] = []
 
-    async def open(self) -> None:
-        """See RedisWire."""
+    async def _connect(self) -> None:
+        """See RedisLink."""
 
-    async def load(self) -> None:
-        """See RedisWire."""
+    async def _load_scripts(self) -> None:
+        """See RedisLink."""
 
-    async def answers(self, ops: Sequence[Op]) -> list[Any]:
-        """See RedisWire."""
+    async def _answers(self, ops: Sequence[Op]) -> list[Any]:
+        """See RedisLink."""
         self.trips.append([op.name for op in ops])
         await asyncio.sleep(0)
         return [1] * len(ops)
@@ -44,13 +51,10 @@ async def prepared(_: RedisLink) -> None:
 @asynccontextmanager
 async def linked() -> AsyncIterator[tuple[RedisLink, list[list[str]]]]:
     """A link that is up, and its round trips."""
-    wire = NotedWire()
-    link = RedisLink(
-        wire, clock=FakeClock(0.0), chance=lambda: 0.5, prepare=prepared, on_up=lambda: None
-    )
+    link = NotedLink()
     await link.start()
     try:
-        yield link, wire.trips
+        yield link, link.trips
     finally:
         await link.close()
 

@@ -6,14 +6,14 @@ from redis.crc import key_slot
 from gateway.store.redis import link
 from gateway.store.redis import route as redis_route
 from gateway.store.redis.link import Op
-from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
-from gateway.store.redis.token_pools import (
+from gateway.store.redis.model import (
     MAX_TICKED,
     MIN_TICKED,
     SLICE,
     TICK_CALL_US,
     next_slice,
 )
+from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
 from tests.fakes import FakeClock
 
 
@@ -28,7 +28,7 @@ def test_all_keys_of_a_model_are_in_one_slot(model: str) -> None:
 def test_calls_that_may_share_a_script_do_in_their_order() -> None:
     def named(names: str) -> list[list[str]]:
         ops = [Op(known[name], b"") for name in names]
-        return [[op.name[0] for op in group] for group in link._groups(ops)]
+        return [[op.name[0] for op in group] for group in link.grouped_ops(ops)]
 
     known = {"a": "admit", "s": "settle", "t": "transfer", "r": "renew"}
     assert named("") == []
