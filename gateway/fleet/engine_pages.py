@@ -93,17 +93,18 @@ class EnginePages:
 
     async def generates(self, address: WorkerAddress) -> bool:
         """Whether an engine's counters of tokens move, looked at for a few seconds."""
+
+        async def moves() -> bool:
+            first = await self.counted(address)
+            for _ in range(LOOKS if first is not None else 0):
+                await asyncio.sleep(LOOK_EVERY_S)
+                now = await self.counted(address)
+                if now is not None and now != first:
+                    return True
+            return False
+
         look = self._looks.get(address.url)
         if look is None:
-            look = self._looks[address.url] = asyncio.ensure_future(self._moves(address))
+            look = self._looks[address.url] = asyncio.ensure_future(moves())
             look.add_done_callback(lambda _: self._looks.pop(address.url, None))
         return await asyncio.shield(look)
-
-    async def _moves(self, address: WorkerAddress) -> bool:
-        first = await self.counted(address)
-        for _ in range(LOOKS if first is not None else 0):
-            await asyncio.sleep(LOOK_EVERY_S)
-            now = await self.counted(address)
-            if now is not None and now != first:
-                return True
-        return False

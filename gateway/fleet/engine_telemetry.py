@@ -87,7 +87,14 @@ def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float)
     """Store a reading; True if the engine restarted since the previous one."""
     before = view.samples[worker]
     first = view.stamped_s[worker] == _NEVER
-    again = not first and _restarted(before, sample)
+    began, begins = before.started_unix_s, sample.started_unix_s
+    again = not first and (
+        (began is not None and begins is not None and abs(begins - began) > _SAME_START_S)
+        or any(
+            old is not None and new is not None and new < old
+            for old, new in ((getattr(before, name), getattr(sample, name)) for name in _COUNTERS)
+        )
+    )
     view.samples[worker] = sample
     view.stamped_s[worker] = now_s
     view.restarts[worker] += again
@@ -110,13 +117,3 @@ def kv_usage(
     if now_s - view.stamped_s[worker] > stale_s:
         return None
     return view.samples[worker].kv_usage
-
-
-def _restarted(before: EngineSample, now: EngineSample) -> bool:
-    began, begins = before.started_unix_s, now.started_unix_s
-    if began is not None and begins is not None and abs(begins - began) > _SAME_START_S:
-        return True
-    return any(
-        old is not None and new is not None and new < old
-        for old, new in ((getattr(before, name), getattr(now, name)) for name in _COUNTERS)
-    )

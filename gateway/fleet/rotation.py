@@ -155,9 +155,20 @@ class Rotation:
             for pool in served.fleet.pools:
                 leaving = [engine.ranks[0] for engine in pool.engines if engine.leaving]
                 gone = list(islice(pool.finished(leaving), left))
-                if gone:
-                    self._vacate(served, pool, gone)
                 left -= len(gone)
+                if gone:
+                    model_runtime.vacate(served, pool, gone, self._clock())
+                for worker in gone:
+                    engine = pool.engine_of[worker]
+                    addresses = _addresses(pool, engine)
+                    name = engine_id(addresses)
+                    if self._known[pool].get(name) is engine:
+                        del self._known[pool][name]
+                    self._prober.forget(pool, worker)
+                    for address in addresses:
+                        self._disconnect(address)
+                        self._metrics.ejections.values.pop((pool.name, address.id), None)
+                    _log.info("worker %s of %s/%s is gone", name, served.name, pool.name)
 
     def _name(
         self,
@@ -204,20 +215,6 @@ class Rotation:
         place = f"{served.name}/{pool.name}"
         _log.info("worker %s leaves %s: %d sequences finish there", name, place, running)
 
-    def _vacate(self, served: ModelRuntime, pool: Pool, workers: Sequence[int]) -> None:
-        model_runtime.vacate(served, pool, workers, self._clock())
-        for worker in workers:
-            engine = pool.engine_of[worker]
-            addresses = _addresses(pool, engine)
-            name = engine_id(addresses)
-            if self._known[pool].get(name) is engine:
-                del self._known[pool][name]
-            self._prober.forget(pool, worker)
-            for address in addresses:
-                self._disconnect(address)
-                self._metrics.ejections.values.pop((pool.name, address.id), None)
-            _log.info("worker %s of %s/%s is gone", name, served.name, pool.name)
-
 
 class RotationLog:
     """Logs every change of a worker's state once, with cause and undo, whoever saw it.
@@ -241,16 +238,14 @@ class RotationLog:
                     now = before
                 else:
                     now = fleet.out_of_rotation(pool, now_s)
-                    _tell(f"{served.name}/{pool.name}", before, now)
+                    place = f"{served.name}/{pool.name}"
+                    for name in dict.fromkeys(chain(before, now)):
+                        if name not in now:
+                            _log.info("worker %s of %s is back in the rotation", name, place)
+                        elif now[name] != before.get(name):
+                            out = "worker %s of %s is out of the rotation: %s"
+                            _log.warning(out, name, place, now[name])
                 self._told[pool] = (pool.revision, now)
-
-
-def _tell(place: str, before: dict[str, str], now: dict[str, str]) -> None:
-    for worker in dict.fromkeys(chain(before, now)):
-        if worker not in now:
-            _log.info("worker %s of %s is back in the rotation", worker, place)
-        elif now[worker] != before.get(worker):
-            _log.warning("worker %s of %s is out of the rotation: %s", worker, place, now[worker])
 
 
 def _addresses(pool: Pool, engine: EngineState) -> Engine:

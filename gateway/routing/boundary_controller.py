@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.routing.boundary_control import SAMPLE_S, Move
-from gateway.routing.boundary_watch import BoundaryWatch
 
 _log = logging.getLogger("sluice.boundary")
 
@@ -35,46 +34,36 @@ class BoundaryController:
 
     def look(self) -> list[Move]:
         """Sample every model, apply and log the moves, and return them."""
-        moves = []
+        moves: list[Move] = []
         for served in self._models:
-            if served.watch is not None:
-                self._look_at_lengths(served.name, served.watch)
-                moves += self._move(served, served.watch)
+            watch = served.watch
+            if watch is None:
+                continue
+            drift, control = watch.drift, watch.control
+            if drift is not None and drift.alarm != watch.drifted:
+                watch.drifted = drift.alarm
+                told = "lengths of %s are as planned again"
+                if drift.alarm:
+                    told = (
+                        "lengths of %s are not those that were planned for: distance "
+                        f"{drift.distance:.2f}; plan again"
+                    )
+                _log.warning(told, served.name)
+            if control is None:
+                continue
+            pools = served.fleet.pools[:-1]
+            samples = [watch.sample(place, pool) for place, pool in enumerate(pools)]
+            moved = control.step(self._clock(), samples)
+            watch.shares = control.shares
+            for move in moved:
+                _log.warning(
+                    "boundary of %s/%s: %s%d -> %d tokens (%s)",
+                    *(served.name, move.pool, "would move " if control.observe else ""),
+                    *(move.before, move.after, move.reason),
+                )
+                if control.observe:
+                    self._metrics.would.add("boundary")
+            if moved and not control.observe:
+                served.move_boundaries(control.boundaries)
+            moves += moved
         return moves
-
-    def _move(self, served: ModelRuntime, watch: BoundaryWatch) -> list[Move]:
-        control, pools = watch.control, served.fleet.pools[:-1]
-        if control is None:
-            return []
-        samples = [watch.sample(pool, state) for pool, state in enumerate(pools)]
-        moves = control.step(self._clock(), samples)
-        watch.shares = control.shares
-        for move in moves:
-            _log.warning(
-                "boundary of %s/%s: %s%d -> %d tokens (%s)",
-                served.name,
-                move.pool,
-                "would move " if control.observe else "",
-                move.before,
-                move.after,
-                move.reason,
-            )
-            if control.observe:
-                self._metrics.would.add("boundary")
-        if moves and not control.observe:
-            served.move_boundaries(control.boundaries)
-        return moves
-
-    def _look_at_lengths(self, model: str, watch: BoundaryWatch) -> None:
-        drift = watch.drift
-        if drift is None or drift.alarm == watch.drifted:
-            return
-        watch.drifted = drift.alarm
-        if drift.alarm:
-            _log.warning(
-                "lengths of %s are not those that were planned for: distance %.2f; plan again",
-                model,
-                drift.distance,
-            )
-        else:
-            _log.warning("lengths of %s are as planned again", model)

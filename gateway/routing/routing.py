@@ -135,9 +135,21 @@ def plan_pool(routing: Routing, estimate: LengthEstimate, param: str = "messages
     while smallest <= last and needed > pools[smallest].window_tokens:
         smallest += 1
     if smallest > last:
-        _refuse_impossible(estimate, pools[last].window_tokens, param)
-        # Doubtful, not impossible: the engine counts exactly and accepts or refuses.
-        return Plan(pool=last, alternates=(), reason="largest_window_doubtful")
+        least, window_tokens = estimate.input_tokens_lowest, pools[last].window_tokens
+        needed = least + (estimate.cap_tokens or 0)
+        if needed <= window_tokens:
+            # Doubtful, not impossible: the engine counts exactly and accepts or refuses.
+            return Plan(pool=last, alternates=(), reason="largest_window_doubtful")
+        answer = f", {estimate.cap_tokens} for the completion"
+        asked = f"at least {least} in the prompt{'' if estimate.cap_tokens is None else answer}"
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {window_tokens} tokens. However, you "
+            f"requested at least {needed} tokens ({asked}). Please reduce the length of the "
+            "prompt or of the completion.",
+            prompt_tokens=max(least, window_tokens + 1),
+            window_tokens=window_tokens,
+            param=param,
+        )
     pool = smallest
     while pool < last:
         boundary = pools[pool].boundary_tokens
@@ -163,26 +175,6 @@ def _plan(smallest: int, pool: int, last: int) -> Plan:
 def larger_pools(routing: Routing, pool: int) -> range:
     """Pools with larger windows, for overflow rescue."""
     return range(pool + 1, len(routing.pools))
-
-
-def _refuse_impossible(estimate: LengthEstimate, window_tokens: int, param: str) -> None:
-    needed = estimate.input_tokens_lowest + (estimate.cap_tokens or 0)
-    if needed <= window_tokens:
-        return
-    asked = (
-        f"at least {estimate.input_tokens_lowest} in the prompt"
-        if estimate.cap_tokens is None
-        else f"at least {estimate.input_tokens_lowest} in the prompt, "
-        f"{estimate.cap_tokens} for the completion"
-    )
-    raise ContextLengthExceeded(
-        f"This model's maximum context length is {window_tokens} tokens. However, you requested "
-        f"at least {needed} tokens ({asked}). Please reduce the length of the prompt or of the "
-        "completion.",
-        prompt_tokens=max(estimate.input_tokens_lowest, window_tokens + 1),
-        window_tokens=window_tokens,
-        param=param,
-    )
 
 
 def defaulted_cap(routing: Routing, estimate: LengthEstimate, pool: int) -> int | None:

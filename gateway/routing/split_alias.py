@@ -39,18 +39,14 @@ def conversation_key(members: Members) -> bytes:
         if name in members and bytes(members[name]) != b"null":
             return bytes(members[name])
     for name in ("messages", "input"):
-        if name in members:
-            return _beginning(members[name])
+        if name not in members:
+            continue
+        if bytes(memoryview(members[name])[:1]) != b"[":
+            return bytes(members[name])[:_FIRST_BYTES]
+        kept = []  # up to the first message of the user, which every further turn repeats
+        for message in _elements(members[name]):
+            kept.append(bytes(message))
+            if kept[-1][:1] != b"{" or bytes(_role(message).get("role", b"")) == b'"user"':
+                break
+        return b"".join(kept)[:_FIRST_BYTES]
     return bytes(members["prompt"])[:_FIRST_BYTES] if "prompt" in members else b""
-
-
-def _beginning(messages: msgspec.Raw) -> bytes:
-    """Messages up to the first of the user, which every further turn repeats."""
-    if bytes(memoryview(messages)[:1]) != b"[":
-        return bytes(messages)[:_FIRST_BYTES]
-    kept = []
-    for message in _elements(messages):
-        kept.append(bytes(message))
-        if kept[-1][:1] != b"{" or bytes(_role(message).get("role", b"")) == b'"user"':
-            break
-    return b"".join(kept)[:_FIRST_BYTES]
