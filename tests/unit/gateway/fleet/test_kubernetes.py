@@ -35,11 +35,22 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
         yield serving
 
 
-def api_of(server: KubeServer, tmp_path: Path, *, watch_s: int = 5) -> KubernetesApi:
+@pytest.fixture
+async def api(
+    server: KubeServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[KubernetesApi]:
+    """The server's API; a parameter is the time limit of a watch."""
     token = tmp_path / "token"
     token.write_text(server.token + "\n")
     access = ClusterAccess(url=server.url, namespace="ns", token_file=str(token))
-    return KubernetesApi(access, watch_s=watch_s)
+    made = KubernetesApi(access, watch_s=getattr(request, "param", 5))
+    yield made
+    await made.close()
+
+
+def watching(seconds: int) -> pytest.MarkDecorator:
+    """Have the API's watches end after so long."""
+    return pytest.mark.parametrize("api", [seconds], indirect=True)
 
 
 async def exhausted(sets: AsyncGenerator[Any, None]) -> None:
@@ -58,9 +69,8 @@ async def reached(sets: Any, *names: str) -> None:
 
 
 async def test_a_watch_that_ends_goes_on_at_the_last_version_without_a_list(
-    server: KubeServer, tmp_path: Path
+    server: KubeServer, api: KubernetesApi
 ) -> None:
-    api = api_of(server, tmp_path)
     await server.put(PATH, pod("a", "10.0.0.1"))
     async with aclosing(api.follow(PATH)) as sets:
         await reached(sets, "a")
@@ -68,11 +78,10 @@ async def test_a_watch_that_ends_goes_on_at_the_last_version_without_a_list(
         await server.put(PATH, pod("b", "10.0.0.2"))
         await reached(sets, "a", "b")
         assert server.lists == [PATH]
-    await api.close()
 
 
-async def test_a_watch_ends_by_its_own_time_limit(server: KubeServer, tmp_path: Path) -> None:
-    api = api_of(server, tmp_path, watch_s=1)
+@watching(1)
+async def test_a_watch_ends_by_its_own_time_limit(server: KubeServer, api: KubernetesApi) -> None:
     async with aclosing(api.follow(PATH)) as sets:
         await reached(sets)
         following = asyncio.ensure_future(reached(sets, "a"))
@@ -82,13 +91,11 @@ async def test_a_watch_ends_by_its_own_time_limit(server: KubeServer, tmp_path: 
         await server.put(PATH, pod("a", "10.0.0.1"))
         await following
     assert server.lists == [PATH]
-    await api.close()
 
 
 async def test_bookmarks_move_the_version_on_so_that_quiet_watches_do_not_expire(
-    server: KubeServer, tmp_path: Path
+    server: KubeServer, api: KubernetesApi
 ) -> None:
-    api = api_of(server, tmp_path)
     async with aclosing(api.follow(PATH)) as sets:
         await reached(sets)
         following = asyncio.ensure_future(reached(sets, "a"))
@@ -100,15 +107,13 @@ async def test_bookmarks_move_the_version_on_so_that_quiet_watches_do_not_expire
         assert int(server.watches[-1]["resourceVersion"]) == server.version
         await server.put(PATH, pod("a", "10.0.0.1"))
         await following
-    await api.close()
 
 
 @pytest.mark.parametrize("as_event", [True, False])
 async def test_a_version_that_is_gone_means_a_new_list(
-    server: KubeServer, tmp_path: Path, *, as_event: bool
+    server: KubeServer, api: KubernetesApi, *, as_event: bool
 ) -> None:
     server.gone_as_event = as_event
-    api = api_of(server, tmp_path)
     await server.put(PATH, pod("a", "10.0.0.1"))
     async with aclosing(api.follow(PATH)) as sets:
         await reached(sets, "a")
@@ -123,11 +128,11 @@ async def test_a_version_that_is_gone_means_a_new_list(
         await server.cut()
         await following
     assert len(server.lists) >= 2
-    await api.close()
 
 
-async def test_the_token_is_read_anew_for_each_call(server: KubeServer, tmp_path: Path) -> None:
-    api = api_of(server, tmp_path)
+async def test_the_token_is_read_anew_for_each_call(
+    server: KubeServer, api: KubernetesApi, tmp_path: Path
+) -> None:
     async with aclosing(api.follow(PATH)) as sets:
         await reached(sets)
         following = asyncio.ensure_future(reached(sets, "a"))
@@ -137,22 +142,18 @@ async def test_the_token_is_read_anew_for_each_call(server: KubeServer, tmp_path
         await server.cut()
         await server.put(PATH, pod("a", "10.0.0.1"))
         await following
-    await api.close()
 
 
-async def test_missing_rights_are_told_with_the_fix(server: KubeServer, tmp_path: Path) -> None:
-    api = api_of(server, tmp_path)
+async def test_missing_rights_are_told_with_the_fix(api: KubernetesApi, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("wrong")
     with pytest.raises(DiscoveryFailure, match="Role with get, list and watch"):
         await reached(api.follow(PATH), "a")
-    await api.close()
 
 
 async def test_a_watch_that_fails_just_after_a_change_is_not_waited_for(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "TOGETHER_S", 0.3)
-    api = api_of(server, tmp_path)
     async with asyncio.timeout(10), aclosing(api.follow(PATH)) as sets:
         await reached(sets)
         following = asyncio.ensure_future(reached(sets, "a"))
@@ -164,7 +165,6 @@ async def test_a_watch_that_fails_just_after_a_change_is_not_waited_for(
         await following
         with pytest.raises(DiscoveryFailure, match="answered 401"):
             await exhausted(sets)
-    await api.close()
 
 
 async def test_outside_a_cluster_the_fix_is_told() -> None:
@@ -172,8 +172,7 @@ async def test_outside_a_cluster_the_fix_is_told() -> None:
         await reached(KubernetesApi(None).follow(PATH))
 
 
-async def test_a_pod_that_loses_its_label_is_out(server: KubeServer, tmp_path: Path) -> None:
-    api = api_of(server, tmp_path)
+async def test_a_pod_that_loses_its_label_is_out(server: KubeServer, api: KubernetesApi) -> None:
     await server.put(PATH, pod("a", "10.0.0.1"))
     async with aclosing(api.follow(PATH, labels="app=vllm")) as sets:
         await reached(sets, "a")
@@ -181,13 +180,11 @@ async def test_a_pod_that_loses_its_label_is_out(server: KubeServer, tmp_path: P
         other["metadata"]["labels"] = {"app": "other"}
         await server.put(PATH, other)
         await reached(sets)
-    await api.close()
 
 
 async def test_an_inference_pool_that_changes_its_selector_selects_other_pods(
-    server: KubeServer, tmp_path: Path
+    server: KubeServer, api: KubernetesApi
 ) -> None:
-    api = api_of(server, tmp_path)
     pools = POOLS.format("ns")
     second = pod("b", "10.0.0.2")
     second["metadata"]["labels"] = {"app": "two"}
@@ -208,7 +205,6 @@ async def test_an_inference_pool_that_changes_its_selector_selects_other_pods(
         await server.delete(pools, "p")
         with pytest.raises(DiscoveryFailure, match="no InferencePool p"):
             await exhausted(sets)
-    await api.close()
 
 
 def urls(found: tuple[FoundEngine, ...]) -> list[str]:
@@ -278,9 +274,8 @@ def test_ranks_that_are_no_number_are_the_configurations(ranks: str) -> None:
 
 
 async def test_a_pod_without_the_port_is_left_out_and_named(
-    server: KubeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: KubeServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = api_of(server, tmp_path)
     other = pod("b", "10.0.0.2")
     other["spec"]["containers"][0]["ports"][0]["name"] = "grpc"
     await server.put(PATH, pod("a", "10.0.0.1"))
@@ -293,7 +288,6 @@ async def test_a_pod_without_the_port_is_left_out_and_named(
         await server.delete(PATH, "a")
         with pytest.raises(DiscoveryFailure, match="no ready pod has a port http: b"):
             await exhausted(sets)
-    await api.close()
 
 
 @pytest.mark.parametrize(
@@ -315,45 +309,39 @@ def test_the_versions_of_inference_pools_are_understood(
         pool_selects({"spec": spec})
 
 
-async def test_a_long_list_comes_in_pages(server: KubeServer, tmp_path: Path) -> None:
+async def test_a_long_list_comes_in_pages(server: KubeServer, api: KubernetesApi) -> None:
     for number in range(2 * kubernetes.PAGE + 1):
         await server.put(PODS.format("ns"), pod(f"p{number}", "10.0.0.1", port=1))
-    api = api_of(server, tmp_path)
     async with asyncio.timeout(10), aclosing(api.follow(PODS.format("ns"))) as sets:
         assert len(await anext(sets)) == 2 * kubernetes.PAGE + 1
-    await api.close()
 
 
 async def test_a_list_without_an_end_is_given_up(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "MAX_PAGES", 2)
     for number in range(2 * kubernetes.PAGE + 1):
         await server.put(PATH, pod(f"p{number}", "10.0.0.1", port=1))
-    api = api_of(server, tmp_path)
     with pytest.raises(DiscoveryFailure, match="more than 2 pages"):
         await anext(api.follow(PATH))
-    await api.close()
 
 
 async def test_a_list_whose_next_page_is_gone_is_begun_again(
-    server: KubeServer, tmp_path: Path
+    server: KubeServer, api: KubernetesApi
 ) -> None:
     for number in range(kubernetes.PAGE + 1):
         await server.put(PATH, pod(f"p{number}", "10.0.0.1", port=1))
     server.pages_gone = 2
-    api = api_of(server, tmp_path)
     async with asyncio.timeout(10), aclosing(api.follow(PATH)) as sets:
         assert len(await anext(sets)) == kubernetes.PAGE + 1
     assert len(server.lists) == 3
-    await api.close()
 
 
+@watching(0)
 async def test_watches_that_end_at_once_are_begun_again_after_a_pause(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "RETRY_PAUSE_S", 3600.0)
-    api = api_of(server, tmp_path, watch_s=0)
     async with aclosing(api.follow(PATH)) as sets:
         await anext(sets)
         following = asyncio.ensure_future(exhausted(sets))
@@ -364,14 +352,13 @@ async def test_watches_that_end_at_once_are_begun_again_after_a_pause(
         assert len(server.watches) == 1
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    await api.close()
 
 
+@watching(60)
 async def test_no_number_of_watches_starves_another(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(httpx._config.DEFAULT_LIMITS, "max_connections", 2)  # 100 would be slow
-    api = api_of(server, tmp_path, watch_s=60)
     tasks = [asyncio.ensure_future(exhausted(api.follow(PATH))) for _ in range(3)]
     try:
         async with asyncio.timeout(10):
@@ -381,24 +368,22 @@ async def test_no_number_of_watches_starves_another(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await api.close()
 
 
 async def test_more_objects_than_there_may_be_are_a_failure(
-    server: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "MAX_OBJECTS", 2)
     for number in range(3):
         await server.put(PODS.format("ns"), pod(f"p{number}", "10.0.0.1", port=1))
-    api = api_of(server, tmp_path)
     with pytest.raises(DiscoveryFailure, match="select fewer"):
         await exhausted(api.follow(PODS.format("ns")))
-    await api.close()
 
 
-async def test_changes_that_come_together_are_one_set(server: KubeServer, tmp_path: Path) -> None:
+async def test_changes_that_come_together_are_one_set(
+    server: KubeServer, api: KubernetesApi
+) -> None:
     path, sizes = PODS.format("ns"), []
-    api = api_of(server, tmp_path)
     async with asyncio.timeout(10), aclosing(api.follow(path)) as sets:
         async for found in sets:
             sizes.append(len(found))
@@ -408,4 +393,3 @@ async def test_changes_that_come_together_are_one_set(server: KubeServer, tmp_pa
                 for number in range(200):
                     await server.put(path, pod(f"p{number}", "10.0.0.1", port=1))
     assert len(sizes) < 20
-    await api.close()

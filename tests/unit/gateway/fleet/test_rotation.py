@@ -15,7 +15,7 @@ from gateway.metrics import Metrics
 from gateway.records.attempt import HealthRules, WorkerAddress
 from tests.builders import address, changed, routing, served_model
 from tests.fakes import FakeClock, FakeEngines
-from tests.unit.gateway.fleet.test_probes import fleet_of
+from tests.unit.gateway.fleet.test_probes import Polled
 
 DNS = "dns://engines:8000"
 
@@ -255,7 +255,7 @@ async def test_an_engine_that_an_admin_removes_while_others_leave_is_no_defect()
 
 
 def test_each_change_is_told_once_with_cause_and_undo(caplog: pytest.LogCaptureFixture) -> None:
-    served, log = fleet_of(2), RotationLog()
+    served, log = Polled(2).served, RotationLog()
     pool = served.fleet.pools[0]
 
     def told(now_s: float) -> list[str]:
