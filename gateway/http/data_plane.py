@@ -1,9 +1,8 @@
 """The data plane: checks a request by its head and passes it with its body to the pipeline.
 
-The gateway's HTTP protocol calls it directly, and `DirectReply` writes the answer straight to the
-client's transport, one write per chunk: ASGI's messages, checks and awaits cost more than the rest
-of a relayed chunk. It is an ASGI application, too, for other servers, for tests in one process, and
-for HEAD and OPTIONS. Paths that are not its own go to the control plane (FastAPI).
+The gateway's HTTP protocol calls it, and `DirectReply` writes the answer straight to the client's
+transport, one write per chunk: ASGI's messages, checks and awaits cost more than the rest of a
+relayed chunk. Paths that are not its own go over ASGI to the control plane (FastAPI).
 
 Header names and values of answers come from the gateway or from an engine's parsed head, never from
 a client, so they need no escaping here.
@@ -25,7 +24,7 @@ from gateway.errors import KeysAwaited, Refusal, TooLarge, Unavailable
 from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import error_body, error_event, error_headers
 from gateway.http.wrong_keys import WrongKeys
-from gateway.payload.head import announced_bytes, lines_of, pairs_of, read_head
+from gateway.payload.head import lines_of
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import ROUTES, Endpoint
 from gateway.records.record import NO_TRACE, Trace
@@ -94,6 +93,7 @@ class DirectReply:
         "_flow",
         "_head",
         "_transport",
+        "bodiless",
         "close_connection",
         "extra",
         "finished",
@@ -116,6 +116,8 @@ class DirectReply:
         self.finished = False
         self.close_connection = False
         self.key_refused = False
+        self.bodiless = False
+        """Whether only the head of a whole answer is sent, as for HEAD."""
         self.extra: Lines = b""
         """Further header lines of the answer."""
         self.task: asyncio.Task[None] | None = None
@@ -209,7 +211,8 @@ class DirectReply:
 
     def _whole(self, status: int, lines: Lines, body: bytes) -> bytes:
         head = self._render(status, lines)
-        return b"".join((head, b"content-length: %d\r\n\r\n" % len(body), body))
+        length = b"content-length: %d\r\n\r\n" % len(body)
+        return b"".join((head, length, b"" if self.bodiless else body))
 
     def _end(self, data: bytes) -> None:
         """Write the end of an answer, if the client is still there."""
@@ -223,71 +226,8 @@ class DirectReply:
         return b"".join((status_line(status), lines, self.extra, ends))
 
 
-class AsgiReply:
-    """ClientReply over plain ASGI, for servers other than the gateway's own."""
-
-    __slots__ = ("_endpoint", "_events", "_held", "_send", "close_connection", "started")
-
-    def __init__(self, endpoint: Endpoint, send: Send) -> None:
-        self._endpoint = endpoint
-        self._send = send
-        self._events = True
-        self._held = b""
-        self.started = False
-        self.close_connection = False
-
-    def ended(self) -> None:
-        """As of a DirectReply; the ASGI server notices the end by itself."""
-
-    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
-        self.started = True
-        self._events = events
-        headers = pairs_of(lines)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, data: bytes) -> None:
-        await self._body(data, more=True)
-
-    def write_now(self, data: bytes) -> bool:
-        self._held += data  # ASGI must await; `drain` or `finish` sends it
-        return False
-
-    async def drain(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            await self._body(held, more=True)
-
-    async def finish(self) -> None:
-        await self.drain()
-        await self._body(b"", more=False)
-
-    async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        ends = b"connection: close\r\n" if self.close_connection else b""
-        await self.start(status, b"%bcontent-length: %d\r\n%b" % (lines, len(body), ends))
-        await self._body(body, more=False)
-
-    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
-        if self.started:
-            await self.break_off(refusal)
-            return
-        body = error_body(refusal, self._endpoint.dialect)
-        await self.send(refusal.status, lines_of(error_headers(refusal)) + lines, body)
-
-    async def break_off(self, refusal: Refusal) -> None:
-        await self.drain()
-        if self._events:
-            await self.write(error_event(refusal, self._endpoint.name, self._endpoint.dialect))
-            await self.finish()
-
-    async def _body(self, data: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-Reply = DirectReply | AsgiReply
-
-
 class DataPlane:
-    """ASGI application: endpoints of `gateway.records.endpoint.ROUTES`, all else to `control`."""
+    """Serves the endpoints of `gateway.records.endpoint.ROUTES`; over ASGI, all else."""
 
     def __init__(
         self,
@@ -321,52 +261,21 @@ class DataPlane:
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request over ASGI, or pass it to the control plane."""
+        """Pass a request to the control plane; the protocol's own are answered before."""
         path = str(scope.get("path", ""))
-        endpoint = endpoint_of(path) if scope["type"] == "http" else None
-        if endpoint is None:
-            if scope.get("method") == "HEAD":  # to which uvicorn sends no body
-                scope = scope | {"method": "GET"}
-            if path.rstrip("/") in _SLASHED:
-                scope = scope | {"path": path.rstrip("/")}
-            await self._control(scope, receive, send)
+        if scope.get("method") == "OPTIONS" and endpoint_of(path) is not None:
+            headers = [(b"allow", b"POST, OPTIONS"), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
             return
-        if scope["method"] == "OPTIONS":
-            await AsgiReply(endpoint, send).send(204, b"allow: POST, OPTIONS\r\n", b"")
-            return
-        head = read_head(scope["headers"])
-        reply, share = AsgiReply(endpoint, send), self.share(head)
-        body, more = bytearray(), True
-        try:
-            self.check(scope["method"], endpoint, head, announced_bytes(scope["headers"]))
-            self._know(head)
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return  # the client left
-                body += message.get("body", b"")
-                if len(body) > self.max_body_bytes:
-                    raise too_large(self.max_body_bytes)
-                share.cover(len(body))
-                more = message.get("more_body", False)
-            answering = asyncio.ensure_future(self.answer(endpoint, head, bytes(body), reply))
-            leaving = asyncio.ensure_future(_client_left(receive))
-            try:
-                await asyncio.wait([answering, leaving], return_when="FIRST_COMPLETED")
-            finally:
-                leaving.cancel()
-                answering.cancel()
-            with suppress(asyncio.CancelledError):
-                await answering
-        except Refusal as refusal:
-            if refusal.status == 401 and scope.get("client"):
-                await asyncio.sleep(self.wrong_keys.delay_s(scope["client"][0]))
-            await self.turn_away(refusal, head, reply)
-        finally:
-            share.give_back()
+        if scope.get("method") == "HEAD":  # to which uvicorn sends no body
+            scope = scope | {"method": "GET"}
+        if path.rstrip("/") in _SLASHED:
+            scope = scope | {"path": path.rstrip("/")}
+        await self._control(scope, receive, send)
 
     async def answer(
-        self, endpoint: Endpoint, head: RequestHead, body: bytes, reply: Reply
+        self, endpoint: Endpoint, head: RequestHead, body: bytes, reply: DirectReply
     ) -> None:
         """Answer one request whose body is complete; cancelled when the client leaves."""
         lease_id = self._new_id()
@@ -394,7 +303,7 @@ class DataPlane:
             self.running -= 1
             reply.ended()
 
-    async def turn_away(self, refusal: Refusal, head: RequestHead, reply: Reply) -> None:
+    async def turn_away(self, refusal: Refusal, head: RequestHead, reply: DirectReply) -> None:
         """Refuse before the whole body was read; the connection cannot be reused."""
         reply.close_connection = True
         try:
@@ -402,12 +311,12 @@ class DataPlane:
         finally:
             reply.ended()
 
-    def check(self, method: str, endpoint: Endpoint, head: RequestHead, length: int) -> None:
+    def check(self, method: bytes, endpoint: Endpoint, head: RequestHead, length: int) -> None:
         """Refuse requests by their head alone, such as large bodies without a known key.
 
         `length` is the announced body length in bytes, -1 for a body in chunks. Raises Refusal.
         """
-        if method != "POST":
+        if method != b"POST":
             raise Refusal(f"Use POST for {endpoint.path}.", reason="method_not_allowed")
         if self.draining and not self.last_requests:
             raise shutting_down()
@@ -480,8 +389,3 @@ def shutting_down() -> Unavailable:
 def too_large(limit: int) -> TooLarge:
     """The refusal of a body over the limit."""
     return TooLarge(f"The request body is larger than {limit} bytes, this gateway's limit.")
-
-
-async def _client_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

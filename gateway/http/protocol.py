@@ -27,7 +27,6 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.errors import BadRequest, Refusal
 from gateway.http.body_bytes import COUNTED_FROM_BYTES, LARGE_BYTES, LargeBodies
@@ -68,8 +67,6 @@ _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"conn
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """Differs from any joined headers, because a header name is never empty."""
-_VIA_ASGI: Final = frozenset({b"HEAD", b"OPTIONS"})
-"""Only uvicorn's ASGI path omits the body in answers to HEAD."""
 _UPGRADE: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -217,9 +214,7 @@ class GatewayProtocol(ClientConnection):
         self._head_end = b""
         url, method = self.url, self.parser.get_method()
         endpoint = endpoint_of(_path(url))
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        asgi_busy = cycle is not None and not cycle.response_complete
-        if endpoint is not None and not asgi_busy and method not in _VIA_ASGI:
+        if endpoint is not None and method != b"OPTIONS":
             self._endpoint = endpoint
             self._body = b""
             self._open(endpoint)
@@ -376,8 +371,10 @@ class GatewayProtocol(ClientConnection):
         self._old = self.parser.get_http_version() != "1.1"
         keeps = self.parser.should_keep_alive() and not self._old
         reply.close_connection = not keeps or plane.draining
+        method = self.parser.get_method()
+        reply.bodiless = method == b"HEAD"
         try:
-            plane.check(self.parser.get_method().decode("ascii"), endpoint, head, length)
+            plane.check(method, endpoint, head, length)
             if length > COUNTED_FROM_BYTES:
                 self._proven = plane.proves(head)
                 if self._proven:

@@ -101,14 +101,6 @@ def digest_of(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def announced_bytes(headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """The body's length in bytes by its content-length header; 0 without a valid one."""
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else 0
-    return 0
-
-
 def _seconds(value: bytes) -> float | None:
     """A time-out as the official clients state it, in seconds; None without a usable one."""
     try:

@@ -20,12 +20,8 @@ async def start() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
 
     async def starting(**limits: Any) -> Gateway:
         pipeline = FakePipeline()
-        plane = DataPlane(
-            pipeline.serve,
-            pipeline.know,
-            no_control,
-            new_id=lambda: "new",
-            max_body_bytes=1 << 20,
+        plane = limits.get("data_plane") or DataPlane(
+            pipeline.serve, pipeline.know, no_control, new_id=lambda: "new", max_body_bytes=1 << 20
         )
         own = {
             "max_head_bytes": MAX_HEAD,

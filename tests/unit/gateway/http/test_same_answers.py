@@ -1,13 +1,13 @@
 """The same bytes get the same answer by every way they may take through the gateway.
 
-Directly or over ASGI, with heads that are recognised or all of them parsed: the same requests
-reach the pipeline, and the same statuses and bodies come back, however the bytes are cut.
+Directly or in the plainest way over ASGI, with heads that are recognised or all of them parsed: the
+same requests reach the pipeline, and the same statuses and bodies come back, however they are cut.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import httptools
@@ -17,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from gateway.http import protocol
+from gateway.errors import Refusal
+from gateway.http import data_plane, protocol
 from gateway.http.data_plane import DataPlane, Receive, Scope, Send
+from gateway.http.problems import error_body
 from gateway.http.protocol import GatewayProtocol, KnownHead
-from gateway.ports import ClientReply
+from gateway.payload.head import pairs_of, read_head
+from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
 from sluice.build import compiled
@@ -149,6 +152,66 @@ class Echo:
         await reply.finish()
 
 
+class OverAsgi:
+    """The data plane with uvicorn reading requests and writing answers."""
+
+    def __init__(self, plane: DataPlane, echo: Echo) -> None:
+        self.plane = plane
+        self.echo = echo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = data_plane.endpoint_of(scope["path"])
+        if endpoint is None or scope["method"] == "OPTIONS":
+            await self.plane(scope, receive, send)
+            return
+        head, headers, body = read_head(scope["headers"]), dict(scope["headers"]), b""
+        length = headers.get(b"content-length", b"0")
+        reply: Any = AsgiReply(send)
+        try:
+            method, announced = scope["method"].encode(), int(length) if length.isdigit() else 0
+            self.plane.check(method, endpoint, head, announced)
+        except Refusal as refusal:
+            closes = b"connection: close\r\n"
+            await reply.send(refusal.status, closes, error_body(refusal, endpoint.dialect))
+            return
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        incoming = Incoming(
+            request_id="",
+            lease_id="",
+            endpoint=endpoint,
+            head=head,
+            body=body,
+            received_s=0.0,
+            received_unix_s=0.0,
+        )
+        await self.echo.serve(incoming, reply)
+
+
+class AsgiReply:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def start(self, status: int, lines: Lines) -> None:
+        headers = pairs_of(lines)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def finish(self) -> None:
+        await self.write(b"", more=False)
+
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
+        await self.start(status, lines + b"content-length: %d\r\n" % len(body))
+        await self.write(body, more=False)
+
+
 async def control(scope: Scope, receive: Receive, send: Send) -> None:
     """The control plane: has nothing."""
     empty = [(b"content-length", b"0")]
@@ -214,7 +277,8 @@ async def answers_to(reads: Sequence[Read], *, direct: bool) -> tuple[Reached, A
     """What the pipeline was given, what came back, and whether that was all."""
     echo = Echo()
     plane = DataPlane(echo.serve, echo.know, control, new_id=lambda: "new", max_body_bytes=1 << 20)
-    config = uvicorn.Config(cast("Any", plane), log_config=None, access_log=False, lifespan="off")
+    app: Any = plane if direct else OverAsgi(plane, echo)
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     kind = type("Bound", (GatewayProtocol,), {"data_plane": plane})
     client, transport = kind(config, ServerState(), {}), Memory()
     client.connection_made(transport)
