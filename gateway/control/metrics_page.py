@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from gateway.fleet import fleet, members
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.http.tls import TlsStatus
+from gateway.http.tls import Certificates
 from gateway.metrics import Counter, Histogram, Metrics
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
@@ -109,7 +109,7 @@ class MetricsPage:
     replicas: Callable[[], int] = lambda: 1
     sources: Callable[[], Iterable[SourceReport]] = tuple
     reload: Callable[[], ReloadStatus] = ReloadStatus
-    tls: Callable[[], TlsStatus | None] = lambda: None
+    tls: Callable[[], Certificates | None] = lambda: None
     token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple
 
     def collect(self) -> Iterator[Family]:

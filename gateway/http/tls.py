@@ -29,7 +29,6 @@ from gateway.http.client_connection import RareLog, giving_way
 from gateway.http.data_plane import closing
 from gateway.http.wrong_keys import network
 from gateway.metrics import Counter
-from gateway.records.record import Record
 
 LOOK_EVERY_S: Final = 2.0
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -56,23 +55,16 @@ _log = logging.getLogger("sluice.tls")
 _failed = RareLog(_log, "failed TLS handshake")
 
 
-class TlsStatus(Record, frozen=True, kw_only=True):
-    """The clients' certificate."""
-
-    expires_unix_s: float
-    successful: bool
-    """Whether the last reading of its files succeeded."""
-
-
 class Certificates:
     """Makes TLS contexts of files."""
 
     def __init__(self, cert: str, key: str, client_ca: str | None = None) -> None:
         """Reads the files. Raises OSError, ssl.SSLError included."""
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._seen, expires_unix_s = self._read()
+        self._seen, self.expires_unix_s = self._read()
         self.context = self._loaded()
-        self.status = TlsStatus(expires_unix_s=expires_unix_s, successful=True)
+        self.successful = True
+        """Whether the last reading of the files succeeded."""
 
     def look(self) -> None:
         """Use the files' content if it changed. Raises nothing."""
@@ -86,11 +78,11 @@ class Certificates:
                 until = datetime.fromtimestamp(expires_unix_s, UTC)
                 _log.info("a new certificate is in use, valid until %s", until.isoformat())
         except OSError as error:
-            if self.status.successful:
+            if self.successful:
                 _log.error("the certificate in use stays: %s", error)
-            self.status = TlsStatus(expires_unix_s=self.status.expires_unix_s, successful=False)
+            self.successful = False
         else:
-            self.status = TlsStatus(expires_unix_s=expires_unix_s, successful=True)
+            self.expires_unix_s, self.successful = expires_unix_s, True
 
     async def watch(self) -> None:
         """Look again and again."""

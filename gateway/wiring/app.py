@@ -231,7 +231,7 @@ class Gateway:
                 self._replicas,
                 self.discovery.report,
                 lambda: self.reloading.status,
-                lambda: None if self.certificates is None else self.certificates.status,
+                lambda: self.certificates,
                 lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
             ),
             ring=self.ring,

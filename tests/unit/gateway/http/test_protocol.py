@@ -222,18 +222,6 @@ async def test_a_connection_that_idles_between_requests_is_left_alone(gateway: G
     assert (await client.answer())[0] == 200
 
 
-async def test_a_body_that_grows_past_the_limit_gets_a_413_and_a_close(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    path = CHAT.path.encode()
-    head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % path
-    piece = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
-    await client.send(head + piece * 16 + b"1\r\nx\r\n")
-    status, headers, body = await client.answer()
-    assert (status, headers["connection"]) == (413, "close")
-    assert orjson.loads(body)["error"]["code"] == "request_too_large"
-    assert gateway.pipeline.started == 0
-
-
 @pytest.mark.parametrize(
     ("head", "refused"),
     [

@@ -21,12 +21,11 @@ from gateway.errors import Refusal
 from gateway.http import data_plane, protocol
 from gateway.http.data_plane import DataPlane, Receive, Scope, Send
 from gateway.http.problems import error_body
-from gateway.http.protocol import GatewayProtocol, KnownHead
+from gateway.http.protocol import GatewayProtocol
 from gateway.payload.head import pairs_of, read_head
 from gateway.ports import ClientReply, Lines
 from gateway.records.endpoint import CHAT
 from gateway.records.request import Incoming, Principal, RequestHead
-from sluice.build import compiled
 
 Read = tuple[bytes, bool]
 """What one read brings, and whether all is answered that can be before the next one."""
@@ -314,15 +313,6 @@ def test_with_heads_recognised_and_parsed(reads: list[Read]) -> None:
     with patch.object(protocol, "learn", return_value=None):
         parsed = asyncio.run(answers_to(reads, direct=True))
     assert recognised == parsed
-
-
-@pytest.mark.skipif(compiled(), reason="calls of compiled code cannot be counted")
-def test_a_head_is_recognised_when_it_comes_a_third_time() -> None:
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
-    with patch.object(KnownHead, "body_of", autospec=True, side_effect=KnownHead.body_of) as asked:
-        reached, answers, ended = asyncio.run(answers_to([(request, True)] * 3, direct=True))
-    assert asked.call_count == 1
-    assert (len(reached), answers, ended) == (3, [(200, b"{}")] * 3, False)
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -18,7 +18,7 @@ def write(folder: Path, leaf: trustme.LeafCert, *, cert: bool = True, key: bool 
 
 
 def fits(certificates: Certificates) -> bool:
-    return certificates.status.successful
+    return certificates.successful
 
 
 def opened(folder: Path) -> Certificates:
@@ -30,7 +30,7 @@ def test_the_expiry_is_read_in_both_ways_of_writing_years(year: int, tmp_path: P
     """X.509 writes years from 2050 on with four digits."""
     end = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
     write(tmp_path, trustme.CA().issue_cert("a", not_after=end))
-    assert opened(tmp_path).status.expires_unix_s == end.timestamp()
+    assert opened(tmp_path).expires_unix_s == end.timestamp()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_only_a_whole_new_pair_replaces_the_one_in_use(tmp_path: Path) -> None:
     found.look()
     assert found.context is not first
     assert fits(found)
-    assert found.status.expires_unix_s == end.timestamp()
+    assert found.expires_unix_s == end.timestamp()
 
 
 def test_files_that_vanish_or_come_back_unchanged_leave_the_pair_in_use(tmp_path: Path) -> None:
