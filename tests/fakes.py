@@ -202,6 +202,11 @@ class FakeReply:
         self.broken_off: Refusal | None = None
         self._on_write = on_write
 
+    @property
+    def reason(self) -> str | None:
+        """Of its refusal."""
+        return None if self.refusal is None else self.refusal.reason
+
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
         """See ClientReply."""
         assert not self.started, "a head is sent once"

@@ -64,7 +64,7 @@ class PipelineBench:
         """Serve one beside others."""
         return asyncio.create_task(self.serve(request, reply))
 
-    async def leave(self, task: "asyncio.Task[None]") -> None:
+    async def leave(self, task: "asyncio.Task[Any]") -> None:
         """Go as a client does."""
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

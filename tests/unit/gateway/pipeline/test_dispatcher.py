@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, Self, cast
 
 from gateway.errors import RateLimited
 from gateway.fleet import fleet, members
@@ -155,6 +155,35 @@ class Bench(PipelineBench):
         asked = request or incoming(chat_body(stream=True), request_id=name)
         return asyncio.create_task(self.pipeline.serve(asked, reply)), reply
 
+    @classmethod
+    async def busy(cls, *script: Script, **more: Any) -> tuple[Self, asyncio.Task[None]]:
+        """One whose first request has been sent, and its task."""
+        bench = cls(*script, **more)
+        first, _ = bench.ask("r1")
+        await bench.upstream.hanging.wait()
+        return bench, first
+
+    async def asked(self, name: str = "r1", request: Incoming | None = None) -> FakeReply:
+        """The reply to one that ends by itself."""
+        task, reply = self.ask(name, request)
+        await asyncio.wait_for(task, 5)
+        return reply
+
+    async def waiting(
+        self, name: str, request: Incoming | None = None
+    ) -> tuple[asyncio.Task[None], FakeReply]:
+        """A further request, once it waits."""
+        before = len(self.scheduler.queue)
+        asked = self.ask(name, request)
+        await self.until_waiting(before + 1)
+        return asked
+
+    async def end(self, *tasks: asyncio.Task[None]) -> None:
+        """Their clients leave, and nothing stays."""
+        for task in tasks:
+            await self.leave(task)
+        self.assert_nothing_leaks()
+
     async def until_waiting(self, count: int = 1) -> None:
         async with asyncio.timeout(5):
             while len(self.scheduler.queue) < count:  # noqa: ASYNC110 - a turn of the loop each
@@ -172,20 +201,17 @@ class Bench(PipelineBench):
 async def test_a_request_waits_until_the_one_before_has_its_first_token() -> None:
     bench = Bench(HANGING, STREAM)
     first, _ = bench.ask("r1")
-    second, reply = bench.ask("r2")
-    await second
+    reply = await bench.asked("r2")
     assert reply.status == 200
     assert bench.scheduler.told[0] == "first"
     await bench.upstream.hanging.wait()
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    await bench.end(first)
 
 
 async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_time() -> None:
     bench = Bench(HANG, STREAM)
     first, _ = bench.ask("r1", incoming(chat_body(), request_id="r1"))
-    second, reply = bench.ask("r2")
-    await second
+    reply = await bench.asked("r2")
     assert reply.status == 200
     assert bench.scheduler.told[0] == "assumed"
     await bench.leave(first)
@@ -194,51 +220,35 @@ async def test_an_answer_that_is_not_streamed_frees_the_gate_in_the_predicted_ti
 
 
 async def test_who_leaves_while_waiting_is_taken_out_of_the_queue() -> None:
-    bench = Bench(HANG)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, _ = bench.ask("r2")
-    await bench.until_waiting()
+    bench, first = await Bench.busy(HANG)
+    second, _ = await bench.waiting("r2")
     await bench.leave(second)
     assert bench.scheduler.told == ["cancelled"]
     assert len(bench.upstream.calls) == 1
     assert bench.record_of("r2").outcome == "disconnected"
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    await bench.end(first)
 
 
 async def test_who_is_woken_and_cancelled_in_one_turn_gives_its_place_to_the_next() -> None:
-    bench = Bench(HANG, STREAM)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, _ = bench.ask("r2")
-    await bench.until_waiting()
-    third, reply = bench.ask("r3")
-    await bench.until_waiting(2)
+    bench, first = await Bench.busy(HANG, STREAM)
+    second, _ = await bench.waiting("r2")
+    third, reply = await bench.waiting("r3")
     busy = bench.scheduler.busy
     assert busy is not None
     wake(bench.scheduler.finished(busy, 0.0))  # r2 is sent ...
     await bench.leave(second)  # ... and leaves before it runs
     await third
     assert reply.status == 200
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    await bench.end(first)
 
 
 async def test_a_full_queue_refuses_with_429_and_a_full_refund() -> None:
-    bench = Bench(HANG, limit=1)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, _ = bench.ask("r2")
-    await bench.until_waiting()
-    third, reply = bench.ask("r3")
-    await third
-    assert isinstance(reply.refusal, RateLimited)
-    assert reply.refusal.reason == "queue_full"
+    bench, first = await Bench.busy(HANG, limit=1)
+    second, _ = await bench.waiting("r2")
+    reply = await bench.asked("r3")
+    assert reply.reason == "queue_full"
     assert bench.record_of("r3").usage.prompt_tokens is None
-    for task in (second, first):
-        await bench.leave(task)
-    bench.assert_nothing_leaks()
+    await bench.end(second, first)
 
 
 async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_out() -> None:
@@ -274,57 +284,41 @@ async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_o
 
 
 async def test_a_wait_that_is_too_long_ends_in_429() -> None:
-    bench = Bench(HANG, timeout_s=0.02)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, reply = bench.ask("r2")
-    await second
-    assert isinstance(reply.refusal, RateLimited)
-    assert reply.refusal.reason == "queue_timeout"
+    bench, first = await Bench.busy(HANG, timeout_s=0.02)
+    reply = await bench.asked("r2")
+    assert reply.reason == "queue_timeout"
     assert bench.scheduler.told == ["cancelled"]
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    await bench.end(first)
 
 
 async def test_nobody_waits_longer_than_the_client_does() -> None:
-    bench = Bench(HANG, timeout_s=60.0)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
+    bench, first = await Bench.busy(HANG, timeout_s=60.0)
     asked = incoming(
         chat_body(stream=True),
         request_id="r2",
         headers=[(b"x-stainless-read-timeout", b"0.02")],
     )
     bench.clock.now_s = asked.received_s
-    second, reply = bench.ask("r2", asked)
-    async with asyncio.timeout(5):
-        await second
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_timeout"
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    reply = await bench.asked("r2", asked)
+    assert reply.reason == "queue_timeout"
+    await bench.end(first)
 
 
 async def test_a_job_whose_workers_died_while_it_waited_goes_to_another_pool() -> None:
-    bench = Bench(HANG, STREAM)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, reply = bench.ask("r2")
-    await bench.until_waiting()
+    bench, first = await Bench.busy(HANG, STREAM)
+    second, reply = await bench.waiting("r2")
     for worker in (0, 1):
         fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
     bench.pipeline.tick()
     await second
     assert reply.status == 200
     assert bench.record_of("r2").pool == "long"
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    await bench.end(first)
 
 
 async def test_a_failed_attempt_gives_its_job_back_and_tries_another_worker() -> None:
     bench = Bench(broken("reset"), STREAM)
-    task, reply = bench.ask("r1")
-    await task
+    reply = await bench.asked("r1")
     assert reply.status == 200
     assert [attempt.worker for attempt in bench.record_of("r1").attempts] == ["short-0", "short-1"]
     assert bench.scheduler.told.count("finished") == 2
@@ -355,8 +349,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
     )
     for worker in (0, 1):
         fleet.unreachable(bench.served.fleet.pools[SHORT], worker)
-    task, reply = bench.ask()
-    await task
+    reply = await bench.asked()
     assert isinstance(reply.refusal, RateLimited)
     assert scheduler.busy is None
     assert scheduler.told == ["finished"]
@@ -382,42 +375,29 @@ def asked(name: str) -> Incoming:
 
 
 async def test_a_prompt_that_waits_is_known_where_it_is_bound_and_forgotten_if_it_leaves() -> None:
-    bench = Bench(HANG, HANG, STREAM)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, _ = bench.ask("r2", asked("r2"))
-    await bench.until_waiting()
-    third, _ = bench.ask("r3", asked("r3"))
-    await bench.until_waiting(2)
+    bench, first = await Bench.busy(HANG, HANG, STREAM)
+    second, _ = await bench.waiting("r2", asked("r2"))
+    third, _ = await bench.waiting("r3", asked("r3"))
     waiting, later = bench.scheduler.queue
     assert not waiting.match
     assert later.match[0][1] == 0b01  # the second's worker, though nothing was sent there yet
     await bench.leave(third)
     await bench.leave(second)
-    fourth, _ = bench.ask("r4", asked("r4"))
-    await bench.until_waiting()
+    fourth, _ = await bench.waiting("r4", asked("r4"))
     assert not bench.scheduler.queue[0].match
-    for task in (fourth, first):
-        await bench.leave(task)
-    bench.assert_nothing_leaks()
+    await bench.end(fourth, first)
 
 
 async def test_a_prompt_bound_anew_is_known_at_the_new_worker_alone() -> None:
-    bench = Bench(HANG, HANG)
-    first, _ = bench.ask("r1")
-    await bench.upstream.hanging.wait()
-    second, _ = bench.ask("r2", asked("r2"))
-    await bench.until_waiting()
+    bench, first = await Bench.busy(HANG, HANG)
+    second, _ = await bench.waiting("r2", asked("r2"))
     bench.scheduler.queue[0].worker = 1
     bench.upstream.hanging.clear()
     await bench.leave(first)
     await bench.upstream.hanging.wait()
-    third, _ = bench.ask("r3", asked("r3"))
-    await bench.until_waiting()
+    third, _ = await bench.waiting("r3", asked("r3"))
     assert {mask for _, mask in bench.scheduler.queue[0].match} == {0b10}
-    for task in (third, second):
-        await bench.leave(task)
-    bench.assert_nothing_leaks()
+    await bench.end(third, second)
 
 
 def empty_bench(
@@ -461,10 +441,8 @@ async def test_requests_wait_for_the_first_worker_of_an_empty_pool() -> None:
 
 async def test_requests_wait_for_a_worker_no_longer_than_the_queue_allows() -> None:
     bench = empty_bench(timeout_s=0.01)
-    task, reply = bench.ask()
-    await task
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_timeout"
+    reply = await bench.asked()
+    assert reply.reason == "queue_timeout"
     bench.assert_nothing_leaks()
 
 
@@ -479,19 +457,15 @@ async def test_a_worker_of_another_pool_neither_wakes_a_request_nor_prolongs_its
         while not task.done():
             bench.pipeline.tick()
             await asyncio.sleep(0)
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_timeout"
+    assert reply.reason == "queue_timeout"
     bench.assert_nothing_leaks()
 
 
 async def test_a_pool_that_is_never_empty_is_not_waited_for() -> None:
     bench = empty_bench()
     bench.served.fleet.pools[LONG].may_be_empty = False
-    task, reply = bench.ask("r1", too_long_for_the_short_pool())
-    async with asyncio.timeout(5):
-        await task
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "no_worker_ready"
+    reply = await bench.asked("r1", too_long_for_the_short_pool())
+    assert reply.reason == "no_worker_ready"
     bench.assert_nothing_leaks()
 
 
@@ -505,10 +479,9 @@ async def test_a_request_that_waits_again_has_only_the_rest_of_its_time() -> Non
     bench.pipeline.tick()
     members.leave(short, worker)
     members.vacate(short, worker, 0.0)  # gone before the request could bind
-    async with asyncio.timeout(5):
-        await task
+    await asyncio.wait_for(task, 5)
+    assert reply.reason == "queue_timeout"
     assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_timeout"
     assert "within 60 s" in reply.refusal.message
     bench.assert_nothing_leaks()
 
@@ -521,10 +494,8 @@ async def test_time_spent_waiting_for_a_worker_counts_in_its_queue() -> None:
     bench.scheduler.busy = other = Job(None, 1, 1, 0.0, "other")
     bench.served.fleet.pools[SHORT].join((address("new"),), bench.clock(), up=True)
     bench.pipeline.tick()
-    async with asyncio.timeout(5):
-        await waiting
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_timeout"
+    await asyncio.wait_for(waiting, 5)
+    assert reply.reason == "queue_timeout"
     assert bench.scheduler.busy is other
     bench.scheduler.busy = None
     bench.assert_nothing_leaks()
@@ -534,10 +505,7 @@ async def test_no_more_requests_wait_for_a_worker_than_the_queue_holds() -> None
     bench = empty_bench(limit=1)
     first, _ = bench.ask("r1")
     await until_waiting_for_workers(bench, 1)
-    second, reply = bench.ask("r2")
-    await second
-    assert reply.refusal is not None
-    assert reply.refusal.reason == "queue_full"
-    await bench.leave(first)
-    bench.assert_nothing_leaks()
+    reply = await bench.asked("r2")
+    assert reply.reason == "queue_full"
+    await bench.end(first)
     assert not bench.served.scheduling.waiting_for_workers

@@ -165,21 +165,35 @@ async def test_what_finds_no_room_in_the_long_pool_either_is_refused_and_refunde
     assert account.debited - account.refunded == account.used == 13
 
 
+HEADER = CompressionRules(when="header", mark=False)
+
+
 @pytest.mark.parametrize(
-    ("why", "request_", "compress"),
+    ("why", "request_", "more"),
     [
-        ("refused_by_client", asked(TEXT, (b"x-sluice-compress", b"off")), True),
-        ("refused_by_entitlement", asked(), False),
-        ("category", asked(CODE), True),
+        ("refused_by_client", asked(TEXT, (b"x-sluice-compress", b"off")), {}),
+        ("refused_by_client", asked(TEXT, (b"x-sluice-compress", b"off")), {"rules": HEADER}),
+        ("not_requested", asked(), {"rules": HEADER}),
+        ("not_requested", asked(TEXT, (b"x-sluice-compress", b"perhaps")), {"rules": HEADER}),
+        ("refused_by_entitlement", asked(), {"compress": False}),
+        ("category", asked(CODE), {}),
+        ("no_budget", asked(TEXT, max_completion_tokens=8_190), {}),
+        # What the API promises.
+        ("echo", asked(TEXT, echo=True), {}),
+        ("suffix", asked(TEXT, suffix="the end"), {}),
+        ("prompt_logprobs", asked(TEXT, prompt_logprobs=0), {}),
+        ("prefill", asked(TEXT, continue_final_message=True), {}),
+        ("cache_control", asked(TEXT, cache_control={"type": "ephemeral"}), {}),
     ],
 )
-async def test_who_or_what_may_not_be_compressed_goes_long(
-    why: str, request_: Incoming, compress: bool
+async def test_who_or_what_may_not_be_compressed_goes_long_as_it_came(
+    why: str, request_: Incoming, more: dict[str, Any]
 ) -> None:
-    bench = Bench(compress=compress)
+    bench = Bench(**more)
     record = await bench.run(request_)
     assert bench.runner.tasks == []
     assert (bench.pool, record.compression.not_compressed) == ("long", why)
+    assert bench.upstream.calls[-1][1].body == request_.body
 
 
 async def test_short_and_very_long_prompts_are_none_of_the_compressors_business() -> None:
@@ -188,13 +202,6 @@ async def test_short_and_very_long_prompts_are_none_of_the_compressors_business(
         record = await bench.run(asked(text))
         assert record.compression.not_compressed is None
     assert bench.runner.tasks == []
-
-
-async def test_a_prompt_without_room_for_text_goes_long() -> None:
-    bench = Bench()
-    record = await bench.run(asked(TEXT, max_completion_tokens=8_190))
-    assert bench.pool == "long"
-    assert record.compression.not_compressed == "no_budget"
 
 
 async def test_a_conversation_that_was_served_whole_is_not_compressed_later() -> None:
@@ -234,74 +241,38 @@ async def test_when_all_short_workers_are_gone_the_original_goes_long() -> None:
     assert record.compression.not_compressed == "other_pool"
 
 
-async def test_observe_mode_compresses_nothing_and_counts_what_it_would() -> None:
-    bench = Bench(observe=True)
+@pytest.mark.parametrize(
+    ("result", "why", "would"),
+    [(DONE, "observed", 1), (CompressResult(reason="not_retrieval"), "not_retrieval", None)],
+)
+async def test_observe_mode_compresses_nothing_and_counts_what_it_would(
+    result: CompressResult, why: str, would: int | None
+) -> None:
+    bench = Bench(result, observe=True)
     record = await bench.run()
     assert len(bench.runner.tasks) == 1
     assert bench.upstream.calls[-1][1].body == asked().body
-    assert record.compression.not_compressed == "observed"
-    assert record.compression.compressed == "none"
-    assert bench.metrics.would.values[("compress",)] == 1
-
-
-async def test_observe_mode_does_not_count_what_the_compressor_refuses() -> None:
-    bench = Bench(CompressResult(reason="not_retrieval"), observe=True)
-    record = await bench.run()
-    assert record.compression.not_compressed == "not_retrieval"
-    assert bench.metrics.would.values.get(("compress",)) is None
-    assert bench.metrics.compressions.values[("m", "not_retrieval")] == 1
-
-
-PROMISES: dict[str, dict[str, Any]] = {
-    "echo": {"echo": True},
-    "suffix": {"suffix": "the end"},
-    "prompt_logprobs": {"prompt_logprobs": 0},
-    "prefill": {"continue_final_message": True},
-    "cache_control": {"cache_control": {"type": "ephemeral"}},
-}
-
-
-@pytest.mark.parametrize("why", PROMISES)
-async def test_what_the_api_promises_is_sent_as_it_came(why: str) -> None:
-    bench = Bench()
-    request = asked(TEXT, **PROMISES[why])
-    record = await bench.run(request)
-    assert bench.runner.tasks == []
-    assert (bench.pool, record.compression.not_compressed) == ("long", why)
-    assert bench.upstream.calls[-1][1].body == request.body
-
-
-async def test_members_that_ask_for_nothing_forbid_nothing() -> None:
-    bench = Bench()
-    await bench.run(asked(TEXT, echo=False, suffix=None, continue_final_message=False))
-    assert len(bench.runner.tasks) == 1
+    assert (record.compression.compressed, record.compression.not_compressed) == ("none", why)
+    assert bench.metrics.would.values.get(("compress",)) == would
+    assert bench.metrics.compressions.values[("m", why)] == 1
 
 
 @pytest.mark.parametrize(
-    ("headers", "why"),
+    ("request_", "rules", "told"),
     [
-        ([], "not_requested"),
-        ([(b"x-sluice-compress", b"off")], "refused_by_client"),
-        ([(b"x-sluice-compress", b"perhaps")], "not_requested"),
-        ([(b"x-sluice-compress", b"On")], None),
+        (asked(TEXT, (b"x-sluice-compress", b"On")), HEADER, ("any", False)),
+        (asked(TEXT, echo=False, suffix=None, continue_final_message=False), None, ("asked", True)),
+        (asked(), CompressionRules(when="asked"), ("asked", True)),
+        (asked(), CompressionRules(when="any"), ("any", True)),
     ],
 )
-async def test_when_header_compresses_only_what_asks_for_it(
-    headers: list[tuple[bytes, bytes]], why: str | None
+async def test_the_model_s_choice_of_tasks_reaches_the_compressor(
+    request_: Incoming, rules: CompressionRules | None, told: tuple[str, bool]
 ) -> None:
-    bench = Bench(rules=CompressionRules(when="header", mark=False))
-    record = await bench.run(asked(TEXT, *headers))
-    assert record.compression.not_compressed == why
-    assert [(task.when, task.mark) for task in bench.runner.tasks] == (
-        [] if why else [("any", False)]
-    )
-
-
-async def test_the_model_s_choice_of_tasks_reaches_the_compressor() -> None:
-    for when in ("asked", "any"):
-        bench = Bench(rules=CompressionRules(when=when))
-        await bench.run()
-        assert [(task.when, task.mark) for task in bench.runner.tasks] == [(when, True)]
+    bench = Bench(rules=rules)
+    record = await bench.run(request_)
+    assert record.compression.not_compressed is None
+    assert [(task.when, task.mark) for task in bench.runner.tasks] == [told]
 
 
 async def test_nothing_is_compressed_while_the_larger_pool_has_room() -> None:

@@ -74,13 +74,16 @@ class Bench(PipelineBench):
             *script, served=model, store=store, clock=clock, wall_clock=clock, keyring=keyring
         )
 
-    async def ask(self, name: str, reply: FakeReply, lease: str = "", **body: Any) -> None:
+    async def ask(self, name: str, lease: str = "", **body: Any) -> FakeReply:
+        reply = FakeReply()
         await self.serve(request(name, lease, **body), reply)
+        return reply
 
-    def asking(
-        self, name: str, reply: FakeReply, lease: str = "", **body: Any
-    ) -> asyncio.Task[None]:
-        return asyncio.create_task(self.ask(name, reply, lease, **body))
+    async def hanging(self, name: str, lease: str = "", **body: Any) -> asyncio.Task[FakeReply]:
+        """One that waits for its engine."""
+        task = asyncio.create_task(self.ask(name, lease, **body))
+        await self.upstream.hanging.wait()
+        return task
 
 
 def request(name: str, lease: str = "", **body: Any) -> Incoming:
@@ -106,8 +109,7 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
     # 250,000 bytes are 69,445 tokens by the careful ratio, 31,250 at least; the bucket holds the
     # largest window, 65,536.
     bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
-    reply = FakeReply()
-    await bench.ask("e", reply, text="word " * 50_000)
+    reply = await bench.ask("e", text="word " * 50_000)
     assert reply.status == 200
     record = bench.record_of("lease-e")
     assert record.admission.reserved_tokens == 65_536
@@ -116,8 +118,7 @@ async def test_a_long_prompt_that_may_fit_is_not_refused_for_ever_by_its_careful
 
 async def test_too_long_for_everybody_is_told_as_clients_know_it() -> None:
     bench = Bench(entitled("e", tokens_per_s=100, tokens_per_s_limit=100))
-    reply = FakeReply()
-    await bench.ask("e", reply, text="word " * 120_000)
+    reply = await bench.ask("e", text="word " * 120_000)
     assert reply.refusal is not None
     assert (reply.refusal.status, reply.refusal.code) == (400, "context_length_exceeded")
 
@@ -140,8 +141,7 @@ async def test_a_batch_is_refused_for_ever_only_by_its_lowest_plausible_count(
 
 async def test_an_answer_tells_the_limits_in_force() -> None:
     bench = Bench(entitled("e", limit=5, tokens_per_s=100.0, tokens_per_s_limit=100.0))
-    reply = FakeReply()
-    await bench.ask("e", reply)
+    reply = await bench.ask("e")
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
     assert reply.headers[b"x-ratelimit-remaining-requests"] == b"4"
     assert reply.headers[b"x-ratelimit-limit-tokens"] == b"65536"
@@ -150,8 +150,7 @@ async def test_an_answer_tells_the_limits_in_force() -> None:
 
 async def test_a_stream_tells_the_limits_before_its_first_byte() -> None:
     bench = Bench(entitled("e", limit=5), script=(STREAM,))
-    reply = FakeReply()
-    await bench.ask("e", reply, stream=True)
+    reply = await bench.ask("e", stream=True)
     assert reply.headers[b"x-ratelimit-limit-requests"] == b"5"
 
 
@@ -177,8 +176,7 @@ async def test_streams_are_counted_by_whether_they_kept_the_target() -> None:
 
 async def test_a_refusal_by_admission_is_no_broken_target() -> None:
     bench = Bench(entitled("e", limit=1, slo_ms=500), script=(HANG,))
-    first = bench.asking("e", FakeReply(), "one", stream=True)
-    await bench.upstream.hanging.wait()
+    first = await bench.hanging("e", "one", stream=True)
     await asked(bench, "two", ago_s=0.1, stream=True)
     assert bench.metrics.slo_requests.values == {("e", "refused"): 1}
     bench.pipeline.evict("one")
@@ -194,7 +192,7 @@ async def test_without_a_target_nothing_is_counted() -> None:
 
 async def test_what_was_used_is_charged_and_recorded() -> None:
     bench = Bench(entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0))
-    await bench.ask("e", FakeReply())
+    await bench.ask("e")
     account, record = bench.book.accounts["e"], bench.record_of("lease-e")
     assert (account.used, account.debited - account.refunded) == (13, 13)
     assert (record.admission.charge_tokens, record.admission.service_class) == (13, "elastic")
@@ -204,11 +202,9 @@ async def test_what_was_used_is_charged_and_recorded() -> None:
 
 async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engine() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(SLOW,))
-    reply = FakeReply()
-    task = bench.asking("p", reply, stream=True)
-    await bench.upstream.hanging.wait()
+    task = await bench.hanging("p", stream=True)
     bench.pipeline.evict("lease-p")
-    await task
+    reply = await task
     assert reply.broken_off is not None
     assert reply.broken_off.reason == "evicted"
     assert bench.upstream.responses[0].aborted
@@ -220,11 +216,9 @@ async def test_an_evicted_stream_ends_with_an_error_event_and_stops_at_the_engin
 
 async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(HANG,))
-    reply = FakeReply()
-    task = bench.asking("p", reply)
-    await bench.upstream.hanging.wait()
+    task = await bench.hanging("p")
     bench.pipeline.evict("lease-p")
-    await task
+    reply = await task
     assert isinstance(reply.refusal, RateLimited)
     assert reply.refusal.should_retry
     assert bench.book.accounts["p"].used == 0
@@ -233,19 +227,16 @@ async def test_an_evicted_request_without_a_byte_is_a_429_and_costs_nothing() ->
 
 async def test_a_client_that_leaves_while_it_is_evicted_is_still_settled_once() -> None:
     bench = Bench(entitled("p", "preemptible"), script=(HANG,))
-    task = bench.asking("p", FakeReply())
-    await bench.upstream.hanging.wait()
+    task = await bench.hanging("p")
     bench.pipeline.evict("lease-p")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
     assert bench.store.active == 0
     assert len(bench.sink.records) == 1
 
 
 async def test_evicting_what_has_ended_does_nothing() -> None:
     bench = Bench(entitled("p", "preemptible"))
-    await bench.ask("p", FakeReply())
+    await bench.ask("p")
     bench.pipeline.evict("lease-p")
     assert len(bench.sink.records) == 1
 
@@ -259,10 +250,10 @@ async def test_a_protected_request_that_waits_has_backfill_give_way() -> None:
     bench.book.change(msgspec.structs.replace(bench.book.terms, headroom=0))
     low = []
     for n in range(2):
-        low.append(bench.asking("p", FakeReply(), f"p{n}"))
+        low.append(asyncio.create_task(bench.ask("p", f"p{n}")))
         await turns()
         bench.clock.advance(1.0)
-    high = bench.asking("g", FakeReply())
+    high = asyncio.create_task(bench.ask("g"))
     async with asyncio.timeout(5.0):
         await asyncio.wait(low, return_when=asyncio.FIRST_COMPLETED)
     assert bench.record_of("p1").outcome == "evicted", "the youngest of equals"
@@ -280,9 +271,9 @@ async def test_a_protected_request_that_is_served_in_time_displaces_nobody() -> 
         script=(HANG, SLOW),
     )
     bench.book.change(msgspec.structs.replace(bench.book.terms, slots=(1, 2), headroom=0))
-    low = bench.asking("p", FakeReply())
+    low = asyncio.create_task(bench.ask("p"))
     await turns()
-    high = bench.asking("g", FakeReply(), stream=True)
+    high = asyncio.create_task(bench.ask("g", stream=True))
     await asyncio.sleep(0.05)
     assert not low.done()
     for task in (low, high):
@@ -295,8 +286,7 @@ async def test_a_stream_past_its_reserve_reserves_more_and_is_not_cut() -> None:
     bench = Bench(
         entitled("e", tokens_per_s=100.0, tokens_per_s_limit=100.0), script=(stream(*many, HANG),)
     )
-    task = bench.asking("e", FakeReply(), stream=True)
-    await bench.upstream.hanging.wait()
+    task = await bench.hanging("e", stream=True)
     before = bench.book.leases["lease-e"].estimate_tokens
     bench.pipeline.extend()
     after = bench.book.leases["lease-e"]
@@ -304,9 +294,7 @@ async def test_a_stream_past_its_reserve_reserves_more_and_is_not_cut() -> None:
     assert after.kv_bytes == after.estimate_tokens == bench.book.pools[0].kv_bytes
     bench.pipeline.extend()
     assert bench.book.leases["lease-e"].estimate_tokens == after.estimate_tokens
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await bench.leave(task)
     account = bench.book.accounts["e"]
     assert account.debited - account.refunded == account.used
     assert bench.book.pools[0].kv_bytes == 0
@@ -326,13 +314,13 @@ async def test_the_engine_is_told_the_priority_of_the_class(
     engines: str, service_class: str, priority: int
 ) -> None:
     bench = Bench(entitled("e", service_class, baseline=(1, 1)), engine_priority=engines)
-    await bench.ask("e", FakeReply())
+    await bench.ask("e")
     assert bench.sent["priority"] == priority
 
 
 async def test_a_clients_own_priority_never_reaches_the_engine() -> None:
     bench = Bench(entitled("e"), engine_priority="vllm")
-    await bench.ask("e", FakeReply(), priority=-5)
+    await bench.ask("e", priority=-5)
     assert bench.sent["priority"] == 1
 
 
@@ -352,24 +340,21 @@ async def test_engines_that_refuse_priorities_are_told_of_once_with_the_fix(
     bench = Bench(entitled("e"), script=(whole(400, refusal),) * 2, engine_priority="vllm")
     with caplog.at_level("WARNING", "sluice.settling"):
         for lease in ("one", "two"):
-            reply = FakeReply()
-            await bench.ask("e", reply, lease)
+            reply = await bench.ask("e", lease)
             assert reply.status == 400
     assert caplog.text.count("--scheduling-policy priority") == 1
 
 
 async def test_engines_without_priorities_are_sent_none() -> None:
     bench = Bench(entitled("e"))
-    await bench.ask("e", FakeReply(), priority=-5)
+    await bench.ask("e", priority=-5)
     assert "priority" not in bench.sent
 
 
 async def test_an_observed_entitlement_is_served_and_the_refusal_is_counted() -> None:
     bench = Bench(entitled("e", limit=1, observe=True), script=(HANG, OK))
-    first = bench.asking("e", FakeReply(), "one")
-    await bench.upstream.hanging.wait()
-    reply = FakeReply()
-    await bench.ask("e", reply, "two")
+    first = await bench.hanging("e", "one")
+    reply = await bench.ask("e", "two")
     assert reply.status == 200
     assert b"x-ratelimit-limit-requests" not in reply.headers
     assert bench.record_of("two").admission.would_deny == "concurrency"

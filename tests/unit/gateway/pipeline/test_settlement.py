@@ -253,16 +253,10 @@ async def test_a_transfer_that_is_refused_leaves_it_where_it_was() -> None:
 # -- the record
 
 
-def test_a_served_request_says_whose_it_was_and_where_it_went() -> None:
+def test_the_body_is_recorded_only_where_it_shall_be() -> None:
     progress = admitted(body=chat_body("hello", stream=True))
     found = record_of(progress, prompts=False)
-    assert (found.request_id, found.endpoint, found.time_unix_s) == ("r1", "chat", 1_000.0)
-    assert (found.model, found.asked_model, found.tenant) == ("m", "m", "open")
-    assert (found.outcome, found.status, found.finish_reason) == ("ok", 200, "stop")
-    assert (found.pool, found.worker) == ("short", "short-0")
-    assert (found.stream, found.mode, found.reason, found.prompt) == (True, "enforce", None, None)
-    assert found.request.body_bytes == len(progress.incoming.body)
-    assert (found.request.text_bytes, found.request.messages) == (5, 1)
+    assert (found.request.body_bytes, found.prompt) == (len(progress.incoming.body), None)
     assert record_of(progress, prompts=True).prompt == progress.incoming.body.decode()
 
 

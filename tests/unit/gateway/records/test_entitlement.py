@@ -1,12 +1,12 @@
 """Weights as the paper has them and with their bounds; mean rates; whether a target was kept."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.records.decision import DECISION_SCHEMA, DecisionRecord, TimingSection
 from gateway.records.entitlement import (
     CLASSES,
     MAX_SHARE,
@@ -18,6 +18,7 @@ from gateway.records.entitlement import (
     split_baseline,
     weight,
 )
+from tests.builders import decision
 
 PAPER, DEFAULT = PROFILES["paper"], PROFILES["default"]
 MEAN_SLO_MS = 15_250.0
@@ -122,29 +123,24 @@ def test_the_parts_add_up_and_nobody_goes_without(sequences: int, slots: tuple[i
         assert min(parts) >= 1
 
 
-def test_a_share_is_the_rate_over_the_mean_rate() -> None:
+@pytest.mark.parametrize(
+    ("stated", "rate", "share"),
+    [
+        ((100.0, 300.0), 100.0, 0.5),
+        ((100.0, 300.0), 300.0, 1.5),
+        ((0.0, 100.0), 0.0, 1.0),
+        ((0.0, 100.0), 100.0, 1.0),
+        ((1.0, 1e6), 1.0, MIN_SHARE),
+        ((1e6, *[1.0] * 101), 1e6, MAX_SHARE),
+    ],
+)
+def test_a_share_is_the_rate_over_the_mean_of_those_that_state_one_within_bounds(
+    stated: tuple[float, ...], rate: float, share: float
+) -> None:
     rates = MeanRate()
-    for rate in (100.0, 300.0):
-        rates.add(rate)
-    assert (rates.share(100.0), rates.share(300.0)) == (0.5, 1.5)
-
-
-def test_who_states_no_rate_has_a_share_of_one_and_does_not_count() -> None:
-    rates = MeanRate()
-    rates.add(0.0)
-    rates.add(100.0)
-    assert rates.share(0.0) == 1.0
-    assert rates.count == 1
-
-
-def test_nobody_s_share_is_extreme() -> None:
-    rates = MeanRate()
-    rates.add(1.0)
-    rates.add(1e6)
-    assert rates.share(1.0) == MIN_SHARE
-    for _ in range(100):
-        rates.add(1.0)
-    assert rates.share(1e6) == MAX_SHARE
+    for each in stated:
+        rates.add(each)
+    assert (rates.share(rate), rates.count) == (share, sum(each > 0 for each in stated))
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=20))
@@ -169,16 +165,8 @@ def judged(
     admitted: bool = True,
     target_ms: int = 500,
 ) -> str | None:
-    record = DecisionRecord(
-        schema=DECISION_SCHEMA,
-        time_unix_s=0.0,
-        request_id="r",
-        endpoint="chat",
-        outcome=outcome,
-        status=status,
-        stream=stream,
-        timing=TimingSection(ttft_s=ttft_s, duration_s=duration_s),
-    )
+    timing: dict[str, Any] = {"ttft_s": ttft_s, "duration_s": duration_s}
+    record = decision(outcome=outcome, status=status, stream=stream, **timing)
     return slo_result(record, target_ms, admitted=admitted)
 
 
@@ -200,16 +188,15 @@ def test_a_failure_after_admission_breaks_the_target_even_after_a_fast_start(out
     assert judged(outcome, 200, ttft_s=0.01) == "false"
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 504])
-def test_a_refusal_is_apart_before_admission_and_a_failure_after_it(status: int) -> None:
-    assert judged("refused", status, admitted=False) == "refused"
-    assert judged("refused", status, admitted=True) == "false"
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413])
 @pytest.mark.parametrize("admitted", [True, False])
-def test_the_client_s_own_faults_are_not_judged(status: int, admitted: bool) -> None:
-    assert judged("refused", status, admitted=admitted) is None
+@pytest.mark.parametrize("status", [429, 500, 503, 504, 400, 401, 403, 404, 413])
+def test_a_refusal_is_apart_before_admission_and_a_failure_after_it(
+    status: int, admitted: bool
+) -> None:
+    """The client's own faults are not judged."""
+    fault = status < 500 and status != 429
+    expected = None if fault else "false" if admitted else "refused"
+    assert judged("refused", status, admitted=admitted) == expected
     assert judged("error", status, ttft_s=0.01) is None
 
 

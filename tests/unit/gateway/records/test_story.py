@@ -20,6 +20,7 @@ from gateway.records.decision import (
 )
 from gateway.records.story import FAULTS, REFUSALS, steps_of, story_of
 from gateway.routing.retry import FaultKind
+from tests.builders import decision
 
 SERVED = DecisionRecord(
     schema=2,
@@ -121,21 +122,15 @@ def test_the_steps_follow_one_another_in_time_and_fill_it() -> None:
 
 
 def test_a_request_that_was_refused_says_why_and_stops_there() -> None:
-    record = DecisionRecord(
-        schema=2,
-        time_unix_s=1.0,
-        request_id="r",
-        endpoint="chat",
+    record = changed(
         outcome="refused",
         status=429,
-        model="llama",
-        entitlement="spot",
         reason="priority",
         retry_after_s=7.0,
         figures="limit 4, used 4, requested 1",
         admission=AdmissionSection(lease_id="the gateway's own id"),
-        estimate=SERVED.estimate,
-        plan=PlanSection(pool="short", reason="within_boundary"),
+        **{name: getattr(decision(), name) for name in ("compression", "usage", "timing")},
+        worker=None,
     )
     assert [step.name for step in steps_of(record)] == [
         *("request", "estimate", "plan", "ending", "settle")
@@ -161,25 +156,14 @@ def test_every_fault_of_an_attempt_has_words() -> None:
 
 
 def test_an_unknown_code_is_shown_as_it_is() -> None:
-    told = " ".join(
-        story_of(changed(outcome="odd", plan=PlanSection(pool="p", reason="new_reason")))
-    )
-    assert "new_reason" in told
-    assert "ended as odd" in told
+    told = changed(outcome="odd", plan=PlanSection(pool="p", reason="new_reason"))
+    assert "new_reason" in " ".join(story_of(told))
+    assert "ended as odd" in " ".join(story_of(told))
 
 
 def test_failed_workers_and_a_rescue_are_named() -> None:
-    told = " ".join(
-        story_of(
-            changed(
-                rescued=True,
-                attempts=(
-                    Attempt(pool="short", worker="w2", result="overflow"),
-                    Attempt(pool="long", worker="w1", result="ok"),
-                ),
-            )
-        )
-    )
+    failed = Attempt(pool="short", worker="w2", result="overflow")
+    told = " ".join(story_of(changed(rescued=True, attempts=(failed, *SERVED.attempts))))
     assert "tried w2 (found the prompt too long)" in told
     assert "a larger window took it" in told
 
@@ -190,22 +174,13 @@ def test_a_whole_answer_has_one_step_for_prefill_and_decode() -> None:
     assert "decode" not in names
 
 
-def test_an_empty_record_has_a_story() -> None:
-    bare = DecisionRecord(
-        schema=2, time_unix_s=0, request_id="r", endpoint="chat", outcome="refused", status=401
-    )
-    assert story_of(bare)[0].startswith("A client without a valid key asked an unknown model")
-
-
-def test_a_key_is_named_where_no_entitlement_was_chosen() -> None:
-    refused = DecisionRecord(
-        schema=2,
-        time_unix_s=0,
-        request_id="r",
-        endpoint="chat",
-        outcome="refused",
-        status=403,
-        tenant="acme",
-        key="web",
-    )
-    assert story_of(refused)[0].startswith("The key web of acme asked an unknown model")
+@pytest.mark.parametrize(
+    ("more", "who"),
+    [
+        ({}, "A client without a valid key"),
+        ({"tenant": "acme", "key": "web"}, "The key web of acme"),
+    ],
+)
+def test_a_request_without_an_entitlement_has_a_story(more: dict[str, str], who: str) -> None:
+    told = story_of(decision(outcome="refused", status=401, **more))
+    assert told[0].startswith(f"{who} asked an unknown model")
