@@ -13,13 +13,13 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from typing import Any
 
 import httpx
 import pytest
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from bench.common.fleet import ADMIN_KEY, Fleet
+from tests.asking import entitlement, post
 
 VIEWER_KEY = "sk-test-viewer"
 VIEWER = {"authorization": f"Bearer {VIEWER_KEY}"}
@@ -29,14 +29,7 @@ TENANTS = ("acme", "rival")
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     entitlements = [
-        {
-            "name": f"{name}-prod",
-            "tenant": name,
-            "model": MODEL,
-            "service_class": "elastic",
-            "max_concurrency": 8,
-            "api_keys": ["sha256:" + sha256(f"sk-{name}".encode()).hexdigest()],
-        }
+        entitlement(name, max_concurrency=8) | {"name": f"{name}-prod", "tenant": name}
         for name in TENANTS
     ]
     with Fleet(
@@ -48,13 +41,7 @@ def fleet() -> Iterator[Fleet]:
 
 def chat(fleet: Fleet, name: str, **headers: str) -> str:
     """The id of a served request."""
-    answer = httpx.post(
-        f"{fleet.url}/v1/chat/completions",
-        json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8},
-        headers={"authorization": f"Bearer sk-{name}", **headers},
-        trust_env=False,
-        timeout=30,
-    )
+    answer = post(fleet.url, f"sk-{name}", **headers)
     assert answer.status_code == 200
     return answer.headers["x-request-id"]
 

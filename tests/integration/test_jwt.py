@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from tests import asking
 from tests.issuer import AUDIENCE, NAME, Issuer, forged
 
-CHAT = "/v1/chat/completions"
 KEY = "sk-still-a-key"
 REQUESTS = 300
 """In a round of measuring."""
@@ -51,15 +51,12 @@ def sha256(key: str) -> str:
 
 
 def post(fleet: Fleet, token: str, **headers: str) -> httpx.Response:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    sent["authorization"] = f"Bearer {token}"
-    return httpx.post(fleet.url + CHAT, json=body, headers=sent, timeout=20, trust_env=False)
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asking.post(fleet.url, token, **told)
 
 
 def get(fleet: Fleet, token: str, path: str) -> httpx.Response:
-    headers = {"authorization": f"Bearer {token}"}
-    return httpx.get(fleet.url + path, headers=headers, timeout=20, trust_env=False)
+    return asking.get(fleet.url, token, path)
 
 
 def reason(answer: httpx.Response) -> tuple[int, str]:
@@ -99,7 +96,7 @@ def test_a_token_opens_what_a_key_does_and_goes_no_further(tmp_path: Path) -> No
         assert post(fleet, KEY).status_code == 200
 
         reached = json.dumps(fleet.engines[0].last(20))
-        assert "hi" in reached
+        assert "hello there" in reached
         time.sleep(0.8)  # the log is flushed twice a second
         for written in (reached, log.read_text(), json.dumps(record)):
             assert token not in written

@@ -11,17 +11,13 @@ import httpx
 import yaml
 
 from bench.common.fleet import ADMIN_KEY, MODEL, EngineProcess, Fleet
-from tests.asking import until
+from tests.asking import chat, post, until
 
 SQL, TONE = "sql-lora", "tone-lora"
 
 
 def ask(fleet: Fleet, model: str, key: str = "", text: str = "hi", **more: Any) -> httpx.Response:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(
-        f"{fleet.url}/v1/chat/completions", json={**body, **more}, headers=headers, timeout=20
-    )
+    return post(fleet.url, key, {**chat(2, text), "model": model, **more})
 
 
 def call(engine: EngineProcess, path: str, body: Any = None) -> None:

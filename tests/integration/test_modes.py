@@ -11,6 +11,8 @@ import httpx
 from bench.common.fleet import MODEL, Fleet
 from simulator.mock_server.tokenizer import count
 from sluice.children import Children, free_ports
+from tests import asking
+from tests.asking import chat
 
 CHAT = "/v1/chat/completions"
 PIECE = "The quick brown fox jumps over the lazy dog while seven wise owls watch the river. "
@@ -21,9 +23,7 @@ def words(tokens: int) -> str:
 
 
 def post(fleet: Fleet, tokens: int, **more: object) -> httpx.Response:
-    message = {"role": "user", "content": words(tokens)}
-    body = {"model": MODEL, "messages": [message], "max_tokens": 8, **more}
-    return httpx.post(fleet.url + CHAT, json=body, timeout=60)
+    return asking.post(fleet.url, "", {**chat(8, words(tokens)), **more})
 
 
 def test_observe_mode_computes_the_boundary_and_does_not_touch_the_body() -> None:
@@ -116,18 +116,6 @@ def test_an_underestimated_prompt_is_rescued_by_the_long_pool() -> None:
         assert record["rescued"] is True
         assert answer.headers["x-sluice-pool"] == "long"
         assert [a["result"] for a in record["attempts"]] == ["overflow", "ok"]
-
-
-def test_draining_a_worker_takes_it_out_of_the_rotation() -> None:
-    with Fleet(short=2, long=1) as fleet:
-        gone = fleet.pool("short")[0].id
-        url = f"{fleet.url}/admin/workers/{gone}/drain"
-        assert httpx.post(url).status_code == 401
-        drained = httpx.post(url, headers={"authorization": "Bearer bench-admin-key"})
-        assert drained.status_code == 200
-        assert {post(fleet, 20).headers["x-sluice-worker"] for _ in range(6)} == {
-            fleet.pool("short")[1].id
-        }
 
 
 def test_readiness_follows_the_engines() -> None:

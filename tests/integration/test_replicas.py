@@ -18,16 +18,10 @@ import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer, consecutive_ports
 from sluice.children import ChildDied
-from tests.asking import ADMIN, CHAT, admin, children, entitlement, until
+from tests.asking import ADMIN, CHAT, admin, chat, children, entitlement, post, until
 
 pytestmark = pytest.mark.redis
 
-BODY = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "hello there"}],
-    "max_tokens": 4,
-    "mock_output_tokens": 4,
-}
 LIMIT = 3
 COUNT = 2
 MANY = [f"{'w' * 60}-{number:03}" for number in range(1_000)]
@@ -57,24 +51,9 @@ def fleet_of(redis: RedisServer, folder: Path, *, speed: int = 20, **config: Any
     return fleet
 
 
-class Client:
-    """One client; each of its requests is a new connection, dealt out by the kernel."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.url = fleet.url
-
-    def chat(self, name: str, tokens: int = 4, **more: Any) -> httpx.Response:
-        body = {**BODY, "max_tokens": tokens, "mock_output_tokens": tokens, **more}
-        return self.post(CHAT, f"sk-{name}", body)
-
-    def post(self, path: str, key: str, body: Any) -> httpx.Response:
-        return httpx.post(
-            self.url + path,
-            json=body,
-            headers={"authorization": f"Bearer {key}"},
-            timeout=30,
-            trust_env=False,
-        )
+def chat_as(fleet: Fleet, name: str, tokens: int = 4, **more: Any) -> httpx.Response:
+    """A request over a connection of its own, dealt out by the kernel."""
+    return post(fleet.url, f"sk-{name}", chat(tokens, **more))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +89,7 @@ def test_limits_leases_and_metrics_are_exact_over_both(fleet: Fleet, folder: Pat
     before = fleet.metrics()
 
     def ask(_: int) -> list[int]:
-        return [Client(fleet).chat("a", 40).status_code for _ in range(6)]
+        return [chat_as(fleet, "a", 40).status_code for _ in range(6)]
 
     with ThreadPoolExecutor(8) as threads:
         found = Counter(chain.from_iterable(threads.map(ask, range(8))))
@@ -161,19 +140,10 @@ def test_what_an_admin_does_at_one_holds_at_both_within_two_seconds(fleet: Fleet
         json={"name": "new", "tenant": "t", "model": MODEL, "max_concurrency": 2},
     )
     key = made.json()["key"]
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 
     def all_say(status: int) -> None:
-        def said() -> bool:
-            # The management port serves what the clients' port does, of one certain replica.
-            headers = {"authorization": f"Bearer {key}"}
-            return all(
-                httpx.post(url + CHAT, json=body, headers=headers, trust_env=False).status_code
-                == status
-                for url in (one, other)
-            )
-
-        until(said, 2.0)
+        # The management port serves what the clients' port does, of one certain replica.
+        until(lambda: all(post(url, key).status_code == status for url in (one, other)), 2.0)
 
     all_say(200)
     assert admin(one, "POST", "/admin/entitlements/new/suspend").status_code == 200
@@ -187,7 +157,7 @@ def test_what_an_admin_does_at_one_holds_at_both_within_two_seconds(fleet: Fleet
 
 def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> None:
     one, other = fleet.replicas[0].managed_at
-    request_id = Client(fleet).chat("free").headers["x-request-id"]
+    request_id = chat_as(fleet, "free").headers["x-request-id"]
     for url in (one, other):
         assert admin(url, "GET", f"/admin/decisions/{request_id}").json()["outcome"] == "ok"
         newest = admin(url, "GET", "/admin/decisions?limit=5").json()
@@ -200,26 +170,22 @@ def test_a_decision_a_drain_and_a_lease_are_found_by_either(fleet: Fleet) -> Non
         return bool(model["pools"][0]["workers"][0]["draining"])
 
     until(lambda: draining(other), 2.0)
-    assert Client(fleet).chat("free").status_code == 503
+    assert chat_as(fleet, "free").status_code == 503
     assert admin(other, "POST", f"/admin/workers/{worker}/drain?undo=true").status_code == 200
     until(lambda: not draining(one), 2.0)
-    assert Client(fleet).chat("free").status_code == 200
-    key = {"authorization": "Bearer sk-free"}
+    assert chat_as(fleet, "free").status_code == 200
     asked = {"model": MODEL, "input_tokens": 10, "max_tokens": 5}
-    granted = httpx.post(one + "/admission/authorize", json=asked, headers=key, trust_env=False)
+    granted = post(one, "sk-free", asked, "/admission/authorize")
     usage = {
         "lease_id": granted.json()["lease_id"],
         "prompt_tokens": 10,
         "completion_tokens": 1,
     }
-    told = [
-        httpx.post(url + "/admission/usage", json=usage, headers=key, trust_env=False)
-        for url in (other, one)
-    ]
+    told = [post(url, "sk-free", usage, "/admission/usage") for url in (other, one)]
     assert [answer.status_code for answer in told] == [200, 200]
     assert told[0].json() == told[1].json()
     unknown = {**usage, "lease_id": "x"}
-    answer = httpx.post(other + "/admission/usage", json=unknown, headers=key, trust_env=False)
+    answer = post(other, "sk-free", unknown, "/admission/usage")
     assert answer.status_code == 404
 
 
@@ -232,7 +198,7 @@ def test_a_tenant_of_a_thousand_entitlements_is_served_by_either_alike(fleet: Fl
         usage = {"lease_id": lease["lease_id"], "prompt_tokens": 100, "completion_tokens": 5}
         settled = client.post(other + "/admission/usage", json=usage)
         assert (settled.status_code, settled.json()["charge_tokens"]) == (200, 105)
-        assert client.post(one + CHAT, json={**BODY, "stream": True}).status_code == 200
+        assert client.post(one + CHAT, json=chat(stream=True)).status_code == 200
         seen: list[str] = []
         params: dict[str, str] = {"limit": "300"}
         while len(seen) < len(MANY):
@@ -251,7 +217,7 @@ def test_a_tenant_of_a_thousand_entitlements_is_served_by_either_alike(fleet: Fl
 
 
 def test_a_tenant_finds_its_own_decision_whichever_replica_is_asked(fleet: Fleet) -> None:
-    answer = Client(fleet).post(CHAT, "sk-free", BODY)
+    answer = chat_as(fleet, "free")
     path = f"{fleet.url}/v1/sluice/decisions/{answer.headers['x-request-id']}"
     for _ in range(8):  # new connections, dealt out by the kernel
         own, other = (
@@ -289,9 +255,9 @@ def test_a_killed_replica_s_leases_come_back_and_it_is_started_again(fleet: Flee
     pid = fleet.gateway.pid
     victims = children(pid)
     with ThreadPoolExecutor(LIMIT) as threads:
-        running = [threads.submit(Client(fleet).chat, "a", 4000) for _ in range(LIMIT)]
+        running = [threads.submit(chat_as, fleet, "a", 4000) for _ in range(LIMIT)]
         until(lambda: fleet.leases() == LIMIT)
-        refused = Client(fleet).chat("a")
+        refused = chat_as(fleet, "a")
         assert (refused.status_code, refused.headers["x-sluice-reason"]) == (429, "concurrency")
         held = [_leases_at(url) for url in fleet.replicas[0].managed_at]
         os.kill(victims[0], signal.SIGKILL)
@@ -310,7 +276,7 @@ def test_a_killed_replica_s_leases_come_back_and_it_is_started_again(fleet: Flee
         return sum(view["usage"]["inflight"].values())
 
     until(lambda: inflight() == 0, 60)  # within the leases' time to live
-    assert [Client(fleet).chat("free").status_code for _ in range(6)] == [200] * 6
+    assert [chat_as(fleet, "free").status_code for _ in range(6)] == [200] * 6
 
 
 def _leases_at(url: str) -> float:
@@ -328,7 +294,7 @@ def _all_answer(fleet: Fleet) -> bool:
 def test_sigterm_drains_every_replica(fleet: Fleet) -> None:
     assert fleet.gateway is not None
     with ThreadPoolExecutor(4) as threads:
-        running = [threads.submit(Client(fleet).chat, "free", 3000) for _ in range(4)]
+        running = [threads.submit(chat_as, fleet, "free", 3000) for _ in range(4)]
         until(lambda: fleet.leases() == 4)
         fleet.gateway.send_signal(signal.SIGTERM)
         assert [future.result(60).status_code for future in running] == [200] * 4
@@ -358,14 +324,7 @@ def test_one_replica_expects_the_hits_of_what_another_sent() -> None:
 
 def _decision(url: str, text: str) -> dict[str, Any]:
     """The record of a request, when it has ended."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": 5,
-        "mock_output_tokens": 5,
-        "stream": True,
-    }
-    answer = httpx.post(url + CHAT, json=body, trust_env=False, timeout=30)
+    answer = post(url, "", chat(5, text, stream=True))
     assert answer.status_code == 200
     path = f"/admin/decisions/{answer.headers['x-request-id']}"
     until(lambda: admin(url, "GET", path).status_code == 200)
@@ -381,7 +340,7 @@ def test_a_replica_that_cannot_start_ends_the_gateway(redis: RedisServer, tmp_pa
 def test_replicas_end_when_their_supervisor_is_gone(redis: RedisServer, tmp_path: Path) -> None:
     with fleet_of(redis, tmp_path) as fleet:
         assert fleet.gateway is not None
-        assert Client(fleet).chat("free").status_code == 200
+        assert chat_as(fleet, "free").status_code == 200
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
@@ -396,10 +355,10 @@ def test_replicas_restarted_one_by_one_lose_no_request(redis: RedisServer, tmp_p
             found: Counter[int] = Counter()
             while not done.is_set():
                 if number % 2:
-                    found[Client(fleet).chat("free").status_code] += 1
+                    found[chat_as(fleet, "free").status_code] += 1
                     continue
                 with kept(fleet) as client:  # one that honours `connection: close`
-                    found.update(client.post(CHAT, json=BODY).status_code for _ in range(20))
+                    found.update(client.post(CHAT, json=chat()).status_code for _ in range(20))
             return found
 
         asking = [threads.submit(ask, number) for number in range(4)]
@@ -418,15 +377,13 @@ def test_a_draining_replica_accepts_no_connection_and_shows_its_metrics_to_the_e
     with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
         assert fleet.gateway is not None
         one, other = fleet.replicas[0].managed_at
-        headers = {"authorization": "Bearer sk-free"}
-        long = {**BODY, "max_tokens": 4500, "mock_output_tokens": 4500}
-        running = threads.submit(httpx.post, one + CHAT, json=long, headers=headers, timeout=60)
+        running = threads.submit(post, one, "sk-free", chat(4500))
         until(lambda: _leases_at(one) == 1)
         os.kill(children(fleet.gateway.pid)[0], signal.SIGTERM)
         until(lambda: httpx.get(one + "/ready", trust_env=False).status_code == 503)
         time.sleep(0.3)  # the next look at what has to be done
         before = requests_at(other)
-        assert [Client(fleet).chat("free").status_code for _ in range(20)] == [200] * 20
+        assert [chat_as(fleet, "free").status_code for _ in range(20)] == [200] * 20
         until(lambda: requests_at(other) == before + 20)
         assert _leases_at(one) == 1
         assert running.result(60).status_code == 200
@@ -437,14 +394,14 @@ def test_a_gateway_starts_while_the_replicas_of_one_that_was_killed_still_drain(
 ) -> None:
     with fleet_of(redis, tmp_path, speed=5) as fleet, ThreadPoolExecutor(1) as threads:
         assert fleet.gateway is not None
-        running = threads.submit(Client(fleet).chat, "free", 6000)
+        running = threads.submit(chat_as, fleet, "free", 6000)
         until(lambda: fleet.leases() == 1)
         left = children(fleet.gateway.pid)
         fleet.kill_replica(fleet.replicas[0])
         fleet.start_replica(fleet.replicas[0])
         fleet.wait_ready(fleet.replicas[0])
         assert any(Path(f"/proc/{pid}").exists() for pid in left), "one drains yet"
-        assert Client(fleet).chat("free").status_code == 200
+        assert chat_as(fleet, "free").status_code == 200
         assert running.result(60).status_code == 200
 
 

@@ -1,6 +1,5 @@
 """What gateways learned, across restarts and replicas, with real stores; and without them."""
 
-import hashlib
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import httpx
 import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
-from tests.asking import until
+from tests.asking import entitlement, post, until
 
 ROOT = Path(__file__).parents[2]
 TEXT = "The river rose in the night and by morning the lower road was gone. " * 24
@@ -30,14 +29,7 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-KEYED = [
-    {
-        "name": "state",
-        "tenant": "t",
-        "model": MODEL,
-        "api_keys": [f"sha256:{hashlib.sha256(b'sk-state').hexdigest()}"],
-    }
-]
+KEYED = [entitlement("state")]
 """The file's own entitlement serves while what is kept elsewhere cannot be read."""
 
 
@@ -153,10 +145,8 @@ def test_a_gateway_that_administrators_change_serves_once_it_has_read_redis(
 
 def asked(fleet: Fleet) -> tuple[int, str] | None:
     """Status and code of a request's refusal; None while no gateway listens."""
-    headers = {"authorization": "Bearer sk-state"}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello."}]}
     try:
-        answer = httpx.post(fleet.url + "/v1/chat/completions", json=body, headers=headers)
+        answer = post(fleet.url, "sk-state")
     except httpx.TransportError:
         return None
     return answer.status_code, answer.json()["error"]["code"]

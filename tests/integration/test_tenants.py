@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import yaml
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from bench.common.fleet import MODEL, Fleet
+from tests import asking
+from tests.asking import ADMIN, CHAT, chat
 
 CODER = "coder"
-ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-CHAT = "/v1/chat/completions"
 
 
 def two_models(
@@ -55,19 +55,13 @@ def hashed(key: dict[str, Any]) -> dict[str, str]:
 
 
 def post(fleet: Fleet, key: str, model: str, body: Any = None, **headers: str) -> httpx.Response:
-    sent = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    headers["authorization"] = f"Bearer sk-{key}"
-    return httpx.post(
-        fleet.url + CHAT,
-        json={**sent, **(body or {})},
-        headers={name.replace("_", "-"): value for name, value in headers.items()},
-        timeout=20,
-    )
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {**chat(), "model": model, **(body or {})}
+    return asking.post(fleet.url, f"sk-{key}", sent, **told)
 
 
 def get(fleet: Fleet, key: str, path: str) -> Any:
-    headers = {"authorization": f"Bearer sk-{key}"}
-    return httpx.get(fleet.url + path, headers=headers).json()
+    return asking.get(fleet.url, f"sk-{key}", path).json()
 
 
 def test_one_key_opens_several_models_and_chooses_its_entitlement(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from sluice import cli
+from tests.asking import post
 
-CHAT = "/v1/chat/completions"
 cli.register()
 
 
@@ -35,9 +35,7 @@ def status(url: str, key: str) -> int:
 
 
 def chat(url: str, key: str) -> httpx.Response:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(url + CHAT, json=body, headers=headers, timeout=20)
+    return post(url, key)
 
 
 def until(true: Callable[[], bool], limit_s: float = 5.0) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 
-from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer, read_metrics
+from bench.common.fleet import MODEL, Fleet
+from tests import asking
 from tests.admission_replay import replay
-from tests.asking import CHAT, entitlement, until
+from tests.asking import CHAT, admin, bearer, chat, entitlement, until
 
 
 def fleet_of(
@@ -26,26 +26,7 @@ def fleet_of(
 
 
 def post(fleet: Fleet, name: str, tokens: int = 8, **more: Any) -> httpx.Response:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "hello there"}],
-        "max_tokens": tokens,
-        "mock_output_tokens": tokens,
-        **more,
-    }
-    return httpx.post(
-        fleet.url + CHAT, json=body, headers={"authorization": f"Bearer sk-{name}"}, timeout=60
-    )
-
-
-def admin(fleet: Fleet, method: str, path: str, **more: Any) -> httpx.Response:
-    return httpx.request(
-        method,
-        fleet.url + path,
-        headers={"authorization": f"Bearer {ADMIN_KEY}"},
-        timeout=10,
-        **more,
-    )
+    return asking.post(fleet.url, f"sk-{name}", chat(tokens, **more))
 
 
 def test_the_official_client_waits_as_told_and_completes() -> None:
@@ -114,64 +95,6 @@ def test_a_protected_tenant_displaces_preemptible_streams() -> None:
         until(lambda: fleet.metrics()['sluice_leases{state="active"}'] == 0)
 
 
-def test_entitlements_are_made_changed_and_ended_at_run_time() -> None:
-    with fleet_of(entitlement("a")) as fleet:
-        made = admin(
-            fleet,
-            "POST",
-            "/admin/entitlements",
-            json={
-                "name": "b",
-                "tenant": "t",
-                "model": MODEL,
-                "service_class": "guaranteed",
-                "concurrency": 4,
-            },
-        )
-        assert made.status_code in (200, 201), made.text
-        key = made.json()["key"]
-
-        def ask() -> httpx.Response:
-            return httpx.post(
-                fleet.url + CHAT,
-                json={"model": MODEL, "messages": [{"role": "user", "content": "x"}]},
-                headers={"authorization": f"Bearer {key}"},
-                timeout=30,
-            )
-
-        assert ask().status_code == 200
-        me = httpx.get(
-            fleet.url + "/v1/sluice/me", headers={"authorization": f"Bearer {key}"}, timeout=10
-        ).json()
-        assert (me["entitlement"], me["terms"]["concurrency"]) == ("b", 4)
-        assert admin(fleet, "POST", "/admin/entitlements/b/suspend").status_code == 200
-        assert ask().status_code == 403
-        assert admin(fleet, "POST", "/admin/entitlements/b/resume").status_code == 200
-        assert ask().status_code == 200
-        assert admin(fleet, "DELETE", "/admin/entitlements/b").status_code in (200, 204)
-        assert ask().status_code == 401
-        assert "sk-sluice" not in admin(fleet, "GET", "/admin/audit").text
-
-
-def test_another_proxy_can_use_admission_alone() -> None:
-    with fleet_of(entitlement("a", max_concurrency=1)) as fleet:
-        key = {"authorization": "Bearer sk-a"}
-        asked = {"model": MODEL, "input_tokens": 100, "max_tokens": 50}
-        granted = httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key)
-        assert granted.status_code == 200, granted.text
-        again = httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key)
-        assert (again.status_code, again.headers["x-sluice-reason"]) == (429, "concurrency")
-        usage = {
-            "lease_id": granted.json()["lease_id"],
-            "prompt_tokens": 90,
-            "completion_tokens": 10,
-            "status": "ok",
-        }
-        for _ in range(2):
-            assert httpx.post(fleet.url + "/admission/usage", json=usage, headers=key).is_success
-        assert httpx.post(fleet.url + "/admission/authorize", json=asked, headers=key).is_success
-
-
 def test_lost_workers_degrade_the_newest_reserve_and_their_return_restores_it() -> None:
     slots = f'sluice_pool_slots{{model="{MODEL}",pool="short"}}'
     with (
@@ -237,26 +160,6 @@ def test_buckets_and_ledgers_survive_a_restart_in_sqlite(tmp_path: Path) -> None
         assert post(fleet, "a", 60).status_code == 429, "a restart is no way to a full bucket"
 
 
-def test_observe_mode_refuses_nobody_and_says_whom_it_would_have(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with (
-        fleet_of(
-            entitlement("a", max_concurrency=1),
-            model={"mode": "observe"},
-            config={"request_log": {"path": str(log)}},
-            mock=("--speed", "2"),
-        ) as fleet,
-        ThreadPoolExecutor(4) as threads,
-    ):
-        answers = list(threads.map(lambda _: post(fleet, "a", 20), range(4)))
-        assert [a.status_code for a in answers] == [200] * 4
-        assert "x-ratelimit-limit-requests" not in answers[0].headers
-        until(lambda: log.exists() and log.read_text().count('"lease_id"') == 4)
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        records = [line for line in lines if "event" not in line]
-        assert {r["admission"].get("would_deny") for r in records} == {None, "concurrency"}
-
-
 def test_the_log_replayed_through_the_policy_gives_the_same_decisions(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     tenants = [
@@ -298,31 +201,6 @@ def test_the_log_replayed_through_the_policy_gives_the_same_decisions(tmp_path: 
     assert {r.decided for r in found} > {""}, "somebody would have been refused"
 
 
-@pytest.mark.redis
-def test_redis_away_hangs_nobody_and_limits_go_on() -> None:
-    limited = entitlement("a", max_concurrency=2)
-    with RedisServer() as redis:
-        config = {"state": {"url": redis.url}}
-        with fleet_of(limited, config=config, mock=("--speed", "5")) as fleet:
-            assert post(fleet, "a").status_code == 200
-            redis.kill()
-            slowest_s, statuses = 0.0, set()
-            for _ in range(20):
-                started_s = time.monotonic()
-                statuses.add(post(fleet, "a").status_code)
-                slowest_s = max(slowest_s, time.monotonic() - started_s)
-            assert statuses == {200}, "local_share: this gateway's own limits"
-            assert slowest_s < 3.0
-            found = read_metrics(fleet.url)
-            assert found["sluice_store_up"] == 0
-            assert found["sluice_store_alone_total"] == 20
-            assert found["sluice_store_failures_total"] > 0
-            assert found["sluice_store_dropped_total"] == 0
-            redis.start()
-            until(lambda: read_metrics(fleet.url)["sluice_store_up"] == 1, 20.0)
-            assert post(fleet, "a").status_code == 200
-
-
 def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
     with fleet_of(
         entitlement("g", "guaranteed", concurrency=8),
@@ -334,19 +212,10 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
 
         def leave(name: str) -> None:
             while not stop.is_set():
-                body = {
-                    "model": MODEL,
-                    "messages": [{"role": "user", "content": "x"}],
-                    "max_tokens": 500,
-                    "mock_output_tokens": 500,
-                    "stream": True,
-                }
+                body = chat(500, stream=True)
                 try:
                     httpx.post(
-                        fleet.url + CHAT,
-                        json=body,
-                        headers={"authorization": f"Bearer sk-{name}"},
-                        timeout=0.15,
+                        fleet.url + CHAT, json=body, headers=bearer(f"sk-{name}"), timeout=0.15
                     )
                 except httpx.TimeoutException:
                     continue
@@ -362,7 +231,7 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
         for name in "gs":
             (view,) = [
                 e
-                for e in admin(fleet, "GET", "/admin/entitlements").json()["data"]
+                for e in admin(fleet.url, "GET", "/admin/entitlements").json()["data"]
                 if e["name"] == name
             ]
             usage = view["usage"]
@@ -383,7 +252,7 @@ def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
         until(lambda: fleet.metrics()[f'sluice_pool_inflight{{model="{MODEL}",pool="short"}}'] == 2)
         assert post(fleet, "patient", stream=True).status_code == 429
         assert all(f.result(60).status_code == 200 for f in held)
-        shown = admin(fleet, "GET", "/admin/entitlements").json()["data"]
+        shown = admin(fleet.url, "GET", "/admin/entitlements").json()["data"]
         found = {each["name"]: each["slo"] for each in shown}
         assert found["patient"] == {
             "target_ms": 30_000,

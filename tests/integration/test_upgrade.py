@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -19,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.common.fleet import MODEL, Fleet, RedisServer, consecutive_ports
-from tests.asking import CHAT, chat, children, eventually, gone
+from bench.common.fleet import Fleet, RedisServer, consecutive_ports
+from tests.asking import CHAT, chat, children, entitlement, eventually, gone
 
 STREAMS = 200
 TOKENS = 100
@@ -200,12 +199,8 @@ async def test_an_upgrade_serves_new_requests_while_the_old_process_ends_its_str
 
 
 def limited(folder: Path, most: int) -> dict[str, Any]:
-    entitlement = {"name": "a", "tenant": "t", "model": MODEL, "max_concurrency": most}
-    digest = hashlib.sha256(b"sk-a").hexdigest()
-    return {
-        "entitlements": [{**entitlement, "api_keys": [f"sha256:{digest}"]}],
-        "state": {"url": f"sqlite:///{folder}/sluice.db"},
-    }
+    state = {"url": f"sqlite:///{folder}/sluice.db"}
+    return {"entitlements": [entitlement("a", max_concurrency=most)], "state": state}
 
 
 async def test_one_process_at_a_time_owns_embedded_limits(tmp_path: Path) -> None:
