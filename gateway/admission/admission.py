@@ -69,7 +69,10 @@ def admit(
     over: Denial | None = None
     weighed: list[Weighed] = []
     if request.limits:
-        weighed, over, request = checks.weigh(token_pool, request, now_s)
+        service_s, limits = token_pool.pools[request.pool].service_s, token_pool.limits
+        weighed, over, demoted = limits.weigh(request, limits.time_s(now_s), service_s)
+        if demoted:
+            request = msgspec.structs.replace(request, demoted=True)
         w = min(w, SPILLED_WEIGHT) if request.demoted else w
     found = over or checks.decide(token_pool, account, request, w, now_s)
     would_deny = ""

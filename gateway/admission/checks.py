@@ -24,9 +24,6 @@ takes to come free.
 
 from math import inf
 
-import msgspec
-
-from gateway.admission.limit_book import Weighed
 from gateway.admission.terms import (
     AdmissionRequest,
     Denial,
@@ -44,30 +41,6 @@ from gateway.records.entitlement import (
     Entitlement,
     kv_limit,
 )
-
-
-def weigh(
-    token_pool: TokenPool, request: AdmissionRequest, now_s: float
-) -> tuple[list[Weighed], Denial | None, AdmissionRequest]:
-    """Its limits, the denial by one of them, and the request, which a budget may have demoted."""
-    now_s = token_pool.limits.time_s(now_s)
-    weighed, over, demoted = token_pool.limits.weigh(request, now_s)
-    if demoted:
-        request = msgspec.structs.replace(request, demoted=True)
-    if over is None or over.reason == "exceeds_entitlement":
-        return weighed, over, request
-    limit, service_s = request.limits[over.limit_index], token_pool.pools[request.pool].service_s
-    reason: DenialReason = "key_requests"
-    wait_s = over.resets_unix_s - now_s
-    if limit.unit == "sequences":
-        reason, wait_s = "key_concurrency", service_s / max(1, over.used)
-    elif limit.budget:
-        # What only reservations use up may be given back: that is worth waiting for.
-        reason = "budget"
-        if over.used - over.reserved + over.requested <= over.limit:
-            reason = "budget_reserved"
-            wait_s = service_s / max(1, over.reserved // max(1, over.requested))
-    return weighed, msgspec.structs.replace(over, reason=reason, wait_s=wait_s), request
 
 
 def decide(

@@ -53,46 +53,42 @@ def refusal_of(
 ) -> Refusal:
     """The refusal to send; `jitter` in [0, 1] spreads the retries. `limits` were the request's."""
     limit = limits[denial.limit_index] if denial.limit_index >= 0 else None
-    figures = ""
+    figures, reason = "", denial.reason
     if denial.limit:
         amounts = (denial.limit, denial.used, denial.requested)
         most, used, requested = (f"{n:.0f}" if limit is None else shown(limit, n) for n in amounts)
         figures = f"limit {most}, used {used}, requested {requested}"
-    if limit is None:
-        refusal = _of_entitlement(denial, entitlement, figures, jitter)
-    else:
+    wait_s, owner = float(retry_after_s(denial.wait_s, jitter)), f"the entitlement '{entitlement}'"
+    refusal: Refusal
+    if limit is not None:
         refusal = _of_limit(denial, limit, figures, jitter)
-    refusal.figures = figures
-    return refusal
-
-
-def _of_entitlement(denial: Denial, entitlement: str, figures: str, jitter: float) -> Refusal:
-    reason, wait_s = denial.reason, float(retry_after_s(denial.wait_s, jitter))
-    if reason in _IN_FORCE:
-        return Forbidden(
+    elif reason in _IN_FORCE:
+        refusal = Forbidden(
             f"The entitlement '{entitlement}' {_IN_FORCE[reason]}. Ask whoever runs this gateway.",
             reason=reason,
         )
-    if reason in ("entitlement_pending", "entitlement_degraded"):
-        return Unavailable(
-            f"There is no capacity for the entitlement '{entitlement}' at the moment.",
+    elif reason in ("entitlement_pending", "entitlement_degraded"):
+        refusal = Unavailable(
+            f"There is no capacity for {owner} at the moment.",
             reason=reason,
             retry_after_s=wait_s,
             should_retry=True,
         )
-    if reason == "exceeds_entitlement":
-        return BadRequest(
-            f"This request needs {denial.requested:.0f} {denial.unit}, and the entitlement "
-            f"'{entitlement}' gets {denial.limit:.0f} at most, however long you wait. Send a "
-            "shorter prompt, ask for fewer output tokens or fewer choices.",
+    elif reason == "exceeds_entitlement":
+        refusal = BadRequest(
+            f"This request needs {denial.requested:.0f} {denial.unit}, and {owner} gets "
+            f"{denial.limit:.0f} at most, however long you wait. Send a shorter prompt, ask for "
+            "fewer output tokens or fewer choices.",
             reason=reason,
         )
-    headers: Headers = ()
-    if reason in ("tokens", "concurrency") and not denial.of_pool:
-        kind = b"tokens" if reason == "tokens" else b"requests"
-        headers = _reported(denial, kind, span(min(MAX_S, max(0.0, denial.wait_s))))
-    owner = f"the entitlement '{entitlement}'"
-    return _limited(reason, owner, _LIMITED[reason], figures, wait_s, headers)
+    else:
+        headers: Headers = ()
+        if reason in ("tokens", "concurrency") and not denial.of_pool:
+            kind = b"tokens" if reason == "tokens" else b"requests"
+            headers = _reported(denial, kind, span(min(MAX_S, max(0.0, denial.wait_s))))
+        refusal = _limited(reason, owner, _LIMITED[reason], figures, wait_s, headers)
+    refusal.figures = figures
+    return refusal
 
 
 def _of_limit(denial: Denial, limit: Limit, figures: str, jitter: float) -> Refusal:

@@ -20,7 +20,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from gateway.admission.terms import AdmissionRequest, Denial
+from gateway.admission.terms import AdmissionRequest, Denial, DenialReason
 from gateway.records.limit import Holding, Limit, LimitUse, LimitView, Spent
 
 NEVER: Final = -1.0
@@ -183,12 +183,13 @@ class LimitBook:
         return counter
 
     def weigh(
-        self, request: AdmissionRequest, now_s: float
+        self, request: AdmissionRequest, now_s: float, service_s: float
     ) -> tuple[list[Weighed], Denial | None, bool]:
         """Each limit, the denial by one of them, and whether one gives the request leftovers only.
 
         It is the first one's, unless a later one could never hold the request (reason
-        `exceeds_entitlement`). The result is valid until anything else changes.
+        `exceeds_entitlement`). The result is valid until anything else changes. `service_s`: the
+        mean time of a request, after which those in flight give back what they reserve.
         """
         found: list[Weighed] = []
         over: Denial | None = None
@@ -214,9 +215,22 @@ class LimitBook:
             else:
                 # What an administrator took away comes back with the next window.
                 never = asked > max(whole, limit.amount)
+                reason: DenialReason = "key_requests"
+                wait_s = resets_s - now_s
+                if never:
+                    reason, wait_s = "exceeds_entitlement", 0.0
+                elif limit.unit == "sequences":
+                    reason, wait_s = "key_concurrency", service_s / max(1, level)
+                elif limit.budget:
+                    reason = "budget"
+                    # What only reservations use up may be given back: worth waiting for.
+                    if spent + asked <= amount:
+                        reason = "budget_reserved"
+                        wait_s = service_s / max(1, counter.reserved // max(1, asked))
                 if over is None or never:
                     over = Denial(
-                        reason="exceeds_entitlement" if never else "budget",
+                        reason=reason,
+                        wait_s=wait_s,
                         limit=amount,
                         used=level,
                         requested=asked,

@@ -16,7 +16,6 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from gateway.errors import Conflict, NotFound, Refusal
-from gateway.records.record import Record
 from gateway.records.tenancy import Denial, DirectoryChange, Row, RowKind
 from gateway.tenancy.rights import EntitlementInForce, TenantInForce
 from gateway.tenancy.tenancy import Tenancy
@@ -35,31 +34,13 @@ _log = logging.getLogger("sluice.audit")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class AuditRecord(Record, frozen=True, kw_only=True):
-    """One change. Holds no key and no digest; `key` is a fingerprint."""
-
-    time_unix_s: float
-    who: str
-    """The admin key's name; its fingerprint if it has none; a token's `jwt:` and subject."""
-    what: str
-    """create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
-    revoke_key, raise_budget, or budget_warning (by the gateway itself, so `who` is empty)."""
-    entitlement: str
-    """Its name, or the id of a budget; empty for a change of a tenant."""
-    tenant: str = ""
-    """The tenant, where it or one of its keys was changed; else empty."""
-    before: Mapping[str, object] = {}
-    """Previous values of the changed fields; `after` has the new ones."""
-    after: Mapping[str, object] = {}
-
-
 class Audit:
-    """Logs each change, one line each, and keeps the newest."""
+    """Logs each change, one line each, and keeps the newest. None holds a key or a digest."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         """`wall_clock` in Unix seconds."""
         self._wall_clock = wall_clock
-        self._records: deque[AuditRecord] = deque(maxlen=RETAINED)
+        self._records: deque[dict[str, object]] = deque(maxlen=RETAINED)
 
     def note(
         self,
@@ -71,24 +52,30 @@ class Audit:
         *,
         tenant: str = "",
     ) -> None:
-        """Record a change; keeps the fields of `before` and `after` that differ."""
+        """Record a change; keeps the fields of `before` and `after` that differ.
+
+        `who`: the admin key's name; its fingerprint if it has none; a token's `jwt:` and subject.
+        `what`: create, change, suspend, resume, expire, delete, add_key, change_key, rotate_key,
+        revoke_key, raise_budget, or budget_warning (by the gateway itself, so `who` is empty).
+        `entitlement`: its name, or the id of a budget; empty for a change of a tenant, which is in
+        `tenant`, where it or one of its keys was changed.
+        """
         names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
-        record = AuditRecord(
-            time_unix_s=self._wall_clock(),
-            who=who,
-            what=what,
-            entitlement=entitlement,
-            tenant=tenant,
-            before={n: before[n] for n in names if n in before},
-            after={n: after[n] for n in names if n in after},
-        )
+        record: dict[str, object] = {
+            "time_unix_s": self._wall_clock(),
+            "who": who,
+            "what": what,
+            "entitlement": entitlement,
+            "tenant": tenant,
+            "before": {n: before[n] for n in names if n in before},
+            "after": {n: after[n] for n in names if n in after},
+        }
         self._records.append(record)
         _log.info("%s", _encode(record).decode())
 
     def latest(self, count: int) -> list[dict[str, object]]:
         """Up to `count` changes, newest first."""
-        found = list(self._records)[: -count - 1 : -1]
-        return [msgspec.structs.asdict(record) for record in found]
+        return list(self._records)[: -count - 1 : -1]
 
 
 class AdminChanges(Generic[_InForce]):

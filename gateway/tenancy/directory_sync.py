@@ -17,7 +17,6 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from itertools import islice
 from typing import Final, TypeVar
 
 import msgspec
@@ -184,7 +183,14 @@ class DirectorySync:
         state = await self._ask(self._directory.read(self._revision, self._mark), limit_s)
         if state is None:
             _log.warning("the directory of tenants lost writes: giving back what is known")
-            async for part in _parts(self.known):
+            known = self.known
+            items = [*known.denials.values(), *known.rows.values()]
+            for start in range(0, len(items), BATCH):
+                some = items[start : start + BATCH]
+                part = DirectoryState(
+                    denials=tuple(item for item in some if isinstance(item, Denial)),
+                    rows=tuple(item for item in some if isinstance(item, Row)),
+                )
                 written = await self._ask(
                     self._directory.give_back(part, floor=self._floor), LIMIT_S
                 )
@@ -198,16 +204,15 @@ class DirectorySync:
         self.was_read = True
 
     async def _take(self, rows: Iterable[Row], denials: Iterable[Denial]) -> None:
-        async for denial in paused(denials):
-            self._note(self.known.take((), [denial]))
-        async for row in paused(rows):
-            self._note(self.known.take([row], ()))
-
-    def _note(self, changed: tuple[set[RowId], set[str]]) -> None:
-        rows, denied = changed
-        self._rows |= rows
-        self._denied |= denied
-        self._due |= bool(rows or denied)
+        items: list[Row | Denial] = [*denials, *rows]
+        async for item in paused(items):
+            if isinstance(item, Row):
+                changed, denied = self.known.take([item], ())
+            else:
+                changed, denied = self.known.take((), [item])
+            self._rows |= changed
+            self._denied |= denied
+            self._due |= bool(changed or denied)
 
     async def _apply(self) -> None:
         """Have all that changed applied; what is cut off or fails is due again."""
@@ -245,18 +250,6 @@ class DirectorySync:
         while True:
             await asyncio.sleep(POLL_S * (0.9 + 0.2 * self._chance()))
             await self.poll()
-
-
-async def _parts(known: Known) -> AsyncIterator[DirectoryState]:
-    """What is known, denials first, in parts of one call each."""
-    denials = iter(list(known.denials.values()))
-    rows = iter(list(known.rows.values()))
-    while part := tuple(islice(denials, BATCH)):
-        yield DirectoryState(denials=part)
-        await asyncio.sleep(0)
-    while some := tuple(islice(rows, BATCH)):
-        yield DirectoryState(rows=some)
-        await asyncio.sleep(0)
 
 
 async def paused(items: Iterable[_T]) -> AsyncIterator[_T]:

@@ -107,75 +107,6 @@ class EntitlementIndex:
         return [self.entries[name] for _, name in self._order[start : start + count]]
 
 
-class EntitlementOutbox:
-    """Entitlements whose definition or removal the store has not taken yet.
-
-    They are sent in slices, again after a failure. One to remove that has requests in flight is
-    suspended first, and removed when they have ended.
-    """
-
-    def __init__(
-        self, store: TokenPools, managed: Container[str], changed: Callable[[str], None]
-    ) -> None:
-        """`changed` is called with each model whose entitlements changed in the store."""
-        self._store = store
-        self._managed = managed
-        self._changed = changed
-        self._due: dict[tuple[str, str], Entitlement] = {}
-        """(model, name) -> its last terms."""
-        self._failed = False
-
-    def add(self, terms: Entitlement) -> None:
-        """Queue an entitlement: to be defined if it is in force, otherwise removed."""
-        if terms.model in self._managed:
-            self._due[terms.model, terms.name] = terms
-
-    async def settle(self, entries: Mapping[str, EntitlementInForce]) -> None:
-        """Send all queued entitlements; those that fail or have requests in flight stay queued."""
-        touched: dict[str, None] = {}
-        todo = list(self._due)
-        for start in range(0, len(todo), SENT):
-            keys = todo[start : start + SENT]
-            found = await asyncio.gather(
-                *(self._send(key, entries.get(key[1])) for key in keys), return_exceptions=True
-            )
-            for (model, name), result in zip(keys, found, strict=True):
-                if result is True:
-                    del self._due[model, name]
-                    touched[model] = None
-            failures = [result for result in found if isinstance(result, BaseException)]
-            for error in failures:
-                if isinstance(error, asyncio.CancelledError):
-                    raise error
-                if not self._failed:
-                    self._failed = True
-                    _log.error(
-                        "the store did not take an entitlement, trying again", exc_info=error
-                    )
-            if failures:
-                break
-            self._failed = False
-            await asyncio.sleep(0)
-        for model in touched:
-            self._changed(model)
-
-    async def _send(self, key: tuple[str, str], entry: EntitlementInForce | None) -> bool:
-        """Send one entitlement; False if its removal must wait for requests in flight."""
-        model, name = key
-        if model not in self._managed:  # any more: its token pool is gone
-            return True
-        if entry is not None and entry.terms.model == model:
-            await self._store.define(entry.terms)
-            return True
-        if await self._store.remove(model, name):
-            return True
-        last = self._due[key]
-        if not last.suspended:
-            self._due[key] = msgspec.structs.replace(last, suspended=True)
-            await self._store.define(self._due[key])
-        return False
-
-
 class Tenancy(DirectorySync):
     """What is in force in this process."""
 
@@ -215,7 +146,13 @@ class Tenancy(DirectorySync):
         self.names: SortedSet[str] = SortedSet()
         """Of all tenants that are listed."""
         self.keyring = keyring
-        self._outbox = EntitlementOutbox(store, managed, changed)
+        self._store = store
+        self._managed = managed
+        self._changed = changed
+        self._due_terms: dict[tuple[str, str], Entitlement] = {}
+        """(model, name) -> last terms of entitlements that the store has not taken yet."""
+        self._untaken = False
+        """Whether the store failed to take one, which was logged."""
         self._shapes = shapes
         self._rates = rates or {}
         self._limits_changed = limits_changed
@@ -281,7 +218,56 @@ class Tenancy(DirectorySync):
         if keyless is not None and not keyless.revision and self.was_read:
             with contextlib.suppress(Raced, StateFailure):  # the next poll tries again
                 await self.write(DirectoryChange(denials=(KEYLESS,)))
-        await self._outbox.settle(self.index.entries)
+        # In slices; those that fail or have requests in flight stay queued.
+        touched: dict[str, None] = {}
+        todo = list(self._due_terms)
+        for start in range(0, len(todo), SENT):
+            keys = todo[start : start + SENT]
+            found = await asyncio.gather(*map(self._send, keys), return_exceptions=True)
+            for (model, name), result in zip(keys, found, strict=True):
+                if result is True:
+                    del self._due_terms[model, name]
+                    touched[model] = None
+            failures = [result for result in found if isinstance(result, BaseException)]
+            for error in failures:
+                if isinstance(error, asyncio.CancelledError):
+                    raise error
+                if not self._untaken:
+                    self._untaken = True
+                    _log.error(
+                        "the store did not take an entitlement, trying again", exc_info=error
+                    )
+            if failures:
+                break
+            self._untaken = False
+            await asyncio.sleep(0)
+        for model in touched:
+            self._changed(model)
+
+    async def _send(self, key: tuple[str, str]) -> bool:
+        """Send one entitlement; False if its removal must wait for requests in flight.
+
+        It is suspended until they have ended.
+        """
+        model, name = key
+        if model not in self._managed:  # any more: its token pool is gone
+            return True
+        entry = self.index.entries.get(name)
+        if entry is not None and entry.terms.model == model:
+            await self._store.define(entry.terms)
+            return True
+        if await self._store.remove(model, name):
+            return True
+        last = self._due_terms[key]
+        if not last.suspended:
+            self._due_terms[key] = msgspec.structs.replace(last, suspended=True)
+            await self._store.define(self._due_terms[key])
+        return False
+
+    def _enqueue(self, terms: Entitlement) -> None:
+        """Have the store define an entitlement if it is in force, otherwise remove it."""
+        if terms.model in self._managed:
+            self._due_terms[terms.model, terms.name] = terms
 
     async def released(self) -> None:
         """Count limits anew, which may take this file's rights again."""
@@ -294,7 +280,7 @@ class Tenancy(DirectorySync):
     def manage(self, model: str) -> None:
         """Send a model's entitlements to its new token pool with the next poll."""
         for terms in self.index.terms(model):
-            self._outbox.add(terms)
+            self._enqueue(terms)
 
     def tenant(self, name: str) -> TenantInForce:
         """A tenant in force, whether or not it is listed."""
@@ -352,7 +338,7 @@ class Tenancy(DirectorySync):
         self, name: str, before: EntitlementInForce | None, entry: EntitlementInForce | None
     ) -> None:
         if before is not None and (entry is None or entry.terms.model != before.terms.model):
-            self._outbox.add(before.terms)
+            self._enqueue(before.terms)
         terms: Entitlement | None = None
         if entry is None:
             self.index.remove(name)
@@ -377,7 +363,7 @@ class Tenancy(DirectorySync):
             self._count(before.terms, on=False)
         if terms is not None and (before is None or before.terms != terms):
             self._count(terms, on=True)
-            self._outbox.add(terms)
+            self._enqueue(terms)
         if before is not None and terms is None:
             self.on_entitlement_removed(before.terms)
 

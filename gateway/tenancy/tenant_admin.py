@@ -257,10 +257,10 @@ class TenantAdmin(AdminChanges[TenantInForce]):
 
         async def work() -> Planned:
             nonlocal digest
-            self._found(name, version)
-            found = self._key(name, key)
+            found, row = self._key(
+                name, key, version
+            )  # a row also of one that the file lists since
             digest = found.sha256
-            row = self._row_of(name, digest)  # also of a key that the file lists since
             before = {"name": found.key.name, "sha256": digest} if row is None else row.fields
             checked, suspended = self._checked_key({**before, **fields})
             section, said = self._tenancy.file.tenants.get(name), fields.keys()
@@ -323,9 +323,7 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         digest = checked["sha256"]
 
         async def work() -> Planned:
-            self._found(name, version)
-            found, now_s = self._key(name, key), self._wall_clock()
-            row = self._row_of(name, found.sha256)
+            (found, row), now_s = self._key(name, key, version), self._wall_clock()
             self._check_new(name, digest, more=0 if row is not None else 1)
             if row is None or found.origin == "file":
                 # An administrators' key from now on, with the rights in force: the row that the
@@ -369,9 +367,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         """End a key for good, at once. Requests admitted with it run on."""
 
         async def work() -> Planned:
-            self._found(name, version)
-            digest = self._key(name, key).sha256
-            row = self._row_of(name, digest)
+            found, row = self._key(name, key, version)
+            digest = found.sha256
             ended, change = [digest], DirectoryChange()
             if row is not None and row.former_sha256 == digest:
                 kept = self._row(row, former_sha256="", former_until_unix_s=0.0)
@@ -423,11 +420,11 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             if value is not None
         ]
 
-    def _key(self, name: str, key: str) -> KeyInForce:
-        """A key by name or fingerprint. Raises NotFound, Conflict."""
+    def _key(self, name: str, key: str, version: int | None) -> tuple[KeyInForce, Row | None]:
+        """A key by name or fingerprint, and administrators' row of it. Raises Refusal."""
         found = [
             each
-            for each in self._tenancy.tenant(name).keys
+            for each in self._found(name, version).keys
             if fingerprint(each.sha256) == key or (each.key.name == key and not each.former)
         ]
         if not found:
@@ -437,17 +434,13 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             )
         if len(found) > 1:
             raise Conflict(f"'{key}' names two keys. Give the fingerprint.", reason="key_ambiguous")
-        return found[0]
+        rows = self._known.keys_of(name).values()
+        return found[0], next((row for row in rows if found[0].sha256 in row.digests), None)
 
     def _uid(self, tenant: str) -> str:
         """Of the tenant that administrators made; "" for one that only the file has."""
         row = self._known.row("tenant", tenant)
         return "" if row is None else row.uid
-
-    def _row_of(self, tenant: str, digest: str) -> Row | None:
-        """The administrators' row that has a digest."""
-        rows = self._known.keys_of(tenant).values()
-        return next((row for row in rows if digest in row.digests), None)
 
     def _answer(
         self, name: str, digest: str, secret: str | None, said: Mapping[str, object]

@@ -7,7 +7,6 @@ so that the parts of all add up to the bill.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from gateway.fleet.fleet import PoolState
@@ -22,8 +21,6 @@ _LAST: Final = "9999-12-31"
 
 NOTHING: Final = UsageSums()
 DAY_S: Final = 86_400
-_NAMES: Final = ("tenant", "entitlement", "key", "model")
-_names_of: Final = attrgetter(*_NAMES)
 
 
 def query_of(
@@ -66,24 +63,20 @@ def plus(one: UsageSums, other: UsageSums) -> UsageSums:
 
 def summed(lines: Iterable[UsageLine], by: Sequence[str]) -> dict[tuple[str, ...], UsageSums]:
     """Lines as one sum for each value of `by`."""
-    fine: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    rows: dict[tuple[str, ...], list[int]] = {}
+    day, day_name = -1, ""
     for line in lines:
-        name = (int(line.time_unix_s // DAY_S), _names_of(line))
-        sums = fine.get(name)
-        if sums is None:
-            sums = fine[name] = [0, 0, 0, 0, 0, 0]
+        if day != line.time_unix_s // DAY_S:  # mostly the one of the line before
+            day, day_name = int(line.time_unix_s // DAY_S), day_of(line.time_unix_s)
+        name = tuple([day_name if column == "day" else getattr(line, column) for column in by])
+        sums = rows.setdefault(name, [0] * len(UsageSums._fields))
         sums[0] += 1
         sums[1] += line.input_tokens
         sums[2] += line.cached_input_tokens
         sums[3] += line.output_tokens
         sums[4] += line.charge_tokens
         sums[5] += line.cost_nano or 0
-    rows: dict[tuple[str, ...], UsageSums] = {}
-    for (day, names), sums in fine.items():
-        values = dict(zip(_NAMES, names, strict=True), day=day_of(day * DAY_S))
-        row = tuple([values[column] for column in by])
-        rows[row] = plus(rows.get(row, NOTHING), UsageSums(*sums))
-    return rows
+    return {name: UsageSums(*sums) for name, sums in rows.items()}
 
 
 def asked_for(line: UsageLine, query: UsageQuery) -> bool:
@@ -152,17 +145,15 @@ class FleetBill:
 
     def __init__(self, pools: Iterable[tuple[str, PoolState]]) -> None:
         """`pools`: (model, pool)."""
-        self._pools: list[tuple[str, PoolState]] = []
         self._at_s: float | None = None
-        self._rest_nano: list[float] = []
-        """By pool: below one nano-unit, for the next bill."""
+        self._rest_nano: dict[int, float] = {}
+        """By id of the pool: below one nano-unit, for the next bill."""
         self.follow(pools)
 
     def follow(self, pools: Iterable[tuple[str, PoolState]]) -> None:
         """Count these pools from now on; what is left of the others is dropped."""
-        rests = {id(p): rest for (_, p), rest in zip(self._pools, self._rest_nano, strict=True)}
-        self._pools = [(model, pool) for model, pool in pools if pool.slot_clock is not None]
-        self._rest_nano = [rests.get(id(pool), 0.0) for _, pool in self._pools]
+        rests, self._pools = self._rest_nano, list(pools)
+        self._rest_nano = {id(pool): rests.get(id(pool), 0.0) for _, pool in self._pools}
 
     def due(self, now_s: float, replicas: int) -> list[PoolBill]:
         """The bill of each pool since the last call; the first call begins to count."""
@@ -170,13 +161,13 @@ class FleetBill:
         if at_s is None or now_s <= at_s:
             return []
         bills = []
-        for i, (model, pool) in enumerate(self._pools):
+        for model, pool in self._pools:
             clock = pool.slot_clock
-            if clock is None:
+            if clock is None:  # it has no price
                 continue
             worker_s = (now_s - at_s) * sum(pool.present) / max(replicas, 1)
-            exact_nano = worker_s * clock.nano_per_s + self._rest_nano[i]
+            exact_nano = worker_s * clock.nano_per_s + self._rest_nano[id(pool)]
             cost_nano = int(exact_nano)
-            self._rest_nano[i] = exact_nano - cost_nano
+            self._rest_nano[id(pool)] = exact_nano - cost_nano
             bills.append(PoolBill(model, pool.name, worker_s, cost_nano))
         return bills
