@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import convert
 from msgspec.structs import fields
 
@@ -30,6 +31,7 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.record import Record
 from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
+from gateway.records.usage import UsageLine
 from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
 from gateway.store.memory_leases import MemoryLeases
 
@@ -221,6 +223,27 @@ _SECTIONS = {
     for field in fields(DecisionRecord)
     if isinstance(field.default, Record)
 }
+
+
+def usage_line(name: str = "l1", **more: object) -> UsageLine:
+    """The usage of one request at noon of 2023-11-15."""
+    fields = {
+        "id": name,
+        "time_unix_s": 1_700_049_600.0,
+        "tenant": "acme",
+        "entitlement": "chat",
+        "key": "web",
+        "model": "m",
+        "endpoint": "chat",
+        "input_tokens": 10,
+        "cached_input_tokens": 4,
+        "output_tokens": 3,
+        "charge_tokens": 11,
+        "source": "engine",
+        "status": "ok",
+        "cost_nano": 500,
+    }
+    return msgspec.convert({**fields, **more}, UsageLine)
 
 
 def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:

@@ -62,3 +62,9 @@ def denied(
     found = admit(token_pool, lease_id, entitlement, **more)
     assert isinstance(found, Denial), found
     return found
+
+
+def fill(token_pool: TokenPool, name: str, count: int, **asked: Any) -> None:
+    """So many leases of an entitlement, named after it and numbered."""
+    for number in range(count):
+        granted(token_pool, f"{name}{number}", name, **asked)

@@ -182,15 +182,6 @@ def test_late_usage_replaces_the_estimate_once_and_touches_no_counter() -> None:
     assert account.debited - account.refunded == account.used + 100
 
 
-def test_late_news_that_nothing_was_used_refunds_the_estimate() -> None:
-    token_pool = pool(entitled())
-    granted(token_pool)
-    admission.reap(token_pool, LATE_S)
-    admission.settle(token_pool, "a", None, LATE_S)
-    account = token_pool.accounts["e"]
-    assert (account.debited, account.refunded, account.used) == (100, 100, 0)
-
-
 def test_late_usage_of_a_removed_entitlement_is_nobody_s() -> None:
     token_pool = pool(entitled())
     granted(token_pool)

@@ -182,13 +182,6 @@ def test_sequences_and_kv_are_averaged_over_the_tick() -> None:
     assert token_pool.accounts["e"].burst == pytest.approx(0.3 * (0.5 + 0.5))
 
 
-def test_a_clock_that_starts_at_zero_averages_as_well() -> None:
-    token_pool = pool(entitled(baseline=1), slots=(8,))
-    granted(token_pool, sequences=2, at=0.0)
-    ticked(token_pool, 5.0)
-    assert token_pool.accounts["e"].burst == pytest.approx(0.3)
-
-
 def test_what_is_still_in_flight_counts_up_to_the_tick_and_not_twice() -> None:
     token_pool = pool(entitled(baseline=1), slots=(8,))
     granted(token_pool, sequences=2)

@@ -4,14 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.admission import admission, checks, debt
-from gateway.admission.terms import AdmissionRequest, Grant
+from gateway.admission.terms import Grant
 from gateway.admission.token_pool import TokenPool
 from gateway.records.entitlement import BURST_WEIGHT, OVERDUE_WEIGHT
-from tests.token_pools import NOW_S, admit, denied, entitled, granted, pool
+from tests.token_pools import NOW_S, admit, denied, entitled, fill, granted, pool
 
 
 def changed(token_pool: TokenPool, **terms: object) -> None:
@@ -184,14 +182,6 @@ def test_the_depth_follows_the_cost_of_a_sequence_however_many_a_request_has() -
     assert depths[0] == depths[1] == 64_000
 
 
-def test_a_clock_that_steps_back_takes_nothing_away() -> None:
-    token_pool = pool(entitled(tokens_per_s=100.0))
-    granted(token_pool, "a", estimate_tokens=900)
-    grant = granted(token_pool, "b", estimate_tokens=50, at=NOW_S - 3)
-    assert grant.level_tokens == 50
-    assert granted(token_pool, "c", estimate_tokens=50, at=NOW_S).level_tokens == 0
-
-
 @pytest.mark.parametrize("service_class", ["dedicated", "elastic", "spot"])
 def test_these_classes_borrow_what_the_pool_has_left(service_class: str) -> None:
     borrower = entitled(service_class=service_class, tokens_per_s=10.0)  # type: ignore[arg-type]
@@ -222,14 +212,6 @@ def test_borrowing_has_a_limit_of_its_own_that_drains() -> None:
     assert granted(token_pool, "d", estimate_tokens=30, at=NOW_S + 1).funded == "surplus"
 
 
-def test_settling_gives_borrowed_tokens_back_to_the_surplus() -> None:
-    token_pool = pool(entitled(service_class="spot"), slots=(8,), tokens_per_s=100.0)
-    granted(token_pool, estimate_tokens=600)
-    admission.settle(token_pool, "a", 100, NOW_S)
-    assert token_pool.surplus == 900
-    assert token_pool.own_served == 0
-
-
 def test_what_no_bucket_pays_for_is_taken_from_the_surplus_s_refill() -> None:
     token_pool = pool(entitled("p", "preemptible"), entitled("e", tokens_per_s=9.0), slots=(8,))
     for lease_id, name in (("a", "p"), ("b", "e")):
@@ -242,32 +224,6 @@ def test_the_surplus_holds_the_largest_request_at_least() -> None:
     assert pool(tokens_per_s=10.0, largest_tokens=4096).surplus_depth() == 4096
     assert pool(tokens_per_s=1000.0, largest_tokens=4096).surplus_depth() == 10_000
     assert pool(largest_tokens=4096).surplus_depth() == 0
-
-
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, 400), st.integers(0, 400), st.floats(0, 5)), max_size=40
-    )
-)
-def test_debits_less_refunds_are_what_was_used(steps: list[tuple[int, int, float]]) -> None:
-    token_pool = pool(entitled(tokens_per_s=50.0), slots=(100,), tokens_per_s=80.0)
-    now_s = NOW_S
-    for number, (estimate, used, passed_s) in enumerate(steps):
-        now_s += passed_s
-        lease_id = f"{number}"
-        found = admission.admit(
-            token_pool,
-            AdmissionRequest(lease_id=lease_id, entitlement="e", pool=0, estimate_tokens=estimate),
-            now_s,
-            observe=False,
-        )
-        if isinstance(found, Grant):
-            admission.resize(token_pool, lease_id, estimate + used // 3, 0, now_s)
-            admission.settle(token_pool, lease_id, used if number % 3 else None, now_s)
-    account = token_pool.accounts["e"]
-    assert account.debited - account.refunded == account.used
-    assert account.level <= token_pool.depth_tokens(account)
-    assert token_pool.surplus <= token_pool.surplus_depth()
 
 
 @pytest.mark.parametrize(
@@ -296,11 +252,6 @@ GREEDY = entitled("greedy", tokens_per_s=100.0)
 PATIENT = entitled("patient", tokens_per_s=100.0)
 SPOT = entitled("spot", "spot")
 FIRM = entitled("firm", "guaranteed", baseline=2)
-
-
-def fill(token_pool: TokenPool, name: str, count: int, **asked: Any) -> None:
-    for number in range(count):
-        granted(token_pool, f"{name}{number}", name, **asked)
 
 
 @pytest.mark.parametrize("service_class", ["dedicated", "elastic", "spot"])

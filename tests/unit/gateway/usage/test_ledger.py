@@ -13,36 +13,16 @@ import pytest
 from gateway.background_task import PeriodicTask
 from gateway.metrics import Metrics
 from gateway.records.decision import DecisionRecord
-from gateway.records.usage import UsageLine, UsageSums
+from gateway.records.usage import UsageSums
 from gateway.usage import usage_export
 from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import IDLE, PoolBill, query_of, total
 from gateway.usage.usage_export import UsageExport
-from tests.builders import decision
+from tests.builders import decision, usage_line
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 DAY_S = 86_400
 BY_ALL = "day,tenant,entitlement,key,model"
-
-
-def line(name: str = "l", **more: object) -> UsageLine:
-    fields = {
-        "id": name,
-        "time_unix_s": NOON,
-        "tenant": "acme",
-        "entitlement": "chat",
-        "key": "web",
-        "model": "m",
-        "endpoint": "chat",
-        "input_tokens": 10,
-        "cached_input_tokens": 4,
-        "output_tokens": 3,
-        "charge_tokens": 11,
-        "source": "engine",
-        "status": "ok",
-        "cost_nano": 500,
-    }
-    return msgspec.convert({**fields, **more}, UsageLine)
 
 
 def ledger_at(path: Path, keep_days: int = 400) -> Ledger:
@@ -68,8 +48,8 @@ def charged(lease_id: str) -> DecisionRecord:
 
 def test_requests_are_summed_by_day_tenant_entitlement_key_and_model(tmp_path: Path) -> None:
     ledger = ledger_at(tmp_path / "l.db")
-    ledger.commit([line(), line(), line(key="cli")], (), NOON)
-    ledger.commit([line(), line(time_unix_s=NOON + DAY_S)], (), NOON)
+    ledger.commit([usage_line(), usage_line(), usage_line(key="cli")], (), NOON)
+    ledger.commit([usage_line(), usage_line(time_unix_s=NOON + DAY_S)], (), NOON)
     assert rows(tmp_path / "l.db") == {
         ("2023-11-15", "acme", "chat", "cli", "m"): UsageSums(1, 10, 4, 3, 11, 500),
         ("2023-11-15", "acme", "chat", "web", "m"): UsageSums(3, 30, 12, 9, 33, 1500),
@@ -79,8 +59,8 @@ def test_requests_are_summed_by_day_tenant_entitlement_key_and_model(tmp_path: P
 
 def test_a_report_has_the_days_and_the_tenant_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
-    days = [line(time_unix_s=NOON + day * DAY_S) for day in range(4)]
-    ledger_at(path).commit([*days, line(tenant="other")], (), NOON)
+    days = [usage_line(time_unix_s=NOON + day * DAY_S) for day in range(4)]
+    ledger_at(path).commit([*days, usage_line(tenant="other")], (), NOON)
     found = rows(path, "tenant", first="2023-11-15", last="2023-11-17")
     assert {name: sums.requests for name, sums in found.items()} == {("acme",): 3, ("other",): 1}
     assert rows(path, "tenant", tenant="other").keys() == {("other",)}
@@ -91,18 +71,18 @@ def test_sums_older_than_the_days_kept_are_removed(tmp_path: Path) -> None:
     ledger = ledger_at(path, keep_days=2)
     for day in range(5):
         at = NOON + day * DAY_S
-        ledger.commit([line(time_unix_s=at)], [PoolBill("m", "p", 1.0, 1)], at)
+        ledger.commit([usage_line(time_unix_s=at)], [PoolBill("m", "p", 1.0, 1)], at)
     assert [name for (name,) in rows(path, "day")] == ["2023-11-17", "2023-11-18", "2023-11-19"]
 
 
 def test_a_glimpse_of_a_wrong_clock_removes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     ledger = ledger_at(path, keep_days=2)
-    ledger.commit([line()], (), NOON)
+    ledger.commit([usage_line()], (), NOON)
     wrong = NOON + 30_000 * DAY_S
     for day in range(1, 3):
-        ledger.commit([line(time_unix_s=wrong)], [PoolBill("m", "p", 1.0, 1)], wrong)
-        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+        ledger.commit([usage_line(time_unix_s=wrong)], [PoolBill("m", "p", 1.0, 1)], wrong)
+        ledger.commit([usage_line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
     days = [name for (name,) in rows(path, "day")]
     assert days[:3] == ["2023-11-15", "2023-11-16", "2023-11-17"]
     ledger.commit((), (), NOON + 3 * DAY_S)
@@ -111,10 +91,10 @@ def test_a_glimpse_of_a_wrong_clock_removes_nothing(tmp_path: Path) -> None:
 
 def test_a_gateway_that_rested_for_long_removes_old_rows_a_day_later(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
-    ledger_at(path, keep_days=2).commit([line()], (), NOON)
+    ledger_at(path, keep_days=2).commit([usage_line()], (), NOON)
     ledger = ledger_at(path, keep_days=2)
     for day in (100, 101):
-        ledger.commit([line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
+        ledger.commit([usage_line(time_unix_s=NOON + day * DAY_S)], (), NOON + day * DAY_S)
     assert [name for (name,) in rows(path, "day")] == ["2024-02-23", "2024-02-24"]
 
 
@@ -122,7 +102,7 @@ def test_what_requests_do_not_hold_of_the_fleet_is_idle(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     ledger = ledger_at(path)
     ledger.commit(
-        [line(), line(model="priced by tokens")],
+        [usage_line(), usage_line(model="priced by tokens")],
         [PoolBill("m", "short", 9.0, 2000), PoolBill("m", "long", 1.0, 1000)],
         NOON,
     )
@@ -139,7 +119,7 @@ def test_processes_of_one_host_share_the_file(tmp_path: Path) -> None:
     def write(_: int) -> None:
         ledger = ledger_at(path)
         for _ in range(20):
-            ledger.commit([line()], (), NOON)
+            ledger.commit([usage_line()], (), NOON)
         ledger.close()
 
     with ThreadPoolExecutor(4) as pool:
@@ -153,30 +133,24 @@ def test_a_batch_that_fails_counts_nothing(tmp_path: Path) -> None:
     with sqlite3.connect(path) as other:
         other.execute("DROP TABLE fleet")
     with pytest.raises(OSError, match="fleet"):
-        ledger.commit([line(), line(key="cli")], [PoolBill("m", "p", 1.0, 1)], NOON)
+        ledger.commit([usage_line(), usage_line(key="cli")], [PoolBill("m", "p", 1.0, 1)], NOON)
     with sqlite3.connect(path) as other:
         assert other.execute("SELECT count(*) FROM usage").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but some text", b""])
-def test_a_file_that_is_no_ledger_is_left_alone(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "l.db"
-    path.write_bytes(content)
-    if content:
-        with pytest.raises(OSError, match=r"l\.db"):
-            ledger_at(path)
-        assert path.read_bytes() == content
-    else:
-        ledger_at(path).commit([line()], (), NOON)
-        assert rows(path)
-
-
-def test_another_programs_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "l.db"
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE t (x)")
+def test_a_file_that_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
+    text, empty, other = (tmp_path / name for name in ("text", "empty", "other"))
+    text.write_bytes(b"not a database at all, but some text")
+    with pytest.raises(OSError, match="text"):
+        ledger_at(text)
+    assert text.read_bytes() == b"not a database at all, but some text"
+    empty.touch()
+    ledger_at(empty).commit([usage_line()], (), NOON)
+    assert rows(empty)
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE t (x)")
     with pytest.raises(OSError, match="is no ledger"):
-        ledger_at(path)
+        ledger_at(other)
 
 
 # -- with an export
@@ -190,22 +164,15 @@ def books(folder: Path, metrics: Metrics | None = None) -> tuple[UsageExport, Pa
 
 
 def charged_bytes(lease_id: str) -> bytes:
-    return msgspec.json.encode(line(lease_id)) + b"\n"
+    return msgspec.json.encode(usage_line(lease_id)) + b"\n"
 
 
 def exported(file: Path) -> list[str]:
     return [msgspec.json.decode(text)["id"] for text in file.read_bytes().splitlines()]
 
 
-async def test_ledger_and_export_hold_the_same(tmp_path: Path) -> None:
-    export, file, path = books(tmp_path)
-    export.open()
-    for name in "abc":
-        export.append(charged(name))
-    await export.flush()
-    assert exported(file) == ["a", "b", "c"]
-    assert [sums.requests for sums in rows(path).values()] == [3]
-    await export.close()
+def failing(*_: object) -> None:
+    raise OSError(28, "no space left")
 
 
 async def test_what_a_crash_left_between_ledger_and_export_is_exported_at_the_next_start(
@@ -240,11 +207,8 @@ async def test_the_ledger_counts_a_batch_once_however_often_the_export_fails(
     export, file, path = books(tmp_path)
     export.open()
 
-    def full(*_: object) -> None:
-        raise OSError(28, "no space left")
-
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.usage.usage_export.append_synced", full)
+        patched.setattr("gateway.usage.usage_export.append_synced", failing)
         for name in "abc":
             export.append(charged(name))
             await export.flush()
@@ -313,9 +277,6 @@ async def test_a_ledger_that_cannot_note_a_delivery_delivers_once(
     export.open()
     export.append(charged("a"))
 
-    def failing(*_: object) -> None:
-        raise OSError(28, "no space left")
-
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "delivered", failing)
         for _ in range(3):
@@ -331,9 +292,6 @@ async def test_a_ledger_that_fails_is_tried_again_with_requests_and_bill(
 ) -> None:
     export, _, path = books(tmp_path)
     export.open()
-
-    def failing(*_: object) -> None:
-        raise OSError(28, "no space left")
 
     export.append(charged("a"))
     export.bill(PoolBill("m", "p", 1.0, 700))

@@ -1,6 +1,5 @@
 """Reports: what may be asked, sums that lose nothing, and several sources as one."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,34 +15,15 @@ from gateway.usage.report import (
     summed,
     total,
 )
+from tests.builders import usage_line
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 names = st.sampled_from(["a", "b", "c"])
 
 
-def line(**more: object) -> UsageLine:
-    fields: dict[str, object] = {
-        "id": "l1",
-        "time_unix_s": NOON,
-        "tenant": "acme",
-        "entitlement": "chat",
-        "key": "web",
-        "model": "m",
-        "endpoint": "chat",
-        "input_tokens": 10,
-        "cached_input_tokens": 4,
-        "output_tokens": 3,
-        "charge_tokens": 11,
-        "source": "engine",
-        "status": "ok",
-        "cost_nano": 500,
-    }
-    return msgspec.convert({**fields, **more}, UsageLine)
-
-
 lines = st.lists(
     st.builds(
-        lambda tenant, key, model, day, tokens: line(
+        lambda tenant, key, model, day, tokens: usage_line(
             tenant=tenant,
             key=key,
             model=model,
@@ -115,7 +95,7 @@ def test_what_cannot_be_asked_is_refused_with_what_can(
 
 def test_rows_are_shown_in_order_and_then_what_was_idle() -> None:
     query = query_of("tenant", None, None)
-    rows = summed([line(tenant="b"), line(tenant="a")], query.by)
+    rows = summed([usage_line(tenant="b"), usage_line(tenant="a")], query.by)
     shown = lines_of(UsageReport(query=query, rows=rows, idle_nano={(IDLE,): 1_500_000_000}))
     assert [row["tenant"] for row in shown] == ["a", "b", IDLE]
     assert shown[0]["cost"] == "0.0000005"

@@ -109,17 +109,6 @@ async def test_a_file_that_was_moved_is_made_anew(tmp_path: Path) -> None:
     assert (ids(moved), ids(path)) == (["a"], ["b"])
 
 
-async def test_a_file_that_was_emptied_is_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "u.jsonl"
-    export, _ = export_at(path)
-    export.append(charged("a"))
-    await export.flush()
-    path.write_bytes(b"")
-    export.append(charged("b"))
-    await export.flush()
-    assert path.read_bytes().startswith(b'{"id":"b"')
-
-
 # -- disks that fail
 
 
