@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import convert
 from msgspec.structs import fields
 
@@ -30,10 +29,11 @@ from gateway.records.endpoint import CHAT, Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.record import Record
-from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt
+from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, TenantKey
 from gateway.records.usage import UsageLine
 from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
 from gateway.store.memory_leases import MemoryLeases
+from gateway.tenancy.keyring import Keyring
 
 SHORT, LONG = 0, 1
 OUT_OF_RANGE = (
@@ -243,7 +243,7 @@ def usage_line(name: str = "l1", **more: object) -> UsageLine:
         "status": "ok",
         "cost_nano": 500,
     }
-    return msgspec.convert({**fields, **more}, UsageLine)
+    return convert({**fields, **more}, UsageLine)
 
 
 def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:
@@ -368,3 +368,18 @@ OVERFLOWS = (
     "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
 )
 """How engines word a context overflow."""
+
+
+def keyring_of(
+    principals: Mapping[bytes, Principal] | None = None,
+    tenant_keys: Sequence[TenantKey] = (),
+    **more: Any,
+) -> Keyring:
+    """A keyring of entitlements' own keys, by SHA-256 digest, and of tenants' keys."""
+    made, own = Keyring(**more), principals or {}
+    for tenant in dict.fromkeys(key.tenant for key in tenant_keys):
+        made.put_tenant(tenant, [key for key in tenant_keys if key.tenant == tenant])
+    for principal in {principal.entitlement: principal for principal in own.values()}.values():
+        name = principal.entitlement
+        made.put(principal, [digest for digest, of in own.items() if of.entitlement == name])
+    return made

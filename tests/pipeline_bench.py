@@ -37,7 +37,7 @@ class PipelineBench:
         self.metrics, self.sink, self.reply = Metrics(), ListSink(), FakeReply()
         known: dict[str, Any] = {"wall_clock": lambda: 0.0, "models": {"m": self.served}, **more}
         self.pipeline = Pipeline(
-            keyring=keyring or Keyring({}),
+            keyring=keyring or Keyring(),
             store=self.store,
             upstream=self.upstream,
             metrics=self.metrics,

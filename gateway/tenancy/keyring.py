@@ -100,15 +100,12 @@ class Keyring:
 
     def __init__(
         self,
-        principals: Mapping[bytes, Principal] | None = None,
-        tenant_keys: Sequence[TenantKey] = (),
         limits: Mapping[tuple[str, str], tuple[Limit, ...]] | None = None,
         verifier: TokenVerifier | None = None,
     ) -> None:
-        """`principals` by SHA-256 digest of the key (32 bytes); None and none are an open one.
+        """`limits` over all models, by (`entitlement` or `tenant`, its name).
 
-        `limits` over all models, by (`entitlement` or `tenant`, its name). With a `verifier` tokens
-        open what keys do.
+        With a `verifier` tokens open what keys do.
         """
         self.limits = limits or {}
         """Of principals; see `limit`."""
@@ -136,30 +133,16 @@ class Keyring:
         self._opened: deque[_Entry] = deque()
         """Tenants' keys whose principal is kept, oldest first."""
         self._tenant_of: dict[str, str] = {}
-        by_tenant: dict[str, list[TenantKey]] = {}
-        for key in tenant_keys:
-            by_tenant.setdefault(key.tenant, []).append(key)
-        for tenant, keys in by_tenant.items():
-            self.put_tenant(tenant, keys)
-        of: dict[str, list[bytes]] = {}
-        for digest, principal in (principals or {}).items():
-            of.setdefault(principal.entitlement, []).append(digest)
-        for digests in of.values():
-            self.put((principals or {})[digests[0]], digests)
 
     def put_tenant(self, tenant: str, keys: Sequence[TenantKey]) -> None:
         """Replace a tenant's keys at once; with none it has no key.
 
         A key that is an entitlement's own opens that one; of two tenants the first by name has it.
         """
-        self.remove_tenant(tenant)
+        self._drop(self._tenant_keys.pop(tenant, ()))
         if keys:
             self.open = False
             self._tenant_keys[tenant] = self._enter([_Entry(k.sha256, None, k) for k in keys])
-
-    def remove_tenant(self, tenant: str) -> None:
-        """Forget a tenant's keys; an unknown tenant is no failure."""
-        self._drop(self._tenant_keys.pop(tenant, ()))
 
     def _enter(self, entries: list[_Entry]) -> tuple[_Entry, ...]:
         for entry in entries:

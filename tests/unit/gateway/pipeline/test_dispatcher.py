@@ -28,6 +28,7 @@ from tests.builders import (
     chat_body,
     chunk,
     incoming,
+    keyring_of,
     served_model,
     usage_chunk,
 )
@@ -256,7 +257,7 @@ async def test_a_tenant_that_fills_the_queue_by_many_entitlements_keeps_nobody_o
     bench = Bench(
         HANG,
         limit=40,
-        keyring=Keyring(
+        keyring=keyring_of(
             {
                 hashlib.sha256(key.encode()).digest(): Principal(entitlement=key, tenant=tenant)
                 for key, tenant in keys.items()
@@ -339,7 +340,7 @@ async def test_a_job_that_another_pool_s_store_refuses_is_given_back() -> None:
     assert isinstance(scheduler, OneAtATime)
     bench.pipeline = Pipeline(
         models={"m": bench.served},
-        keyring=Keyring({}),
+        keyring=Keyring(),
         store=bench.store,
         upstream=bench.upstream,
         metrics=Metrics(),

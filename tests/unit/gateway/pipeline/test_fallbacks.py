@@ -19,6 +19,7 @@ from tests.builders import (
     chat_body,
     error_answer,
     incoming,
+    keyring_of,
     served_model,
 )
 from tests.fakes import (
@@ -57,7 +58,7 @@ class Bench(PipelineBench):
         others = [changed(served_model(name=name), fallbacks=("m",)) for name in ("n", "o")]
         keyring = Keyring()
         if opens:
-            keyring = Keyring(tenant_keys=[TenantKey(tenant="t", name="web", sha256=KEY)])
+            keyring = keyring_of(tenant_keys=[TenantKey(tenant="t", name="web", sha256=KEY)])
             for name in opens:
                 keyring.put(Principal(entitlement=f"e-{name}", tenant="t", model=name), ())
         super().__init__(

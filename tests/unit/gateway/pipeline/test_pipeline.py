@@ -48,6 +48,7 @@ from tests.builders import (
     error_answer,
     event,
     incoming,
+    keyring_of,
     routing,
     served_model,
     short_and_long,
@@ -246,7 +247,7 @@ async def test_an_engine_that_sends_no_usage_is_metered_by_estimate_and_text() -
 
 def keys(**principal: Any) -> Keyring:
     digest = hashlib.sha256(b"sk-1").digest()
-    return Keyring({digest: Principal(entitlement="gold", tenant="t", **principal)})
+    return keyring_of({digest: Principal(entitlement="gold", tenant="t", **principal)})
 
 
 KEY = [(b"authorization", b"Bearer sk-1")]
@@ -1347,7 +1348,7 @@ async def test_an_answer_that_no_engine_should_give_is_its_fault(answer: Answer)
         ([OK], None),
         ([BUSY] * 9, None),
         ([failure("connect")] * 9, None),
-        ([], Keyring({b"k": OPEN})),
+        ([], keyring_of({b"k": OPEN})),
     ],
     ids=["answered", "busy", "unreachable", "unknown key"],
 )

@@ -19,8 +19,15 @@ from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
 from gateway.routing.routing import CompressionRules
 from gateway.store.memory_leases import MemoryLeases
-from gateway.tenancy.keyring import Keyring
-from tests.builders import SHORT, answer_body, changed, chat_body, error_answer, incoming
+from tests.builders import (
+    SHORT,
+    answer_body,
+    changed,
+    chat_body,
+    error_answer,
+    incoming,
+    keyring_of,
+)
 from tests.builders import served_model as model
 from tests.fakes import (
     FakeClock,
@@ -77,7 +84,7 @@ class Bench(PipelineBench):
             store=MemoryLeases({"m": served}, clock, {"m": self.book}, wall_clock=clock),
             clock=clock,
             wall_clock=clock,
-            keyring=Keyring({hashlib.sha256(b"k").digest(): who}),
+            keyring=keyring_of({hashlib.sha256(b"k").digest(): who}),
             compressor=self.runner,
         )
 

@@ -16,7 +16,6 @@ from gateway.records.endpoint import COMPLETIONS, COUNT_TOKENS
 from gateway.records.entitlement import Entitlement
 from gateway.records.request import Incoming, Principal
 from gateway.store.memory_leases import MemoryLeases
-from gateway.tenancy.keyring import Keyring
 from tests.builders import (
     answer_body,
     changed,
@@ -24,6 +23,7 @@ from tests.builders import (
     chunk,
     error_answer,
     incoming,
+    keyring_of,
     served_model,
     usage_chunk,
 )
@@ -55,7 +55,7 @@ class Bench(PipelineBench):
         for terms in entitlements:
             self.book.define(terms)
         clock = FakeClock(NOW_UNIX_S)
-        keyring = Keyring(
+        keyring = keyring_of(
             {
                 hashlib.sha256(f"key-{e.name}".encode()).digest(): Principal(
                     entitlement=e.name,
