@@ -149,7 +149,7 @@ class Tenancy(DirectorySync):
         self._store = store
         self._managed = managed
         self._changed = changed
-        self._due_terms: dict[tuple[str, str], Entitlement] = {}
+        self._outbox: dict[tuple[str, str], Entitlement] = {}
         """(model, name) -> last terms of entitlements that the store has not taken yet."""
         self._untaken = False
         """Whether the store failed to take one, which was logged."""
@@ -220,13 +220,13 @@ class Tenancy(DirectorySync):
                 await self.write(DirectoryChange(denials=(KEYLESS,)))
         # In slices; those that fail or have requests in flight stay queued.
         touched: dict[str, None] = {}
-        todo = list(self._due_terms)
+        todo = list(self._outbox)
         for start in range(0, len(todo), SENT):
             keys = todo[start : start + SENT]
             found = await asyncio.gather(*map(self._send, keys), return_exceptions=True)
             for (model, name), result in zip(keys, found, strict=True):
                 if result is True:
-                    del self._due_terms[model, name]
+                    del self._outbox[model, name]
                     touched[model] = None
             failures = [result for result in found if isinstance(result, BaseException)]
             for error in failures:
@@ -258,16 +258,16 @@ class Tenancy(DirectorySync):
             return True
         if await self._store.remove(model, name):
             return True
-        last = self._due_terms[key]
+        last = self._outbox[key]
         if not last.suspended:
-            self._due_terms[key] = msgspec.structs.replace(last, suspended=True)
-            await self._store.define(self._due_terms[key])
+            self._outbox[key] = msgspec.structs.replace(last, suspended=True)
+            await self._store.define(self._outbox[key])
         return False
 
     def _enqueue(self, terms: Entitlement) -> None:
         """Have the store define an entitlement if it is in force, otherwise remove it."""
         if terms.model in self._managed:
-            self._due_terms[terms.model, terms.name] = terms
+            self._outbox[terms.model, terms.name] = terms
 
     async def released(self) -> None:
         """Count limits anew, which may take this file's rights again."""
