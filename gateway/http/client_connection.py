@@ -225,6 +225,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def drop(self) -> None:
         """Refuse the request that comes in: all of them hold too much."""
+        self._holds = False  # `bodies` forgot it: telling it again would drop others inside this
         self._refuse(
             Unavailable(
                 "Unfinished requests hold too many bytes in this gateway. Try again.",

@@ -163,6 +163,7 @@ async def test_each_head_is_counted_from_zero_and_bounded(gateway: Gateway) -> N
         b"hello\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nno colon here\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_gets_a_400_in_openais_shape(

@@ -508,12 +508,6 @@ async def test_a_request_that_wishes_for_another_protocol_is_served_in_this_one(
     assert gateway.pipeline.heads[0].key_digest is not None
 
 
-async def test_a_tunnel_is_refused(gateway: Gateway) -> None:
-    client = await gateway.connect()
-    await client.send(b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n")
-    assert (await client.answer())[0] == 400
-
-
 # -- the log
 
 
