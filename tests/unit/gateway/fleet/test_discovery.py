@@ -1,6 +1,7 @@
 """Sets that sources name: bounded, and taken in steps that let requests run; files of engines."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import pairwise
@@ -16,6 +17,13 @@ from gateway.ports import DiscoveryFailure, Sets
 from gateway.records.attempt import FoundEngine
 from gateway.settings.worker import WorkerConfig
 from tests.unit.gateway.fleet.test_rotation import Bench
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    await made.prober.close()
 
 
 async def named(*engines: FoundEngine) -> Sets:
@@ -43,21 +51,18 @@ async def followed(bench: Bench, source: Source) -> None:
 
 
 async def test_a_source_names_only_so_many_workers_and_ranks_count(
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "MAX_WORKERS", 8)
-    bench = Bench()
     source = source_of(bench, engine(1, ranks=4), engine(2, ranks=5))
     await followed(bench, source)
     assert "over 8 workers" in source.failing
     assert bench.names == []
-    await bench.prober.close()
 
 
 async def test_a_source_that_names_too_much_is_asked_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench()
     source = source_of(bench, engine(1), engine(2))
     slept: list[float] = []
 
@@ -91,15 +96,12 @@ async def test_a_source_that_names_too_much_is_asked_less_and_less_often(
         FoundEngine(urls=("http://user:key@a:80",)),
     ],
 )
-async def test_what_no_engine_can_be_is_left_out(odd: FoundEngine) -> None:
-    bench = Bench()
+async def test_what_no_engine_can_be_is_left_out(bench: Bench, odd: FoundEngine) -> None:
     await followed(bench, source_of(bench, odd, engine(1)))
     assert bench.names == ["10.0.0.1:80"]
-    await bench.prober.close()
 
 
-async def test_two_thousand_engines_at_once_let_requests_run() -> None:
-    bench = Bench()
+async def test_two_thousand_engines_at_once_let_requests_run(bench: Bench) -> None:
     source = source_of(bench, *(engine(number) for number in range(2000)))
     read: list[FoundEngine] = []
     engine_of = source._engine_of
@@ -121,18 +123,15 @@ async def test_two_thousand_engines_at_once_let_requests_run() -> None:
     await looking
     assert max(after[0] - before[0] for before, after in pairwise(turns)) == runner.SLICE
     assert max(after[1] - before[1] for before, after in pairwise(turns)) == 1
-    await bench.prober.close()
 
 
 async def test_a_secret_in_a_url_that_is_refused_is_not_logged(
-    caplog: pytest.LogCaptureFixture,
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench()
     urls = ("http://me:secret@h:80", "http://:secret@h", "http://h:80?token=secret")
     await followed(bench, source_of(bench, *(FoundEngine(urls=(url,)) for url in urls)))
     assert "//***@h" in caplog.text
     assert "secret" not in caplog.text
-    await bench.prober.close()
 
 
 def test_urls_and_mappings_are_engines() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -76,16 +77,25 @@ class Bench:
             while self.available != set(names):  # noqa: ASYNC110 - probes set no event
                 await asyncio.sleep(0.001)
 
-    async def close(self) -> None:
-        await self.prober.close()
+
+@pytest.fixture
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    """A rotation; a parameter names the configured engines."""
+    made = Bench(*getattr(request, "param", ()))
+    yield made
+    await made.prober.close()
+
+
+def configured(*names: str) -> pytest.MarkDecorator:
+    """Have the configuration name these engines."""
+    return pytest.mark.parametrize("bench", [names], indirect=True)
 
 
 def engine(name: str, port: int = 50) -> Engine:
     return (address(name, port=port),)
 
 
-async def test_a_found_engine_is_in_the_rotation_once_a_probe_succeeds() -> None:
-    bench = Bench()
+async def test_a_found_engine_is_in_the_rotation_once_a_probe_succeeds(bench: Bench) -> None:
     bench.engines.answer("/health", status=503, port=50)
     await bench.apply(engine("a"), engine("b", port=51))
     assert bench.joined == ["a", "b"]
@@ -93,11 +103,10 @@ async def test_a_found_engine_is_in_the_rotation_once_a_probe_succeeds() -> None
     bench.engines.answer("/health", port=50)
     assert await bench.prober.probe(bench.served.fleet.pools[0], 0)
     await bench.until_up("a", "b")
-    await bench.close()
 
 
-async def test_a_dropped_engine_serves_to_the_end_and_is_gone_then() -> None:
-    bench = Bench("kept")
+@configured("kept")
+async def test_a_dropped_engine_serves_to_the_end_and_is_gone_then(bench: Bench) -> None:
     await bench.apply(engine("a"))
     await bench.until_up("kept", "a")
     place = bench.pool.workers.index("a")
@@ -115,11 +124,9 @@ async def test_a_dropped_engine_serves_to_the_end_and_is_gone_then() -> None:
     asked = bench.engines.asked("/health", 50)
     await asyncio.sleep(0.01)
     assert bench.engines.asked("/health", 50) == asked
-    await bench.close()
 
 
-async def test_an_engine_named_again_while_it_drains_stays_at_its_place() -> None:
-    bench = Bench()
+async def test_an_engine_named_again_while_it_drains_stays_at_its_place(bench: Bench) -> None:
     await bench.apply(engine("a"))
     await bench.until_up("a")
     fleet.start(bench.pool, 0, 1, 10)
@@ -128,22 +135,19 @@ async def test_an_engine_named_again_while_it_drains_stays_at_its_place() -> Non
     bench.rotation.sweep()
     assert fleet.available(bench.pool, 0.0) == [0]
     assert bench.joined == ["a"]
-    await bench.close()
 
 
-async def test_an_engine_leaves_only_when_the_last_source_drops_it() -> None:
-    bench = Bench("a")
+@configured("a")
+async def test_an_engine_leaves_only_when_the_last_source_drops_it(bench: Bench) -> None:
     await bench.apply((bench.served.fleet.pools[0].addresses[0],))
     bench.rotation.remove(bench.served, bench.pool, CONFIGURED, "a")
     assert bench.rotation.sources(bench.pool) == {"a": {DNS}}
     assert fleet.available(bench.pool, 0.0) == [0]
     await bench.apply(source=DNS)
     assert fleet.available(bench.pool, 0.0) == []
-    await bench.close()
 
 
-async def test_a_changed_engine_is_another_one_and_the_former_drains() -> None:
-    bench = Bench()
+async def test_a_changed_engine_is_another_one_and_the_former_drains(bench: Bench) -> None:
     await bench.apply(engine("a", port=50))
     fleet.start(bench.pool, 0, 1, 10)
     await bench.apply(engine("a", port=51))
@@ -154,11 +158,10 @@ async def test_a_changed_engine_is_another_one_and_the_former_drains() -> None:
     fleet.finish(bench.pool, 0, 1, 10)
     bench.rotation.sweep()
     assert bench.names == ["a"]
-    await bench.close()
 
 
-async def test_while_all_engines_are_replaced_requests_find_one() -> None:
-    bench = Bench("a", "b", "c")
+@configured("a", "b", "c")
+async def test_while_all_engines_are_replaced_requests_find_one(bench: Bench) -> None:
     replacing = asyncio.ensure_future(
         bench.apply(*(engine(name) for name in "xyz"), source=CONFIGURED)
     )
@@ -172,8 +175,7 @@ async def test_while_all_engines_are_replaced_requests_find_one() -> None:
     assert turns > 3
 
 
-async def test_an_engine_of_several_ranks_comes_and_goes_as_one() -> None:
-    bench = Bench()
+async def test_an_engine_of_several_ranks_comes_and_goes_as_one(bench: Bench) -> None:
     ranks = tuple(address(f"a#{rank}", port=50, rank=rank) for rank in range(2))
     await bench.apply(ranks)
     await bench.until_up("a#0", "a#1")
@@ -182,11 +184,9 @@ async def test_an_engine_of_several_ranks_comes_and_goes_as_one() -> None:
     bench.rotation.sweep()
     assert bench.names == []
     assert bench.pool.engines == []
-    await bench.close()
 
 
-async def test_engines_that_come_and_go_all_day_leave_nothing_behind() -> None:
-    bench = Bench()
+async def test_engines_that_come_and_go_all_day_leave_nothing_behind(bench: Bench) -> None:
     for number in range(200):
         await bench.apply(engine(f"w{number}"), engine(f"v{number}"))
         bench.clock.advance(REUSE_AFTER_S / 4)
@@ -196,17 +196,14 @@ async def test_engines_that_come_and_go_all_day_leave_nothing_behind() -> None:
     assert len(bench.served.fleet.pools[0].addresses) == len(bench.pool.workers)
     assert len(bench.rotation.sources(bench.pool)) == 2
     assert len(bench.prober._background._tasks) == 2
-    await bench.close()
 
 
-async def test_two_thousand_engines_at_once_hold_up_no_request() -> None:
-    bench = Bench()
+async def test_two_thousand_engines_at_once_hold_up_no_request(bench: Bench) -> None:
     joined = []
     joining = asyncio.create_task(bench.apply(*many(2000)))
     while not joining.done():
         joined.append(len(bench.joined))
         await asyncio.sleep(0)
-    await bench.close()
     assert len(bench.names) == 2000
     assert max(after - before for before, after in pairwise(joined)) == 1
 
@@ -215,8 +212,7 @@ def many(count: int) -> list[Engine]:
     return [engine(f"w{number}", port=number + 1) for number in range(count)]
 
 
-async def test_engines_that_leave_at_once_let_requests_run_in_between() -> None:
-    bench = Bench()
+async def test_engines_that_leave_at_once_let_requests_run_in_between(bench: Bench) -> None:
     await bench.apply(*many(50))
     left = []
     leaving = asyncio.create_task(bench.apply())
@@ -225,12 +221,10 @@ async def test_engines_that_leave_at_once_let_requests_run_in_between() -> None:
         await asyncio.sleep(0)
     assert left[-1] == 50
     assert max(after - before for before, after in pairwise(left)) == 1
-    await bench.close()
 
 
-async def test_a_turn_removes_a_few_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_removes_a_few_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.fleet.rotation.VACATE_BATCH", 20)
-    bench = Bench()
     await bench.apply(*many(50))
     await bench.apply()
     left: list[int] = []
@@ -238,11 +232,11 @@ async def test_a_turn_removes_a_few_engines(monkeypatch: pytest.MonkeyPatch) -> 
         bench.rotation.sweep()
         left.append(len(bench.names))
     assert left == [30, 10, 0]
-    await bench.close()
 
 
-async def test_an_engine_that_an_admin_removes_while_others_leave_is_no_defect() -> None:
-    bench = Bench()
+async def test_an_engine_that_an_admin_removes_while_others_leave_is_no_defect(
+    bench: Bench,
+) -> None:
     await bench.apply(*many(3), source=CONFIGURED)
     leaving = asyncio.create_task(bench.apply(source=CONFIGURED))
     await asyncio.sleep(0)
@@ -251,7 +245,6 @@ async def test_an_engine_that_an_admin_removes_while_others_leave_is_no_defect()
     await leaving
     bench.rotation.sweep()
     assert bench.names == []
-    await bench.close()
 
 
 def test_each_change_is_told_once_with_cause_and_undo(caplog: pytest.LogCaptureFixture) -> None:

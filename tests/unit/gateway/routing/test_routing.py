@@ -28,49 +28,43 @@ from tests.builders import LONG, SHORT, length_estimate, routing, short_and_long
 THREE = routing(("s", 4096, 2048), ("m", 16384, 8192), ("l", 65536, None))
 
 
-def test_a_habitual_cap_does_not_leave_the_short_pool_when_its_window_holds_it() -> None:
-    table = routing(("short", 65536, 8192), ("long", 131072, None))
-    plan = plan_pool(table, length_estimate(500, cap=32_768, output=300))
-    assert plan.pool == SHORT
+HABITUAL = routing(("short", 65536, 8192), ("long", 131072, None))
 
 
-def test_over_the_boundary_goes_long_and_may_spill_to_the_short_pool() -> None:
-    table = routing(("short", 8192, 4096), ("long", 65536, None))
-    plan = plan_pool(table, length_estimate(5000, output=100))
-    assert (plan.pool, plan.reason, plan.alternates) == (LONG, "over_boundary", (SHORT,))
-
-
-@pytest.mark.parametrize(("total", "pool"), [(8192, SHORT), (8193, LONG)])
-def test_the_boundary_itself_is_short(total: int, pool: int) -> None:
-    table = routing(("short", 65536, 8192), ("long", 131072, None))
-    assert plan_pool(table, length_estimate(total - 100, output=100)).pool == pool
-
-
-def test_without_a_cap_one_token_of_room_is_enough() -> None:
-    assert can_serve(length_estimate(8191), 8192)
-    assert not can_serve(length_estimate(8192), 8192)
-
-
-def test_with_a_cap_prompt_and_cap_must_fit() -> None:
-    assert can_serve(length_estimate(8000, cap=192), 8192)
-    assert not can_serve(length_estimate(8000, cap=193), 8192)
-
-
-@pytest.mark.parametrize(("total", "pool"), [(2000, 0), (5000, 1), (9000, 2)])
-def test_of_three_pools_the_first_whose_boundary_holds_it_serves(total: int, pool: int) -> None:
-    assert plan_pool(THREE, length_estimate(total - 100, output=100)).pool == pool
-
-
-@pytest.mark.parametrize(("total", "alternates"), [(2000, (1, 2)), (3000, (2, 0)), (9000, (1,))])
-def test_alternates_are_larger_windows_first_then_smaller_ones_that_hold_it(
-    total: int, alternates: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("table", "prompt", "output", "pool", "alternates"),
+    [
+        pytest.param(HABITUAL, 8092, 100, SHORT, (LONG,), id="the boundary itself is short"),
+        pytest.param(HABITUAL, 8093, 100, LONG, (SHORT,), id="over it goes long, or spills"),
+        pytest.param(THREE, 1900, 100, 0, (1, 2), id="the first whose boundary holds it"),
+        pytest.param(THREE, 2900, 100, 1, (2, 0), id="larger windows first, then smaller ones"),
+        pytest.param(THREE, 4900, 100, 1, (2,), id="only smaller ones that hold it"),
+        pytest.param(THREE, 8900, 100, 2, (1,), id="the last has no boundary"),
+        pytest.param(
+            routing(("s", 16384, 100), ("m", 32768, 200), ("l", 65536, None)),
+            *(1000, 10, 2, (1, 0)),
+            id="two smaller ones come with the larger first",
+        ),
+    ],
+)
+def test_which_pool_serves_and_which_could(
+    table: Routing, prompt: int, output: int, pool: int, alternates: tuple[int, ...]
 ) -> None:
-    assert plan_pool(THREE, length_estimate(total - 100, output=100)).alternates == alternates
+    plan = plan_pool(table, length_estimate(prompt, output=output))
+    assert (plan.pool, plan.alternates) == (pool, alternates)
 
 
-def test_two_smaller_alternates_come_with_the_larger_first() -> None:
-    table = routing(("s", 16384, 100), ("m", 32768, 200), ("l", 65536, None))
-    assert plan_pool(table, length_estimate(1000, output=10)).alternates == (1, 0)
+def test_a_habitual_cap_does_not_leave_the_short_pool_when_its_window_holds_it() -> None:
+    plan = plan_pool(HABITUAL, length_estimate(500, cap=32_768, output=300))
+    assert (plan.pool, plan.reason) == (SHORT, "within_boundary")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cap", "may"),
+    [(8191, None, True), (8192, None, False), (8000, 192, True), (8000, 193, False)],
+)
+def test_prompt_and_cap_or_one_token_must_fit(prompt: int, cap: int | None, *, may: bool) -> None:
+    assert can_serve(length_estimate(prompt, cap=cap), 8192) is may
 
 
 def test_what_even_the_lowest_plausible_count_cannot_fit_is_refused() -> None:
@@ -92,26 +86,22 @@ def test_a_doubtful_request_goes_to_the_largest_window_and_the_engine_decides() 
     assert (plan.pool, plan.alternates, plan.reason) == (LONG, (), "largest_window_doubtful")
 
 
-def test_an_absent_limit_is_sent_only_when_a_default_is_configured() -> None:
-    assert defaulted_cap(short_and_long(), length_estimate(200), SHORT) is None
-    table = short_and_long(default_max_tokens=1024)
-    assert defaulted_cap(table, length_estimate(200), SHORT) == 1024
-
-
-def test_a_default_never_replaces_the_clients_own_limit() -> None:
-    table = short_and_long(default_max_tokens=1024)
-    assert defaulted_cap(table, length_estimate(200, cap=5000), SHORT) is None
-
-
-@pytest.mark.parametrize(("pool", "cap"), [(SHORT, 192), (LONG, 4096)])
-def test_a_defaulted_limit_shrinks_to_what_fits_the_pool_that_serves(pool: int, cap: int) -> None:
-    table = short_and_long(default_max_tokens=4096)
-    assert defaulted_cap(table, length_estimate(8000, output=100), pool) == cap
-
-
-def test_a_defaulted_limit_is_at_least_one_token() -> None:
-    table = short_and_long(default_max_tokens=4096)
-    assert defaulted_cap(table, length_estimate(9000), SHORT) == 1
+@pytest.mark.parametrize(
+    ("default", "prompt", "cap", "pool", "sent"),
+    [
+        pytest.param(None, 200, None, SHORT, None, id="only where a default is configured"),
+        pytest.param(1024, 200, None, SHORT, 1024, id="the default"),
+        pytest.param(1024, 200, 5000, SHORT, None, id="never over the client's own"),
+        pytest.param(4096, 8000, None, SHORT, 192, id="what fits the pool that serves"),
+        pytest.param(4096, 8000, None, LONG, 4096, id="what fits the larger pool"),
+        pytest.param(4096, 9000, None, SHORT, 1, id="at least one token"),
+    ],
+)
+def test_the_limit_that_is_sent_where_the_client_set_none(
+    default: int | None, prompt: int, cap: int | None, pool: int, sent: int | None
+) -> None:
+    table = short_and_long(default_max_tokens=default)
+    assert defaulted_cap(table, length_estimate(prompt, cap=cap), pool) == sent
 
 
 @given(
@@ -205,29 +195,22 @@ def test_what_other_gateways_run_counts_while_the_reading_is_fresh() -> None:
 TABLE = routing(("short", 16_384, 8192), ("middle", 32_768, 24_576), ("long", 131_072, None))
 
 
-def test_a_conversation_past_its_boundary_stays_where_its_prefix_is() -> None:
-    assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 0, 0)) == 0
-
-
-def test_it_moves_when_the_planned_pool_holds_as_much() -> None:
-    assert stay(1, TABLE, length_estimate(9000, output=300), (8500, 8500, 0)) is None
-
-
-def test_a_system_prompt_alone_does_not_hold_a_request_past_the_boundary() -> None:
-    assert stay(1, TABLE, length_estimate(12_000, output=300), (2000, 0, 0)) is None
-
-
-def test_tokens_past_the_boundary_count_as_a_cost() -> None:
-    # 4,108 tokens past it: a hit of as many does not pay.
-    estimate = length_estimate(12_000, output=300)
-    assert stay(1, TABLE, estimate, (4108, 0, 0)) is None
-    assert stay(1, TABLE, estimate, (4109, 0, 0)) == 0
-
-
-def test_the_cheapest_of_several_pools_is_taken() -> None:
-    estimate = length_estimate(14_000, output=300)
-    assert stay(2, TABLE, estimate, (13_000, 13_500, 0)) == 1
-    assert stay(2, TABLE, estimate, (13_000, 2000, 0)) == 0
+@pytest.mark.parametrize(
+    ("planned", "tokens", "hits", "stays"),
+    [
+        pytest.param(1, 9000, (8500, 0, 0), 0, id="where its prefix is"),
+        pytest.param(1, 9000, (8500, 8500, 0), None, id="not where the planned pool holds as much"),
+        pytest.param(1, 12_000, (2000, 0, 0), None, id="not for a system prompt alone"),
+        pytest.param(1, 12_000, (4108, 0, 0), None, id="4,108 tokens past the boundary cost"),
+        pytest.param(1, 12_000, (4109, 0, 0), 0, id="a longer hit pays"),
+        pytest.param(2, 14_000, (13_000, 13_500, 0), 1, id="the cheapest of several"),
+        pytest.param(2, 14_000, (13_000, 2000, 0), 0, id="the cheapest is the smallest"),
+    ],
+)
+def test_a_conversation_past_its_boundary_may_stay(
+    planned: int, tokens: int, hits: tuple[int, int, int], stays: int | None
+) -> None:
+    assert stay(planned, TABLE, length_estimate(tokens, output=300), hits) == stays
 
 
 @given(st.integers(0, 2), st.integers(1, 140_000), st.tuples(*[st.integers(0, 140_000)] * 3))
