@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, Field
 
 from gateway.fleet import members
-from gateway.fleet.engine_telemetry import STALE_S, EngineSample
+from gateway.fleet.engine_telemetry import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement, kv_limit
@@ -87,9 +87,8 @@ def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]
         # Workers may have left since they were described.
         places = {name: place for place, name in members.present(state)}
         for worker in pool["workers"]:
-            at, sample = places.get(worker["id"]), _NO_SAMPLE
-            if at is not None and now_s - view.stamped_s[at] <= STALE_S:
-                sample = view.samples[at]
+            at = places.get(worker["id"])
+            sample = (None if at is None else view.fresh(at, now_s)) or _NO_SAMPLE
             # Of looked-up tokens, those that the engine found in its prefix cache since its start.
             queries, hits = sample.prefix_queries_total, sample.prefix_hits_total
             health = "ejected" if worker["ejected_for_s"] > 0 else "up"

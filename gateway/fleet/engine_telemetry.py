@@ -1,4 +1,4 @@
-"""The latest readings of a pool's engines' metrics, as a struct of arrays.
+"""The latest readings of a pool's engines' metrics, by place.
 
 Rules:
 - Readings only supplement `PoolState`, which counts the requests that this gateway has in flight
@@ -14,7 +14,6 @@ from gateway.records.record import Record
 
 STALE_S: Final = 5.0
 
-_NEVER: Final = float("-inf")
 _SAME_START_S: Final = 1.0
 
 
@@ -50,57 +49,46 @@ _COUNTERS: Final = (
     "generation_tokens_total",
     "preemptions_total",
 )
-_EMPTY: Final = EngineSample()
 
 
 class TelemetryView:
-    """Readings of one pool's workers, by index."""
+    """The latest readings of one pool's workers, by place, where there are any."""
 
-    def __init__(self, workers: int) -> None:
-        self.samples = [_EMPTY] * workers
-        self.stamped_s = [_NEVER] * workers
+    def __init__(self) -> None:
+        self.samples: dict[int, EngineSample] = {}
+        self.stamped_s: dict[int, float] = {}
         """Time of each reading, on the clock of `now_s`."""
         self.preemptions = 0.0
         """Preemptions of all workers since the gateway started; never falls."""
         self.finished = 0.0
         """Requests that they all answered since then, from any sender; never falls."""
-        self.restarts = [0] * workers
 
+    def fresh(self, worker: int, now_s: float, stale_s: float = STALE_S) -> EngineSample | None:
+        """A worker's reading; None if it is stale, or if there is none."""
+        sample = self.samples.get(worker)
+        return None if sample is None or now_s - self.stamped_s[worker] > stale_s else sample
 
-def join(view: TelemetryView, worker: int) -> None:
-    """A new worker took this place, which may be one more than there were."""
-    if worker == len(view.samples):
-        view.samples.append(_EMPTY)
-        view.stamped_s.append(_NEVER)
-        view.restarts.append(0)
-    forget(view, worker)
-
-
-def forget(view: TelemetryView, worker: int) -> None:
-    """Drop a worker's readings: it is gone."""
-    view.samples[worker] = _EMPTY
-    view.stamped_s[worker] = _NEVER
-    view.restarts[worker] = 0
+    def forget(self, worker: int) -> None:
+        """Drop a worker's reading: it is gone."""
+        self.samples.pop(worker, None)
+        self.stamped_s.pop(worker, None)
 
 
 def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float) -> bool:
     """Store a reading; True if the engine restarted since the previous one."""
-    before = view.samples[worker]
-    first = view.stamped_s[worker] == _NEVER
+    before = view.samples.get(worker)
+    view.samples[worker], view.stamped_s[worker] = sample, now_s
+    if before is None:
+        return False
     began, begins = before.started_unix_s, sample.started_unix_s
-    again = not first and (
-        (began is not None and begins is not None and abs(begins - began) > _SAME_START_S)
-        or any(
+    again = (began is not None and begins is not None and abs(begins - began) > _SAME_START_S) or (
+        any(
             old is not None and new is not None and new < old
             for old, new in ((getattr(before, name), getattr(sample, name)) for name in _COUNTERS)
         )
     )
-    view.samples[worker] = sample
-    view.stamped_s[worker] = now_s
-    view.restarts[worker] += again
-    if not first:
-        view.preemptions += _rise(before.preemptions_total, sample.preemptions_total, again)
-        view.finished += _rise(before.finished_total, sample.finished_total, again)
+    view.preemptions += _rise(before.preemptions_total, sample.preemptions_total, again)
+    view.finished += _rise(before.finished_total, sample.finished_total, again)
     return again
 
 
@@ -114,6 +102,5 @@ def kv_usage(
     view: TelemetryView, worker: int, now_s: float, stale_s: float = STALE_S
 ) -> float | None:
     """Share of a worker's KV cache in use, 0 to 1; None if stale or not reported."""
-    if now_s - view.stamped_s[worker] > stale_s:
-        return None
-    return view.samples[worker].kv_usage
+    sample = view.fresh(worker, now_s, stale_s)
+    return None if sample is None else sample.kv_usage

@@ -145,7 +145,7 @@ class PoolState:
         change anything."""
         self.kv_tokens: dict[int, int] = {}
         """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
-        self.view = TelemetryView(n)
+        self.view = TelemetryView()
         """What its engines' pages said last, where they are read."""
         self.reports_cached: set[int] = set()
         """Workers that have told cached tokens: of them silence means none."""

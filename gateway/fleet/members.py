@@ -14,7 +14,7 @@ every request would go to it. Times are arguments, in seconds of any monotonic c
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.fleet import engine_telemetry, fleet
+from gateway.fleet import fleet
 from gateway.fleet.fleet import EngineState, PoolState, Progress
 
 REUSE_AFTER_S: Final = 60.0
@@ -58,7 +58,6 @@ def join(pool: PoolState, ids: Sequence[str], now_s: float, *, up: bool = False)
                 load.append(0)
         pool.workers[rank], pool.engine_of[rank] = name, engine
         pool.present[rank], pool.draining[rank] = True, False
-        engine_telemetry.join(pool.view, rank)
         if warming:
             pool.warming[rank] = -1.0
             # Apart from the others', else workers that join together have their turns together.
@@ -101,7 +100,7 @@ def vacate(pool: PoolState, worker: int, now_s: float) -> None:
         pool.present[rank] = False
         pool.vacated_s[rank] = now_s
         fleet.heard(pool, rank, 0)
-        engine_telemetry.forget(pool.view, rank)
+        pool.view.forget(rank)
         pool.kv_tokens.pop(rank, None)
         pool.reports_cached.discard(rank)
     pool.engines.remove(engine)

@@ -29,15 +29,6 @@ PRIORITY_FLAGS: Final = {
 """What an engine is started with so that it heeds priorities, by `engine_priority`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueRules:
-    """How much may wait in the gateway for a worker of one pool, and how long."""
-
-    limit: int = 1000
-    """Requests a pool."""
-    timeout_s: float = 60.0
-
-
 class Pool(PoolState):
     """A pool as it is served: the state of its workers, and all that serves and learns of them.
 
@@ -173,7 +164,9 @@ class ModelAdmission:
 class ModelScheduling:
     """Which worker takes a request of a model, and when."""
 
-    queue: QueueRules = field(default_factory=QueueRules)
+    queue_limit: int = 1000
+    """Requests that may wait in the gateway for a worker of one pool."""
+    queue_timeout_s: float = 60.0
     waiting_for_workers: dict[Any, Sequence[PoolState]] = field(default_factory=dict)
     """Futures of requests that wait for a first worker, in order of arrival, and their pools."""
     indexed: bool = False

@@ -124,7 +124,7 @@ class Binder:
         if attempts.facts.adapter and any(fleet.available(pool, began_s) for pool in pools):
             return False
         waiting = served.scheduling.waiting_for_workers
-        if len(waiting) >= served.scheduling.queue.limit:
+        if len(waiting) >= served.scheduling.queue_limit:
             raise _full(served)
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiting[waiter] = pools
@@ -144,7 +144,7 @@ class Binder:
         The refusal of a request that waited too long; None where it was woken.
         """
         served, client_s = attempts.served, attempts.incoming.head.read_timeout_s
-        limit_s = served.scheduling.queue.timeout_s - attempts.queue_s
+        limit_s = served.scheduling.queue_timeout_s - attempts.queue_s
         if client_s is not None:
             limit_s = min(limit_s, attempts.incoming.received_s + client_s - self._clock())
         whole_s = attempts.queue_s + limit_s
@@ -305,7 +305,7 @@ def make_room(served: ModelRuntime, pool: int, job: Job, scheduler: Scheduler) -
     share, the newest request of its entitlement that does.
     Raises RateLimited when that is the job that asks; else the displaced one's `wait` does.
     """
-    limit = served.scheduling.queue.limit
+    limit = served.scheduling.queue_limit
     if sum(scheduler.waiting) <= limit:
         return
     others = [
@@ -323,7 +323,7 @@ def make_room(served: ModelRuntime, pool: int, job: Job, scheduler: Scheduler) -
 
 def _full(served: ModelRuntime) -> RateLimited:
     return RateLimited(
-        f"{served.scheduling.queue.limit} requests wait for a worker of '{served.name}' already. "
+        f"{served.scheduling.queue_limit} requests wait for a worker of '{served.name}' already. "
         "Please try again later.",
         reason="queue_full",
         retry_after_s=_RETRY_S,

@@ -515,10 +515,9 @@ def asks_usage(attempts: Attempts, binding: Binding) -> tuple[bool, bool]:
     running = False
     if lease.limits is not None and lease.sequences == 1:
         options = facts.members.get("stream_options")
-        view = served.fleet.pools[binding.pool].view
-        running = view.samples[binding.worker].engine == "vllm" and (
-            options is None or RUNNING_USAGE.encode() not in bytes(options)
-        )
+        sample = served.fleet.pools[binding.pool].view.samples.get(binding.worker)
+        if sample is not None and sample.engine == "vllm":
+            running = options is None or RUNNING_USAGE.encode() not in bytes(options)
     return not facts.include_usage, running
 
 

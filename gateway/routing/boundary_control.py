@@ -28,7 +28,8 @@ samples of rescues and overruns, so they move alike, though not in the same minu
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.records.record import Record
@@ -58,15 +59,17 @@ _DRAINING: Final = 0.95
 """A pool is draining when its load is below this share of its load a minute ago."""
 
 
-class PoolSample(Record, frozen=True, kw_only=True):
+@dataclass(kw_only=True)
+class PoolSample:
     """Events of one pool since the previous sample."""
 
     requests: int = 0
-    """Requests that this gateway sent to the pool."""
+    """Requests that this gateway sent to an engine of the pool."""
     rescues: int = 0
+    """Requests that an engine of the pool refused as too long, confirmed by usage."""
     overruns: int = 0
-    wrong: Mapping[str, int] | None = None
-    """Rescues and overruns by tenant; None if the pool has one tenant or they are unknown."""
+    wrong: dict[str, int] = field(default_factory=dict)
+    """Rescues and overruns by tenant; empty if the pool has one tenant or they are unknown."""
     preemptions: float = 0.0
     finished: float = 0.0
     """Requests that the pool's engines finished, from any sender."""
@@ -87,13 +90,10 @@ class BoundaryBounds(Record, frozen=True, kw_only=True):
 class Move(Record, frozen=True, kw_only=True):
     """A step of one boundary, and why."""
 
-    boundary: int
-    """Index of the boundary, which is that of the pool below it."""
     pool: str
+    """The pool below it."""
     before: int
     after: int
-    share: float
-    """Errors as a share of requests."""
     reason: str
 
 
@@ -130,16 +130,13 @@ class BoundaryControl:
             tighten, after = wanted < each.tokens, min(max(wanted, least), most)
             if (after < each.tokens) != tighten or after == each.tokens:
                 continue
-            parts = _parts(window)
-            preempted, rescued, overrun = (100 * part for part in parts)
+            preempted, rescued, overrun = (100 * part for part in _parts(window))
             limit = f"above {100 * TIGHTEN_ABOVE:g}" if tighten else f"under {100 * RELAX_BELOW:g}"
             moves.append(
                 Move(
-                    boundary=index,
                     pool=each.bounds.pool,
                     before=each.tokens,
                     after=after,
-                    share=sum(parts),
                     reason=f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, "
                     f"{overrun:.2g} % overrun in {len(window)} min, {limit} %",
                 )
@@ -212,7 +209,7 @@ def _forged(window: Sequence[PoolSample]) -> int:
     """Rescues and overruns that do not count: those of one tenant beyond all others' total."""
     wrong: Counter[str] = Counter()
     for sample in window:
-        wrong.update(sample.wrong or {})
+        wrong.update(sample.wrong)
     if not wrong:
         return 0
     most = max(wrong.values())

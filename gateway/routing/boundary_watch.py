@@ -9,7 +9,6 @@ boundary within the window is no overrun: it costs memory, and the engines' pree
 memory is short.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,30 +22,6 @@ _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt after which the next larger window is tried."""
 _MAX_TENANTS: Final = 1024
 """Most tenants counted separately between two samples."""
-
-
-class PoolCounts:
-    """What was settled in one pool since its last sample."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        """Requests sent to an engine of the pool."""
-        self.rescues = 0
-        """Requests that an engine of the pool refused as too long, confirmed by usage."""
-        self.overruns = 0
-        self.wrong: Counter[str] = Counter()
-        """Rescues and overruns by tenant."""
-        self.first: str | None = None
-        """The first tenant that ever sent to the pool."""
-        self.several = False
-        """Whether more than one ever did."""
-        self.engines: tuple[float, float] | None = None
-        """Preemptions and finished requests that engines had counted at the last sample."""
-
-    def note(self, tenant: str) -> None:
-        """Count a rescue or overrun for its tenant."""
-        if tenant in self.wrong or len(self.wrong) < _MAX_TENANTS:
-            self.wrong[tenant] += 1
 
 
 class BoundaryWatch:
@@ -63,7 +38,13 @@ class BoundaryWatch:
         `control` moves the boundaries; None where they are fixed.
         """
         self.control = control
-        self.pools = [PoolCounts() for _ in range(pools)]
+        self.pools = [PoolSample() for _ in range(pools)]
+        """What was settled since the last sample."""
+        self.several = [False] * pools
+        """Whether more than one tenant ever sent to the pool."""
+        self._first: list[str | None] = [None] * pools
+        self._engines: list[tuple[float, float] | None] = [None] * pools
+        """Preemptions and finished requests that engines had counted at the last sample."""
         self.drift = LengthDrift(planned) if planned else None
         self.drifted = False
         """Whether the log told of drift."""
@@ -87,18 +68,19 @@ class BoundaryWatch:
             place = index[attempt.pool]
             pool = self.pools[place]
             pool.requests += 1
-            if pool.first is None:
-                pool.first = tenant
-            elif pool.first != tenant:
-                pool.several = True
+            first = self._first[place]
+            if first is None:
+                self._first[place] = tenant
+            elif first != tenant:
+                self.several[place] = True
             if attempt.result == "out_of_memory":
                 pool.overruns += 1
-                pool.note(tenant)
+                _note(pool, tenant)
             elif attempt.result in _TOO_LONG and usage.source == "engine":
                 needed = (usage.prompt_tokens or 0) + (cap_tokens or 1)
                 if needed > routing.pools[place].window_tokens:
                     pool.rescues += 1
-                    pool.note(tenant)
+                    _note(pool, tenant)
         if record.outcome != "ok" or usage.source != "engine" or record.estimate.sequences != 1:
             return
         prompt, answer = usage.prompt_tokens or 0, usage.completion_tokens or 0
@@ -106,37 +88,36 @@ class BoundaryWatch:
         place = index[record.pool or routing.pools[-1].name]
         if not limited and prompt + answer >= routing.pools[place].window_tokens:
             self.pools[place].overruns += 1
-            self.pools[place].note(tenant)
+            _note(self.pools[place], tenant)
         if self.drift is not None and prompt:
             self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
     def sample(self, pool: int, state: PoolState) -> PoolSample:
         """What happened in a pool since its last sample."""
-        counts, view = self.pools[pool], state.view
+        sample, view = self.pools[pool], state.view
+        self.pools[pool] = PoolSample()
+        if not self.several[pool]:
+            sample.wrong = {}
         tell = [
             engine
-            for engine in view.samples
+            for engine in view.samples.values()
             if engine.preemptions_total is not None and engine.finished_total is not None
         ]
-        now = (view.preemptions, view.finished)
         # What engines counted before the first sample is nothing that happened since.
-        before = counts.engines or now
-        now = now if tell else before
-        counts.engines = now
+        before = self._engines[pool] or (view.preemptions, view.finished)
+        now = (view.preemptions, view.finished) if tell else before
+        self._engines[pool] = now
+        sample.preemptions, sample.finished = now[0] - before[0], now[1] - before[1]
         sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)
         slots = max(1, len(state.alive) * state.slots_per_worker)
-        sample = PoolSample(
-            requests=counts.requests,
-            rescues=counts.rescues,
-            overruns=counts.overruns,
-            wrong=dict(counts.wrong) if counts.several else None,
-            preemptions=now[0] - before[0],
-            finished=now[1] - before[1],
-            load=max(
-                max(state.inflight, sequences) / slots,
-                sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),
-            ),
+        sample.load = max(
+            max(state.inflight, sequences) / slots,
+            sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),
         )
-        counts.requests = counts.rescues = counts.overruns = 0
-        counts.wrong.clear()
         return sample
+
+
+def _note(pool: PoolSample, tenant: str) -> None:
+    """Count a rescue or overrun for its tenant."""
+    if tenant in pool.wrong or len(pool.wrong) < _MAX_TENANTS:
+        pool.wrong[tenant] = pool.wrong.get(tenant, 0) + 1

@@ -46,7 +46,6 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from gateway.errors import ContextLengthExceeded
-from gateway.fleet.engine_telemetry import STALE_S
 from gateway.fleet.fleet import PoolState, ready_slots
 from gateway.records.endpoint import Endpoint
 from gateway.records.estimate import LengthEstimate, Plan
@@ -235,8 +234,8 @@ def has_room(pool: PoolState, now_s: float) -> bool:
     Engines' own figures count where they are read, because other gateways' requests are in them.
     """
     reported = 0.0
-    for sample, stamped_s in zip(pool.view.samples, pool.view.stamped_s, strict=True):
-        if now_s - stamped_s <= STALE_S:
+    for worker in pool.view.samples:
+        if (sample := pool.view.fresh(worker, now_s)) is not None:
             reported += (sample.running or 0.0) + (sample.waiting or 0.0)
     return max(float(pool.inflight), reported) < ready_slots(pool, now_s)
 

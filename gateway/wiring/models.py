@@ -23,7 +23,6 @@ from gateway.fleet.model_runtime import (
     ModelRuntime,
     ModelScheduling,
     Pool,
-    QueueRules,
 )
 from gateway.records.attempt import HealthRules, PhaseTimeouts
 from gateway.records.entitlement import PROFILES as PROFILES_OF_ADMISSION
@@ -137,7 +136,8 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
             rates=parts.of(MeanRate, "rates"),
         ),
         scheduling=ModelScheduling(
-            queue=QueueRules(limit=rules.queue_limit, timeout_s=rules.queue_timeout_s),
+            queue_limit=rules.queue_limit,
+            queue_timeout_s=rules.queue_timeout_s,
             waiting_for_workers=parts.of(dict, "waiting"),
             indexed=predicted or any(policy in LOCAL for policy, _ in policies),
             salted=model.cache_salt,

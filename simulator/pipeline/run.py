@@ -66,7 +66,7 @@ class _Run:
         self.serving.bind(flight, flight.pools, now_s)
 
     def _waits(self, flight: Flight, now_s: float) -> None:
-        self._timer(now_s + self.served.scheduling.queue.timeout_s, "queue", flight)
+        self._timer(now_s + self.served.scheduling.queue_timeout_s, "queue", flight)
 
     def _timer(self, at_s: float, what: Timer, flight: Flight) -> None:
         heappush(self.timers, (at_s, next(self.order), what, flight))

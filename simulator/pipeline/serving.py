@@ -130,7 +130,7 @@ class Serving:
     def _bound_queue(self, flight: Flight, now_s: float) -> None:
         """Displace a request where more wait than the queue's limit."""
         scheduler = flight.scheduler
-        limit = self.served.scheduling.queue.limit
+        limit = self.served.scheduling.queue_limit
         if scheduler is None or sum(scheduler.waiting) <= limit:
             return
         here = [job for job, other in self.waiting.items() if other.scheduler is scheduler]

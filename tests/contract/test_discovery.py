@@ -114,7 +114,7 @@ class Followed:
 
     async def close(self) -> None:
         await self.running.close()
-        await self.bench.close()
+        await self.bench.prober.close()
 
 
 async def test_a_pool_follows_its_source_and_keeps_the_last_set_while_that_is_away(

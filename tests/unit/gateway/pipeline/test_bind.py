@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.errors import RateLimited
-from gateway.fleet.model_runtime import ModelRuntime, QueueRules
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.pipeline.bind import AssumedTokens, Binder, make_room
 from gateway.scheduling.scheduler import Job, Scheduler
 from tests.builders import (
@@ -53,7 +53,7 @@ def job(client: str, priority_class: int = 1, share: float = 1.0, tenant: str = 
 async def test_a_full_queue_displaces_the_newest_of_the_largest_holder(
     held: list[Job], asking: Job, displaced: int
 ) -> None:
-    served = changed(served_model(), queue=QueueRules(limit=3, timeout_s=9.0))
+    served = changed(served_model(), queue_limit=3, queue_timeout_s=9.0)
     scheduler = crowded(4)
     await crowd(served, scheduler, held)
     if displaced == len(held):

@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from gateway.errors import RateLimited
 from gateway.fleet import fleet, members
-from gateway.fleet.model_runtime import ModelRuntime, QueueRules
+from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.payload.sse import DONE
 from gateway.pipeline.bind import wake
@@ -143,7 +143,8 @@ class Bench(PipelineBench):
             plain,
             scheduler=(self.scheduler, plain.fleet.pools[LONG].scheduler),
             prefixes=self.prefixes,
-            queue=QueueRules(limit=limit, timeout_s=timeout_s),
+            queue_limit=limit,
+            queue_timeout_s=timeout_s,
         )
         clock = FakeClock()
         store = MemoryLeases({"m": served}, clock)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import engine_telemetry
 from gateway.fleet.engine_telemetry import EngineSample, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -157,9 +156,9 @@ def test_a_rescue_counts_where_it_was_refused() -> None:
 def test_what_goes_wrong_is_told_by_tenant_once() -> None:
     at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
     watch = told(settled(("short", "overflow"), ("long", "ok"), tenant="a", prompt_tokens=8192))
-    assert not watch.pools[0].several
+    assert not watch.several[0]
     watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
-    assert [pool.several for pool in watch.pools] == [True, False]
+    assert watch.several == [True, False]
     pool = PoolState("short", ["w"], 8)
     assert watch.sample(0, pool).wrong == {"a": 1, "b": 1}
     assert watch.sample(0, pool).wrong == {}
@@ -242,7 +241,7 @@ def test_while_no_engine_tells_its_counters_nothing_falls_or_rises() -> None:
     watch.sample(0, state)
     record(state.view, 0, EngineSample(preemptions_total=50.0, finished_total=1000.0), 60.0)
     assert watch.sample(0, state).finished == 1000.0
-    engine_telemetry.forget(state.view, 0)  # the pool is empty for a while
+    state.view.forget(0)  # the pool is empty for a while
     assert (watch.sample(0, state).finished, state.view.finished) == (0.0, 1000.0)
     record(state.view, 0, told, 180.0)
     again = watch.sample(0, state)

@@ -29,7 +29,7 @@ async def test_an_engine_that_others_name_with_another_model_is_not_added() -> N
     assert bench.rotation.sources(bench.pool) == {"10.0.0.1:8000": {CONFIGURED}}
     assert workers.add(NewWorker(model="m", pool="only", url=URL)) == "10.0.0.1:8000"
     assert bench.rotation.sources(bench.pool) == {"10.0.0.1:8000": {CONFIGURED, ADMIN}}
-    await bench.close()
+    await bench.prober.close()
 
 
 async def test_the_file_decides_over_an_admin() -> None:
@@ -39,4 +39,4 @@ async def test_the_file_decides_over_an_admin() -> None:
     workers.add(NewWorker(model="m", pool="only", url=URL, api_key="sk-of-an-admin"))
     await bench.apply(config.models[0].pools["only"].addresses, source=CONFIGURED)
     assert bench.rotation.sources(bench.pool)["10.0.0.1:8000"] == {CONFIGURED}
-    await bench.close()
+    await bench.prober.close()
