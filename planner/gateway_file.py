@@ -19,7 +19,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.admission.entitlement_terms import GIB
-from gateway.estimate.length_drift import bucket_edges, plan_points
+from gateway.estimate.learners import MAX_TOKENS, bucket_of, upper_edge
 from planner.errors import PlanError
 from planner.records import PlanResult, PoolPlan
 from planner.workload.workload import Workload
@@ -276,3 +276,28 @@ def _set(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:
 def _update(node: yaml.MappingNode, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         _set(node, key, _node(value))
+
+
+def plan_points(shares: Sequence[tuple[int, float]], most: int = 48) -> list[tuple[int, float]]:
+    """Thin (tokens, share) points at bucket edges to about `most` points for a plan.
+
+    A point is kept where the share has grown by 1/most since the last one, and before a jump.
+    The distance is then underestimated by at most 1/most.
+    """
+    kept: list[tuple[int, float]] = []
+    before: tuple[int, float] | None = None
+    for tokens, share in shares:
+        last = kept[-1][1] if kept else 0.0
+        if share - last >= 1 / most or share >= 1:
+            if before is not None and before[1] > last and share - before[1] >= 1 / most:
+                kept.append(before)
+            kept.append((tokens, share))
+        if share >= 1:
+            break
+        before = (tokens, share)
+    return kept
+
+
+def bucket_edges() -> list[int]:
+    """Upper edges of all buckets in tokens, ascending; `plan_points` takes the shares at them."""
+    return sorted({upper_edge(bucket) for bucket in range(bucket_of(MAX_TOKENS) + 1)})

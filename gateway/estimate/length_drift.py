@@ -82,28 +82,3 @@ class LengthDrift:
         if distance is not None:
             self._alarm = distance > (CALM if self._alarm else ALARM)
         return self._alarm
-
-
-def plan_points(shares: Sequence[tuple[int, float]], most: int = 48) -> list[tuple[int, float]]:
-    """Thin (tokens, share) points at bucket edges to about `most` points for a plan.
-
-    A point is kept where the share has grown by 1/most since the last one, and before a jump.
-    The distance is then underestimated by at most 1/most.
-    """
-    kept: list[tuple[int, float]] = []
-    before: tuple[int, float] | None = None
-    for tokens, share in shares:
-        last = kept[-1][1] if kept else 0.0
-        if share - last >= 1 / most or share >= 1:
-            if before is not None and before[1] > last and share - before[1] >= 1 / most:
-                kept.append(before)
-            kept.append((tokens, share))
-        if share >= 1:
-            break
-        before = (tokens, share)
-    return kept
-
-
-def bucket_edges() -> list[int]:
-    """Upper edges of all buckets in tokens, ascending; `plan_points` takes the shares at them."""
-    return sorted({upper_edge(bucket) for bucket in range(bucket_of(MAX_TOKENS) + 1)})

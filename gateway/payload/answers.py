@@ -291,9 +291,13 @@ def response_id(head: bytes) -> str | None:
 
 def read_answer(body: bytes) -> Answer:
     """Read an answer, or the data of an event, of at most DECODED_BYTES."""
-    said = _decoded(body)
-    if said is None:
-        return search_answer(body)._replace(is_error=begins_error(body))
+    try:
+        said = _decode(body)
+    except _ODD:
+        try:
+            said = _decode(_NOT_JSON.sub(b"null", body))
+        except _ODD:
+            return search_answer(body)._replace(is_error=begins_error(body))
     usage, ends, kind = _usage(said), _ends(said), said.type or ""
     if usage is not None:
         return Answer(usage, ends, said.id, kind)
@@ -322,16 +326,6 @@ def search_answer(part: bytes, name: str = "") -> Answer:
         name,
         len(part),
     )
-
-
-def _decoded(data: bytes) -> Said | None:
-    try:
-        return _decode(data)
-    except _ODD:
-        pass
-    with contextlib.suppress(*_ODD):
-        return _decode(_NOT_JSON.sub(b"null", data))
-    return None
 
 
 def _ends(said: Said) -> tuple[tuple[int, str], ...]:

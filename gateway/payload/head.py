@@ -81,6 +81,10 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         )
     category = said.get(b"x-sluice-category")
     entitlement = said.get(b"x-sluice-entitlement")
+    try:  # as the official clients state it
+        read_timeout_s = float(said.get(b"x-stainless-read-timeout", b"0")[:16])
+    except ValueError:
+        read_timeout_s = 0.0
     return RequestHead(
         key_digest=key_digest,
         token=token,
@@ -88,7 +92,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         category=None if category is None else category.decode("latin-1"),
         compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
         entitlement=None if entitlement is None else entitlement.decode("latin-1").strip(),
-        read_timeout_s=_seconds(said.get(b"x-stainless-read-timeout", b"")),
+        read_timeout_s=read_timeout_s if 0.0 < read_timeout_s < 1e6 else None,
         json_body=json_body,
         form_body=form_body,
         plain_body=said.get(b"content-encoding", b"").strip().lower() in (b"", b"identity"),
@@ -99,15 +103,6 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
 def digest_of(key: bytes) -> bytes:
     """SHA-256 of an API key (32 bytes). The gateway keeps and compares only this digest."""
     return hashlib.sha256(key).digest()
-
-
-def _seconds(value: bytes) -> float | None:
-    """A time-out as the official clients state it, in seconds; None without a usable one."""
-    try:
-        seconds = float(value[:16])
-    except ValueError:
-        return None
-    return seconds if 0.0 < seconds < 1e6 else None
 
 
 def _printable(value: bytes) -> str | None:

@@ -20,7 +20,6 @@ Rules:
 """
 
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -63,25 +62,9 @@ class StreamMeter:
     """State of one relayed stream: `feed` takes the engine's bytes, returns those to send."""
 
     __slots__ = (
-        "_bytes_per_token",
-        "_choices",
-        "_counted",
-        "_ends",
-        "_finished",
-        "_generates",
-        "_held",
-        "_shape",
-        "_strip_running",
-        "_strip_usage",
-        "_text",
-        "_usage",
-        "_usage_events",
-        "begun",
-        "done",
-        "events",
-        "failed_in_band",
-        "finish_reason",
-        "opened",
+        *("_bytes_per_token", "_choices", "_counted", "_ends", "_finished", "_generates", "_held"),
+        *("_shape", "_strip_running", "_strip_usage", "_text", "_usage", "_usage_events", "begun"),
+        *("done", "events", "failed_in_band", "finish_reason", "opened"),
     )
 
     def __init__(
@@ -203,11 +186,13 @@ class StreamMeter:
             whole = whole[len(_BOM) :]
         if b"data:" not in whole:
             return b"" if self.done else whole
+        # Split into events, each with its end.
+        ends = [end.end() for end in (_END_WITH_CR if b"\r\r" in whole else _END).finditer(whole)]
         kept: list[bytes] = []
-        for event in _events(whole):
+        for start, end in pairwise(dict.fromkeys((0, *ends, len(whole)))):
             if self.done:
                 break
-            if sent := self._note(event):
+            if sent := self._note(whole[start:end]):
                 kept.append(sent)
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
@@ -336,15 +321,6 @@ class BodyMeter(StreamMeter):
         if self._lines > 1:
             return self._lines
         return by_bytes(self._bytes, self._bytes_per_token)
-
-
-def _events(whole: bytes) -> Sequence[bytes]:
-    """Split bytes of whole events into events, each with its end."""
-    pattern = _END_WITH_CR if b"\r\r" in whole else _END
-    ends = [found.end() for found in pattern.finditer(whole)]
-    if ends[0] == len(whole):
-        return (whole,)
-    return [whole[a:b] for a, b in pairwise(dict.fromkeys((0, *ends, len(whole))))]
 
 
 def _data_lines(events: bytes) -> int:

@@ -318,7 +318,8 @@ class RankGroup:
                 continue
             # Jobs with response affinity go to their rank first: its cache has their prompt.
             for line in lines:
-                for _, _, job in line[: self._room(rank)]:
+                room = self._room(rank)
+                for _, _, job in line[:room]:
                     if self._room(rank):
                         self._send(job, rank, out, now_s)
         groups = [[w for w in e.ranks if w in known] for e in self._pool.engines]

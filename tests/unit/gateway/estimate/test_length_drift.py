@@ -4,13 +4,8 @@ import random
 
 import pytest
 
-from gateway.estimate.length_drift import (
-    ALARM,
-    TRUSTED,
-    LengthDrift,
-    bucket_edges,
-    plan_points,
-)
+from gateway.estimate.length_drift import ALARM, TRUSTED, LengthDrift
+from planner.gateway_file import bucket_edges, plan_points
 
 
 def points_of(lengths: list[int]) -> list[tuple[int, float]]:
