@@ -257,12 +257,8 @@ class Tally:
         texts = self.texts
         if message.role not in _ROLES:
             texts.append(message.role)
-        for text in (
-            message.name,
-            message.refusal,
-            message.reasoning_content,
-            message.reasoning,
-        ):
+        reasoning = message.reasoning_content, message.reasoning
+        for text in (message.name, message.refusal, *reasoning):
             if text:
                 texts.append(text)
         if message.tool_call_id:

@@ -225,15 +225,6 @@ class Quartz:
     def coverage(self) -> float | None:
         return self._predictor.coverage
 
-    @property
-    def backlog_tokens(self) -> Sequence[int]:
-        """Uncached prompt tokens sent to each worker without a first token yet."""
-        return [worker.sent_tokens for worker in self._workers]
-
-    def wait_s(self, worker: int, now_s: float) -> float:
-        """W-hat of a worker, >= 0."""
-        return self._workers[worker].wait_s(now_s, self._share())
-
     def joined(self, worker: int) -> None:
         if worker == len(self._workers):
             self._workers.append(Worker())

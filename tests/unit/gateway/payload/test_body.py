@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from gateway.errors import BadRequest
 from gateway.payload.body import read_body
 from gateway.payload.members import MAX_MEMBERS
-from gateway.records.endpoint import (
-    CHAT,
-    COMPLETIONS,
-    ENDPOINTS,
-    MESSAGES,
-    RESPONSES,
-    Endpoint,
-)
+from gateway.records.endpoint import CHAT, COMPLETIONS, ENDPOINTS, MESSAGES, RESPONSES, Endpoint
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -227,24 +220,18 @@ def test_facts_of_a_chat_body() -> None:
             max_tokens=7,
             max_completion_tokens=9,
             n=3,
+            best_of=5,
             priority=1,
             cache_salt="s",
             bootstrap_host="h",
             **{"x-gateway-inference": 1, "unknown": [1]},
         ),
     )
-    assert facts.model == "m"
-    assert facts.stream
-    assert facts.include_usage is True
+    assert (facts.model, facts.stream, facts.include_usage) == ("m", True, True)
     assert facts.has_stream_options
-    assert facts.cap_tokens == 9
-    assert facts.sequences_per_prompt == 3
-    assert facts.steering_fields == (
-        "priority",
-        "cache_salt",
-        "bootstrap_host",
-        "x-gateway-inference",
-    )
+    assert (facts.cap_tokens, facts.sequences_per_prompt, facts.choices_per_prompt) == (9, 5, 3)
+    steering = ("priority", "cache_salt", "bootstrap_host", "x-gateway-inference")
+    assert facts.steering_fields == steering
 
 
 def test_numbers_and_flags_in_other_forms_are_read_as_engines_read_them() -> None:
@@ -296,11 +283,6 @@ def test_members_are_bounded_before_they_are_read() -> None:
         assert "1,000 members" in refused(many).message
         taken_s.append(time.thread_time() - start_s)
     assert min(taken_s) < 0.2
-
-
-def test_the_larger_of_n_and_best_of_counts() -> None:
-    raw = json.dumps({"model": "m", "prompt": "a", "n": 2, "best_of": 5}).encode()
-    assert read_body(COMPLETIONS, raw).sequences_per_prompt == 5
 
 
 def test_responses_in_the_background_are_refused() -> None:

@@ -90,32 +90,93 @@ TEXT = "word " * 12_000
 CALL = {"function": {"name": "f", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        {"reasoning": TEXT},
-        {"reasoning_content": TEXT},
-        {"refusal": TEXT},
-        {"name": TEXT},
-        {"role": TEXT},
-        {"tool_call_id": TEXT},
-        {"annotations": [{"text": TEXT}]},
-        {"audio": {"transcript": TEXT}},
-        {"nobody_knows": {"a": [TEXT]}},
-        {TEXT: None},
-        {"tool_calls": [{"function": {"name": "f", "arguments": TEXT}}]},
-        {"tool_calls": [CALL | {"id": TEXT}]},
-        {"tool_calls": [CALL | {"nobody_knows": TEXT}]},
-        {"tool_calls": [{"function": {"name": "f", "nobody_knows": TEXT}}]},
-        {"function_call": {"name": "f", "arguments": TEXT}},
-        {"function_call": {"name": "f", "nobody_knows": TEXT}},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
-def test_text_counts_wherever_a_message_has_it(hidden: dict[str, Any], role: str) -> None:
-    found = measure(CHAT, messages=[{"role": role, "content": "x", **hidden}])
-    assert len(TEXT) < found.text_bytes < len(TEXT) + 50
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+RESULT = {"type": "tool_result", "content": "x"}
+IN_MESSAGE: list[dict[str, Any]] = [
+    {"reasoning": TEXT},
+    {"reasoning_content": TEXT},
+    {"refusal": TEXT},
+    {"name": TEXT},
+    {"role": TEXT},
+    {"tool_call_id": TEXT},
+    {"annotations": [{"text": TEXT}]},
+    {"audio": {"transcript": TEXT}},
+    {"nobody_knows": {"a": [TEXT]}},
+    {TEXT: None},
+    {"tool_calls": [{"function": {"name": "f", "arguments": TEXT}}]},
+    {"tool_calls": [CALL | {"id": TEXT}]},
+    {"tool_calls": [CALL | {"nobody_knows": TEXT}]},
+    {"tool_calls": [{"function": {"name": "f", "nobody_knows": TEXT}}]},
+    {"function_call": {"name": "f", "arguments": TEXT}},
+    {"function_call": {"name": "f", "nobody_knows": TEXT}},
+]
+IN_ITEM = [
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": TEXT}]},
+    {"type": "code_interpreter_call", "code": TEXT},
+    {"type": "file_search_call", "results": [{"text": TEXT}]},
+    {"type": "mcp_list_tools", "tools": [{"description": TEXT}]},
+    {"type": "custom_tool_call_output", "call_id": "c", "output": TEXT},
+    {"type": "function_call", "name": "f", "arguments": "{}", "call_id": TEXT},
+    {"role": "user", "content": "x", "nobody_knows": TEXT},
+    {"role": TEXT, "content": "x"},
+]
+IN_DOCUMENT = [
+    {"type": "document", "source": {"type": "text", "data": TEXT}},
+    {"type": "document", "source": {"type": "content", "content": [{"text": TEXT}]}},
+    {"type": "document", "source": {"type": "url", "url": "x"}, "context": TEXT},
+    {"type": "search_result", "title": TEXT, "content": [{"type": "text", "text": "x"}]},
+]
+IN_PART = [
+    {"type": "text", "text": "x", "nobody_knows": TEXT},
+    {"type": "text", "text": "x", TEXT: True},
+    {"type": "text", "text": "x", "nobody_knows": [{"a": TEXT}]},
+    {"type": "text", "text": "x", "thinking": TEXT},
+    {"type": "text", "text": "x", "annotations": [{"title": TEXT}]},
+    {"type": "text", "text": "x", "cache_control": {"type": TEXT}},
+    {"type": "text", "text": "x", "file": {"file_data": TEXT}},
+    {"type": "text", "text": "x", "content": TEXT},
+    {"type": "text", "text": "x", "content": [{"type": "text", "text": TEXT}]},
+    {"text": "x", "input": {"a": TEXT}},
+    IMAGE | {"nobody_knows": TEXT},
+    IMAGE | {"text": TEXT},
+    {"type": "thinking", "thinking": "x", "nobody_knows": TEXT},
+    {"type": "tool_use", "name": "f", "input": {}, "caller": {"a": TEXT}},
+    {"type": TEXT + "tool_result", "content": "x"},
+    RESULT | {"tool_use_id": TEXT},
+    RESULT | {"nobody_knows": TEXT},
+    RESULT | {"content": [{"type": "text", "text": "x", "nobody_knows": TEXT}]},
+    RESULT | {"content": [RESULT | {"content": [IMAGE | {"nobody_knows": TEXT}]}]},
+    {"type": "redacted_thinking", "data": TEXT},
+    {"type": "tool_reference", "tool_name": TEXT},
+]
+IN_TEXT = [{"type": "text", "text": "x", "nobody_knows": TEXT}]
+SAID = {"role": "user", "content": "x"}
+HIDDEN: list[tuple[Endpoint, dict[str, Any]]] = [
+    *(
+        (CHAT, {"messages": [{"role": role, "content": "x", **hidden}]})
+        for hidden in IN_MESSAGE
+        for role in ("user", "assistant", "system", "tool")
+    ),
+    *((RESPONSES, {"input": [item, SAID]}) for item in IN_ITEM),
+    *((MESSAGES, {"messages": messages([part])}) for part in (*IN_DOCUMENT, *IN_PART)),
+    *((e, {"messages": messages([part])}) for part in IN_PART for e in (CHAT, COUNT_TOKENS)),
+    (MESSAGES, {"messages": [SAID], "system": IN_TEXT}),
+    (RESPONSES, {"input": messages(IN_TEXT)}),
+    (RESPONSES, {"input": [{"type": "function_call_output", "output": IN_TEXT}]}),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": IN_TEXT}]}),
+    (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": TEXT}, SAID]}),
+    (RERANK, {"query": "q", "documents": [{"content": IN_TEXT}]}),
+    (RERANK, {"query": {"text": "q", "nobody_knows": TEXT}, "documents": ["x"]}),
+    (RERANK, {"query": "q", "documents": [{"text": "x", "nobody_knows": TEXT}]}),
+    (SCORE, {"text_1": {"text": "q", "nobody_knows": TEXT}, "text_2": ["x"]}),
+    (SCORE, {"queries": "q", "documents": [{"content": IN_TEXT}]}),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "fields"), HIDDEN, ids=range(len(HIDDEN)))
+def test_text_counts_wherever_a_body_has_it(endpoint: Endpoint, fields: dict[str, Any]) -> None:
+    found = measure(endpoint, **fields)
+    assert len(TEXT) <= found.text_bytes < len(TEXT) + 120, fields
     assert found.longest_text_bytes == found.text_bytes
 
 
@@ -128,97 +189,6 @@ def test_members_that_nobody_knows_count_as_text(name: str, value: Any) -> None:
     assert len(TEXT) < found.text_bytes < len(TEXT) + 50
     found = measure(COMPLETIONS, prompt=[1, 2], **{name: value})
     assert (found.exact_tokens, found.text_bytes > len(TEXT)) == (2, True)
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": TEXT}]},
-        {"type": "code_interpreter_call", "code": TEXT},
-        {"type": "file_search_call", "results": [{"text": TEXT}]},
-        {"type": "mcp_list_tools", "tools": [{"description": TEXT}]},
-        {"type": "custom_tool_call_output", "call_id": "c", "output": TEXT},
-        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": TEXT},
-        {"role": "user", "content": "x", "nobody_knows": TEXT},
-        {"role": TEXT, "content": "x"},
-    ],
-    ids=str,
-)
-def test_text_counts_wherever_an_item_has_it(item: dict[str, Any]) -> None:
-    found = measure(RESPONSES, input=[item, {"role": "user", "content": "x"}])
-    assert len(TEXT) <= found.text_bytes < len(TEXT) + 50
-    assert found.messages == 2
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "document", "source": {"type": "text", "data": TEXT}},
-        {"type": "document", "source": {"type": "content", "content": [{"text": TEXT}]}},
-        {"type": "document", "source": {"type": "url", "url": "x"}, "context": TEXT},
-        {"type": "search_result", "title": TEXT, "content": [{"type": "text", "text": "x"}]},
-    ],
-    ids=str,
-)
-def test_text_counts_wherever_a_document_has_it(part: dict[str, Any]) -> None:
-    found = measure(MESSAGES, messages=messages([part]))
-    assert len(TEXT) <= found.text_bytes < len(TEXT) + 100
-
-
-IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
-RESULT = {"type": "tool_result", "content": "x"}
-
-
-@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES, COUNT_TOKENS])
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "text", "text": "x", "nobody_knows": TEXT},
-        {"type": "text", "text": "x", TEXT: True},
-        {"type": "text", "text": "x", "nobody_knows": [{"a": TEXT}]},
-        {"type": "text", "text": "x", "thinking": TEXT},
-        {"type": "text", "text": "x", "annotations": [{"title": TEXT}]},
-        {"type": "text", "text": "x", "cache_control": {"type": TEXT}},
-        {"type": "text", "text": "x", "file": {"file_data": TEXT}},
-        {"type": "text", "text": "x", "content": TEXT},
-        {"type": "text", "text": "x", "content": [{"type": "text", "text": TEXT}]},
-        {"text": "x", "input": {"a": TEXT}},
-        IMAGE | {"nobody_knows": TEXT},
-        IMAGE | {"text": TEXT},
-        {"type": "thinking", "thinking": "x", "nobody_knows": TEXT},
-        {"type": "tool_use", "name": "f", "input": {}, "caller": {"a": TEXT}},
-        {"type": TEXT + "tool_result", "content": "x"},
-        RESULT | {"tool_use_id": TEXT},
-        RESULT | {"nobody_knows": TEXT},
-        RESULT | {"content": [{"type": "text", "text": "x", "nobody_knows": TEXT}]},
-        RESULT | {"content": [RESULT | {"content": [IMAGE | {"nobody_knows": TEXT}]}]},
-        {"type": "redacted_thinking", "data": TEXT},
-        {"type": "tool_reference", "tool_name": TEXT},
-    ],
-    ids=lambda part: str(part)[:60],
-)
-def test_text_counts_wherever_a_part_has_it(endpoint: Endpoint, part: dict[str, Any]) -> None:
-    found = measure(endpoint, messages=messages([part]))
-    assert len(TEXT) <= found.text_bytes < len(TEXT) + 120
-    assert found.longest_text_bytes == found.text_bytes
-
-
-def test_text_counts_in_parts_of_other_places() -> None:
-    hidden = [{"type": "text", "text": "x", "nobody_knows": TEXT}]
-    encrypted = {"type": "reasoning", "encrypted_content": TEXT}
-    for found in (
-        measure(MESSAGES, messages=messages("x"), system=hidden),
-        measure(RESPONSES, input=messages(hidden)),
-        measure(RESPONSES, input=[{"type": "function_call_output", "output": hidden}]),
-        measure(RESPONSES, input=[{"type": "reasoning", "summary": hidden}]),
-        measure(RESPONSES, input=[encrypted, *messages("x")]),
-        measure(RERANK, query="q", documents=[{"content": hidden}]),
-        measure(RERANK, query={"text": "q", "nobody_knows": TEXT}, documents=["x"]),
-        measure(RERANK, query="q", documents=[{"text": "x", "nobody_knows": TEXT}]),
-        measure(SCORE, text_1={"text": "q", "nobody_knows": TEXT}, text_2=["x"]),
-        measure(SCORE, queries="q", documents=[{"content": hidden}]),
-    ):
-        assert len(TEXT) < found.text_bytes < len(TEXT) + 50
 
 
 @pytest.mark.parametrize(

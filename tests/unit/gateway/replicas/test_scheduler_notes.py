@@ -18,6 +18,7 @@ from gateway.scheduling.scheduler import Job
 from predictor.online import PrefillPredictor
 from tests.builders import changed, served_model
 from tests.fakes import FakeClock
+from tests.unit.gateway.scheduling.scheduled import wait_s
 
 
 def exchange(notes: SchedulerNotes) -> None:
@@ -112,8 +113,8 @@ def test_work_that_one_replica_assigned_is_backlog_for_the_others() -> None:
     (sent,) = scheduler.submit(job(8000), 0.0)
     exchange(notes_of(one, boards, "a"))
     exchange(notes_of(two, boards, "b"))
-    assert other.wait_s(sent.worker, 0.0) > 0
-    assert other.wait_s(1 - sent.worker, 0.0) == 0
+    assert wait_s(other, sent.worker, 0.0) > 0
+    assert wait_s(other, 1 - sent.worker, 0.0) == 0
 
 
 def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_others() -> None:
@@ -156,7 +157,7 @@ def test_what_is_no_note_is_ignored() -> None:
     boards.notes["x"] = {"m/0": b"\xc1nonsense"}
     boards.notes["y"] = {"m/0": msgspec.msgpack.encode({"replica": 3})}
     exchange(notes_of(served, boards, "a"))
-    assert scheduler.wait_s(0, 0.0) == 0.0
+    assert wait_s(scheduler, 0, 0.0) == 0.0
 
 
 def test_a_pool_with_other_workers_is_another_pool() -> None:
@@ -192,6 +193,6 @@ def test_replicas_that_list_workers_in_other_orders_learn_of_the_same_ones() -> 
     require(one.fleet.pools[0].gossip).sent(((512, 77),), 0, 0.25)
     exchange(first)
     exchange(second)
-    assert other.wait_s(1, 0.0) > 0 == other.wait_s(0, 0.0)
+    assert wait_s(other, 1, 0.0) > 0 == wait_s(other, 0, 0.0)
     assert others_predictor.slowness(1) > others_predictor.slowness(0)
     assert require(two.fleet.pools[0].prefixes).match(((512, 77),), 0.25) == [(128, 0b10)]

@@ -72,3 +72,8 @@ def quartz_of(pool: PoolState, predictor: Proportional | None = None, **profile:
 def submit_all(scheduler: Any, jobs: Sequence[Job], now_s: float = 0.0) -> list[Job]:
     """All jobs that were sent, in order."""
     return [sent for job in jobs for sent in scheduler.submit(job, now_s)]
+
+
+def wait_s(scheduler: Quartz, worker: int, now_s: float) -> float:
+    """W-hat of a worker."""
+    return scheduler._workers[worker].wait_s(now_s, scheduler._share())

@@ -1,12 +1,25 @@
-"""BF-IO's scheduler: late binding, bands, fairness, the age guard, dead engines."""
+"""BF-IO: late binding, bands, fairness, the age guard, dead engines; a rank's load, the choice."""
+
+from collections.abc import Sequence
+from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.records.attempt import HealthRules
 from gateway.scheduling import rank_solver as solver
-from gateway.scheduling.rank_group import RankGroup, RankRules
+from gateway.scheduling.rank_group import (
+    FIRST_STEP_S,
+    RankGroup,
+    RankLoad,
+    RankRules,
+    StepClock,
+    choose,
+    streamed,
+)
 from gateway.scheduling.scheduler import Job
 
 
@@ -249,3 +262,128 @@ def test_finishing_twice_frees_one_slot() -> None:
     scheduler.finished(one, 1.0)
     assert not scheduler.finished(one, 1.0)
     assert scheduler.ranks[0].sequences == 0
+
+
+# -- a rank's load, from the answers' streams
+
+
+def streaming(prompt: int, *, emitted: int = 0, sequences: int = 1) -> Job:
+    made = job(prompt, sequences=sequences)
+    made.emitted = lambda: emitted
+    return made
+
+
+def test_between_counts_every_sequence_grows_by_a_token_a_step() -> None:
+    rank = RankLoad(StepClock())
+    rank.tokens(1.0)  # counted
+    rank.add(streaming(100), 1.0)
+    rank.add(streaming(50, sequences=3), 1.0)
+    assert rank.tokens(1.0 + 2 * FIRST_STEP_S) == pytest.approx(150 + 2 * 4)
+
+
+def test_who_leaves_takes_prompt_and_answer_along() -> None:
+    rank = RankLoad(StepClock())
+    first, second = streaming(100, emitted=40), streaming(10, emitted=5)
+    rank.add(first, 1.0)
+    rank.add(second, 1.0)
+    assert rank.tokens(2.0) == 155
+    rank.remove(first, 2.0)
+    assert rank.tokens(2.0) == 15
+    rank.remove(second, 2.0)
+    assert (rank.tokens(2.0), rank.sequences, len(rank.jobs)) == (0, 0, 0)
+
+
+def test_telemetry_adds_what_others_sent_and_takes_nothing_away() -> None:
+    rank = RankLoad(StepClock())
+    rank.add(streaming(100), 1.0)
+    for _ in range(200):
+        rank.observe(1100.0, 1.0)
+    assert rank.tokens(1.0) == pytest.approx(1100, abs=1)
+    for _ in range(200):
+        rank.observe(50.0, 1.0)  # shared prefixes are counted once there
+    assert rank.tokens(1.0) == 100
+
+
+def test_the_step_is_learned_from_answers_and_not_from_short_ones() -> None:
+    clock = StepClock()
+    clock.ended(2, 100.0)
+    assert clock.step_s == FIRST_STEP_S
+    clock.ended(100, 1.0)
+    assert clock.step_s == pytest.approx(0.01)
+    clock.ended(100, 3.0)
+    assert 0.01 < clock.step_s < 0.03
+
+
+def test_an_answer_that_is_not_streamed_grows_with_time_up_to_what_is_expected() -> None:
+    silent = job(10)
+    silent.sent_s = 5.0
+    assert streamed(silent, 5.0 + 5 * 0.01, 0.01) == pytest.approx(5, abs=1)
+    assert streamed(silent, 100.0, 0.01) == silent.output_tokens
+
+
+# -- the short ways of the choice, held against the objective and the solver
+
+
+def pick(
+    loads: Sequence[float],
+    caps: Sequence[int],
+    jobs: Sequence[Job],
+    waits: Sequence[float] | None = None,
+    maxage: float = inf,
+) -> list[tuple[int, int]]:
+    ranks = range(len(loads))
+    return choose(solver.assign, ranks, loads, caps, jobs, waits or [0.0] * len(jobs), maxage)
+
+
+def imbalance(loads: Sequence[float], pairs: list[tuple[int, int]], jobs: Sequence[Job]) -> float:
+    after = list(loads)
+    for item, index in pairs:
+        after[index] += jobs[item].prompt_tokens
+    return len(after) * max(after) - sum(after)
+
+
+def test_a_tie_goes_to_the_rank_that_holds_more_of_the_prompt() -> None:
+    assert pick([0, 0, 0], [1, 1, 1], [job(64, match=((48, 0b100), (16, 0b110)))]) == [(0, 2)]
+
+
+def test_who_was_passed_over_for_too_long_goes_first() -> None:
+    jobs = [job(10), job(99), job(20)]
+    assert pick([900, 1000], [1, 0], jobs, [0.0, 1.0, 5.0], maxage=4.0) == [(2, 0)]
+
+
+loads = st.lists(st.integers(0, 5000), min_size=2, max_size=6)
+
+
+@given(loads=loads, size=st.integers(1, 3000), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_one_request_is_placed_as_the_solver_places_it(
+    loads: list[int], size: int, data: st.DataObject
+) -> None:
+    caps = data.draw(st.lists(st.integers(0, 2), min_size=len(loads), max_size=len(loads)))
+    jobs = [job(size)]
+    mine = pick(loads, caps, jobs)
+    theirs = solver.assign(loads, caps, [size], [0.0], maxage=None)
+    assert imbalance(loads, mine, jobs) == imbalance(loads, theirs, jobs)
+    assert len(mine) == len(theirs)
+
+
+@given(loads=loads, sizes=st.lists(st.integers(1, 3000), min_size=2, max_size=8))
+@settings(max_examples=100, deadline=None)
+def test_one_slot_is_filled_as_well_as_it_can_be(loads: list[int], sizes: list[int]) -> None:
+    jobs = [job(size) for size in sizes]
+    caps = [1] + [0] * (len(loads) - 1)
+    mine = imbalance(loads, pick(loads, caps, jobs), jobs)
+    assert mine == min(imbalance(loads, [(i, 0)], jobs) for i in range(len(jobs)))
+
+
+@given(loads=loads, sizes=st.lists(st.integers(1, 3000), min_size=2, max_size=12), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_free_slot_is_filled_once(
+    loads: list[int], sizes: list[int], data: st.DataObject
+) -> None:
+    caps = data.draw(st.lists(st.integers(0, 3), min_size=len(loads), max_size=len(loads)))
+    pairs = pick(loads, caps, [job(size) for size in sizes])
+    assert len(pairs) == min(len(sizes), sum(caps))
+    assert len({item for item, _ in pairs}) == len(pairs)
+    for index, cap in enumerate(caps):
+        assert sum(at == index for _, at in pairs) <= cap
