@@ -66,6 +66,15 @@ def redis_process() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that the test may break."""
+    if redis_program() is None:
+        pytest.skip("redis-server is not on PATH")
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
 def redis_server(redis_process: RedisServer) -> RedisServer:
     """The run's server, emptied."""
     with redis_process.client() as client:

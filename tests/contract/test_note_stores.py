@@ -3,7 +3,7 @@
 `kept`: what was published is heard by a later process. `shared`: by others at the same time.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -171,12 +171,6 @@ async def test_every_replica_hears_every_other(shared: Stores) -> None:
 @pytest.fixture
 def server(redis_server: RedisServer) -> RedisServer:
     return redis_server
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.mark.redis

@@ -5,7 +5,7 @@ What is decided is the differential test's subject (`tests/contract/test_store_d
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -122,15 +122,6 @@ async def account(store: RedisLeases, name: str = "e", model: str = "m") -> Acco
 
 async def inflight(store: RedisLeases, model: str = "m") -> int:
     return sum(pool.inflight for pool in await store.pools(model))
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that the test may break."""
-    if redis_program() is None:
-        pytest.skip("redis-server is not on PATH")
-    with RedisServer() as server:
-        yield server
 
 
 # -- the scripts

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,15 +30,6 @@ BUDGET = Limit(
 )
 FLIGHT = Limit(id="key:t/k:sequences", scope="key", name="t/k", unit="sequences", amount=8)
 WIDE = Terms(slots=(500, 500))
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    """A server that the test may break."""
-    if redis_program() is None:
-        pytest.skip("redis-server is not on PATH")
-    with RedisServer() as server:
-        yield server
 
 
 async def take(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compressor
+from bench.compressor.trials import texts
 from compressor import Compressed, Refused, compress
 from tests.unit.compressor.texts import prose, size, user
 
@@ -82,14 +83,9 @@ def test_what_fits_is_given_back_as_it_is() -> None:
     assert found.units == ()
 
 
-def test_the_margin_is_taken_off_the_budget() -> None:
-    found = compress(user(with_gold()), 2000, 4.0, when="any")
-    assert isinstance(found, Compressed)
-    assert found.budget_bytes == int(2000 * 4.0 * 0.83)
-
-
-def test_fixed_tokens_come_off_the_budget() -> None:
-    found = compress(user(with_gold()), 2100, 4.0, fixed_tokens=100, when="any")
+@pytest.mark.parametrize("fixed", [0, 100])
+def test_the_margin_and_fixed_tokens_come_off_the_budget(fixed: int) -> None:
+    found = compress(user(with_gold()), 2000 + fixed, 4.0, fixed_tokens=fixed, when="any")
     assert isinstance(found, Compressed)
     assert found.budget_bytes == int(2000 * 4.0 * 0.83)
 
@@ -201,24 +197,7 @@ def test_bad_arguments_are_errors() -> None:
         compress(user("a"), 10, 0.0)
 
 
-HOSTILE = {
-    "no punctuation": "word " * 10_000,
-    "one sentence": ("clause, " * 6000) + "end.",
-    "one word": "a" * 50_000,
-    "marks": "?!" * 25_000,
-    "brackets": "[" * 50_000,
-    "fences": "```\n" * 12_000,
-    "pipes": "| a | b |\n" * 5000,
-    "headers": "[1] A\n" * 8000,
-    "zwj": "👨‍👩‍👧‍👦" * 4000,
-    "surrogates": "text \ud83d more. " * 3000,
-    "rtl": "\u202eabc\u202c def. " * 4000,
-    "thai": "ภาษาไทยเขียนติดกัน" * 2500,
-    "tibetan": "བོད་སྐད" * 6000,
-    "white space": " \t\u3000\u00a0" * 10_000 + "x",
-    "quotes": '"' * 50_000,
-    "minified JSON": json.dumps({f"k{i}": i for i in range(4000)}, separators=(",", ":")),
-}
+HOSTILE = texts()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -233,7 +212,9 @@ def test_hostile_text_neither_hangs_nor_vanishes(name: str) -> None:
         assert after.endswith(QUESTION.strip())
 
 
-@pytest.mark.parametrize("name", ["no punctuation", "one sentence", "zwj", "surrogates", "thai"])
+@pytest.mark.parametrize(
+    "name", ["no punctuation", "one sentence", "emoji", "lone surrogates", "Thai"]
+)
 def test_text_without_seams_is_still_cut(name: str) -> None:
     text = HOSTILE[name]
     found = compress(user(text + QUESTION), int(size(text) * 0.7), 1.0, **ANY)
@@ -241,7 +222,7 @@ def test_text_without_seams_is_still_cut(name: str) -> None:
     assert found.changed
 
 
-texts = st.text(
+drawn = st.text(
     st.sampled_from('abcXYZ 12\n\n.?!。、|`~#[]{}":,-_é漢字かなไทย\u0301\u200d\ud83d👍ه؟।क')
     | st.characters(),
     max_size=400,
@@ -251,7 +232,7 @@ texts = st.text(
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), texts), max_size=5
+        st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), drawn), max_size=5
     ),
     st.floats(0.05, 1.1),
     st.sampled_from(["default", "paper"]),
@@ -314,7 +295,7 @@ def test_marks_stand_once_in_each_gap_and_count_in_the_budget() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), texts), max_size=4),
+    st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), drawn), max_size=4),
     st.floats(0.05, 1.1),
 )
 def test_any_text_with_marks_fits_or_is_refused(turns: list[tuple[str, str]], share: float) -> None:

@@ -2,14 +2,7 @@
 
 import pytest
 
-from simulator.mock_server.api.faults import KINDS, FaultError, parse_faults
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_every_known_fault_parses(name: str) -> None:
-    argument = {"slow": ":2", "model-name": ":other"}.get(name, "")
-    (fault,) = parse_faults(name + argument).faults
-    assert (fault.name, fault.rate) == (name, 1.0)
+from simulator.mock_server.api.faults import FaultError, parse_faults
 
 
 @pytest.mark.parametrize(
