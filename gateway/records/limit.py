@@ -143,7 +143,7 @@ class LimitUse(Record, frozen=True, kw_only=False, array_like=True):
     """This request was the first in its window to reach the level that warns."""
 
 
-class LimitView(Record, frozen=True, kw_only=True):
+class LimitView(Record, frozen=True, kw_only=True, array_like=True):
     """A limit's counters, for administrators and tenants."""
 
     id: str

@@ -29,6 +29,7 @@ from gateway.store.redis.lease_codec import (
     NOTHING,
     LimitEncoder,
     decision,
+    limit_views,
     moved,
     token_pool_of,
 )
@@ -92,17 +93,9 @@ class Pair:
     def admit(self, request: AdmissionRequest, *, observe: bool, owner: str = "x") -> None:
         expected = admission.admit(self.book, request, self.now_s, observe=observe, owner=owner)
         fields = msgspec.structs.asdict(request)
-        lease_id = fields.pop("lease_id")
-        limited = bool(request.limits)
         asked = LimitEncoder().asked(request.limits, request, self.now_s, "limits")
-        answer = self.script(
-            "admit",
-            lease_id=lease_id,
-            owner=owner,
-            observe=observe,
-            asked=asked if limited else None,
-            **fields,
-        )
+        fields |= {"owner": owner, "observe": observe, "asked": asked if request.limits else None}
+        answer = self.script("admit", **fields)
         found, gives_way, issued_s = decision(answer)
         assert found == expected
         if isinstance(expected, Denial):
@@ -270,12 +263,8 @@ class Pair:
 
     def compare_views(self) -> None:
         asked = LimitEncoder().asked(LIMITS, NOTHING, self.now_s, "limits")
-        for limit, theirs in zip(
-            LIMITS, DECODE(self.script("budget", asked=asked, added=0)), strict=True
-        ):
-            ours = self.book.limits.view(limit, self.now_s)
-            shown = [ours.used, ours.reserved, ours.added, ours.resets_unix_s, ours.total]
-            assert theirs == shown, limit.id
+        views = limit_views(self.script("budget", asked=asked, added=0))
+        assert views == [self.book.limits.view(limit, self.now_s) for limit in LIMITS]
 
     def _key(self, name: str) -> str:
         return self.calls.key.replace(":state", f":{name}")

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.admission.limit_book import Counter, LimitBook, counted_s, used_of
+from gateway.admission.limit_book import Counter, LimitBook, used_of
 from gateway.admission.terms import Denial, Grant, Terms
 from gateway.admission.token_pool import LEASE_TTL_S, TokenPool
 from gateway.records.entitlement import Entitlement
@@ -31,23 +31,15 @@ _WHOLE: Final = ("slots", "kv_bytes", "baseline", "limit", "kv_bytes_limit")
 _Shared = TypeVar("_Shared", Terms, Entitlement)
 
 
-class _Heard(msgspec.Struct):
-    """What was used of a limit, without reservations, as Redis reported it last."""
-
-    limit: Limit
-    slice_s: float
-    spent: int
-    allowed: int
-
-
 class KnownLimits:
     """Levels as last heard, and the parts of the limits while there are any."""
 
     def __init__(self) -> None:
         self.encoder = LimitEncoder()
-        self._heard: dict[str, _Heard] = {}
         self._known = LimitBook()
-        """Levels that the last parts left."""
+        """Used of each limit, without reservations, as Redis or the last parts had it."""
+        self._told: set[str] = set()
+        """Limits that Redis told of since the parts began, through models that reach it."""
         self._share: LimitBook | None = None
         self._sharing: set[object] = set()
         """Models that decide over the parts."""
@@ -57,59 +49,52 @@ class KnownLimits:
         if isinstance(found, Denial):
             if found.limit_index >= 0:
                 limit = limits[found.limit_index]
-                self._update(limit, int(found.used - found.reserved), int(found.limit), now_s)
+                self._update(limit, now_s, int(found.used - found.reserved), int(found.limit))
             return
         for limit, held, use in zip(limits, found.held, found.uses, strict=False):
             # A request counts when it is admitted, tokens and money when they are used.
             spent = use.level - (held.expected if limit.budget else 0)
-            self._heard[limit.id] = _Heard(limit, held.slice_s, spent, use.amount)
+            self._update(limit, held.slice_s, spent, use.amount)
 
     def note_views(self, limits: Sequence[Limit], views: Sequence[LimitView], now_s: float) -> None:
         """Take over levels that were read from Redis."""
         for limit, view in zip(limits, views, strict=True):
-            self._update(limit, view.used - view.reserved, limit.amount + view.added, now_s)
+            self._update(limit, now_s, view.used - view.reserved, limit.amount + view.added)
 
-    def _update(self, limit: Limit, spent: int, allowed: int, now_s: float) -> None:
-        if limit.window:
-            start_s = self.encoder.spans.at(limit.window, limit.zone, now_s).start_s
-            self._heard[limit.id] = _Heard(limit, start_s, spent, allowed)
+    def _update(self, limit: Limit, unix_s: float, spent: int, allowed: int) -> None:
+        if not limit.window:
+            return
+        span = self.encoder.spans.at(limit.window, limit.zone, unix_s)
+        counter = self._known.counter(limit.id)
+        counter.starts, counter.spent = [span.start_s], [spent]
+        counter.added, counter.added_until_s = allowed - limit.amount, span.next_s + span.kept_s
+        if limit.warn and spent >= limit.warn:
+            counter.warned_s = span.start_s
+        self._told.add(limit.id)
 
     def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Correct them by what a request used."""
         for holding in held:
-            heard = self._heard.get(holding.id)
-            if heard is not None and heard.slice_s == holding.slice_s:
+            counter = self._known.counters.get(holding.id)
+            if counter is not None and counter.starts[-1:] == [holding.slice_s]:
                 used = used_of(holding, spent)
-                heard.spent += used - (holding.amount if holding.unit == "requests" else 0)
+                counter.spent[-1] += used - (holding.amount if holding.unit == "requests" else 0)
 
     def sweep(self, defined: Callable[[str], bool], now_s: float) -> None:
         """Forget limits that nobody defines any more, once their window is over."""
         self.encoder.sweep(defined)
-        self._heard = {
-            limit_id: heard
-            for limit_id, heard in self._heard.items()
-            if defined(limit_id) or now_s < heard.slice_s + counted_s(heard.limit.window)
-        }
         for book in (self._known, self._share):
             if book is not None:
                 book.sweep(list(book.counters), defined, now_s)
+        self._told &= self._known.counters.keys()
 
     def begin(self, model: object, kept: Iterable[RedisLease], replicas: int) -> LimitBook:
         """The parts; a model that decides over them holds these leases."""
         if self._share is None:
-            for limit_id, heard in self._heard.items():
-                limit = heard.limit
-                if limit.window:
-                    span = self.encoder.spans.at(limit.window, limit.zone, heard.slice_s)
-                    counter = self._known.counter(limit_id)
-                    counter.starts, counter.spent = [heard.slice_s], [heard.spent]
-                    counter.added = heard.allowed - limit.amount
-                    counter.added_until_s = span.next_s + span.kept_s
-                    if limit.warn and heard.spent >= limit.warn:
-                        counter.warned_s = heard.slice_s
-            self._heard.clear()
+            self._told.clear()
             self._share = LimitBook(replicas)
-            _copy_levels(self._known, self._share, 1 / self._share.parts)
+            for limit_id, counter in self._known.counters.items():
+                self._share.counters[limit_id] = _scaled(counter, 1 / self._share.parts)
         self._sharing.add(model)
         for redis_lease in kept:
             self._share.hold(redis_lease.record.held)
@@ -119,17 +104,19 @@ class KnownLimits:
         """Redis decides for a model again."""
         self._sharing.discard(model)
         if self._share is not None and not self._sharing:
-            _copy_levels(self._share, self._known, self._share.parts)
+            for limit_id, counter in self._share.counters.items():
+                if limit_id not in self._told:
+                    self._known.counters[limit_id] = _scaled(counter, self._share.parts)
             self._share = None
 
 
-def _copy_levels(source: LimitBook, target: LimitBook, by: float) -> None:
-    """Set a book's levels to another's times a number; nothing of them is reserved."""
-    for limit_id, counter in source.counters.items():
-        copy = target.counters[limit_id] = Counter()
-        copy.starts, copy.spent = [*counter.starts], [int(spent * by) for spent in counter.spent]
-        copy.warned_s = counter.warned_s
-        copy.added, copy.added_until_s = counter.added, counter.added_until_s
+def _scaled(counter: Counter, by: float) -> Counter:
+    """A counter's levels times a number; nothing of it is reserved."""
+    copy = Counter()
+    copy.starts, copy.spent = [*counter.starts], [int(spent * by) for spent in counter.spent]
+    copy.warned_s = counter.warned_s
+    copy.added, copy.added_until_s = counter.added, counter.added_until_s
+    return copy
 
 
 def share_of(

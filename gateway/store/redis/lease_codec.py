@@ -12,7 +12,7 @@ from gateway.admission.token_pool import TokenPool
 from gateway.fleet.fleet import PoolState
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
-from gateway.records.limit import Limit
+from gateway.records.limit import Limit, LimitView
 from gateway.store.redis.link import Op
 from gateway.store.redis.scripts import encode
 
@@ -104,6 +104,10 @@ class LimitEncoder:
 
 decision: Final = msgspec.msgpack.Decoder(tuple[Grant | Denial, bool, float]).decode
 """Decodes `lua/admit.lua`: decision, whether the lease is evictable, time of issue (Unix s)."""
+
+
+limit_views: Final = msgspec.msgpack.Decoder(list[LimitView]).decode
+"""Decodes `lua/budget.lua`."""
 
 
 class Moved(NamedTuple):

@@ -43,6 +43,7 @@ from gateway.store.redis.lease_codec import (
     NOTHING,
     RedisLease,
     decision,
+    limit_views,
     moved,
     token_pool_of,
 )
@@ -126,19 +127,8 @@ class RedisModel:
             return known.lease
         served, limits = self._models[self._name], self._process.limits
         observe = served.routing.observe or served.admission.observe
-        packed = grouped(
-            "admit",
-            lease_id=ask.lease_id,
-            owner=self._process.owner,
-            observe=observe,
-            entitlement=ask.entitlement,
-            pool=ask.pool,
-            alternates=ask.alternates,
-            estimate_tokens=ask.estimate_tokens,
-            kv_bytes=ask.kv_bytes,
-            sequences=ask.sequences,
-            asked=self._asked(ask.limits, ask) if ask.limits else None,
-        )
+        asked = self._asked(ask.limits, ask) if ask.limits else None
+        packed = grouped("admit", ask, owner=self._process.owner, observe=observe, asked=asked)
         op = None
         for _ in range(2):
             if not self.link.up:
@@ -324,18 +314,7 @@ class RedisModel:
     async def budgets(self, limits: Sequence[Limit], added: int = 0) -> list[LimitView]:
         """Counters of limits; `added` to the first one."""
         packed = argument(asked=self._asked(limits, NOTHING), added=added)
-        answer = msgspec.msgpack.decode(await self.link.call("budget", packed))
-        return [
-            LimitView(
-                id=limit.id,
-                used=used,
-                reserved=reserved,
-                added=more,
-                resets_unix_s=float(resets_s),
-                total=total,
-            )
-            for limit, (used, reserved, more, resets_s, total) in zip(limits, answer, strict=True)
-        ]
+        return limit_views(await self.link.call("budget", packed))
 
     async def sweep(self, defined: Callable[[str], bool]) -> None:
         ids: list[str] = []

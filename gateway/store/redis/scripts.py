@@ -186,9 +186,9 @@ def _bulk(part: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(part), part)
 
 
-def grouped(name: str, **fields: Any) -> bytes:
-    """The argument of a grouped call."""
-    values = [fields[field] for field in GROUPED[name]]
+def grouped(name: str, source: object = None, **fields: Any) -> bytes:
+    """The argument of a grouped call; fields that are not given are those of `source`."""
+    values = [fields[f] if f in fields else getattr(source, f) for f in GROUPED[name]]
     return encode(values)[1:]  # without the list's one-byte head (at most 15 fields)
 
 

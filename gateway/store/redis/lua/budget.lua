@@ -3,7 +3,7 @@
 -- KEYS     see book.lua
 -- ARGV[1]  {asked, added}: limits as limits.lua takes them; added to the first one, or 0
 --
--- Returns msgpack {used, reserved, added, resets_unix_s, total} of each.
+-- Returns msgpack: a LimitView (gateway/records/limit.py) of each.
 
 local known, seen = limits().read(arg.asked), {}
 if arg.added ~= 0 then limits().more().add(known, 1, arg.added) end

@@ -128,14 +128,14 @@ local function adopt(held, epoch)
   save_counters(held[1], ids, counters)
 end
 
--- What an administrator sees: used, reserved, added, when it resets, total.
+-- What an administrator sees: the fields of a LimitView (gateway/records/limit.py).
 local function view(known, i)
   local counter, limit = known.counters[i], known.limits[i]
   local reserved = heal(known.hash, counter)
-  if limit.unit == 'sequences' then return {reserved, reserved, 0, 0, 0} end
+  if limit.unit == 'sequences' then return {limit.id, reserved, reserved, 0, 0, 0} end
   local start_s = roll(counter, limit)
-  return {level(counter, start_s - limit.kept_s) + reserved, reserved, allowed(counter, 0),
-    resets_s(counter, limit, start_s, 1), counter[TOTAL] + reserved}
+  return {limit.id, level(counter, start_s - limit.kept_s) + reserved, reserved,
+    allowed(counter, 0), resets_s(counter, limit, start_s, 1), counter[TOTAL] + reserved}
 end
 
 local function add(known, i, amount)

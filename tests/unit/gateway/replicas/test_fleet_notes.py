@@ -52,58 +52,57 @@ class Replicas:
         assert drain_worker([self.served[replica]], worker, on=on)
         self.notes[replica].drained(worker, on=on)
 
+    def draining(self) -> list[list[bool]]:
+        """By replica, whether each worker of the short pool is drained."""
+        return [served.fleet.pools[0].draining for served in self.served]
 
-def draining(served: ModelRuntime) -> list[bool]:
-    return served.fleet.pools[0].draining
+    def eject(self, worker: int) -> None:
+        """In the first replica."""
+        served = self.served[0]
+        fleet.eject(served.fleet.pools[0], worker, served.fleet.health, self.clock())
 
 
 def test_an_engine_is_drained_in_all_replicas_and_the_newest_change_holds() -> None:
     replicas = Replicas(3)
-    worker = replicas.served[0].fleet.pools[0].workers[1]
-    replicas.drain(0, worker, on=True)
-    replicas.exchange()
-    assert [draining(served) for served in replicas.served] == [[False, True]] * 3
-    replicas.drain(2, worker, on=False)
-    replicas.exchange()
-    assert [draining(served) for served in replicas.served] == [[False, False]] * 3
+    for replica, on in ((0, True), (2, False)):
+        replicas.drain(replica, "short-1", on=on)
+        replicas.exchange()
+        assert replicas.draining() == [[False, on]] * 3
 
 
 def test_an_undo_holds_also_where_the_clock_of_the_drain_was_ahead() -> None:
     replicas = Replicas(3)
     replicas.wall_clocks[0].advance(10.0)
-    worker = replicas.served[0].fleet.pools[0].workers[1]
     for on in (True, False, True):
-        replicas.drain(0, worker, on=on)
+        replicas.drain(0, "short-1", on=on)
         replicas.exchange()
-        replicas.drain(1, worker, on=not on)
+        replicas.drain(1, "short-1", on=not on)
         replicas.exchange()
-        assert [draining(served) for served in replicas.served] == [[False, not on]] * 3
+        assert replicas.draining() == [[False, not on]] * 3
 
 
 def test_of_two_changes_at_the_same_time_one_holds_everywhere() -> None:
     replicas = Replicas(2)
-    worker = replicas.served[0].fleet.pools[0].workers[1]
-    replicas.drain(0, worker, on=False)
-    replicas.drain(1, worker, on=True)
+    replicas.drain(0, "short-1", on=False)
+    replicas.drain(1, "short-1", on=True)
     replicas.exchange()
-    assert [draining(served) for served in replicas.served] == [[False, True]] * 2
+    assert replicas.draining() == [[False, True]] * 2
 
 
 def test_a_replica_that_starts_later_hears_of_drains_from_whoever_lives() -> None:
     replicas = Replicas(2)
-    replicas.drain(0, replicas.served[0].fleet.pools[0].workers[0], on=True)
+    replicas.drain(0, "short-0", on=True)
     replicas.exchange()
     del replicas.boards.notes["replica 0"], replicas.notes[0]
-    late = replicas.join()
+    replicas.join()
     replicas.exchange()
-    assert draining(late) == [True, False]
+    assert replicas.draining()[-1] == [True, False]
 
 
 def test_one_failure_confirms_an_ejection_elsewhere() -> None:
     replicas = Replicas(2)
-    one, two = (served.fleet.pools[0] for served in replicas.served)
-    rules = replicas.served[0].fleet.health
-    fleet.eject(one, 1, rules, replicas.clock())
+    two, rules = replicas.served[1].fleet.pools[0], replicas.served[1].fleet.health
+    replicas.eject(1)
     replicas.exchange()
     assert fleet.available(two, replicas.clock()) == [0, 1], "not copied"
     assert fleet.failed(two, 1, rules, replicas.clock())
@@ -111,26 +110,19 @@ def test_one_failure_confirms_an_ejection_elsewhere() -> None:
     assert not fleet.failed(two, 0, rules, replicas.clock()), "the other one has its chances"
 
 
-def test_own_success_outweighs_what_others_say() -> None:
+def test_own_success_outweighs_what_others_say_and_a_doubt_ends_with_its_ejection() -> None:
     replicas = Replicas(2)
-    two = replicas.served[1].fleet.pools[0]
-    rules = replicas.served[0].fleet.health
-    fleet.eject(replicas.served[0].fleet.pools[0], 1, rules, replicas.clock())
+    one, two = (served.fleet.pools[0] for served in replicas.served)
+    rules = replicas.served[1].fleet.health
+    replicas.eject(1)
     replicas.exchange()
     fleet.succeeded(two, 1)
     assert not fleet.failed(two, 1, rules, replicas.clock())
-
-
-def test_a_doubt_ends_with_the_ejection_that_it_came_from() -> None:
-    replicas = Replicas(2)
-    one, two = (served.fleet.pools[0] for served in replicas.served)
-    rules = replicas.served[0].fleet.health
-    fleet.eject(one, 1, rules, replicas.clock())
     while one.engine_of[1].ejected_until_s > replicas.clock():
         replicas.exchange()
-    replicas.exchange()
-    replicas.exchange()
-    assert not fleet.failed(two, 1, rules, replicas.clock())
+    for _ in range(2):
+        replicas.exchange()
+    assert two.engine_of[1].doubted_until_s < replicas.clock()
 
 
 def test_stored_responses_are_found_by_all_and_told_for_a_while_only() -> None:
@@ -168,19 +160,14 @@ def test_replicas_that_list_workers_in_other_orders_mean_the_same_ones() -> None
     replicas = Replicas(1)
     other = replicas.join(workers=(3, 1))
     other.fleet.pools[0].workers[:] = ["short-1", "new", "short-0"]
-    worker = replicas.served[0].fleet.pools[0].workers[1]
-    fleet.eject(replicas.served[0].fleet.pools[0], 1, other.fleet.health, replicas.clock())
+    replicas.eject(1)
     replicas.served[0].fleet.response_affinity.remember("resp-1", HOME)
-    replicas.drain(0, worker, on=True)
+    replicas.drain(0, "short-1", on=True)
     replicas.exchange()
     assert other.fleet.response_affinity.find("resp-1") == HOME._replace(worker=0)
-    assert [e.doubted_until_s > 0 for e in other.fleet.pools[0].engine_of] == [
-        True,
-        False,
-        False,
-    ]
-    assert other.fleet.pools[0].draining == [True, False, False]
-    assert replicas.served[0].fleet.pools[0].draining == [False, True]
+    doubted = [engine.doubted_until_s > 0 for engine in other.fleet.pools[0].engine_of]
+    assert doubted == [True, False, False]
+    assert replicas.draining() == [[False, True], [True, False, False]]
 
 
 @pytest.mark.parametrize("note", [b"", b"\xc1", msgspec.msgpack.encode({"workers": "x"})])
@@ -208,12 +195,11 @@ def test_a_drain_ends_everywhere_when_a_new_engine_joins_at_the_address() -> Non
     replicas = Replicas()
     replicas.drain(0, "short-1", on=True)
     replicas.exchange()
-    assert draining(replicas.served[1]) == [False, True]
+    assert replicas.draining() == [[False, True]] * 2
     drain_worker([replicas.served[1]], "short-1", on=False)  # as a new engine begins
     replicas.notes[1].joined("short-1")
     replicas.exchange()
-    assert draining(replicas.served[0]) == [False, False]
-    assert draining(replicas.served[1]) == [False, False]
+    assert replicas.draining() == [[False, False]] * 2
 
 
 def test_a_drain_heard_of_reaches_models_that_a_reload_removed() -> None:
@@ -222,4 +208,4 @@ def test_a_drain_heard_of_reaches_models_that_a_reload_removed() -> None:
     replicas.notes[1]._retiring = [gone]
     replicas.drain(0, "short-1", on=True)
     replicas.exchange()
-    assert draining(gone) == [False, True]
+    assert gone.fleet.pools[0].draining == [False, True]

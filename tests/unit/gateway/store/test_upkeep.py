@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -90,32 +91,31 @@ class UpkeepRig:
         return self.book.terms
 
     async def admit(
-        self, lease_id: str, entitlement: str, pool: int = 0, tokens: int = 10, kv_bytes: int = 0
+        self, lease_id: str, entitlement: str, tokens: int = 10, kv_bytes: int = 0
     ) -> None:
+        asked: dict[str, Any] = {"estimate_tokens": tokens, "kv_bytes": kv_bytes, "pool": 0}
         await self.store.admit(
-            AdmissionRequest(
-                lease_id=lease_id,
-                model="m",
-                entitlement=entitlement,
-                pool=pool,
-                alternates=(),
-                estimate_tokens=tokens,
-                kv_bytes=kv_bytes,
-                sequences=1,
-            )
+            AdmissionRequest(lease_id=lease_id, model="m", entitlement=entitlement, **asked)
         )
+
+    async def states(self, *names: str) -> list[str]:
+        return [view.state for view in await self.store.view("m", names)]
+
+    def survey(self, entitlements: Callable[[], Iterator[Entitlement]]) -> None:
+        """Keep the store by other entitlements from now on."""
+        self.spec = msgspec.structs.replace(self.spec, entitlements=entitlements)
+        self.keeper = StoreUpkeep(self.store, {"m": self.spec}, self.clock, self.clock)
 
 
 async def test_the_first_step_publishes_what_the_workers_hold() -> None:
     kept = UpkeepRig(OLD, NEW)
     await kept.step()
-    assert (kept.terms.slots, kept.terms.kv_bytes, kept.terms.tokens_per_s) == (
-        (8, 2),
-        (200, 0),
-        25,
-    )
-    assert kept.terms.mean_slo_ms == 2000
-    assert kept.terms.largest_tokens == 100
+    terms = kept.terms
+    assert (terms.slots, terms.kv_bytes, terms.tokens_per_s) == ((8, 2), (200, 0), 25)
+    assert (terms.mean_slo_ms, terms.largest_tokens) == (2000, 100)
+    kept.engine_kv = 70
+    await kept.step()
+    assert kept.terms.kv_bytes == (200, 70), "what engines say counts where nothing is stated"
 
 
 async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_them(
@@ -128,11 +128,10 @@ async def test_a_worker_that_goes_degrades_the_newest_and_its_return_recovers_th
         for _ in range(3):
             await kept.step()
         assert kept.terms.slots == (4, 2)
-        states = [view.state for view in await kept.store.view("m", ["old", "new"])]
-        assert states == ["bound", "degraded"]
+        assert await kept.states("old", "new") == ["bound", "degraded"]
         kept.worker(up=True)
         await kept.step()
-    assert [view.state for view in await kept.store.view("m", ["new"])] == ["bound"]
+    assert await kept.states("new") == ["bound"]
     assert [record.getMessage() for record in caplog.records] == [
         (
             "model m: capacity (slots: short 4, long 2) does not hold the baselines of 1 "
@@ -151,16 +150,7 @@ async def test_one_that_never_fitted_is_pending() -> None:
     kept.keeper.entitlements_changed("m")
     kept.keeper.entitlements_changed("another")
     await kept.step()
-    assert [view.state for view in await kept.store.view("m", ["new"])] == ["pending"]
-    assert [view.state for view in await kept.store.view("m", ["old"])] == ["bound"]
-
-
-async def test_what_engines_say_of_their_kv_counts_where_nothing_is_stated() -> None:
-    kept = UpkeepRig(OLD)
-    await kept.step()
-    kept.engine_kv = 70
-    await kept.step()
-    assert kept.terms.kv_bytes == (200, 70)
+    assert await kept.states("old", "new") == ["bound", "pending"]
 
 
 async def test_an_expiry_makes_room_for_others() -> None:
@@ -169,10 +159,10 @@ async def test_an_expiry_makes_room_for_others() -> None:
     )
     kept = UpkeepRig(expiring, NEW)
     await kept.step()
-    assert [v.state for v in await kept.store.view("m", ["old", "new"])] == ["bound", "pending"]
+    assert await kept.states("old", "new") == ["bound", "pending"]
     assert kept.book.pools[0].idle_dedicated == 5
     await kept.step(60.0)
-    assert [v.state for v in await kept.store.view("m", ["old", "new"])] == ["expired", "bound"]
+    assert await kept.states("old", "new") == ["expired", "bound"]
     assert kept.book.pools[0].idle_dedicated == 0
 
 
@@ -259,7 +249,7 @@ async def test_replicas_follow_the_resource_that_is_short(
 async def test_a_pending_entitlement_within_the_most_replicas_starts_scaling() -> None:
     kept = UpkeepRig(OLD, msgspec.structs.replace(NEW, baseline=(12, 0)))
     await kept.step()
-    assert [v.state for v in await kept.store.view("m", ["new"])] == ["pending"]
+    assert await kept.states("new") == ["pending"]
     assert kept.keeper.desired_replicas("m", 0) == 5
 
 
@@ -279,8 +269,7 @@ async def test_of_many_entitlements_a_slice_is_read_at_a_time() -> None:
             most, read = max(most, read), 0
             await asyncio.sleep(0)
 
-    kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
-    kept.keeper = StoreUpkeep(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    kept.survey(entitlements)
     turns = asyncio.create_task(others())
     await kept.step()
     turns.cancel()
@@ -298,8 +287,7 @@ async def test_what_changes_while_it_is_surveyed_is_surveyed_again() -> None:
             kept.keeper.entitlements_changed("m")
         yield from (OLD, NEW)
 
-    kept.spec = msgspec.structs.replace(kept.spec, entitlements=entitlements)
-    kept.keeper = StoreUpkeep(kept.store, {"m": kept.spec}, kept.clock, kept.clock)
+    kept.survey(entitlements)
     await kept.step()
     first = looks
     await kept.step()

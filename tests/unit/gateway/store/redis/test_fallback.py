@@ -64,15 +64,6 @@ def test_a_refusal_says_what_is_left() -> None:
     assert level_of(token_pool) == 5
 
 
-@pytest.mark.parametrize(("cost", "left"), [(0, 100), (30, 70), (250, -150)])
-def test_what_a_lease_costs_in_the_end_is_known_at_once(cost: int, left: float) -> None:
-    redis, token_pool = known(), known()
-    grant = granted(redis, estimate_tokens=60)
-    note_decision(token_pool, "e", 60, grant, NOW_S)
-    note_charge(token_pool, kept_of(redis, "a", grant), cost, NOW_S)
-    assert level_of(token_pool) == left
-
-
 def test_counters_that_were_read_say_what_is_left() -> None:
     redis, token_pool = known(), known()
     granted(redis, estimate_tokens=90)
@@ -90,8 +81,8 @@ def test_what_leases_cost_on_average_deepens_a_bucket() -> None:
     assert share.depth_tokens(share.accounts["e"]) == 4 * 50 / 2
 
 
-@pytest.mark.parametrize("left", [-80, 0, 80])
-def test_shares_add_up_to_what_was_left(left: int) -> None:
+@pytest.mark.parametrize("left", [-150, 0, 70, 100])
+def test_what_a_lease_costs_is_known_at_once_and_shares_add_up_to_what_is_left(left: int) -> None:
     redis, token_pool = known(), known()
     grant = granted(redis, estimate_tokens=60)
     note_decision(token_pool, "e", 60, grant, NOW_S)
@@ -140,46 +131,38 @@ def test_the_surplus_is_as_it_was_read() -> None:
 
 DAY_S = 86_400
 LIMITS = [
-    Limit(
-        id=f"tenant:{name}:tokens:day",
-        scope="tenant",
-        name=name,
-        unit="tokens",
-        amount=1_000,
-        window="day",
-    )
-    for name in ("stays", "goes")
+    Limit(id=name, scope="tenant", name="t", unit="tokens", amount=1_000, window="day")
+    for name in ("tenant:stays:tokens:day", "tenant:goes:tokens:day")
 ]
 
 
-def grant() -> Grant:
-    """A request that holds 10 tokens of each limit, of which 70 are used."""
-    found = granted(pool(entitled()))
+def told(known_limits: KnownLimits, used: int = 70) -> None:
+    """A request holds 10 tokens of each limit, of which so many are used."""
     held = tuple(Holding(limit.id, "tokens", NOW_S, 10) for limit in LIMITS)
-    return msgspec.structs.replace(
-        found, held=held, uses=tuple(LimitUse(70, 1_000, False) for _ in LIMITS)
-    )
-
-
-def levels_known(known_limits: KnownLimits) -> set[str]:
-    """The limits of which a share knows a level."""
-    book = known_limits.begin("m", (), 1)
-    found = set(book.counters)
-    known_limits.end("m")
-    return found
+    uses = tuple(LimitUse(used, 1_000, False) for _ in LIMITS)
+    found = msgspec.structs.replace(granted(pool(entitled())), held=held, uses=uses)
+    known_limits.note(LIMITS, found, NOW_S)
 
 
 def test_a_limit_that_nobody_defines_is_forgotten_once_its_window_is_over() -> None:
     found = KnownLimits()
-    encoder = found.encoder
-    encoder.asked(LIMITS, NOTHING, NOW_S, "hash")
+    found.encoder.asked(LIMITS, NOTHING, NOW_S, "hash")
     stays, goes = (limit.id for limit in LIMITS)
-    found.note(LIMITS, grant(), NOW_S)
-    found.sweep(stays.__eq__, NOW_S + DAY_S)
-    assert levels_known(found) == {stays, goes}
-    found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what a share left
-    assert levels_known(found) == {stays}
-    found.note(LIMITS, grant(), NOW_S)
-    found.sweep(stays.__eq__, NOW_S + 3 * DAY_S)  # of what Redis told
-    assert levels_known(found) == {stays}
-    assert set(encoder._known) == {stays}
+    told(found)
+    for days, known in ((1, {stays, goes}), (3, {stays})):
+        found.sweep(stays.__eq__, NOW_S + days * DAY_S)
+        assert set(found.begin("m", (), 1).counters) == known
+        found.end("m")
+    assert set(found.encoder._known) == {stays}
+
+
+def test_what_redis_told_one_model_counts_more_than_what_another_decided_meanwhile() -> None:
+    found = KnownLimits()
+    told(found)
+    share = found.begin("away", (), 2)
+    assert [counter.spent for counter in share.counters.values()] == [[35], [35]]
+    share.counter(LIMITS[0].id).spent = [50]
+    share.counter(LIMITS[1].id).spent = [50]
+    told(found, 80)
+    found.end("away")
+    assert [c.spent for c in found.begin("m", (), 1).counters.values()] == [[80], [80]]
