@@ -21,8 +21,6 @@ from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
 
 _RETRY_S: Final = 2.0
 _MIN_WAIT_S: Final = 0.01
-_TURN_S: Final = 0.004
-"""First tokens that are assumed within so long of one another are told together."""
 
 
 class Binder:
@@ -31,7 +29,7 @@ class Binder:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` is the schedulers'."""
         self._clock = clock
-        self._assumed = AssumedTokens(clock)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(
         self,
@@ -167,7 +165,8 @@ class Binder:
     def expect_first(self, attempts: Attempts, relay: Relay) -> None:
         """Have the scheduler told of the first token of a job that is sent now.
 
-        Of an answer that is not streamed it is not seen: it is assumed in time.
+        Of an answer that is not streamed it is not seen: it is assumed after its predicted mean.
+        (No quantile: what is asked is how much prefill is on its way in the sum.)
         """
         job, scheduler = attempts.job, attempts.scheduler
         if job is None or scheduler is None:
@@ -178,7 +177,13 @@ class Binder:
         elif job.stream:
             relay.on_first = lambda now_s: wake(scheduler.first_token(job, now_s))
         else:
-            attempts.assumed_turn = self._assumed.expect(scheduler, job)
+            # The loop is asked for once: it costs a call of the system.
+            loop = self._loop = self._loop or asyncio.get_running_loop()
+            attempts.assumed = loop.call_later(job.expected_s, self._assume, scheduler, job)
+
+    def _assume(self, scheduler: Scheduler, job: Job) -> None:
+        if job.state == "sent":
+            wake(scheduler.first_token(job, self._clock(), assumed=True))
 
     def release(self, attempts: Attempts, *, answered: bool = False) -> None:
         """Give the scheduler its job back, waiting or sent; idempotent."""
@@ -186,9 +191,9 @@ class Binder:
         attempts.scheduler = None
         if job is None or scheduler is None:
             return
-        if attempts.assumed_turn:
-            self._assumed.forget(attempts.assumed_turn, job)
-            attempts.assumed_turn = 0
+        if attempts.assumed is not None:
+            attempts.assumed.cancel()
+            attempts.assumed = None
         now_s = self._clock()
         if job.state == "waiting":
             wake(scheduler.cancel(job, now_s))
@@ -342,72 +347,3 @@ def wake(ready: Sequence[Job]) -> None:
         waiter = job.owner
         if waiter is not None and not waiter.done():
             waiter.set_result(True)
-
-
-class AssumedTokens:
-    """First tokens that the gateway cannot see, for the answer is not streamed: assumed in time.
-
-    All of them by one timer, set for the next turn in which one is due. Most requests end before
-    theirs is due, and leave at once: a timer each, made and cancelled, would cost more than all
-    else, and what they hold, kept until its time, would have every new request built in memory
-    that the processor has not at hand.
-    """
-
-    __slots__ = ("_clock", "_loop", "_timer", "_turns", "_wakes")
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turns: dict[int, dict[Job, Scheduler]] = {}
-        """Turn of the event loop's clock -> who is due in it; none is empty."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._wakes = 0
-        """The turn for which the timer is set."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._turns.values()))
-
-    def expect(self, scheduler: Scheduler, job: Job) -> int:
-        """A job was sent: its first token is due after its predicted mean. Its turn, > 0.
-
-        The mean, not a quantile: what is asked is how much prefill is on its way in the sum.
-        """
-        loop = self._loop
-        if loop is None:  # asked for once: it costs a call of the system
-            loop = self._loop = asyncio.get_running_loop()
-        turn = int((loop.time() + job.expected_s) / _TURN_S) + 1
-        jobs = self._turns.get(turn)
-        if jobs is None:
-            self._turns[turn] = {job: scheduler}
-            if self._timer is None or turn < self._wakes:
-                self._set(loop, turn)
-        else:
-            jobs[job] = scheduler
-        return turn
-
-    def forget(self, turn: int, job: Job) -> None:
-        """A job has ended. Idempotent. The timer is left: most often another job needs it."""
-        jobs = self._turns.get(turn)
-        if jobs is not None and job in jobs:
-            del jobs[job]
-            if not jobs:
-                del self._turns[turn]
-
-    def _set(self, loop: asyncio.AbstractEventLoop, turn: int) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._wakes = turn
-        self._timer = loop.call_at(turn * _TURN_S, self._due, loop)
-
-    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell of all that are due."""
-        self._timer = None
-        turns = self._turns
-        now = max(int(loop.time() / _TURN_S), self._wakes)
-        for turn in sorted(turn for turn in turns if turn <= now):
-            # Telling of one may end another.
-            for job, scheduler in tuple(turns.pop(turn, {}).items()):
-                if job.state == "sent":
-                    wake(scheduler.first_token(job, self._clock(), assumed=True))
-        if turns:  # in place of a timer that was set meanwhile, for a later one
-            self._set(loop, min(turns))

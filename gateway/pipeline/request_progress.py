@@ -136,7 +136,7 @@ class Attempts:
     """A request that holds a lease: what is sent where, and what came of it."""
 
     __slots__ = (
-        *("asked", "assumed_turn", "awaits", "binding", "blamed", "compress_s", "done", "entry"),
+        *("asked", "assumed", "awaits", "binding", "blamed", "compress_s", "done", "entry"),
         *("facts", "guilty", "incoming", "job", "lease", "moved", "over", "principal", "queue_s"),
         *("relay", "rescued", "scheduler", "sending", "sent_s", "served", "slot_nano"),
         *("slot_read_nano", "task", "timer", "told", "whole"),
@@ -161,8 +161,8 @@ class Attempts:
         """Where a scheduler assigns the workers."""
         self.scheduler: Scheduler | None = None
         """The scheduler that has the job, until the job is released."""
-        self.assumed_turn = 0
-        """When its first token is assumed, where it cannot be seen (see `AssumedTokens`)."""
+        self.assumed: asyncio.TimerHandle | None = None
+        """Assumes its first token, where that cannot be seen."""
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import RateLimited
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.pipeline.bind import AssumedTokens, Binder, make_room
+from gateway.pipeline.bind import Binder, make_room
 from gateway.scheduling.scheduler import Job, Scheduler
 from tests.builders import (
     SHORT,
@@ -87,59 +87,35 @@ async def test_after_a_reload_only_a_worker_of_its_own_pool_wakes_a_request() ->
 class Told:
     """A scheduler that is told of first tokens."""
 
+    gates = True
+
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.times: list[float] = []
 
     def first_token(self, job: Job, now_s: float, *, assumed: bool) -> tuple[Job, ...]:
         assert assumed
-        job.state = "answering"
         self.jobs.append(job)
         self.times.append(now_s)
         return ()
 
-
-def sent(expected_s: float) -> Job:
-    found = Job(owner=None, prompt_tokens=10, output_tokens=1, arrived_s=0.0, stream=False)
-    found.state = "sent"
-    found.expected_s = expected_s
-    return found
+    def finished(self, job: Job, now_s: float, *, answered: bool) -> tuple[Job, ...]:
+        job.state = "gone"
+        return ()
 
 
-async def test_first_tokens_are_assumed_when_they_are_due_whatever_their_order() -> None:
-    told: Any = Told()
-    assumed = AssumedTokens(time.monotonic)
-    late, soon, ended = sent(0.05), sent(0.01), sent(0.01)
-    began_s = time.monotonic()
-    for each in (late, soon):
-        assumed.expect(told, each)
-    turn = assumed.expect(told, ended)
-    assumed.forget(turn, ended)
-    assumed.forget(turn, ended)  # again: nothing happens
+async def test_first_tokens_are_assumed_when_they_are_due_unless_the_answer_came() -> None:
+    told, binder, began_s = Told(), Binder(time.monotonic), time.monotonic()
+    jobs = []
+    for expected_s in (0.05, 0.01, 0.01):
+        found = job("a")
+        found.state, found.expected_s, found.stream = "sent", expected_s, False
+        attempts = attempts_of(served_model(), incoming(chat_body()), estimate=length_estimate())
+        attempts.job, attempts.scheduler = found, cast("Scheduler", told)
+        binder.expect_first(attempts, cast("Any", None))
+        jobs.append(found)
+    binder.release(attempts, answered=True)
     await asyncio.sleep(0.15)
-    assert told.jobs == [soon, late]
+    assert told.jobs == [jobs[1], jobs[0]]
     assert told.times[0] - began_s >= 0.01
     assert told.times[1] - began_s >= 0.05
-    assert len(assumed) == 0
-
-
-async def test_one_that_is_told_may_send_another_and_end_a_third() -> None:
-    told: Any = Told()
-    assumed = AssumedTokens(time.monotonic)
-    first, second, third = sent(0.01), sent(0.01), sent(0.02)
-    places: dict[Job, int] = {}
-
-    class Ends(Told):
-        def first_token(self, job: Job, now_s: float, *, assumed: bool) -> tuple[Job, ...]:
-            second.state = "gone"
-            expected.forget(places[second], second)
-            expected.expect(told, third)
-            told.first_token(job, now_s, assumed=assumed)
-            return ()
-
-    expected, ends = assumed, cast("Scheduler", Ends())
-    for each in (first, second):
-        places[each] = assumed.expect(ends, each)
-    await asyncio.sleep(0.15)
-    assert told.jobs == [first, third]
-    assert len(assumed) == 0
