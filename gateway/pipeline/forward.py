@@ -119,11 +119,15 @@ class Relay:
         response: UpstreamResponse | None = None
         try:
             response = await upstream.open(worker, self._call)
-            if (fault := _unreadable(response)) is not None:
-                return fault
+            status, encoding = response.status, _header(response.headers, b"content-encoding")
+            if status < 400 and status != 200:  # a redirect, no content: no engine should
+                return Fault(kind="protocol", message=f"it answered with status {status}")
+            if encoding and encoding.lower() != b"identity":  # it could not be metered
+                name = encoding[:32].decode("latin-1")
+                return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")
             kind = _header(response.headers, b"content-type", b"application/json")
             events, first = is_event_stream(kind), b""
-            if response.status == 200 and not events:
+            if status == 200 and not events:
                 if self._reply.started:  # the client was sent an earlier engine's comments
                     return Fault(kind="protocol", message="it answered with no stream")
                 in_pieces = self._facts.stream or stream_shape(self._endpoint).is_data
@@ -133,7 +137,7 @@ class Relay:
                     events = self._facts.stream and begins_events(first)
                     if not events and not (is_json(kind) and begins_whole(self._endpoint, first)):
                         return await self._large(response, kind, first)
-            if response.status == 200 and events:
+            if status == 200 and events:
                 return await self._stream(response, kind, first)
             return await self._whole(response, kind, first)
         except UpstreamFailure as failure:  # before a byte was sent
@@ -408,20 +412,6 @@ async def _read_some(response: UpstreamResponse, first: bytes) -> tuple[bytes, b
         chunks.append(await response.read())
         size += len(chunks[-1])
     return first if len(chunks) == 1 else b"".join(chunks), not chunks[-1]
-
-
-def _unreadable(response: UpstreamResponse) -> Fault | None:
-    """The fault of an answer that no engine should give: a redirect, no content, compressed.
-
-    None is the client's to deal with, and none could be metered.
-    """
-    if response.status < 400 and response.status != 200:
-        return Fault(kind="protocol", message=f"it answered with status {response.status}")
-    encoding = _header(response.headers, b"content-encoding")
-    if encoding and encoding.lower() != b"identity":
-        name = encoding[:32].decode("latin-1")
-        return Fault(kind="protocol", message=f"its answer is compressed ({name}), unasked")
-    return None
 
 
 def _fault_of(

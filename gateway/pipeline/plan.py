@@ -308,14 +308,20 @@ async def admit(
         cost_tokens = window_tokens  # no engine can use more for one sequence
     limits, most_tokens, money, most_money = principal.limits, 0, 0, 0
     if limits:
-        # At most its prompts' bytes and its limit, or whole windows.
-        most_tokens = estimate.sequences * window_tokens
-        if estimate.most_input_tokens is not None and estimate.limit_tokens is not None:
-            answers = estimate.sequences * estimate.limit_tokens
-            most_tokens = min(most_tokens, estimate.most_input_tokens + answers)
+        # At most its prompts' bytes and its limit, or whole windows; however many are the answer's.
+        answer_tokens = most_tokens = estimate.sequences * window_tokens
+        if estimate.limit_tokens is not None:
+            answer_tokens = estimate.sequences * estimate.limit_tokens
+            if estimate.most_input_tokens is not None:
+                most_tokens = min(most_tokens, estimate.most_input_tokens + answer_tokens)
         if any(limit.unit == "money" for limit in limits):
-            money = _cost(served, estimate, cost_tokens)
-            most_money = _most_cost(served, estimate, most_tokens)
+            money, price = _cost(served, estimate, cost_tokens), served.price
+            if price is not None:
+                answer_tokens = min(answer_tokens, most_tokens)
+                most_money = max(
+                    cost_nano(price, most_tokens, 0),
+                    cost_nano(price, most_tokens - answer_tokens, answer_tokens),
+                )
     ask = AdmissionRequest(
         lease_id=lease_id,
         model=served.name,
@@ -353,19 +359,6 @@ def _cost(served: ModelRuntime, estimate: LengthEstimate, cost_tokens: int) -> i
         return int(served.by_hour and cost_tokens > 0)
     prompt_tokens = min(estimate.input_tokens_total, cost_tokens)
     return cost_nano(served.price, prompt_tokens, cost_tokens - prompt_tokens)
-
-
-def _most_cost(served: ModelRuntime, estimate: LengthEstimate, most_tokens: int) -> int:
-    """What so many tokens cost at most, however many of them are the answer's."""
-    if served.price is None:
-        return 0
-    answer_tokens = most_tokens
-    if estimate.limit_tokens is not None:
-        answer_tokens = min(most_tokens, estimate.sequences * estimate.limit_tokens)
-    return max(
-        cost_nano(served.price, most_tokens, 0),
-        cost_nano(served.price, most_tokens - answer_tokens, answer_tokens),
-    )
 
 
 def lowest_cost_tokens(estimate: LengthEstimate) -> int:

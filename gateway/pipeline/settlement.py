@@ -378,30 +378,22 @@ def _admission(progress: RequestProgress, attempts: Attempts) -> AdmissionSectio
             charged.completion_tokens,
             charged.cached_tokens,
         )
-    if lease.limits is None:
-        return AdmissionSection(
-            lease_id=progress.incoming.lease_id,
-            spilled=lease.spilled,
-            contended=lease.contended,
-            would_deny=lease.would_deny or None,
-            evicted=progress.evicted,
-            charge_tokens=charge,
-        )
+    managed = lease.limits is not None  # else its lease says nothing of the pool
     return AdmissionSection(
         lease_id=progress.incoming.lease_id,
-        service_class=attempts.principal.service_class,
-        asked_pool=pools[asked.pool].name,
-        alternates=tuple([pools[pool].name for pool in asked.alternates]),
+        service_class=attempts.principal.service_class if managed else None,
+        asked_pool=pools[asked.pool].name if managed else None,
+        alternates=tuple([pools[pool].name for pool in asked.alternates]) if managed else (),
         spilled=lease.spilled,
-        admitted_unix_s=lease.issued_unix_s,
-        settled_unix_s=progress.settled_unix_s,
-        reserved_tokens=taken.cost_tokens,
-        reserved_kv_bytes=taken.kv_bytes,
-        priority=lease.weight,
+        admitted_unix_s=lease.issued_unix_s if managed else None,
+        settled_unix_s=progress.settled_unix_s if managed else None,
+        reserved_tokens=taken.cost_tokens if managed else None,
+        reserved_kv_bytes=taken.kv_bytes if managed else None,
+        priority=lease.weight if managed else None,
         contended=lease.contended,
         would_deny=lease.would_deny or None,
         evicted=progress.evicted,
-        lease_changes=tuple(held.changes),
+        lease_changes=tuple(held.changes) if managed else (),
         charge_tokens=charge,
     )
 

@@ -161,7 +161,6 @@ class TimingSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     duration_s: float | None = None
 
 
-NO_REQUEST = RequestSection()
 NO_ESTIMATE = EstimateSection()
 NO_PLAN = PlanSection()
 NO_ADMISSION = AdmissionSection()
@@ -202,7 +201,7 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     worker: str | None = None
     rescued: bool = False
     finish_reason: str | None = None
-    request: RequestSection = NO_REQUEST
+    request: RequestSection = RequestSection()
     estimate: EstimateSection = NO_ESTIMATE
     plan: PlanSection = NO_PLAN
     admission: AdmissionSection = NO_ADMISSION
