@@ -96,6 +96,15 @@ class EngineState:
         self.ejected_until_s = 0.0
         self.why_ejected = ""
         """The failure that ejected it, and for how long."""
+        # What probes know of it between two of them.
+        self.counted: tuple[float | None, float | None] | None = None
+        """The tokens that it had counted at the last look, while it is silent."""
+        self.kv_read = False
+        """Whether it was asked for its KV cache since it came up."""
+        self.models_read_s = -inf
+        """When its model list was read last; never since it came up: -inf."""
+        self.sleepless = False
+        """It has no /is_sleeping."""
 
 
 class PoolState:

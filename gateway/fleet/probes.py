@@ -33,7 +33,7 @@ from gateway.fleet.engine_metrics import (
     read_models,
     read_page,
 )
-from gateway.fleet.engine_pages import NOT_HAD, Counted, EnginePages
+from gateway.fleet.engine_pages import NOT_HAD, EnginePages
 from gateway.fleet.engine_telemetry import STALE_S, EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.ports import Upstream
@@ -65,22 +65,6 @@ OnFrozen = Callable[[ModelRuntime, Pool, int], None]
 """Called with (model, pool, worker) of a frozen engine, which gives no token to any client."""
 
 
-class _Known:
-    """What is known of an engine between two probes."""
-
-    __slots__ = ("counted", "kv_read", "models_read_s", "sleepless")
-
-    def __init__(self) -> None:
-        self.counted: Counted | None = None
-        """What it had counted at the last look, while it is silent."""
-        self.kv_read = False
-        """Whether it was asked for its KV cache since it came up."""
-        self.models_read_s = -inf
-        """When its model list was read last; never since it came up: -inf."""
-        self.sleepless = False
-        """It has no /is_sleeping."""
-
-
 class Prober:
     """Polls every engine of every model until stopped."""
 
@@ -104,9 +88,10 @@ class Prober:
         self._clock = clock
         self._pages = EnginePages(upstream, timeout_s)
         self._background = BackgroundTasks()
-        self._watch = LoopWatch()
-        self._known: dict[tuple[Pool, int], _Known] = {}
-        """By pool and the engine's first worker."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = inf
+        """When the timer fires, by the loop's clock."""
+        self._late_s = 0.0
         self._told: set[tuple[str, str]] = set()
         """(model, what): of which a line in the log told; once for a model."""
         self._served: dict[Pool, ModelRuntime] = {}
@@ -120,7 +105,7 @@ class Prober:
 
     async def start(self) -> None:
         """Probe every engine once, then continue in the background."""
-        self._watch.start()
+        self._beat()
         engines = [(pool, e.ranks[0]) for pool in self._served for e in pool.engines]
         await self.look(engines)
         for number, (pool, worker) in enumerate(engines):
@@ -147,22 +132,19 @@ class Prober:
         self._background.start(self._run(pool, worker, at_s), key=(pool, worker))
 
     def leave(self, pool: Pool, worker: int) -> None:
-        """Stop polling an engine; what is known of it stays."""
+        """Stop polling an engine."""
         self._background.end((pool, worker))
 
-    def forget(self, pool: Pool, worker: int) -> None:
-        """Stop polling an engine that is gone, and forget what is known of it."""
-        self.leave(pool, worker)
-        self._known.pop((pool, worker), None)
-
     def drop(self, pool: Pool) -> None:
-        """Forget a pool that is gone, with its engines."""
+        """Stop polling a pool that is gone."""
         for engine in pool.engines:
-            self.forget(pool, engine.ranks[0])
+            self.leave(pool, engine.ranks[0])
         self._served.pop(pool, None)
 
     async def close(self) -> None:
-        self._watch.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = inf
         await self._background.close()
 
     @property
@@ -208,20 +190,19 @@ class Prober:
     async def probe(self, pool: Pool, worker: int) -> bool:
         """Probe one worker and apply the verdict to its engine; returns whether it is healthy."""
         address, engine, served = pool.addresses[worker], pool.engine_of[worker], self._served[pool]
-        known = self._known.setdefault((pool, worker), _Known())
-        late_s = self._watch.late_s
+        late_s = self._stalled_s()
         refused, unfit = False, False
         try:
-            why, unfit = await self._ails(pool, worker, known)
+            why, unfit = await self._ails(pool, worker)
         except NOT_HAD as error:
             # Compiled code sets no cause.
             refused = isinstance(error.__cause__ or error.__context__, ConnectionRefusedError)
             why = self._reason_of(error, address.id, late_s, refused=refused)
             if not why:
                 return engine.up
-        answers = engine.progress.look(self._clock(), self._watch.late_s)
+        answers = engine.progress.look(self._clock(), self._stalled_s())
         if why:
-            known.models_read_s = -inf
+            engine.models_read_s = -inf
         # `RotationLog` tells what a verdict changes.
         if unfit:
             fleet.unfit(pool, worker, why)
@@ -234,20 +215,20 @@ class Prober:
             if engine.up:
                 place = f"{served.name}/{pool.name}"
                 _log.info("worker %s of %s missed a probe: %s", address.id, place, why)
-        await self._look_for_frost(pool, worker, known)
+        await self._look_for_frost(pool, worker)
         if not engine.up:
-            known.kv_read = False  # it may come back with another capacity
+            engine.kv_read = False  # it may come back with another capacity
         # KV capacity is read once since the engine came up, where it matters.
-        elif not why and not known.kv_read:
+        elif not why and not engine.kv_read:
             kv_bytes = served.admission.kv_bytes_per_token
             if kv_bytes or served.fleet.reads_metrics:
-                known.kv_read = True
+                engine.kv_read = True
                 await self._read_kv(pool, worker, kv_bytes)
         return not why
 
     def _reason_of(self, error: Exception, worker: str, late_s: float, *, refused: bool) -> str:
         """What a probe that failed says of the engine; "" if this process is to blame."""
-        kind, own_s = getattr(error, "kind", ""), self._watch.late_s - late_s
+        kind, own_s = getattr(error, "kind", ""), self._stalled_s() - late_s
         if kind == "local":  # this machine could not send the probe
             return ""
         if isinstance(error, TimeoutError) or kind == "timeout":
@@ -257,7 +238,7 @@ class Prober:
             return f"no answer to a probe within {self._timeout_s:g} s"
         return "it refuses connections" if refused else f"a probe failed: {error}"
 
-    async def _ails(self, pool: Pool, worker: int, known: _Known) -> tuple[str, bool]:
+    async def _ails(self, pool: Pool, worker: int) -> tuple[str, bool]:
         """Why an engine cannot serve, "" if it can; and whether it says so itself.
 
         Where it says itself that it does not fit, one word is enough, and nothing is sent there.
@@ -265,7 +246,7 @@ class Prober:
         time, as another model is swapped in, or adapters are loaded.
         Raises the exceptions in `NOT_HAD`.
         """
-        address, up, served = pool.addresses[worker], pool.engine_of[worker].up, self._served[pool]
+        address, engine, served = pool.addresses[worker], pool.engine_of[worker], self._served[pool]
         page, path = await self._pages.get(address, "/health"), "/health"
         if page is not None and page.status == 404:  # not every engine has /health
             page, path = await self._pages.get(address, "/v1/models"), "/v1/models"
@@ -274,16 +255,16 @@ class Prober:
         if page is None or page.status >= 500:
             return f"{path} answered {'too much' if page is None else page.status}", False
         # An engine without the page is asked again when it comes back.
-        if not known.sleepless or not up:
+        if not engine.sleepless or not engine.up:
             page = await self._pages.get(address, "/is_sleeping")
             if page is not None and page.status == 200:
-                known.sleepless = False
+                engine.sleepless = False
                 if is_asleep(page.body):  # vLLM's sleep mode, where requests would hang
                     return "it sleeps: wake it with POST /wake_up", True
             elif page is not None and page.status in (404, 405):
-                known.sleepless = True
-        in_doubt = not pool.engine_of[worker].up or (pool, worker) in served.adapters.doubted
-        if not in_doubt and self._clock() - known.models_read_s < MODELS_EVERY * self._interval_s:
+                engine.sleepless = True
+        in_doubt = not engine.up or (pool, worker) in served.adapters.doubted
+        if not in_doubt and self._clock() - engine.models_read_s < MODELS_EVERY * self._interval_s:
             return "", False
         try:
             page = await self._pages.get(address, "/v1/models")
@@ -296,7 +277,7 @@ class Prober:
         models = [] if page is None or page.status != 200 else read_models(page.body)
         if why := not_served(models, address.served_model or served.name):
             return why, True
-        known.models_read_s = self._clock()
+        engine.models_read_s = self._clock()
         self._note_models(served, pool, worker, models)
         return "", False
 
@@ -347,16 +328,16 @@ class Prober:
                 served.name,
             )
 
-    async def _look_for_frost(self, pool: Pool, worker: int, known: _Known) -> None:
+    async def _look_for_frost(self, pool: Pool, worker: int) -> None:
         """Check whether a silent engine still computes for other clients; report a frozen one."""
-        address, served = pool.addresses[worker], self._served[pool]
-        progress = pool.engine_of[worker].progress
+        address, engine, served = pool.addresses[worker], pool.engine_of[worker], self._served[pool]
+        progress = engine.progress
         if not progress.silent_s:
-            known.counted = None
+            engine.counted = None
             return
         counted = await self._pages.counted(address)
         if counted is not None:
-            before, known.counted = known.counted, counted
+            before, engine.counted = engine.counted, counted
             if before is not None and counted != before:
                 progress.got_on()
                 return
@@ -426,41 +407,17 @@ class Prober:
         self._told.add((served.name, what))
         return new
 
+    def _stalled_s(self) -> float:
+        """Seconds that this process has stood still so far, for which no engine is blamed.
 
-class LoopWatch:
-    """Adds up the stalls of the running loop, so that no engine is blamed for them.
-
-    A timer fires ten times a second and notes its delay. While a long computation holds the loop,
-    the gateway reads no response, however early it arrived.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
-        self._late_s = 0.0
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._set(self._loop)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop = None
-
-    @property
-    def late_s(self) -> float:
-        """Seconds of stall so far; never falls."""
-        if self._loop is None:
-            return self._late_s
-        late_s = self._loop.time() - self._due_s
+        While a long computation holds the loop, the gateway reads no response, however early it
+        arrived. A timer fires ten times a second, and its delay tells.
+        """
+        late_s = asyncio.get_running_loop().time() - self._due_s
         return self._late_s + (late_s if late_s > NOTED_S else 0.0)
 
-    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._late_s = self._stalled_s()
         self._due_s = loop.time() + BEAT_S
-        self._timer = loop.call_at(self._due_s, self._beat, loop)
-
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._late_s = self.late_s
-        self._set(loop)
+        self._timer = loop.call_at(self._due_s, self._beat)

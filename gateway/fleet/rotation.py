@@ -164,7 +164,7 @@ class Rotation:
                     name = engine_id(addresses)
                     if self._known[pool].get(name) is engine:
                         del self._known[pool][name]
-                    self._prober.forget(pool, worker)
+                    self._prober.leave(pool, worker)
                     for address in addresses:
                         self._disconnect(address)
                         self._metrics.ejections.values.pop((pool.name, address.id), None)
