@@ -51,7 +51,25 @@ def control_app(control: Control, *further: APIRouter) -> FastAPI:
     _public_routes(app, control)
     _model_routes(app, control)
     app.include_router(admin_router(control))
-    _replica_routes(app, control)
+
+    @app.post(REPLICAS + "{topic}", include_in_schema=False)
+    async def replica_asks(topic: str, request: Request) -> Response:
+        """Call from another replica, with the token that this replica registered on Redis."""
+        _, _, token = request.headers.get("authorization", "").partition(" ")
+        if not control.peers.knows(token):
+            raise Unauthorized(
+                "Only replicas of this gateway ask here.",
+                reason="invalid_admin_key",
+            )
+        asked = await read_within(request, MAX_ASKED_BYTES, too_large(MAX_ASKED_BYTES))
+        try:
+            found = control.peers.answer(topic, asked)
+        except (KeyError, ValueError, msgspec.MsgspecError):
+            raise BadRequest("Not understood.", reason="bad_request") from None
+        if found is None:
+            return Response(status_code=204)
+        return Response(found, media_type="application/octet-stream")
+
     for router in further:
         app.include_router(router)
     return app
@@ -190,26 +208,6 @@ def _as_anthropic(card: dict[str, Any]) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
         "max_input_tokens": card["max_model_len"],
     }
-
-
-def _replica_routes(app: FastAPI, control: Control) -> None:
-    @app.post(REPLICAS + "{topic}", include_in_schema=False)
-    async def replica_asks(topic: str, request: Request) -> Response:
-        """Call from another replica, with the token that this replica registered on Redis."""
-        _, _, token = request.headers.get("authorization", "").partition(" ")
-        if not control.peers.knows(token):
-            raise Unauthorized(
-                "Only replicas of this gateway ask here.",
-                reason="invalid_admin_key",
-            )
-        asked = await read_within(request, MAX_ASKED_BYTES, too_large(MAX_ASKED_BYTES))
-        try:
-            found = control.peers.answer(topic, asked)
-        except (KeyError, ValueError, msgspec.MsgspecError):
-            raise BadRequest("Not understood.", reason="bad_request") from None
-        if found is None:
-            return Response(status_code=204)
-        return Response(found, media_type="application/octet-stream")
 
 
 def _adapters(models: Iterable[ModelRuntime], now_s: float) -> dict[str, dict[str, list[str]]]:

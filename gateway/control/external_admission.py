@@ -22,6 +22,7 @@ is the service. Rules:
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -243,43 +244,31 @@ _usage: Final = msgspec.json.Decoder(UsageReport).decode
 _B = TypeVar("_B", bound=msgspec.Struct)
 
 
+@dataclass(eq=False, kw_only=True)
 class AdmissionService:
     """Admits and settles requests of other proxies. Runs on one event loop; never blocks."""
 
-    def __init__(
-        self,
-        *,
-        models: Mapping[str, ModelRuntime],
-        store: LeaseStore,
-        metrics: Metrics,
-        records: RecordSink,
-        new_id: Callable[[], str],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        draining: Callable[[], bool] = lambda: False,
-        replicas: Callable[[str], int] = lambda _: 1,
-    ) -> None:
-        """`models` by name and alias; `clock` monotonic, `wall_clock` Unix time, in seconds.
-
-        `replicas` gives the number of gateways that share a model, this one included.
-        """
-        self._models = models
-        self._store = store
-        self._metrics = metrics
-        self._records = records
-        self._new_id = new_id
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._draining = draining
-        self._replicas = replicas
-        self._tasks = BackgroundTasks()
-        self.arrival: Awaitable[None] | None = None
-        """Of the last settlement: awaited before a proxy hears that its lease ended."""
-        self._held: dict[str, ExternalLease] = {}
-        self._taken: Counter[object] = Counter()
-        """Leases held or being requested, of all (None) and by tenant; and by (model, pool)
-        their sequences beyond reserved baselines."""
-        self._settled: OrderedDict[str, tuple[str, Settled]] = OrderedDict()
+    models: Mapping[str, ModelRuntime]
+    """By name and alias."""
+    store: LeaseStore
+    metrics: Metrics
+    records: RecordSink
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+    """Monotonic, in seconds."""
+    wall_clock: Callable[[], float]
+    """Unix time, in seconds."""
+    draining: Callable[[], bool] = lambda: False
+    replicas: Callable[[str], int] = lambda _: 1
+    """Number of gateways that share a model, this one included."""
+    arrival: Awaitable[None] | None = None
+    """Of the last settlement: awaited before a proxy hears that its lease ended."""
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
+    _held: dict[str, ExternalLease] = field(default_factory=dict, init=False)
+    _taken: Counter[object] = field(default_factory=Counter, init=False)
+    """Leases held or being requested, of all (None) and by tenant; and by (model, pool)
+    their sequences beyond reserved baselines."""
+    _settled: OrderedDict[str, tuple[str, Settled]] = field(default_factory=OrderedDict, init=False)
 
     @property
     def held(self) -> int:
@@ -299,8 +288,8 @@ class AdmissionService:
         `key` names the key that the proxy presented, `entitlement` the one that it asks for; None
         for the key's first.
         """
-        lease_id = self._new_id()
-        now_s, unix_s = self._clock(), self._wall_clock()
+        lease_id = self.new_id()
+        now_s, unix_s = self.clock(), self.wall_clock()
         record = DecisionRecord(
             schema=DECISION_SCHEMA,
             time_unix_s=unix_s,
@@ -315,7 +304,7 @@ class AdmissionService:
         served: ModelRuntime | None = None
         estimate: LengthEstimate | None = None
         lease: Lease | None = None
-        if self._draining():
+        if self.draining():
             raise shutting_down()
         tenant = principal.tenant
         if self._taken[None] >= MAX_HELD:
@@ -328,7 +317,7 @@ class AdmissionService:
         self._take(tenant, 1, MAX_HELD_EACH, what)
         self._taken[None] += 1
         try:
-            served = stage_plan.find_model(self._models, request.model)
+            served = stage_plan.find_model(self.models, request.model)
             principal = entitled(
                 principal,
                 served.name,
@@ -338,7 +327,7 @@ class AdmissionService:
             )
             estimate = stage_plan.estimate(served, CHAT, facts_of(request), principal)
             plan = stage_plan.applied(served, estimate, stage_plan.plan(served, CHAT, estimate))
-            asked = await stage_plan.admit(self._store, served, principal, lease_id, estimate, plan)
+            asked = await stage_plan.admit(self.store, served, principal, lease_id, estimate, plan)
             slots_of = self._take_slots(served, asked)
             lease = asked
         except Refusal as refusal:
@@ -354,8 +343,8 @@ class AdmissionService:
                 estimate=EstimateSection(total_tokens=total_tokens),
                 admission=AdmissionSection(lease_id=lease_id),
             )
-            count(self._metrics, record, estimate, served, None)
-            self._records(record)
+            count(self.metrics, record, estimate, served, None)
+            self.records(record)
             raise
         finally:
             if lease is None:
@@ -409,14 +398,14 @@ class AdmissionService:
             return ""
         pool = served.fleet.pools[lease.pool]
         slots = sum(pool.present) * pool.slots_per_worker
-        share = served.admission.held_share / self._replicas(served.name)
+        share = served.admission.held_share / self.replicas(served.name)
         most = max(1, int(slots * share))
         what = f"Leases of other proxies hold as many slots of this pool as they may ({most})."
         try:
             self._take((lease.model, pool.name), lease.sequences, most, what)
         except Refusal:
-            self._store.settle(
-                lease, Settlement(usage=None, dispatched=False, unix_s=self._wall_clock())
+            self.store.settle(
+                lease, Settlement(usage=None, dispatched=False, unix_s=self.wall_clock())
             )
             raise
         return pool.name
@@ -487,7 +476,7 @@ class AdmissionService:
 
     def sweep(self) -> None:
         """End expired leases and charge their estimates."""
-        now_s = self._clock()
+        now_s = self.clock()
         for open_lease in [
             held for held in self._held.values() if held.received_s + held.request.lease_s <= now_s
         ]:
@@ -525,7 +514,7 @@ class AdmissionService:
         self._free_place(open_lease.principal.tenant)
         if open_lease.slots_of:  # as it was then: a reload may have changed the mode since
             self._taken[lease.model, open_lease.slots_of] -= lease.sequences
-        held_s, unix_s = self._clock() - open_lease.received_s, self._wall_clock()
+        held_s, unix_s = self.clock() - open_lease.received_s, self.wall_clock()
         # The proxy reports usage itself: without this minimum it could hold slots for free.
         sequences = open_lease.estimate.sequences
         least_tokens = int(held_s * served.admission.slot_tokens_per_s * sequences)
@@ -540,7 +529,7 @@ class AdmissionService:
                 slot_s = lease.sequences * held_s
                 slot_nano = pool.slot_clock.nano_per_s * slot_s / max(pool.slots_per_worker, 1)
             cost, charge = cost_of(served, usage, slot_nano), open_lease.charge(usage)
-        self.arrival = self._store.settle(
+        self.arrival = self.store.settle(
             lease,
             Settlement(
                 usage=usage,
@@ -588,8 +577,8 @@ class AdmissionService:
             usage=used,
             timing=TimingSection(duration_s=held_s if latency_s is None else latency_s),
         )
-        count(self._metrics, record, open_lease.estimate, served, lease)
-        self._records(record)
+        count(self.metrics, record, open_lease.estimate, served, lease)
+        self.records(record)
         return settled
 
 

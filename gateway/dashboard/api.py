@@ -16,8 +16,7 @@ from gateway.control.peers import newest
 from gateway.control.roles import dashboard_guard
 from gateway.control.surface import Control
 from gateway.dashboard.figures import Brief, row
-from gateway.dashboard.snapshot import PERIOD_S, Snapshots
-from gateway.dashboard.tables import PAGE_ROWS, View
+from gateway.dashboard.snapshot import PAGE_ROWS, PERIOD_S, Snapshots, View
 from gateway.errors import RateLimited
 from gateway.http.problems import json_response
 from gateway.records.decision import DecisionRecord

@@ -6,7 +6,7 @@ Values of secrets are never shown, and hashes of keys by their fingerprints.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import Secret, SecretStr, ValidationError
@@ -52,12 +52,10 @@ class Change(Record, frozen=True, kw_only=True):
 
 def changes(before: Config, after: Config) -> list[Change]:
     """Every setting that differs, in the file's order."""
-    return changes_of(before, after, Config.model_dump)
+    return _changes(before.model_dump(), after.model_dump())
 
 
-def changes_of(before: Config, after: Config, read: Callable[[Config], Any]) -> list[Change]:
-    """The same, of the settings as `read` gives them."""
-    old, new = read(before), read(after)
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     found = list(_compared("", old, new))
     known = {model["name"] for model in old["models"]}
     for model in new["models"]:
@@ -153,7 +151,7 @@ def compare(running: Config, sent: Config) -> Comparison:
     """What a configuration that a caller sent would change in the one in force."""
     referred = _references(sent)
     return Comparison(
-        changes=changes_of(running, sent, _as_written),
+        changes=_changes(_as_written(running), _as_written(sent)),
         not_compared=[
             dotted(path)
             for path, value in _secrets((), sent.model_dump())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pydantic
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -156,7 +156,21 @@ def state_url(url: str) -> str:
                 "sqlite:////var/lib/sluice/sluice.db absolute",
             )
     elif parts.scheme in _REDIS:
-        _check_redis(parts)
+        try:
+            port = parts.port
+        except ValueError:
+            reject("the port is not a number up to 65535", _REDIS_FIX)
+        if not parts.hostname or port == 0 or parts.fragment:
+            reject("no host, or no port to connect to", _REDIS_FIX)
+        if not re.fullmatch(r"/?|/[0-9]{1,4}", parts.path):
+            reject("the path is not the number of a database", _REDIS_FIX)
+        given = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+        if not given <= (_TLS_OPTIONS if parts.scheme == "rediss" else frozenset()):
+            reject(
+                "an option that is not supported",
+                "only rediss:// takes options: " + ", ".join(sorted(_TLS_OPTIONS)),
+            )
+        _check_client()
     elif url != "memory://":
         reject("not a state URL", _FIX)
     return url
@@ -165,24 +179,6 @@ def state_url(url: str) -> str:
 def is_redis(url: str) -> bool:
     """Whether a URL accepted by `state_url` is a Redis URL."""
     return url.partition("://")[0] in _REDIS | _MANY
-
-
-def _check_redis(parts: SplitResult) -> None:
-    try:
-        port = parts.port
-    except ValueError:
-        reject("the port is not a number up to 65535", _REDIS_FIX)
-    if not parts.hostname or port == 0 or parts.fragment:
-        reject("no host, or no port to connect to", _REDIS_FIX)
-    if not re.fullmatch(r"/?|/[0-9]{1,4}", parts.path):
-        reject("the path is not the number of a database", _REDIS_FIX)
-    given = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    if not given <= (_TLS_OPTIONS if parts.scheme == "rediss" else frozenset()):
-        reject(
-            "an option that is not supported",
-            "only rediss:// takes options: " + ", ".join(sorted(_TLS_OPTIONS)),
-        )
-    _check_client()
 
 
 def _check_many(scheme: str, rest: str) -> None:

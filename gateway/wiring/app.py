@@ -21,8 +21,7 @@ from gateway.control.management_port import Management
 from gateway.control.metrics_page import MetricsPage
 from gateway.control.peers import answer_peers
 from gateway.control.surface import Control
-from gateway.control.tenant_api import own_decision, tenant_router
-from gateway.control.usage_api import usage_router
+from gateway.control.tenant_api import own_decision, tenant_router, usage_router
 from gateway.dashboard.api import dashboard_router
 from gateway.dashboard.figures import answer_totals
 from gateway.dashboard.snapshot import Snapshots

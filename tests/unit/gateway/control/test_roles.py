@@ -50,7 +50,6 @@ def app_of(keys: RoleKeys) -> FastAPI:
     admin.add_api_route("/admin/pools", who, methods=["GET"])
     admin.add_api_route("/admin/reload", who, methods=["POST"])
     admin.add_api_route("/admin/entitlements", who, methods=["GET", "POST"])
-    admin.add_api_route("/admin/unlisted", who, methods=["POST"])
     page = APIRouter(dependencies=[Depends(dashboard_guard(keys))])
     page.add_api_route("/page", lambda: "ok", methods=["GET"])
     app.include_router(admin)
@@ -94,11 +93,6 @@ async def test_each_role_does_what_it_may(
 
 def name_of(key: str) -> str:
     return {"sk-oncall": "oncall", "sk-boss": "boss"}.get(key, digest(key).hex()[:8])
-
-
-async def test_a_change_that_nobody_named_is_an_owners() -> None:
-    assert (await call(KEYS, "POST", "/admin/unlisted", "sk-oncall"))[0] == 403
-    assert (await call(KEYS, "POST", "/admin/unlisted", "sk-admin"))[0] == 200
 
 
 def test_what_operators_may_change_is_there() -> None:

@@ -6,7 +6,7 @@ import threading
 import httpx
 from fastapi import FastAPI, Request, Response
 
-from gateway.control.usage_api import MAX_WAITING, usage_router
+from gateway.control.tenant_api import MAX_WAITING, usage_router
 from gateway.errors import Refusal
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import UsageQuery, UsageReport

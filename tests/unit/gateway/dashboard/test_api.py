@@ -12,8 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.dashboard.snapshot import MAX_HISTORY, MAX_TARGETS
-from gateway.dashboard.tables import PAGE_ROWS, View
+from gateway.dashboard.snapshot import MAX_HISTORY, MAX_TARGETS, PAGE_ROWS, View
 from gateway.records.decision import DecisionRecord, TimingSection
 from gateway.settings import parse
 from gateway.wiring.app import Gateway

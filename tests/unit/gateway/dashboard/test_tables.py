@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.control.admin import describe_fleet
-from gateway.dashboard.tables import (
+from gateway.dashboard.snapshot import (
     MAX_KEYS,
     CountedEntitlement,
     View,

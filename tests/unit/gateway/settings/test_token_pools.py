@@ -14,6 +14,7 @@ from gateway.records.tenancy import FileTenant
 from gateway.settings import Config, ConfigError, parse, remarks
 from gateway.settings.loading import read_admin_fields
 from gateway.settings.token_pools import (
+    LIMITS,
     base_terms,
     managed,
     shape_of,
@@ -78,22 +79,9 @@ def test_a_model_is_managed_when_an_entitlement_states_a_class_or_a_limit() -> N
     assert not managed(read(FLEET), read(FLEET).models[0])
 
 
-@pytest.mark.parametrize(
-    "stated",
-    [
-        "service_class: elastic",
-        "slo_target_ms: 5",
-        "tokens_per_second: 5",
-        "max_tokens_per_second: 5",
-        "kv_cache_gib: 1",
-        "max_kv_cache_gib: 1",
-        "concurrency: 1",
-        "max_concurrency: 1",
-    ],
-)
+@pytest.mark.parametrize("stated", ["service_class: elastic", *(f"{name}: 1" for name in LIMITS)])
 def test_each_of_them_alone_is_enough(stated: str) -> None:
-    text = FLEET + f"entitlements: [{{name: e, tenant: t, model: m, {stated}}}]\n"
-    config = read(text)
+    config = read(FLEET + f"entitlements: [{{name: e, tenant: t, model: m, {stated}}}]\n")
     assert managed(config, config.models[0])
 
 
