@@ -1,6 +1,7 @@
 """The control plane's dependencies for tests: whatever a test does not state is empty."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from gateway.control.metrics_page import MetricsPage
@@ -20,6 +21,24 @@ KEYS = RoleKeys(
     admin_sha256=hashlib.sha256(ADMIN_KEY.encode()).digest(),
     viewer_sha256=hashlib.sha256(VIEWER_KEY.encode()).digest(),
 )
+
+
+class Replies(ReplicaCalls):
+    """Other replicas: what they answer to a question, and what was asked."""
+
+    def __init__(self, answers: Callable[[str, bytes], list[bytes]] = lambda *_: []) -> None:
+        super().__init__()
+        self.answers = answers
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
+        """The answers."""
+        self.asked.append((topic, payload))
+        return self.answers(topic, payload)
+
+    async def search(self, topic: str, payload: bytes) -> list[bytes]:
+        """The same, of a search."""
+        return await self.ask(topic, payload)
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -58,43 +58,41 @@ def managed(scope: Mapping[str, Any], port: int) -> bool:
     return port == 0 or (scope.get("server") or ("", None))[1] == port
 
 
-class ReplicaList:
-    """A small server beside the replicas, while the block runs."""
-
-    def __init__(self, sockets: Sequence[socket.socket], ports: Callable[[], list[int]]) -> None:
-        """`sockets` are bound already; `ports` returns the ports of ready replicas."""
-        self._sockets = list(sockets)
-        config = uvicorn.Config(
-            cast("Any", replica_list_app(ports)),
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            ws="none",
-            limit_concurrency=100,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = _ListServer(config)
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._server.serve(self._sockets))
-        return self
-
-    def stop(self) -> None:
-        """Leave the port, before the block ends."""
-        self._server.should_exit = True
-
-    async def __aexit__(self, *_: object) -> None:
-        self.stop()
-        if self._task is not None:
-            await self._task
-
-
 class _ListServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the supervisor."""
         yield
+
+
+@contextlib.asynccontextmanager
+async def replica_list(
+    sockets: Sequence[socket.socket], ports: Callable[[], list[int]]
+) -> AsyncIterator[Callable[[], None]]:
+    """A small server beside the replicas, while the block runs; yields what has it end before.
+
+    `sockets` are bound already; `ports` returns the ports of ready replicas.
+    """
+    config = uvicorn.Config(
+        cast("Any", replica_list_app(ports)),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        ws="none",
+        limit_concurrency=100,
+        timeout_graceful_shutdown=1,
+    )
+    server = _ListServer(config)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    task = asyncio.create_task(server.serve(list(sockets)))
+    try:
+        yield stop
+    finally:
+        stop()
+        await task
 
 
 def replica_list_app(ports: Callable[[], list[int]]) -> Starlette:

@@ -70,20 +70,16 @@ _timed: Final = msgspec.json.Decoder(list[_Timed]).decode
 _asked_by: Final = msgspec.json.Decoder(tuple[str, str]).decode
 
 
-async def find_decision(peers: ReplicaCalls, request_id: str) -> bytes | None:
-    """The record of a request from another replica, as JSON."""
-    return await _search(peers, "decision", request_id, request_id.encode())
-
-
-async def find_tenant_decision(peers: ReplicaCalls, request_id: str, tenant: str) -> bytes | None:
-    """What a tenant may see of its own request, from another replica, as JSON."""
-    return await _search(peers, "tenant_decision", request_id, _json((request_id, tenant)))
-
-
-async def _search(peers: ReplicaCalls, topic: str, request_id: str, asked: bytes) -> bytes | None:
+async def find_decision(
+    peers: ReplicaCalls, request_id: str, tenant: str | None = None
+) -> bytes | None:
+    """A request's record from another replica, or what its tenant may see of it, as JSON."""
     if len(request_id) > MAX_REQUEST_ID:  # of no request
         return None
-    found = await peers.search(topic, asked)
+    if tenant is None:
+        found = await peers.search("decision", request_id.encode())
+    else:
+        found = await peers.search("tenant_decision", _json((request_id, tenant)))
     return found[0] if found else None
 
 

@@ -15,7 +15,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.admission.entitlement_terms import fields_from
-from gateway.control.peers import attainment, counts, find_tenant_decision
+from gateway.control.peers import attainment, counts, find_decision
 from gateway.control.roles import admin_guard
 from gateway.control.surface import PAGE, Control, Limit
 from gateway.errors import BadRequest, NotFound, RateLimited, Unavailable
@@ -73,7 +73,7 @@ def tenant_router(control: Control) -> APIRouter:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
         principal = await control.principal(request)
         found = own_decision(control.ring, request_id, principal.tenant)
-        found = found or await find_tenant_decision(control.peers, request_id, principal.tenant)
+        found = found or await find_decision(control.peers, request_id, principal.tenant)
         if found is None:
             raise decision_not_found(request_id)
         return Response(found, media_type="application/json")

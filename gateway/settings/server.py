@@ -176,11 +176,6 @@ def state_url(url: str) -> str:
     return url
 
 
-def is_redis(url: str) -> bool:
-    """Whether a URL accepted by `state_url` is a Redis URL."""
-    return url.partition("://")[0] in _REDIS | _MANY
-
-
 def _check_many(scheme: str, rest: str) -> None:
     """Several nodes, each with its port. A cluster has no database; sentinels need a service."""
     cluster = scheme == "redis+cluster"
@@ -345,7 +340,7 @@ class StateConfig(Section):
     @property
     def shared(self) -> bool:
         """Whether replicas share the state, which is then on Redis."""
-        return is_redis(self.url.get_secret_value())
+        return self.url.get_secret_value().partition("://")[0] in _REDIS | _MANY
 
     @model_validator(mode="after")
     def _one_password(self) -> "StateConfig":

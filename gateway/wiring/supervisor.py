@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
 from gateway.background_task import BackgroundTasks
-from gateway.control.management_port import ReplicaList
+from gateway.control.management_port import replica_list
 from gateway.settings import Config
 from gateway.wiring.handover import READY as SERVES
 from gateway.wiring.handover import STOPPING, Origin, Successor, on_signals, port_of
@@ -87,7 +87,7 @@ class Supervisor:
     async def serve(self) -> int:
         """Run until a signal, or until replicas keep failing. Raises OSError."""
         server, origin, loop = self._config.server, self.origin, asyncio.get_running_loop()
-        listed: ReplicaList | None = None
+        unlist: Callable[[], None] | None = None
 
         def signalled() -> None:
             if self.ending.is_set():
@@ -101,8 +101,8 @@ class Supervisor:
         def leave(pid: int) -> None:
             """Leave the ports to another supervisor and its replicas."""
             origin.service.replaced_by(pid)
-            if listed is not None:
-                listed.stop()
+            if unlist is not None:
+                unlist()
             self._end(signal.SIGUSR2)
 
         def check_ready() -> None:
@@ -118,7 +118,7 @@ class Supervisor:
             on_signals(reload=self.reload, upgrade=successor.start)
             sockets = await when_free(lambda: origin.open(server.host, server.management_port))
             self._chores.start(origin.service.live(), self._file.watch())
-            async with ReplicaList(sockets, self.ports) as listed:
+            async with replica_list(sockets, self.ports) as unlist:
                 late = loop.call_later(START_S, check_ready)
                 await asyncio.gather(*(replica.keep() for replica in self.replicas))
                 late.cancel()

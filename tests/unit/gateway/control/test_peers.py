@@ -27,7 +27,7 @@ from gateway.metrics import Metrics
 from gateway.replicas.calls import ReplicaCalls
 from gateway.usage.request_log import DecisionRing
 from tests.builders import served_model
-from tests.control import control_of
+from tests.control import Replies, control_of
 
 REPORT = UsageReport(lease_id="a", prompt_tokens=7)
 DONE = Settled(
@@ -38,24 +38,6 @@ DONE = Settled(
     completion_tokens=0,
     cached_tokens=0,
 )
-
-
-class Others(ReplicaCalls):
-    """Other replicas, all as one answers them, and where `odd` first one of another version."""
-
-    def __init__(self, count: int = 1, *, odd: bool = True) -> None:
-        super().__init__()
-        self.count = count
-        self.odd = [b'[{"x":"of another version"}]', b"\xc1"] if odd else []
-        self.asked: list[tuple[str, bytes]] = []
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        self.asked.append((topic, payload))
-        answers = [self.answer(topic, payload) for _ in range(self.count)]
-        return [*self.odd, *(answer for answer in answers if answer is not None)]
-
-    async def search(self, topic: str, payload: bytes) -> list[bytes]:
-        return await self.ask(topic, payload)
 
 
 def unasked(*_: object) -> Any:
@@ -69,9 +51,15 @@ def others(
     settle: Settle = unasked,
     own_decision: Callable[[str, str], bytes | None] = unasked,
     **fields: Any,
-) -> Others:
-    """Other replicas with these dependencies."""
-    peers = Others(count, odd=odd)
+) -> Replies:
+    """Other replicas, all as one answers them, and where `odd` first one of another version."""
+
+    def answers(topic: str, payload: bytes) -> list[bytes]:
+        own = [peers.answer(topic, payload) for _ in range(count)]
+        foreign = [b'[{"x":"of another version"}]', b"\xc1"] if odd else []
+        return [*foreign, *(answer for answer in own if answer is not None)]
+
+    peers = Replies(answers)
     control = control_of(peers=peers, **fields)
     peers.on("usage", partial(settled_here, settle))
     answer_peers(control, reload=unasked, own_decision=own_decision)

@@ -24,11 +24,10 @@ from gateway.records.decision import AdmissionSection, DecisionRecord, Schedulin
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
-from gateway.replicas.calls import ReplicaCalls
 from gateway.store.memory_leases import MemoryLeases
 from gateway.usage.request_log import DecisionRing
 from tests.builders import ask, served_model
-from tests.control import bearer, control_of
+from tests.control import Replies, bearer, control_of
 from tests.fakes import FakeClock
 
 ACME = Entitlement(
@@ -91,21 +90,6 @@ def ring_of(*records: DecisionRecord) -> DecisionRing:
     return ring
 
 
-class Peers(ReplicaCalls):
-    """Other replicas, which were asked these topics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        self.asked.append(topic)
-        return []
-
-    async def search(self, topic: str, payload: bytes) -> list[bytes]:
-        return await self.ask(topic, payload)
-
-
 class Bench:
     """The route over the embedded store."""
 
@@ -118,7 +102,7 @@ class Bench:
         self.store = MemoryLeases(
             {"m": served_model()}, self.clock, {"m": self.book}, wall_clock=self.clock
         )
-        self.peers = Peers()
+        self.peers = Replies()
         self.limits_read = 0
         self.viewed: list[tuple[str, int]] = []
         self.ring = ring_of(record("acme"))
@@ -240,7 +224,7 @@ async def test_a_key_of_many_entitlements_asks_each_store_and_the_replicas_once(
     assert [row["state"] for row in rows[:40]] == ["bound"] * 40
     assert not any("usage" in row for row in rows[40:])
     assert bench.viewed == [("m", 40)]
-    assert sorted(bench.peers.asked) == ["refused", "slo"]
+    assert sorted(topic for topic, _ in bench.peers.asked) == ["refused", "slo"]
     assert bench.limits_read == 1
 
 

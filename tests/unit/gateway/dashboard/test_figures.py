@@ -25,6 +25,7 @@ from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.usage.request_log import DecisionRing
 from tests.builders import served_model, short_and_long
+from tests.control import Replies
 
 
 def brief(**fields: Any) -> Brief:
@@ -120,25 +121,14 @@ def test_a_replica_that_left_makes_no_negative_rate() -> None:
     assert rates.at(1.0, own_totals(Metrics()))["requests_per_s"] == 0.0
 
 
-class Counting(ReplicaCalls):
-    """Another replica with its own counts, and one that answers in another format."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        super().__init__()
-        answer_totals(self, metrics)
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        own = self.answer(topic, payload)
-        assert own is not None
-        return [own, b"\xc1"]
-
-
 async def test_totals_are_of_all_replicas() -> None:
     mine, theirs = Metrics(), Metrics()
     for metrics, times in ((mine, 2), (theirs, 3)):
         metrics.admission.add("acme", "denied", "kv", by=times)
         metrics.admission.add("acme", "admitted", "", by=times)
-    found = await all_totals(Counting(theirs), mine)
+    peers = Replies(lambda topic, asked: [peers.answer(topic, asked) or b"", b"\xc1"])
+    answer_totals(peers, theirs)
+    found = await all_totals(peers, mine)
     assert by_entitlement(found) == ({"acme": {"kv": 5}}, {})
 
 
@@ -153,18 +143,6 @@ def ring_of(count: int) -> DecisionRing:
     for number in range(count):
         ring.append(f"r-{number}", line(number))
     return ring
-
-
-class OnePeer(ReplicaCalls):
-    """Another replica that answers with these lists of records, in turn."""
-
-    def __init__(self, *answers: bytes) -> None:
-        super().__init__()
-        self.answers = list(answers)
-
-    async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
-        assert topic == "decisions"
-        return [self.answers.pop(0)] if self.answers else []
 
 
 def ids(recent: RecentDecisions) -> list[str]:
@@ -207,7 +185,8 @@ async def test_it_never_holds_more_than_its_bound() -> None:
 async def test_decisions_of_other_replicas_are_there_once_and_in_order() -> None:
     theirs = b"[" + b",".join([line(9), line(1)]) + b"]"
     later = b"[" + b",".join([line(11), line(9), line(1)]) + b"]"
-    recent = RecentDecisions(ring_of(3).latest, OnePeer(theirs, later, b"other version"))
+    answers = iter([theirs, later, b"other version"])
+    recent = RecentDecisions(ring_of(3).latest, Replies(lambda *_: [next(answers)]))
     for _ in range(3):
         await recent.look()
     assert ids(recent) == ["r-11", "r-9", "r-2", "r-1", "r-0"]
