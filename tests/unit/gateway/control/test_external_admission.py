@@ -160,13 +160,10 @@ async def test_a_request_that_may_enter_gets_a_lease_with_its_limits(bench: Benc
     assert (bench.account.total, bench.desk.held, bench.store.active) == (1, 1, 1)
 
 
-async def test_text_is_estimated_as_the_data_plane_would(bench: Bench) -> None:
+async def test_text_is_estimated_and_a_request_without_a_limit_gets_the_default() -> None:
+    bench = Bench(default_max_tokens=300)
     answer = await bench.authorize(input_tokens=None, text_bytes=4_000)
     assert 1_000 <= answer.json()["reserved_tokens"] - 50 <= 1_400
-
-
-async def test_a_request_without_a_limit_is_told_the_model_s_default() -> None:
-    bench = Bench(default_max_tokens=300)
     assert (await bench.authorize(max_tokens=None)).json()["max_tokens"] == 300
 
 
@@ -250,13 +247,10 @@ async def test_bodies_that_are_no_objects_are_refused(bench: Bench, raw: bytes) 
         assert answer.json()["error"]["message"]
 
 
-async def test_unknown_fields_are_refused(bench: Bench) -> None:
+async def test_unknown_fields_and_large_bodies_are_refused(bench: Bench) -> None:
     answer = await bench.authorize(max_token=5)
     assert answer.status_code == 400
     assert "max_token" in answer.json()["error"]["message"]
-
-
-async def test_a_body_is_bounded(bench: Bench) -> None:
     answer = await bench.client.post(
         "/admission/authorize", content=b" " * (MAX_BODY_BYTES + 1), headers=ACME
     )
@@ -642,6 +636,8 @@ async def test_one_tenant_can_hold_so_many_and_no_more_with_all_of_its_entitleme
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MAX_HELD_EACH", 1)
+    for _ in range(3):
+        assert error(await bench.authorize(n=3))[0] == 400, "what is refused takes no place"
     lease = (await bench.authorize()).json()["lease_id"]
     for key in ("sk-acme", "sk-acme-test"):
         refused = await bench.authorize(bearer(key))
@@ -657,15 +653,6 @@ async def test_all_together_can_hold_so_many_and_no_more(
     monkeypatch.setattr(service, "MAX_HELD", 1)
     await bench.authorize()
     assert error(await bench.authorize(OTHER)) == (503, "too_many_leases", "too_many_leases")
-
-
-async def test_refused_requests_take_no_place(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "MAX_HELD_EACH", 1)
-    for _ in range(3):
-        assert error(await bench.authorize(n=3))[0] == 400
-    assert (await bench.authorize()).status_code == 200
 
 
 async def test_what_is_remembered_of_ended_leases_is_bounded(

@@ -130,12 +130,9 @@ def test_an_entitlement_that_claims_no_capacity_misses_none(state: str, values: 
 
 def test_what_went_wrong_with_a_shared_store_is_counted() -> None:
     counts = StoreCounts(alone=3, failures=5, dropped=1)
-    lines = lines_of(
-        MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, store_counts=lambda: counts)
-    )
-    assert "sluice_store_alone_total 3.0" in lines
-    assert "sluice_store_failures_total 5.0" in lines
-    assert "sluice_store_dropped_total 1.0" in lines
+    shown = MetricsPage(Metrics(), [], lambda: 0, lambda: 0.0, store_counts=lambda: counts)
+    for name, times in (("alone", 3.0), ("failures", 5.0), ("dropped", 1.0)):
+        assert f"sluice_store_{name}_total {times}" in lines_of(shown)
     assert "sluice_store_alone_total 0.0" in page()
 
 

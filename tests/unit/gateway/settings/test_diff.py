@@ -94,18 +94,16 @@ MORE = """  - name: n
 """
 
 
-def test_models_come_and_go_without_a_restart() -> None:
-    after = parse(TEXT + MORE, "sluice.yaml", {})
-    assert not changes(config(), after)[0].restart
-    assert [model.name for model in merged(config(), after).models] == ["m", "n"]
-    assert [(c.path, c.restart) for c in changes(after, config())] == [("models[n]", False)]
-
-
-def test_compression_of_a_new_model_waits_for_its_processes() -> None:
+def test_models_come_and_go_without_a_restart_and_compression_waits_for_its_processes() -> None:
     after = parse(TEXT + MORE, "sluice.yaml", {})
     late = [change.path for change in changes(config(), after) if change.restart]
     assert late == ["models[n].compression.enabled"]
-    assert not merged(config(), after).models[1].compression.enabled
+    both = merged(config(), after).models
+    assert [(model.name, model.compression.enabled) for model in both] == [
+        ("m", False),
+        ("n", False),
+    ]
+    assert [(c.path, c.restart) for c in changes(after, config())] == [("models[n]", False)]
 
 
 def test_a_tokenizer_needs_a_restart_and_the_other_rules_of_compression_do_not() -> None:

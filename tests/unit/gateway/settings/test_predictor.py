@@ -60,7 +60,7 @@ def test_a_predictor_serves_any_policy_that_is_shadowed(
     assert not found if fits else "no pool is predicted" in found[0]
 
 
-def test_a_predictor_of_the_first_format_is_to_be_trained_again(tmp_path: Path) -> None:
+def test_a_predictor_of_another_format_or_quantile_is_to_be_trained_again(tmp_path: Path) -> None:
     file = write(tmp_path, of("m", "short"))
     old = json.loads(file.read_bytes())
     (section,) = old.pop("sections")
@@ -68,9 +68,6 @@ def test_a_predictor_of_the_first_format_is_to_be_trained_again(tmp_path: Path) 
     (found,) = problems(file)
     assert "schema 1" in found
     assert "train again: `sluice train" in found
-
-
-def test_a_predictor_of_another_quantile_is_refused(tmp_path: Path) -> None:
     (found,) = problems(write(tmp_path, of("m", "short", alpha=0.9)))
     assert "m/short" in found
     assert "train again with --alpha 0.95" in found
