@@ -24,7 +24,6 @@ from gateway.settings.source import (
     KEY,
     MAX_BYTES,
     ConfigError,
-    Document,
     KeyPath,
     Problem,
     dotted,
@@ -189,7 +188,18 @@ def parse(text: str, filename: str, environ: Mapping[str, str] | None) -> Config
     try:
         config = Config.model_validate(document.data)
     except ValidationError as error:
-        _explain(document, error)
+        for detail in error.errors(include_url=False, include_context=True):
+            location = detail["loc"]
+            path = document.resolve(location)
+            kind = detail["type"]
+            # Reported already: what a reference caused, and a list whose items are all bad, which
+            # is also called too short.
+            if path in document.unresolved or (kind == "too_short" and document.value(path)):
+                continue
+            place = path if kind == "missing" else path[:-1]
+            if kind in {"missing", "extra_forbidden"} or location[-1:] == (KEY,):
+                path = (*path, KEY)
+            document.add(path, *_told(detail, _section(place)))
     if not document.sent or (config is not None and only_secrets(document.references, config)):
         check_relations(document, config)
     if document.problems or config is None:
@@ -231,20 +241,6 @@ def _refused(
     return ConfigError(
         [Problem(file=file, line=line, column=column, path=path, message=message, fix=fix)]
     )
-
-
-def _explain(document: Document, error: ValidationError) -> None:
-    """Add one problem for each finding; those caused by an unresolved reference are dropped."""
-    for detail in error.errors(include_url=False, include_context=True):
-        location = detail["loc"]
-        path = document.resolve(location)
-        kind = detail["type"]
-        if path in document.unresolved or (kind == "too_short" and document.value(path)):
-            continue  # reported already: a list whose items are all bad is also called too short
-        place = path if kind == "missing" else path[:-1]
-        if kind in {"missing", "extra_forbidden"} or location[-1:] == (KEY,):
-            path = (*path, KEY)
-        document.add(path, *_told(detail, _section(place)))
 
 
 def _told(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str]:

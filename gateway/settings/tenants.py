@@ -158,13 +158,9 @@ def _digest(value: str) -> str:
     return f"sha256:{digits}"
 
 
-def _key_hash(value: str) -> str:
-    return _digest(value if value.startswith("sha256:") else "")
-
-
 KeyHash = Annotated[
     str,
-    AfterValidator(_key_hash),
+    AfterValidator(lambda value: _digest(value if value.startswith("sha256:") else "")),
     Field(json_schema_extra={"pattern": "^sha256:[0-9a-fA-F]{64}$"}),
 ]
 KeyDigest = Annotated[

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -158,36 +159,6 @@ def _worker_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _found_url(url: str) -> str:
-    """The URL of an engine that another system or an admin named.
-
-    Not a link-local address: there a cloud's metadata service tells secrets, and no engine runs.
-    """
-    found = _worker_url(url)
-    host = urlsplit(found).hostname or ""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        try:
-            socket.inet_aton(host.rstrip("."))
-        except OSError:
-            return found  # a name
-        # A short, octal or hexadecimal form of an address.
-        raise ValueError("a number for a host: write the address as 10.0.0.1") from None
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_link_local or address.is_multicast or address.is_unspecified:
-        raise ValueError("not an address that an engine can have")
-    return found
-
-
-def _from_url(value: object) -> object:
-    """A bare URL is short for a mapping with only `url` or `discover`."""
-    if not isinstance(value, str):
-        return value
-    text = str.__str__(value)
-    return {"discover" if is_source(text) else "url": text}
-
-
 class WorkerConfig(Section):
     """One engine, or a place that names engines at run time."""
 
@@ -279,11 +250,33 @@ class WorkerConfig(Section):
             raise ValueError(f"its model's name is not of 1 to {_MAX_NAME} characters")
         changes: dict[str, object] = {"discover": None, "model": engine.model or self.model}
         changes["ranks"] = engine.ranks or self.ranks
-        ones = [self.model_copy(update={**changes, "url": _found_url(u)}) for u in engine.urls]
+        ones = []
+        for url in map(_worker_url, engine.urls):
+            host = urlsplit(url).hostname or ""
+            try:
+                address = ip_address(host)
+            except ValueError:  # a name, or a short, octal or hexadecimal form of an address
+                with suppress(OSError):
+                    socket.inet_aton(host.rstrip("."))
+                    raise ValueError("a number for a host: write the address as 10.0.0.1") from None
+            else:
+                # At a link-local address a cloud's metadata service tells secrets.
+                address = getattr(address, "ipv4_mapped", None) or address
+                if address.is_link_local or address.is_multicast or address.is_unspecified:
+                    raise ValueError("not an address that an engine can have")
+            ones.append(self.model_copy(update={**changes, "url": url}))
         return ones[0].addresses if len(ones) == 1 else tuple(one.address() for one in ones)
 
 
 Worker = Annotated[
     WorkerConfig,
-    BeforeValidator(_from_url, json_schema_input_type=str | WorkerConfig),
+    BeforeValidator(
+        # A bare URL is short for a mapping with only `url` or `discover`.
+        lambda value: (
+            {"discover" if is_source(value) else "url": str.__str__(value)}
+            if isinstance(value, str)
+            else value
+        ),
+        json_schema_input_type=str | WorkerConfig,
+    ),
 ]

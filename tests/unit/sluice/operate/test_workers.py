@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice import cli
-from tests.unit.gateway.settings.test_config import CONTRACT
+from tests.unit.gateway.settings.test_config import BASE
 
 if not cli.app.registered_commands:
     cli.register()
@@ -130,7 +130,7 @@ def test_a_worker_is_drained_and_returned(gateway: Gateway) -> None:
 def test_changes_fit_a_terminal(gateway: Gateway, tmp_path: Path) -> None:
     gateway.answers["/admin/reload"] = (200, {"changes": CHANGES, "not_compared": []})
     file = tmp_path / "sluice.yaml"
-    file.write_text(CONTRACT)
+    file.write_text(BASE)
     env = {"LONG_KEY": "k", "SLUICE_ADMIN_KEY": "sk-admin-secret"}
     diff = CliRunner(env=env).invoke(cli.app, ["check", "-c", str(file), "--diff", gateway.url])
     for said in (gateway.run("reload"), diff):
