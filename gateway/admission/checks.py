@@ -345,20 +345,13 @@ def place(
         return Placement(pool, contended=True)
     if not contended or (reserved and not token_pool.pools[pool].unreserved):
         return Placement(pool, contended, denied="priority")
-    return _outranking(token_pool, account, request, w, used)
-
-
-def _outranking(
-    token_pool: TokenPool, account: Account, request: AdmissionRequest, w: float, used: int
-) -> Placement:
-    """Check 7 for unprotected traffic; preemptible never outranks."""
-    pool, slots = request.pool, token_pool.terms.slots[request.pool]
-    # Contended with nothing in flight: idle dedicated baselines keep all slots.
+    # Unprotected traffic has to outrank, which preemptible never does. Contended with nothing in
+    # flight: idle dedicated baselines keep all slots.
     least = min_weight(token_pool, pool) or inf
-    over = used + request.sequences > slots + overshoot(slots)
-    if account.terms.service_class == "preemptible" or w <= least or over:
+    over = used + n > slots + overshoot(slots)
+    if terms.service_class == "preemptible" or w <= least or over:
         return Placement(pool, contended=True, denied="priority")
-    kv_over = _kv_over(token_pool, pool, request.kv_bytes, token_pool.terms.kv_of(pool) // 8)
+    kv_over = _kv_over(token_pool, pool, request.kv_bytes, whole.kv_of(pool) // 8)
     return Placement(pool, contended=True, denied="kv" if kv_over else "")
 
 

@@ -60,7 +60,17 @@ def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> En
     """The terms that checked fields describe. Raises BadTerms for what they cannot mean."""
     service_class: ServiceClass = fields.get("service_class") or "elastic"
     guaranteed = service_class == "guaranteed"
-    baseline = _baseline(fields.get("concurrency"), model)
+    stated, baseline = fields.get("concurrency"), tuple[int, ...]()
+    if isinstance(stated, Mapping):
+        for pool in stated:
+            if pool not in model.pools:
+                near = difflib.get_close_matches(pool, model.pools, n=1)
+                fix = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(model.pools)}"
+                message = f"model `{model.name}` has no pool `{pool}`"
+                raise BadTerms("concurrency", message, fix, part=pool)
+        baseline = tuple(stated.get(pool, 0) for pool in model.pools)
+    elif stated is not None:
+        baseline = split_baseline(stated, model.slots)
     reserved, limit = sum(baseline), fields.get("max_concurrency") or 0
     kv_bytes, kv_bytes_limit = (
         max(1, round(size * GIB)) if (size := fields.get(field)) else 0
@@ -112,20 +122,6 @@ def terms_from(fields: Mapping[str, Any], model: ModelShape, created: int) -> En
         trusted_usage=bool(fields.get("trusted_usage")),
         created=created,
     )
-
-
-def _baseline(value: int | Mapping[str, int] | None, model: ModelShape) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Mapping):
-        return split_baseline(value, model.slots)
-    for pool in value:
-        if pool not in model.pools:
-            near = difflib.get_close_matches(pool, model.pools, n=1)
-            fix = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(model.pools)}"
-            message = f"model `{model.name}` has no pool `{pool}`"
-            raise BadTerms("concurrency", message, fix, part=pool)
-    return tuple(value.get(pool, 0) for pool in model.pools)
 
 
 def fields_from(terms: Entitlement, model: ModelShape) -> dict[str, object]:

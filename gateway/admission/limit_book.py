@@ -133,16 +133,6 @@ class Counter:
         """A limit's amount, with what was added to it."""
         return amount + self.added if now_s < self.added_until_s else amount
 
-    def over(self, window: str, now_s: float) -> bool:
-        """Whether nothing counts any more, so that only the total would miss it."""
-        if self.reserved or now_s < self.added_until_s:
-            return False
-        kept_s = counted_s(window)
-        return not any(
-            spent and now_s < start_s + kept_s
-            for start_s, spent in zip(self.starts, self.spent, strict=True)
-        )
-
 
 class Weighed(NamedTuple):
     """One limit of a request, as it stands before the request."""
@@ -330,7 +320,12 @@ class LimitBook:
         for limit_id in ids:
             counter = self.counters.get(limit_id)
             window = limit_id.rpartition(":")[2]
-            if counter is None or defined(limit_id) or not counter.over(window, now_s):
+            if counter is None or defined(limit_id) or counter.reserved:
+                continue
+            # While anything counts, more than the total would miss it.
+            kept_s, slices = counted_s(window), zip(counter.starts, counter.spent, strict=True)
+            counts = any(spent and now_s < start_s + kept_s for start_s, spent in slices)
+            if counts or now_s < counter.added_until_s:
                 continue
             del self.counters[limit_id]
             self._note(limit_id)

@@ -102,7 +102,13 @@ class DirectorySync:
 
     def follow(self) -> None:
         """Poll from now on."""
-        self._background.start(self._run())
+
+        async def polling() -> None:
+            while True:
+                await asyncio.sleep(POLL_S * (0.9 + 0.2 * self._chance()))
+                await self.poll()
+
+        self._background.start(polling())
 
     async def close(self) -> None:
         """Stop polling and close the directory."""
@@ -245,11 +251,6 @@ class DirectorySync:
             self._away = False
             _log.info("the directory of tenants is back")
         return found
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S * (0.9 + 0.2 * self._chance()))
-            await self.poll()
 
 
 async def paused(items: Iterable[_T]) -> AsyncIterator[_T]:

@@ -170,9 +170,32 @@ class KeySet:
         return True
 
     async def _try_to_read(self) -> None:
+        jwks, content = self._rules.jwks, bytearray()
+
+        def read() -> None:
+            with Path(jwks).open("rb") as file:
+                content.extend(file.read(MAX_BYTES + 1))
+
         try:
             async with asyncio.timeout(READ_LIMIT_S):
-                content = await self._content()
+                if jwks.startswith(("https:", "http:")):
+                    async with (
+                        # Without proxies and keys that the environment names.
+                        httpx.AsyncClient(
+                            verify=self._tls, trust_env=False, timeout=READ_LIMIT_S
+                        ) as client,
+                        client.stream("GET", jwks) as answer,
+                    ):
+                        if answer.status_code != 200:
+                            raise ValueError(f"{jwks} answered {answer.status_code}")
+                        async for part in answer.aiter_bytes():
+                            content += part
+                            if len(content) > MAX_BYTES:
+                                break
+                else:
+                    await asyncio.to_thread(read)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
             found = _keys_of(content, self._rules.algorithms)
         except (OSError, TimeoutError, httpx.HTTPError, ValueError, RecursionError) as error:
             if not self._failing:
@@ -189,33 +212,8 @@ class KeySet:
             self._keys, self._source = found, content
             self._changed()
 
-    async def _content(self) -> bytes:
 
-        def read() -> bytes:
-            with Path(self._rules.jwks).open("rb") as file:
-                content = file.read(MAX_BYTES + 1)
-            if len(content) > MAX_BYTES:
-                raise ValueError(f"more than {MAX_BYTES} bytes")
-            return content
-
-        if not self._rules.jwks.startswith(("https:", "http:")):
-            return await asyncio.to_thread(read)
-        async with (
-            # Without proxies and keys that the environment names.
-            httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=READ_LIMIT_S) as client,
-            client.stream("GET", self._rules.jwks) as answer,
-        ):
-            if answer.status_code != 200:
-                raise ValueError(f"{self._rules.jwks} answered {answer.status_code}")
-            content = bytearray()
-            async for part in answer.aiter_bytes():
-                content += part
-                if len(content) > MAX_BYTES:
-                    raise ValueError(f"more than {MAX_BYTES} bytes")
-            return bytes(content)
-
-
-def _keys_of(content: bytes, algorithms: tuple[str, ...]) -> Keys:
+def _keys_of(content: bytearray, algorithms: tuple[str, ...]) -> Keys:
     """The usable keys of a JWKS. Raises ValueError if there are none."""
     found: Keys = {}
     for each in msgspec.json.decode(content, type=_Jwks).keys[:MAX_KEYS]:

@@ -152,36 +152,35 @@ class Ledger:
             file.close()
 
     def _connected(self) -> sqlite3.Connection:
-        if self._file is None:
-            self._file = _opened(self.path)
-        return self._file
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    file = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    try:
-        until_s = time.monotonic() + BUSY_S
-        while True:  # SQLite itself does not wait here for processes that begin at once
-            try:
-                file.execute("PRAGMA journal_mode = WAL")
-                break
-            except sqlite3.OperationalError:
-                if time.monotonic() > until_s:
-                    raise
-            time.sleep(_AGAIN_S)
-        file.execute("PRAGMA synchronous = FULL")
-        with _transaction(file):
-            (tables,) = file.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if _pragma(file, "user_version") == 0 and not tables:
-                for statement in _TABLES.split(";\n"):
-                    file.execute(statement)
-                file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                file.execute(f"PRAGMA user_version = {SCHEMA}")
-        check(file, path)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        if self._file is not None:
+            return self._file
+        file = sqlite3.connect(
+            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            until_s = time.monotonic() + BUSY_S
+            while True:  # SQLite itself does not wait here for processes that begin at once
+                try:
+                    file.execute("PRAGMA journal_mode = WAL")
+                    break
+                except sqlite3.OperationalError:
+                    if time.monotonic() > until_s:
+                        raise
+                time.sleep(_AGAIN_S)
+            file.execute("PRAGMA synchronous = FULL")
+            with _transaction(file):
+                (tables,) = file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if _pragma(file, "user_version") == 0 and not tables:
+                    for statement in _TABLES.split(";\n"):
+                        file.execute(statement)
+                    file.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    file.execute(f"PRAGMA user_version = {SCHEMA}")
+            check(file, self.path)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        return file
 
 
 def check(file: sqlite3.Connection, path: Path) -> None:
