@@ -220,9 +220,8 @@ class PoolCounters:
 
     def others_refused(self, tenant: str, weight: float) -> int:
         """Other tenants refused in this tick or the last, with at least this weight."""
-        return self.denials.others_above(tenant, weight) + self.denials_last.others_above(
-            tenant, weight
-        )
+        now = self.denials.others_above(tenant, weight)
+        return now + self.denials_last.others_above(tenant, weight)
 
 
 class TokenPool:
@@ -265,21 +264,17 @@ class TokenPool:
         account = self.accounts.get(entitlement.name)
         if account is None:
             account = self.accounts[entitlement.name] = Account(entitlement, len(self.pools))
-            self._reserve(account, 1)
         else:
             self._reserve(account, -1)
             if entitlement.reserves != account.terms.reserves:  # what is in flight is recounted
                 for counters, sequences in zip(self.pools, account.inflight, strict=True):
                     counters.unreserved += -sequences if entitlement.reserves else sequences
-            account.terms = entitlement
-            account.epoch = -1
-            self._reserve(account, 1)
-            if entitlement.service_class != "elastic":
-                account.debt = 0.0
-        if entitlement.service_class == "dedicated" and any(entitlement.baseline):
-            self.dedicated.add(entitlement.name)
-        else:
-            self.dedicated.discard(entitlement.name)
+            account.terms, account.epoch = entitlement, -1
+        self._reserve(account, 1)
+        if entitlement.service_class != "elastic":
+            account.debt = 0.0
+        keeps = entitlement.service_class == "dedicated" and any(entitlement.baseline)
+        (self.dedicated.add if keeps else self.dedicated.discard)(entitlement.name)
         self.note(account)
         return account
 

@@ -116,12 +116,8 @@ def entitlement_of(
         expires_unix_s=_earlier(terms.expires_unix_s, known.ends_unix_s(subject)) or 0.0,
     )
     own = [] if section is None else list(section.digests)
-    own += [
-        digest
-        for key in known.own_keys_of(name).values()
-        if key.of == uid
-        for digest in key.digests
-    ]
+    for key in known.own_keys_of(name).values():
+        own += key.digests if key.of == uid else ()
     # A denied digest opens nothing, also as it was once a tenant's key.
     live = [
         d
