@@ -58,14 +58,7 @@ class EstimatorProfile:
 # Cautious means over common vocabularies of 100,000 to 200,000 entries.
 DEFAULT: Final = EstimatorProfile(
     name="default",
-    priors={
-        "prose": 4.0,
-        "code": 3.5,
-        "json": 3.9,
-        "cjk": 3.4,
-        "other-script": 4.8,
-        "mixed": 3.5,
-    },
+    priors={"prose": 4.0, "code": 3.5, "json": 3.9, "cjk": 3.4, "other-script": 4.8, "mixed": 3.5},
 )
 PAPER: Final = EstimatorProfile(
     name="paper",

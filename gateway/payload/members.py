@@ -415,14 +415,11 @@ def steering(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(n for n in names if n in STEERING_FIELDS or n.startswith(_STEERING_PREFIXES))
 
 
-_integer: Final = TypeAdapter(int).validate_json
-_flag: Final = TypeAdapter(bool).validate_json
+_LIMITS: Final = ("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens")
 _FORMS: Final = {
-    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens"), _integer),
-    **dict.fromkeys(("max_output_tokens",), _integer),
-    **dict.fromkeys(("stream", "background", "include_usage"), _flag),
+    **dict.fromkeys(_LIMITS, TypeAdapter(int).validate_json),
+    **dict.fromkeys(("stream", "background", "include_usage"), TypeAdapter(bool).validate_json),
 }
-_decode_by_name = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def _relaxed(members: Members) -> dict[str, Raw]:
@@ -439,5 +436,5 @@ def _relaxed(members: Members) -> dict[str, Raw]:
             continue
     options = kept.get("stream_options")
     if options is not None and bytes(memoryview(options)[:1]) == b"{":
-        kept["stream_options"] = Raw(msgspec.json.encode(_relaxed(_decode_by_name(options))))
+        kept["stream_options"] = Raw(msgspec.json.encode(_relaxed(_members(options))))
     return kept

@@ -13,6 +13,7 @@ Rules:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 Match = Sequence[tuple[int, int]]
@@ -39,99 +40,72 @@ PRIORITY_CLASS_NAMES: Final = ("protected", "elastic", "backfill")
 State = Literal["new", "waiting", "sent", "answering", "gone", "nowhere"]
 
 
+@dataclass(eq=False, repr=False)
 class Job:
-    """One request on its way to a worker. The caller fills the first part, the policy the rest."""
+    """One request on its way to a worker. The policy fills what comes after `barred`."""
 
-    __slots__ = (
-        *("active", "arrived_s", "backlog_tokens", "barred", "candidates", "cap_tokens", "client"),
-        *("emitted", "excluded", "expected_s", "hit_tokens", "key", "kv_tokens", "kv_usage"),
-        *("match", "mean_s", "order", "output_tokens", "owner", "policy", "preferred"),
-        *("priority_class", "prompt_tokens", "quantile_s", "score", "sent_s", "sequences"),
-        *("share", "slo_s", "state", "stream", "tenant", "worker", "would_bind", "would_s"),
-    )
-
-    def __init__(  # noqa: PLR0915 - one statement a field
-        self,
-        owner: Any,
-        prompt_tokens: int,
-        output_tokens: int,
-        arrived_s: float,
-        client: str = "",
-        priority_class: int = 1,
-        share: float = 1.0,
-        cap_tokens: int | None = None,
-        kv_tokens: int = 0,
-        sequences: int = 1,
-        *,
-        stream: bool = True,
-        match: Match = (),
-        excluded: Sequence[int] = (),
-        preferred: int = -1,
-        tenant: str = "",
-        slo_s: float = 0.0,
-    ) -> None:
-        self.owner = owner
-        """The caller's own object, which it wakes or sends."""
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        """Expected output (L_out), >= 0."""
-        self.arrived_s = arrived_s
-        self.client = client
-        """Name of the entitlement, whose fairness counter it feeds."""
-        self.tenant = tenant
-        """The tenant of that entitlement."""
-        self.priority_class = priority_class
-        """Priority class: 0 protected, 1 elastic, 2 backfill."""
-        self.share = share
-        """The client's weight in fairness, > 0: its rate over the mean rate."""
-        self.cap_tokens = cap_tokens
-        """m_r, the client's own output limit; None when absent."""
-        self.kv_tokens = kv_tokens
-        """Reserved tokens: L_cost."""
-        self.sequences = sequences
-        self.slo_s = slo_s
-        """Target time to first token; 0 for none."""
-        self.stream = stream
-        self.match = match
-        self.excluded = excluded
-        """Workers that failed this request: chosen only when no other is available."""
-        self.barred: frozenset[int] = NOBODY
-        """Workers that cannot serve it: they lack its LoRA adapter."""
-        self.preferred = preferred
-        """Worker required by response affinity, while that is available; -1 for any."""
-        self.state: State = "new"
-        """nowhere: no worker is available, and the scheduler did not keep the job."""
-        self.worker = -1
-        self.sent_s = 0.0
-        self.hit_tokens = 0
-        """Expected prefix hit on its worker, in tokens."""
-        self.backlog_tokens = 0
-        """Uncached prefill ahead of it on its worker when it was bound."""
-        self.active = 0
-        """Sequences on its worker when it was bound."""
-        self.kv_usage = 0.0
-        """Share of its worker's KV cache in use when it was bound, 0 to 1; 0 when unknown."""
-        self.mean_s = 0.0
-        """Predicted prefill time, mean."""
-        self.quantile_s = 0.0
-        """Predicted prefill time, calibrated upper quantile: s-hat."""
-        self.expected_s = 0.0
-        """Mean predicted time from sending to first token; only predicting schedulers set it."""
-        self.score = 0.0
-        self.candidates: Sequence[tuple[int, float]] = ()
-        """(worker, score) of the compared workers; lower is better."""
-        self.key = 0.0
-        """k_fair: the order within its priority class, lowest first."""
-        self.order = 0
-        """Order of arrival; breaks ties."""
-        self.emitted: Callable[[], int] | None = None
-        """Returns the answer's tokens streamed so far; the caller may set it after sending."""
-        self.policy: Any = None
-        """The scheduler's own data about the job."""
-        self.would_bind = -1
-        """The worker that QUARTZ would choose, where it only watches; -1 otherwise."""
-        self.would_s = 0.0
-        """Mean predicted time from sending to first token there."""
+    owner: Any
+    """The caller's own object, which it wakes or sends."""
+    prompt_tokens: int
+    output_tokens: int
+    """Expected output (L_out), >= 0."""
+    arrived_s: float
+    client: str = ""
+    """Name of the entitlement, whose fairness counter it feeds."""
+    priority_class: int = 1
+    """Priority class: 0 protected, 1 elastic, 2 backfill."""
+    share: float = 1.0
+    """The client's weight in fairness, > 0: its rate over the mean rate."""
+    cap_tokens: int | None = None
+    """m_r, the client's own output limit; None when absent."""
+    kv_tokens: int = 0
+    """Reserved tokens: L_cost."""
+    sequences: int = 1
+    stream: bool = field(default=True, kw_only=True)
+    match: Match = field(default=(), kw_only=True)
+    excluded: Sequence[int] = field(default=(), kw_only=True)
+    """Workers that failed this request: chosen only when no other is available."""
+    preferred: int = field(default=-1, kw_only=True)
+    """Worker required by response affinity, while that is available; -1 for any."""
+    tenant: str = field(default="", kw_only=True)
+    """The tenant of that entitlement."""
+    slo_s: float = field(default=0.0, kw_only=True)
+    """Target time to first token; 0 for none."""
+    barred: frozenset[int] = NOBODY
+    """Workers that cannot serve it: they lack its LoRA adapter."""
+    state: State = "new"
+    """nowhere: no worker is available, and the scheduler did not keep the job."""
+    worker: int = -1
+    sent_s: float = 0.0
+    hit_tokens: int = 0
+    """Expected prefix hit on its worker, in tokens."""
+    backlog_tokens: int = 0
+    """Uncached prefill ahead of it on its worker when it was bound."""
+    active: int = 0
+    """Sequences on its worker when it was bound."""
+    kv_usage: float = 0.0
+    """Share of its worker's KV cache in use when it was bound, 0 to 1; 0 when unknown."""
+    mean_s: float = 0.0
+    """Predicted prefill time, mean."""
+    quantile_s: float = 0.0
+    """Predicted prefill time, calibrated upper quantile: s-hat."""
+    expected_s: float = 0.0
+    """Mean predicted time from sending to first token; only predicting schedulers set it."""
+    score: float = 0.0
+    candidates: Sequence[tuple[int, float]] = ()
+    """(worker, score) of the compared workers; lower is better."""
+    key: float = 0.0
+    """k_fair: the order within its priority class, lowest first."""
+    order: int = 0
+    """Order of arrival; breaks ties."""
+    emitted: Callable[[], int] | None = None
+    """Returns the answer's tokens streamed so far; the caller may set it after sending."""
+    policy: Any = None
+    """The scheduler's own data about the job."""
+    would_bind: int = -1
+    """The worker that QUARTZ would choose, where it only watches; -1 otherwise."""
+    would_s: float = 0.0
+    """Mean predicted time from sending to first token there."""
 
 
 NOTHING: Final[Sequence[Job]] = ()
