@@ -215,15 +215,15 @@ async def test_one_process_at_a_time_owns_embedded_limits(tmp_path: Path) -> Non
         pid = fleet.gateway.pid
         async with httpx.AsyncClient(timeout=60, trust_env=False, headers=key) as client:
 
-            async def chat(tokens: int) -> httpx.Response:
+            async def asked(tokens: int) -> httpx.Response:
                 return await client.post(fleet.url + CHAT, json=chat(tokens))
 
-            running = [asyncio.ensure_future(chat(60)) for _ in range(3)]
+            running = [asyncio.ensure_future(asked(60)) for _ in range(3)]
             await eventually(lambda: fleet.leases() == 3)
             os.kill(pid, signal.SIGUSR2)
             found.append(await started(pid))
             await eventually(lambda: not listens(pid, fleet.port))
-            late = asyncio.ensure_future(chat(2))
+            late = asyncio.ensure_future(asked(2))
             ends = await asyncio.gather(*running)
             assert [answer.status_code for answer in ends] == [200] * 3
             assert not late.done(), "the limit is spent until the old process has settled"
