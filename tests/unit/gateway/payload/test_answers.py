@@ -1,8 +1,5 @@
 """What is read of whole answers: of small ones all that counts, of large ones at little cost."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from gateway.payload.answers import (
@@ -23,6 +20,7 @@ from gateway.routing.overflow import (
     in_band_status,
 )
 from tests.builders import event
+from tests.growth import quickest_s
 
 USAGE = b'"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"x":1}}'
 TOLD = Usage(prompt_tokens=9, completion_tokens=4)
@@ -105,13 +103,3 @@ def read(body: bytes) -> Answer:
         meter.feed(body[at : at + HELD_BYTES])
     ends = ((0, meter.finish_reason),) if meter.finish_reason else ()
     return Answer(meter.usage(), ends, response_id(body[:HELD_BYTES]))
-
-
-def quickest_s(run: Callable[[], object]) -> float:
-    """Of two runs; the processor's time, whatever else runs."""
-    took = []
-    for _ in range(2):
-        began_s = time.process_time()
-        run()
-        took.append(time.process_time() - began_s)
-    return min(took)
