@@ -2,7 +2,6 @@
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,6 +10,8 @@ from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from tests.running import serving
 
 AUDIENCE = "sluice"
 NAME = "https://id.example"
@@ -90,15 +91,9 @@ class Issuer:
                 """Say nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{server.server_port}/jwks"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with serving(server) as url:
+            self.url = f"{url}/jwks"
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def forged(header: Mapping[str, Any], claims: Mapping[str, Any], signature: bytes = b"") -> str:

@@ -10,7 +10,6 @@ import httpx
 import orjson
 import pytest
 import uvloop
-from typer.testing import CliRunner
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from bench.scale.traffic import fleet_of
@@ -30,8 +29,8 @@ from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import cost_nano, token_price
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
-from sluice.operate.budget import budget
 from tests.integration.test_tenants import CODER, get, hashed, post, two_models
+from tests.running import sluice
 
 WEB: list[dict[str, Any]] = [{"name": "web"}]
 
@@ -41,8 +40,8 @@ def tenant(*keys: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def cli(fleet: Fleet, *args: str) -> str:
-    runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY, "COLUMNS": "200"})
-    result = runner.invoke(budget, [*args, "--url", fleet.url])
+    given = ("budget", *args, "--url", fleet.url)
+    result = sluice(*given, SLUICE_ADMIN_KEY=ADMIN_KEY, COLUMNS="200")
     assert result.exit_code == 0, result.output
     return result.stdout
 

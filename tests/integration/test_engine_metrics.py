@@ -1,9 +1,6 @@
 """The gateway's reading of engines' metrics, from real mock engines over sockets."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Thread
+from contextlib import AbstractContextManager
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,32 +10,16 @@ from gateway.fleet.engine_telemetry import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.upstream import HttpUpstream
-from simulator.engine.engine import EngineProfile
-from simulator.mock_server import MockConfig, parse_faults
-from sluice.mock import make_server
+from simulator.mock_server import parse_faults
 from tests.builders import address, changed, routing, served_model
+from tests.running import mock_engine
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "one two three " * 200}]}
 
 
-@contextmanager
-def engine(fail: str = "", ranks: int = 1) -> Iterator[str]:
-    profile = EngineProfile(name="test", max_model_len=8192, max_num_seqs=8)
-    config = MockConfig(
-        model="m", profile=profile, speed=500, dp_ranks=ranks, faults=parse_faults(fail)
-    )
-    server = make_server(config, host="127.0.0.1", port=0)
-    thread = Thread(target=server.run, daemon=True)
-    thread.start()
-    give_up = time.monotonic() + 10
-    while not server.started:
-        assert time.monotonic() < give_up, "the mock did not start"
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
+def engine(fail: str = "", ranks: int = 1) -> AbstractContextManager[str]:
+    size = {"max_model_len": 8192, "max_num_seqs": 8, "speed": 500}
+    return mock_engine(model="m", dp_ranks=ranks, faults=parse_faults(fail), **size)
 
 
 def served_at(url: str) -> ModelRuntime:

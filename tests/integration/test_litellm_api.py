@@ -1,7 +1,6 @@
 """`sluice import litellm --keys URL` against a proxy of LiteLLM's shape, over a real socket."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.settings import parse
 from sluice.imports import litellm_api
-from sluice.imports.command import import_
+from tests.running import serving, sluice
 
 MASTER = "sk-master"
 CONFIG = """model_list:
@@ -79,21 +78,15 @@ class Handler(BaseHTTPRequestHandler):
 def proxy() -> Iterator[Proxy]:
     server = Proxy(("127.0.0.1", 0), Handler)
     server.rows, server.asked = [row(number) for number in range(1, 251)], []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 def imported(url: str, folder: Path, key: str = MASTER) -> Result:
     (folder / "config.yaml").write_text(CONFIG)
     output = folder / "sluice.yaml"
-    runner = CliRunner(env={"LITELLM_MASTER_KEY": key})
-    return runner.invoke(
-        import_, ["litellm", str(folder / "config.yaml"), "--keys", url, "-o", str(output)]
-    )
+    given = ("import", "litellm", folder / "config.yaml", "--keys", url, "-o", output)
+    return sluice(*given, LITELLM_MASTER_KEY=key)
 
 
 def test_every_key_of_every_page_is_taken_once(proxy: Proxy, tmp_path: Path) -> None:

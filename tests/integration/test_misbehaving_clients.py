@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
+from tests.running import serving
 
 KEY: Final = "sk-test"
 WAIT_S: Final = 10.0
@@ -116,11 +117,9 @@ def _answer(text: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine() as engine:
-        thread = threading.Thread(target=engine.serve_forever, daemon=True)
-        thread.start()
+    engine = Engine()
+    with serving(engine):
         yield engine
-        engine.shutdown()
 
 
 @pytest.fixture(scope="module")

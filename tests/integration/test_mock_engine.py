@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,58 +15,25 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 
-from simulator.engine.engine import EngineProfile
-from simulator.mock_server import MockConfig, tokenizer
+from simulator.mock_server import tokenizer
 from simulator.mock_server.api.config import OverflowWording
-from sluice.mock import make_server
+from tests.running import MOCK_MODEL, mock_engine
 
-MODEL = "mock-model"
 CHAT = "/v1/chat/completions"
 Start = Callable[..., str]
 
 
-def serve(config: MockConfig) -> tuple[str, uvicorn.Server, threading.Thread]:
-    server = make_server(config, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    give_up = time.monotonic() + 10
-    while not server.started:
-        assert time.monotonic() < give_up, "the mock did not start"
-        time.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    return f"http://127.0.0.1:{port}", server, thread
-
-
-@contextlib.contextmanager
-def running(
-    *, max_model_len: int = 2048, max_num_seqs: int = 32, speed: float = 20, **fields: Any
-) -> Iterator[str]:
-    engine = {k: fields.pop(k) for k in list(fields) if k in EngineProfile.__struct_fields__}
-    profile = EngineProfile(
-        name="test", max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine
-    )
-    config = MockConfig(model=MODEL, profile=profile, speed=speed, **fields)
-    url, server, thread = serve(config)
-    try:
-        yield url
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running() as address:
+    with mock_engine() as address:
         yield address
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
-        yield lambda **fields: stack.enter_context(running(**fields))
+        yield lambda **fields: stack.enter_context(mock_engine(**fields))
 
 
 @pytest.fixture
@@ -81,7 +47,7 @@ def user(text: str) -> list[Any]:
 
 
 def chat_body(text: str = "What is it?", **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": user(text), **fields}
+    return {"model": MOCK_MODEL, "messages": user(text), **fields}
 
 
 def post(url: str, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
@@ -99,7 +65,7 @@ def metrics(url: str) -> dict[str, float]:
 
 def metric(url: str, name: str, engine: int = 0) -> float:
     found = metrics(url)
-    return found.get(f'{name}{{engine="{engine}",model_name="{MODEL}"}}', -1.0)
+    return found.get(f'{name}{{engine="{engine}",model_name="{MOCK_MODEL}"}}', -1.0)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -144,7 +110,7 @@ def fail(url: str, spec: str) -> None:
 
 def test_chat_stream_is_shaped_as_vllms(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model=MODEL,
+        model=MOCK_MODEL,
         messages=user("Hi?"),
         max_tokens=200,
         stream=True,
@@ -169,15 +135,15 @@ def test_continuous_usage_rides_on_every_chunk(url: str) -> None:
 
 
 def test_responses_remember_earlier_turns(client: openai.OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="Hi?", max_output_tokens=3)
+    first = client.responses.create(model=MOCK_MODEL, input="Hi?", max_output_tokens=3)
     second = client.responses.create(
-        model=MODEL, input="And?", max_output_tokens=3, previous_response_id=first.id
+        model=MOCK_MODEL, input="And?", max_output_tokens=3, previous_response_id=first.id
     )
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
     with pytest.raises(openai.NotFoundError, match="not found"):
-        client.responses.create(model=MODEL, input="And?", previous_response_id="resp_none")
+        client.responses.create(model=MOCK_MODEL, input="And?", previous_response_id="resp_none")
 
 
 def test_tokenize_counts_what_usage_reports(url: str) -> None:
@@ -254,7 +220,7 @@ def test_overflow_wordings(
     start: Start, wording: OverflowWording, prompt_tokens: int, limit: int, says: str
 ) -> None:
     url = start(max_model_len=100, overflow_wording=wording)
-    body = {"model": MODEL, "prompt": prompt_of(prompt_tokens), "max_tokens": limit}
+    body = {"model": MOCK_MODEL, "prompt": prompt_of(prompt_tokens), "max_tokens": limit}
     answer = post(url, "/v1/completions", body)
     error = answer.json() if wording == "sglang" else answer.json()["error"]
     assert answer.status_code == error["code"] == 400
@@ -357,7 +323,7 @@ def test_tokens_come_at_the_models_pace(start: Start) -> None:
     took = stamps[-1] - stamps[0]
     # 40 tokens are 39 intervals of W + H; a late one does not delay the next.
     assert 0.95 * 39 * 0.010 < took < 39 * 0.010 + 0.15
-    assert metrics(url)[f'mock_lag_p99_seconds{{model_name="{MODEL}"}}'] < 0.1
+    assert metrics(url)[f'mock_lag_p99_seconds{{model_name="{MOCK_MODEL}"}}'] < 0.1
 
 
 async def cancel_midway(url: str, number: int, *, stream: bool) -> None:
@@ -386,7 +352,7 @@ async def test_a_client_that_leaves_frees_its_slots(start: Start, stream: bool) 
     left = time.monotonic()
     while metric(url, "vllm:num_requests_running") + metric(url, "vllm:num_requests_waiting") > 0:
         assert time.monotonic() - left < 1
-    assert metrics(url)[f'mock_aborted_total{{model_name="{MODEL}"}}'] == 40
+    assert metrics(url)[f'mock_aborted_total{{model_name="{MOCK_MODEL}"}}'] == 40
     assert metric(url, "vllm:kv_cache_usage_perc") == 0
 
 
@@ -410,7 +376,7 @@ def test_metrics_have_vllms_names(start: Start) -> None:
     post(url, CHAT, chat_body("What is it?", max_tokens=30, ignore_eos=True))
     post(url, CHAT, chat_body("What is it?", mock_output_tokens=3, max_tokens=30, stream=True))
     found = metrics(url)
-    labels = f'engine="0",model_name="{MODEL}"'
+    labels = f'engine="0",model_name="{MOCK_MODEL}"'
     for name, value in {
         "num_requests_running": 0,
         "num_requests_waiting": 0,
@@ -432,7 +398,7 @@ def test_metrics_have_vllms_names(start: Start) -> None:
     (info,) = [name for name in found if name.startswith("vllm:cache_config_info")]
     assert 'block_size="16"' in info
     assert 'num_gpu_blocks="65536"' in info
-    assert f'mock_lag_seconds_count{{model_name="{MODEL}"}}' in found
+    assert f'mock_lag_seconds_count{{model_name="{MOCK_MODEL}"}}' in found
 
 
 def test_what_was_received_is_remembered_byte_for_byte(url: str) -> None:
@@ -539,7 +505,7 @@ def test_usage_on_the_last_content_chunk(faulty: Callable[[str], str]) -> None:
 
 def test_an_overflow_answered_200_and_empty(faulty: Callable[[str], str]) -> None:
     url = faulty("empty-200")
-    body = {"model": MODEL, "prompt": prompt_of(3000)}
+    body = {"model": MOCK_MODEL, "prompt": prompt_of(3000)}
     assert post(url, "/v1/completions", body).status_code == 400
     answer = post(url, "/v1/completions", {**body, "stream": True})
     assert (answer.status_code, answer.content) == (200, b"")
@@ -578,7 +544,7 @@ def test_a_bad_spec_changes_nothing(url: str) -> None:
 
 def command(*arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "sluice.mock", "--port", "0", "--model", MODEL, *arguments],
+        [sys.executable, "-m", "sluice.mock", "--port", "0", "--model", MOCK_MODEL, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -10,15 +10,13 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-import typer
 import yaml
-from typer.testing import CliRunner
 
 from bench.common.fleet import MODEL, Fleet
 from bench.common.raw_client import TimedLoad, TimedRequest, text, write_profile
 from predictor import PrefillPredictor, features, load
 from simulator.engine.engine import EngineProfile
-from sluice.train.command import train
+from tests.running import sluice
 
 CHAT = "/v1/chat/completions"
 ENGINE = EngineProfile(
@@ -121,9 +119,7 @@ def test_a_trained_tree_predicts_after_a_restart(fleet: Fleet, log: Path) -> Non
     replica = fleet.replicas[0]
     fleet.kill_replica(replica, signal.SIGTERM)
     file = log.parent / "predictor.json"
-    app = typer.Typer()
-    app.command()(train)
-    result = CliRunner().invoke(app, ["--log", str(log), "-o", str(file), "--json"])
+    result = sluice("train", "--log", log, "-o", file, "--json")
     assert result.exit_code == 0, result.output[:900]
     (section,) = load(file).sections
     assert section.name == f"{MODEL}/short"

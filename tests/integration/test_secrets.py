@@ -1,6 +1,5 @@
 """Secrets of the file over real sockets: no role below an owner's gets one out of the gateway."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ import yaml
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from gateway.payload.head import digest_of
 from tests.asking import until
+from tests.running import serving
 
 OPERATOR = "sk-operator"
 ENGINES_KEY = "sk-engines-own"
@@ -36,14 +36,8 @@ def listening(seen: list[str]) -> Iterator[str]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(server) as url:
+        yield url
 
 
 def operated(fleet: Fleet) -> httpx.Client:

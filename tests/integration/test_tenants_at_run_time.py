@@ -10,22 +10,19 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
-from sluice import cli
 from tests.asking import post
+from tests.running import sluice
 
-cli.register()
 
-
-def sluice(fleet: Fleet, *args: str) -> Result:
-    runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY, "COLUMNS": "200"})
-    return runner.invoke(cli.app, [*args, "--url", fleet.url])
+def said(fleet: Fleet, *args: str) -> Result:
+    return sluice(*args, "--url", fleet.url, SLUICE_ADMIN_KEY=ADMIN_KEY, COLUMNS="200")
 
 
 def made(fleet: Fleet, *args: str) -> Any:
-    result = sluice(fleet, *args, "--json")
+    result = said(fleet, *args, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -60,7 +57,7 @@ def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
         made(fleet, "tenant", "create", "acme", "--display-name", "Acme", "--label", "cost=7")
         key = made(fleet, "key", "add", "acme", "web", "--models", MODEL)["key"]
         assert status(fleet.url, key) == 200
-        shown = sluice(fleet, "key", "list", "acme").output
+        shown = said(fleet, "key", "list", "acme").output
         assert "web" in shown
         assert key not in shown
 
@@ -83,12 +80,12 @@ def test_a_key_s_whole_life_by_the_command(tmp_path: Path) -> None:
         assert status(fleet.url, fresh) == 403
         made(fleet, "key", "revoke", "acme", "web")
         assert (status(fleet.url, key), status(fleet.url, fresh)) == (401, 401)
-        assert "tenant acme" in sluice(fleet, "entitlement", "audit").output
-        refused = sluice(fleet, "tenant", "delete", "acme", "--force")
+        assert "tenant acme" in said(fleet, "entitlement", "audit").output
+        refused = said(fleet, "tenant", "delete", "acme", "--force")
         assert (refused.exit_code, "is in the configuration file" in refused.output) == (1, True)
         made(fleet, "tenant", "create", "beta")
         made(fleet, "tenant", "delete", "beta")
-        refused = sluice(fleet, "tenant", "show", "beta")
+        refused = said(fleet, "tenant", "show", "beta")
         assert (refused.exit_code, "sluice tenant list" in refused.output) == (2, True)
 
 
@@ -127,7 +124,7 @@ def test_a_key_s_own_limits_hold_are_raised_and_outlive_rotation_and_restart(
         seen = {each["id"]: each["added"] for each in mine["entitlements"][0]["limits"]}
         assert seen == {requests: 0, budget: 500}
 
-        refused = sluice(fleet, "key", "change", "acme", "web", "--budget", "tokens=5,window=year")
+        refused = said(fleet, "key", "change", "acme", "web", "--budget", "tokens=5,window=year")
         assert refused.exit_code == 2
         assert "budgets[0].window: not a window of time; write hour" in refused.output
         made(fleet, "key", "change", "acme", "web", "--unset", "requests-per-minute")
@@ -169,7 +166,7 @@ def test_a_deleted_tenant_leaves_nothing_that_opens(tmp_path: Path) -> None:
             return [status(fleet.url, key) for key in keys]
 
         keys = make()
-        refused = sluice(fleet, "tenant", "delete", "beta")
+        refused = said(fleet, "tenant", "delete", "beta")
         assert refused.exit_code != 0
         assert "beta-chat" in refused.output
         assert "--force" in refused.output

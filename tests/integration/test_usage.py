@@ -14,12 +14,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from typer.testing import CliRunner
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from simulator.mock_server import tokenizer
 from simulator.mock_server.api import answers
-from sluice.cli import app, register
+from tests.running import sluice
 
 PRICE = {"input": 0.6, "cached_input": 0.15, "output": 1.8}
 FLUSHED_S = 1.2
@@ -77,9 +76,7 @@ def ask_many(fleet: Fleet, count: int) -> None:
 
 def reported(path: Path, by: str = "tenant") -> dict[str, Any]:
     """What `sluice usage` says of a ledger or an export."""
-    if not app.registered_commands:
-        register()
-    done = CliRunner().invoke(app, ["usage", str(path), "--by", by, "--json"])
+    done = sluice("usage", path, "--by", by, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.output)
     return found

@@ -7,24 +7,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from gateway.records.usage import UsageLine
 from gateway.usage.ledger import Ledger
 from gateway.usage.report import PoolBill
-from sluice.cli import app, register
+from tests.running import sluice
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 
 
-@pytest.fixture(autouse=True)
-def _verbs() -> None:
-    if not app.registered_commands:
-        register()
-
-
 def run(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["usage", *map(str, arguments)])
+    done = sluice("usage", *arguments)
     return done.exit_code, done.output
 
 

@@ -1,6 +1,5 @@
 """The token-pool experiments, shortened: what they find, and that the laboratory keeps books."""
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ from bench.token_pools.protection import experiment
 from bench.token_pools.sharing import COPILOT, REPORTS, SYNTH
 from gateway.admission.terms import Terms
 from gateway.records.entitlement import Entitlement
+from tests.running import serving
 
 
 def tenant(name: str, service_class: str = "elastic", **terms: object) -> Entitlement:
@@ -170,12 +170,8 @@ class Refusing(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        serving = threading.Thread(target=server.serve_forever, daemon=True)
-        serving.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        serving.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Refusing)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("headers", HEADERS, ids=str)

@@ -9,10 +9,6 @@ from planner.errors import PlanError
 from sluice.calibrate.command import public_url
 from sluice.calibrate.report import verdict
 from sluice.calibrate.stream import read_stream, trace_of
-from sluice.cli import app, register
-
-if not app.registered_commands:
-    register()
 
 
 def event(text: str, *, usage: int | None = None, reason: str | None = None) -> bytes:

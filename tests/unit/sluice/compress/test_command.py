@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 import pytest
 import respx
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from sluice.compress.command import compress
+from tests.running import sluice
 from tests.unit.compressor.texts import prose
 
 GOLD = "The mayor keeps nine bees."
@@ -21,9 +20,7 @@ URL = "http://127.0.0.1:9/v1"
 
 
 def run(*args: str, stdin: str | None = None, **env: str) -> Result:
-    app = typer.Typer()
-    app.command()(compress)
-    return CliRunner(env=env).invoke(app, list(args), input=stdin)
+    return sluice("compress", *args, stdin=stdin, **env)
 
 
 def test_a_text_and_its_question_for_people() -> None:

@@ -7,22 +7,19 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.settings import Config, parse
-from sluice import cli
 from sluice.imports.sections import references
+from tests.running import sluice
 
 FILES = Path(__file__).parent / "files"
 KEY = "7f05b5f0cd4f8f5c93ae1c1dcf2a3bb1e4ac5ad1a4c3f5c43f1f2a6d5b0b9c"
 ENVIRON = {"REDIS_HOST": "redis", "MISTRAL_URL": "http://mistral:8000/v1"}
 
-if not cli.app.registered_commands:
-    cli.register()
-
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["import", "litellm", *arguments])
+    return sluice("import", "litellm", *arguments)
 
 
 def imported(tmp_path: Path, name: str, *more: str) -> tuple[Config, dict[str, str]]:

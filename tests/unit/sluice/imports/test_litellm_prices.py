@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from gateway.records.usage import cost_nano
 from gateway.settings import parse
 from gateway.settings.tenants import PriceConfig
-from sluice import cli
-
-if not cli.app.registered_commands:
-    cli.register()
+from tests.running import sluice
 
 PARAMS = "model_list[0].litellm_params"
 
@@ -28,8 +24,7 @@ def imported(folder: Path, *rows: dict[str, Any]) -> tuple[PriceConfig | None, s
     """The price of the written file, and the report's lines about costs."""
     file, output = folder / "litellm.yaml", folder / "sluice.yaml"
     file.write_text(yaml.safe_dump({"model_list": list(rows)}))
-    given = ["import", "litellm", str(file), "-o", str(output), "--json"]
-    done = CliRunner().invoke(cli.app, given)
+    done = sluice("import", "litellm", file, "-o", output, "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["lines"]
     lines = [f"{each['fate']}: {each['path']}: {each['note']}" for each in found]

@@ -14,14 +14,10 @@ from typing import Any
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from gateway.settings import Config, parse
-from sluice import cli
 from sluice.imports.sections import references
-
-if not cli.app.registered_commands:
-    cli.register()
+from tests.running import sluice
 
 ENGINES = """\
 model_list:
@@ -92,11 +88,11 @@ def imported(kind: str, file: str, dump: Any = None) -> Config:
         given.write_text(file)
         keys.write_text(json.dumps(dump))
         more = () if dump is None else ("--keys", str(keys))
-        said = CliRunner().invoke(cli.app, ["import", kind, str(given), *more, "-o", str(output)])
+        said = sluice("import", kind, given, *more, "-o", output)
         assert said.exit_code == 0, said.output
         text = output.read_text()
         environment = dict.fromkeys(references(text), "set")
-        checked = CliRunner(env=environment).invoke(cli.app, ["check", "-c", str(output)])
+        checked = sluice("check", "-c", output, **environment)
         assert checked.exit_code == 0, checked.output
         return parse(text, str(output), environment)
 

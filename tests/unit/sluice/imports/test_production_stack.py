@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gateway.settings import parse
 from gateway.settings.worker import source_of
-from sluice import cli
+from tests.running import sluice
 
 STATIC = """\
 servingEngineSpec:
@@ -30,14 +29,11 @@ routerSpec:
   resources: {limits: {cpu: 4}}
 """
 
-if not cli.app.registered_commands:
-    cli.register()
-
 
 def run(tmp_path: Path, text: str) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "values.yaml"
     file.write_text(text)
-    said = CliRunner().invoke(cli.app, ["import", "production-stack", str(file), "--json"])
+    said = sluice("import", "production-stack", file, "--json")
     return said.exit_code, json.loads(said.stdout)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import uvicorn
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.errors import StateFailure
 from gateway.payload.head import digest_of
-from sluice.operate.entitlement import entitlement
 from sluice.operate.tables import listing
 from tests.control import ADMIN_KEY
+from tests.running import sluice
 from tests.tenancy_fakes import TenancyRig
 from tests.unit.gateway.control.test_admin_entitlements import app_of
 
@@ -44,8 +44,8 @@ class Gateway:
 
     def run(self, *args: str, key: str = ADMIN_KEY) -> Result:
         """One command."""
-        runner = CliRunner(env={"SLUICE_ADMIN_KEY": key, "COLUMNS": "200"})
-        return runner.invoke(entitlement, [*args, "--url", self.url])
+        given = ("entitlement", *args, "--url", self.url)
+        return sluice(*given, SLUICE_ADMIN_KEY=key, COLUMNS="200")
 
     def json(self, *args: str) -> Any:
         """One command that succeeds, for machines."""
@@ -228,7 +228,7 @@ def test_the_key_may_stand_in_a_file(gateway: Gateway, tmp_path: Path) -> None:
 def test_a_gateway_that_is_not_there(url: str, code: int) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as unused:
         port = unused.getsockname()[1]
-    runner = CliRunner(env={"SLUICE_ADMIN_KEY": ADMIN_KEY})
-    result = runner.invoke(entitlement, ["list", "--url", url.format(port=port)])
+    given = ("entitlement", "list", "--url", url.format(port=port))
+    result = sluice(*given, SLUICE_ADMIN_KEY=ADMIN_KEY)
     assert result.exit_code == code, result.output
     assert ADMIN_KEY not in result.output

@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from sluice.operate import key as keys
 from sluice.operate.admin_client import AdminClient
 from sluice.operate.tables import key_table
+from tests.running import sluice
 
 ROW: dict[str, Any] = {
     "name": "web",
@@ -33,8 +32,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, Any]:
         return ROW
 
     monkeypatch.setattr(AdminClient, "call", call)
-    runner = CliRunner(env={"SLUICE_ADMIN_KEY": "k", "COLUMNS": "200"})
-    return runner.invoke(keys.key, list(args)), sent[0] if sent else None
+    said = sluice("key", *args, SLUICE_ADMIN_KEY="k", COLUMNS="200")
+    return said, sent[0] if sent else None
 
 
 def test_limits_are_sent_as_the_file_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 import respx
-from typer.testing import CliRunner
 
-from sluice.cli import app, register
 from sluice.operate.admin_client import KEY_VARIABLE
+from tests.running import sluice
 
 URL = "http://127.0.0.1:8080"
 RECORD = {
@@ -29,14 +28,12 @@ SAID = "the pool is full of work of at least this priority"
 
 
 @pytest.fixture(autouse=True)
-def _verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    if not app.registered_commands:
-        register()
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["why", "r-1", *arguments])
+    done = sluice("why", "r-1", *arguments)
     return done.exit_code, done.output
 
 

@@ -1,20 +1,16 @@
 """What an operator and a client do at the terminal, against a scripted gateway."""
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from sluice import cli
+from tests.running import serving, sluice
 from tests.unit.gateway.settings.test_config import BASE
-
-if not cli.app.registered_commands:
-    cli.register()
 
 UP = {
     "up": True, "not_ready": None, "remark": None, "draining": False, "ejected_for_s": 0.0,
@@ -71,7 +67,7 @@ class Gateway(ThreadingHTTPServer):
     def run(self, *arguments: str) -> Result:
         """One command, told of this gateway by the environment."""
         env = {"SLUICE_URL": self.url, "SLUICE_ADMIN_KEY": "k", "SLUICE_API_KEY": "mine"}
-        return CliRunner(env=env).invoke(cli.app, arguments)
+        return sluice(*arguments, **env)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -96,10 +92,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
-    with Gateway() as found:
-        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
+    found = Gateway()
+    with serving(found):
         yield found
-        found.shutdown()
 
 
 def test_workers_that_are_out_stand_first_with_their_cause(gateway: Gateway) -> None:
@@ -132,7 +127,7 @@ def test_changes_fit_a_terminal(gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "sluice.yaml"
     file.write_text(BASE)
     env = {"LONG_KEY": "k", "SLUICE_ADMIN_KEY": "sk-admin-secret"}
-    diff = CliRunner(env=env).invoke(cli.app, ["check", "-c", str(file), "--diff", gateway.url])
+    diff = sluice("check", "-c", file, "--diff", gateway.url, **env)
     for said in (gateway.run("reload"), diff):
         assert said.exit_code == 0, said.output
         lines = said.stdout.splitlines()
@@ -152,7 +147,7 @@ def test_changes_fit_a_terminal(gateway: Gateway, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_in_the_wrong_place_is_told_the_right_form(given: list[str], form: str) -> None:
-    said = CliRunner(env={"SLUICE_URL": "URL"}).invoke(cli.app, ["check", *given])
+    said = sluice("check", *given, SLUICE_URL="URL")
     assert said.exit_code == 2
     assert said.stderr.strip().endswith(f"write: {form}")
 

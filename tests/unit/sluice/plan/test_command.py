@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,14 @@ import httpx
 import msgspec
 import pytest
 import respx
-import typer
 from matplotlib.image import imread
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.settings import ConfigError, load, parse
-from sluice.check import check
 from sluice.hash_key import hashed_key
-from sluice.plan.command import plan
 from sluice.plan.question import load_workload
-from sluice.plan.whatif import whatif
 from tests.builders import decision
+from tests.running import sluice
 
 KEYS = {
     *("mode", "workload", "rate_per_s", "b_short", "gamma", "pc", "homogeneous", "pools"),
@@ -34,14 +30,12 @@ vllm:request_generation_tokens_bucket{engine="0",le="+Inf"} 10
 """
 
 
-def run(verb: Callable[..., None], *args: str) -> Result:
-    app = typer.Typer()
-    app.command()(verb)
-    return CliRunner(env={"COLUMNS": "120"}).invoke(app, list(args))
+def run(*args: str) -> Result:
+    return sluice(*args, COLUMNS="120")
 
 
 def plan_json(*args: str) -> dict[str, Any]:
-    result = run(plan, *args, "--json")
+    result = run("plan", *args, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -83,18 +77,18 @@ def test_the_rate_taken_from_a_log_is_named(tmp_path: Path) -> None:
     assert "busy five-minute windows of 15" in mean["rate_said"]
     busiest = plan_json("--workload", log, "--rate-quantile", "0.95")
     assert busiest["rate_per_s"] == pytest.approx(4.0, rel=0.02)
-    shown = run(plan, "--workload", log, "--rate-quantile", "0.95").stdout
+    shown = run("plan", "--workload", log, "--rate-quantile", "0.95").stdout
     assert "the 0.95 quantile of 9" in " ".join(shown.split())
 
 
 def test_two_rates_are_refused(tmp_path: Path) -> None:
     log = azure_log(tmp_path, 1.0)
-    result = run(plan, "--workload", log, "--rate", "3", "--rate-quantile", "0.9")
+    result = run("plan", "--workload", log, "--rate", "3", "--rate-quantile", "0.9")
     assert (result.exit_code, "give one of them" in result.output) == (2, True)
 
 
 def test_the_default_for_people() -> None:
-    result = run(plan, "--workload", "azure", "--rate", "1000")
+    result = run("plan", "--workload", "azure", "--rate", "1000")
     assert result.exit_code == 0, result.output
     for words in ("one pool, slots", "one pool, paged", "277", "106", "two pools", "archetype I"):
         assert words in result.stdout
@@ -106,11 +100,11 @@ def test_the_written_file_passes_check(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SLUICE_KEY_HASH", hashed_key("sk-everybody"))
     path = tmp_path / "sluice.yaml"
     result = run(
-        plan, "--workload", "azure", "--rate", "100", "--b-short", "4096", "-o", str(path),
+        "plan", "--workload", "azure", "--rate", "100", "--b-short", "4096", "-o", str(path),
         "--worker", "long=http://10.0.0.9:8000",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    checked = run(check, "-c", str(path))
+    checked = run("check", "-c", str(path))
     assert checked.exit_code == 0, checked.output
     assert "note:" not in checked.output
     assert "10.0.0.9:8000" in checked.stdout
@@ -118,7 +112,7 @@ def test_the_written_file_passes_check(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
-    run(plan, "--workload", "azure", "--rate", "100", "--plot", str(tmp_path / "plots"))
+    run("plan", "--workload", "azure", "--rate", "100", "--plot", str(tmp_path / "plots"))
     for name in ("plan-cost.png", "plan-distribution.png"):
         pixels = imread(tmp_path / "plots" / name)
         assert pixels.std() > 0.05
@@ -144,7 +138,7 @@ def test_a_measured_profile_wins_over_names(tmp_path: Path) -> None:
 
 def test_no_fleet_exits_1() -> None:
     result = run(
-        plan, "--workload", "agent-heavy", "--rate", "10", "--slo-ttft-ms", "100", "--json"
+        "plan", "--workload", "agent-heavy", "--rate", "10", "--slo-ttft-ms", "100", "--json"
     )
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -172,14 +166,14 @@ def test_no_fleet_exits_1() -> None:
     ],
 )
 def test_bad_questions_exit_2_with_what_to_change(args: tuple[str, ...], words: str) -> None:
-    result = run(plan, "--workload", "azure", *args)
+    result = run("plan", "--workload", "azure", *args)
     assert result.exit_code == 2
     assert words in result.stderr
     assert "\nfix: " in result.stderr
 
 
 def test_a_file_that_is_not_there_names_the_shipped_workloads() -> None:
-    result = run(plan, "--workload", "nowhere.csv", "--rate", "1")
+    result = run("plan", "--workload", "nowhere.csv", "--rate", "1")
     assert result.exit_code == 2
     assert "azure, lmsys, agent-heavy" in result.stderr
 
@@ -211,7 +205,7 @@ def test_prometheus_is_asked_for_the_last_week() -> None:
 
 def test_whatif_sweeps_rates_and_gpus() -> None:
     args = ("--workload", "azure", "--rates", "100,200", "--gpus", "A100,B200")
-    result = run(whatif, *args, "--slo-ttft-ms", "2000", "--json")
+    result = run("whatif", *args, "--slo-ttft-ms", "2000", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
     assert [(row["rate_per_s"], row["gpu"]) for row in rows] == [
@@ -221,19 +215,19 @@ def test_whatif_sweeps_rates_and_gpus() -> None:
         (200.0, "B200"),
     ]
     assert rows[0]["total_nodes"] < rows[2]["total_nodes"]
-    table = run(whatif, *args, "--slo-ttft-ms", "2000").stdout
+    table = run("whatif", *args, "--slo-ttft-ms", "2000").stdout
     assert table.count("A100") == 2
 
 
 def test_whatif_refuses_what_is_no_number() -> None:
-    result = run(whatif, "--workload", "azure", "--rates", "1,x")
+    result = run("whatif", "--workload", "azure", "--rates", "1,x")
     assert result.exit_code == 2
     assert "--rates 1,x" in result.stderr
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.special", None)
-    result = run(plan, "--workload", "azure", "--rate", "10")
+    result = run("plan", "--workload", "azure", "--rate", "10")
     assert result.exit_code == 2
     assert "pip install '.[plan]'" in result.stderr
 
@@ -364,6 +358,6 @@ def test_a_bad_file_of_entitlements_is_refused_with_the_fix(
 ) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(text, encoding="utf-8")
-    result = run(plan, "--workload", "azure", "--rate", "20", "--entitlements", str(file))
+    result = run("plan", "--workload", "azure", "--rate", "20", "--entitlements", str(file))
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())

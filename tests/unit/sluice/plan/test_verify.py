@@ -7,25 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 from matplotlib.image import imread
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from planner.goals import Goals
 from planner.plan import make_plan
 from planner.records import FleetPlan, PlanResult, Question
 from planner.workload.library import SHIPPED
-from sluice.plan.command import plan
 from sluice.plan.verify import Verification, verification_json, verify
+from tests.running import sluice
 
 AZURE = ("--workload", "azure", "--rate", "100", "--b-short", "4096")
 FIGURES = ("utilisation", "wait_p99_s", "ttft_p99_s", "tpot_p99_s")
 
 
 def run(*args: str) -> Result:
-    app = typer.Typer()
-    app.command()(plan)
-    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [*AZURE, *args])
+    return sluice("plan", *AZURE, *args, COLUMNS="120")
 
 
 @functools.cache

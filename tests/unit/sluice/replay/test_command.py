@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.testing
 
 from planner.errors import PlanError
 from planner.workload.library import SHIPPED
 from simulator.mock_server import tokenizer
-from sluice.cli import app, register
 from sluice.replay.client import Answered
 from sluice.replay.command import _tenant_keys
 from sluice.replay.load import ReplayRequest, from_recording, from_workload
@@ -21,9 +19,7 @@ from sluice.replay.report import ReplayReport, report, report_json
 from sluice.replay.run import Replayed
 from sluice.replay.texts import KINDS, Texts
 from sluice.simulated.recorded import RecordedTraffic, read_recorded
-
-if not app.registered_commands:
-    register()
+from tests.running import sluice
 
 
 def recording(*times: float) -> RecordedTraffic:
@@ -208,7 +204,7 @@ def _fields(record: Answered) -> dict[str, Any]:
     ids=str,
 )
 def test_bad_input_exits_2_with_what_to_change(arguments: list[str]) -> None:
-    done = typer.testing.CliRunner().invoke(app, ["replay", "--json", *arguments])
+    done = sluice("replay", "--json", *arguments)
     assert done.exit_code == 2
     told = json.loads(done.stdout)
     assert told["problem"]

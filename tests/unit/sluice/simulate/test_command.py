@@ -7,16 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gateway.settings import parse
 from planner.errors import PlanError
 from planner.profile import PAPER_A100
-from sluice.simulate.command import simulate
 from sluice.simulated.fleet import fleet_of_model
 from sluice.simulated.recorded import read_recorded
 from tests.builders import decision
+from tests.running import sluice
 
 COMMANDS = Path(__file__).parents[4] / "docs/start/commands.md"
 SMALL = ("--workload", "azure", "--rate", "20", "--requests", "3000")
@@ -39,9 +38,7 @@ models:
 
 
 def run(*args: str) -> Result:
-    app = typer.Typer()
-    app.command()(simulate)
-    return CliRunner().invoke(app, list(args))
+    return sluice("simulate", *args)
 
 
 def answer(*args: str) -> dict[str, Any]:

@@ -6,20 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from matplotlib.image import imread
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from predictor import PrefillPredictor, load
 from predictor.features import UNCACHED
-from sluice.train.command import train
+from tests.running import sluice
 from tests.unit.predictor.made import rows_of, x_of
 
 
 def run(*args: object) -> Result:
-    app = typer.Typer()
-    app.command()(train)
-    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(arg) for arg in args])
+    return sluice("train", *args, COLUMNS="120")
 
 
 def record_of(x: tuple[float, ...], prefill_s: float, **more: Any) -> dict[str, Any]:
