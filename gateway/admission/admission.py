@@ -365,12 +365,8 @@ def spent_by(usage: Usage | None, money: int, *, dispatched: bool) -> Spent | No
     return Spent(usage.prompt_tokens + usage.completion_tokens, money)
 
 
-def charge_tokens(
-    profile: AdmissionProfile, prompt_tokens: int, completion_tokens: int, cached_tokens: int
-) -> int:
+def charge_tokens(profile: AdmissionProfile, usage: Usage) -> int:
     """The charge for usage, in whole tokens, rounded up; cached prompt tokens cost less."""
-    if not cached_tokens:
-        return prompt_tokens + completion_tokens
-    cached = min(cached_tokens, prompt_tokens)
-    saved = cached - cached * profile.cached_input_charge
-    return prompt_tokens + completion_tokens - int(saved)
+    used = usage.prompt_tokens + usage.completion_tokens
+    cached = min(usage.cached_tokens, usage.prompt_tokens)
+    return used - int(cached - cached * profile.cached_input_charge) if cached else used

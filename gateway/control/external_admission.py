@@ -163,12 +163,7 @@ class ExternalLease(Record, frozen=True, kw_only=True):
 
     def charge(self, usage: Usage) -> int:
         """In the entitlement's tokens."""
-        return charge_tokens(
-            self.served.admission.profile,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.cached_tokens,
-        )
+        return charge_tokens(self.served.admission.profile, usage)
 
 
 def facts_of(request: AuthorizeBody) -> BodyFacts:

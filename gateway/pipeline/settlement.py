@@ -370,14 +370,7 @@ def _plan(progress: RequestProgress, served: ModelRuntime) -> PlanSection:
 def _admission(progress: RequestProgress, attempts: Attempts) -> AdmissionSection:
     served, held, charged = attempts.served, attempts.lease, progress.charged
     lease, taken, asked, pools = held.current, held.taken, held.asked, served.fleet.pools
-    charge = None
-    if charged is not None:
-        charge = charge_tokens(
-            served.admission.profile,
-            charged.prompt_tokens,
-            charged.completion_tokens,
-            charged.cached_tokens,
-        )
+    charge = None if charged is None else charge_tokens(served.admission.profile, charged)
     managed = lease.limits is not None  # else its lease says nothing of the pool
     return AdmissionSection(
         lease_id=progress.incoming.lease_id,

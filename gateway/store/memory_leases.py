@@ -356,10 +356,7 @@ def lease_of(ask: AdmissionRequest, grant: Grant, issued_unix_s: float = 0.0) ->
 
 def charge_of(profile: AdmissionProfile, settlement: Settlement) -> int | None:
     """The charge for a request, in tokens; None without usage."""
-    usage = settlement.usage
-    if usage is None:
-        return None
-    return charge_tokens(profile, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    return None if settlement.usage is None else charge_tokens(profile, settlement.usage)
 
 
 def warn(lease: Lease, hear: Callable[[Limit, LimitUse], None]) -> None:

@@ -9,7 +9,7 @@ from gateway.admission import admission, checks
 from gateway.admission.admission import believed, beyond_window, charge_tokens, evict
 from gateway.admission.token_pool import LEASE_TTL_S, REAP_BATCH, TOMBSTONES, TokenPool
 from gateway.records.attempt import Usage
-from gateway.records.entitlement import PROFILES
+from gateway.records.entitlement import PROFILES, AdmissionProfile
 from tests.builders import length_estimate
 from tests.token_pools import NOW_S, denied, entitled, granted, pool
 
@@ -240,11 +240,20 @@ def test_resizing_down_gives_back_and_up_takes_more() -> None:
 PAPER, DEFAULT = PROFILES["paper"], PROFILES["default"]
 
 
-def test_cached_prompt_tokens_cost_a_tenth_except_in_the_paper() -> None:
-    assert charge_tokens(DEFAULT, 100, 20, 50) == 75
-    assert charge_tokens(PAPER, 100, 20, 50) == 120
-    assert charge_tokens(DEFAULT, 100, 20, 5000) == 30
-    assert charge_tokens(DEFAULT, 101, 0, 101) == 11
+@pytest.mark.parametrize(
+    ("profile", "prompt", "completion", "cached", "charge"),
+    [
+        (DEFAULT, 100, 20, 50, 75),
+        (PAPER, 100, 20, 50, 120),
+        (DEFAULT, 100, 20, 5000, 30),
+        (DEFAULT, 101, 0, 101, 11),
+    ],
+)
+def test_cached_prompt_tokens_cost_a_tenth_except_in_the_paper(
+    profile: AdmissionProfile, prompt: int, completion: int, cached: int, charge: int
+) -> None:
+    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+    assert charge_tokens(profile, usage) == charge
 
 
 WINDOW = 8192
