@@ -23,7 +23,7 @@ from gateway.control.surface import Control
 from gateway.dashboard import figures
 from gateway.dashboard.figures import Brief, Rates, RecentDecisions, row
 from gateway.fleet import members
-from gateway.fleet.engine_telemetry import EngineSample
+from gateway.fleet.engine_metrics import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement, kv_limit

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
 
-from gateway.fleet.engine_telemetry import STALE_S, TelemetryView, kv_usage
+from gateway.fleet.engine_metrics import STALE_S, TelemetryView, kv_usage
 from gateway.records.attempt import HealthRules
 
 MISSES: Final = 3

@@ -285,7 +285,7 @@ async def _of_pods(
         async for pods in sets:
             found: list[FoundEngine] = []
             lacking: list[str] = []
-            left = iter(sorted(pods.values(), key=_name_of))
+            left = iter([pod for _, pod in sorted(pods.items())])
             while part := list(islice(left, SLICE)):
                 engines, without = engines_of_pods(part, ports, scheme)
                 found += engines
@@ -378,7 +378,7 @@ def engines_of_pods(
     Each port is a rank, if there are several.
     """
     found, lacking = [], []
-    for pod in sorted(pods, key=_name_of):
+    for pod in pods:
         status, metadata = pod.get("status") or {}, pod["metadata"]
         address = status.get("podIP")
         ready = any(
@@ -392,7 +392,7 @@ def engines_of_pods(
         numbers = {named.get("name"): named.get("containerPort") for named in reversed(known)}
         wanted = [port if port.isdigit() else numbers.get(port) for port in ports]
         if None in wanted:
-            lacking.append(_name_of(pod))
+            lacking.append(str(metadata["name"]))
             continue
         notes = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
         text = str(notes.get(RANKS, ""))
@@ -405,10 +405,6 @@ def engines_of_pods(
             )
         )
     return tuple(found), lacking
-
-
-def _name_of(pod: Object) -> str:
-    return str(pod["metadata"]["name"])
 
 
 def pool_selects(pool: Object) -> tuple[str, tuple[str, ...]]:

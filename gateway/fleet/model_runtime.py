@@ -243,11 +243,6 @@ class ModelRuntime:
         self.routing = replace(self.routing, pools=(*moved, pools[-1]))
 
 
-def adapted_aliases(served: ModelRuntime, aliases: Iterable[str]) -> list[str]:
-    """Those aliases that engines of the model list as LoRA adapters."""
-    return [name for name in aliases if name in served.adapters]
-
-
 def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> int:
     """Take a worker, or all ranks of an engine, out of the rotation, or return it; how many."""
     hits = 0

@@ -25,9 +25,8 @@ from gateway.control.tenant_api import own_decision, tenant_router, usage_router
 from gateway.dashboard.api import dashboard_router
 from gateway.dashboard.figures import answer_totals
 from gateway.dashboard.snapshot import Snapshots
-from gateway.fleet.engine_pages import EnginePages
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.fleet.probes import Prober
+from gateway.fleet.probes import EnginePages, Prober
 from gateway.fleet.rotation import Rotation, RotationLog
 from gateway.http.body_bytes import MAX_BYTES, BodyBytes
 from gateway.http.data_plane import App, DataPlane, request_ids

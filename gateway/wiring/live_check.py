@@ -6,7 +6,6 @@ from functools import partial
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
-from gateway.fleet.model_runtime import adapted_aliases
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import Rotation
 from gateway.metrics import Metrics
@@ -110,7 +109,8 @@ async def look(config: Config) -> list[LiveFinding]:
                     problem=f"the alias {alias} is a LoRA adapter here",
                     fix=f"move {alias} from `aliases` to `loras`",
                 )
-                for alias in adapted_aliases(served, served.aliases)
+                for alias in served.aliases
+                if alias in served.adapters
                 for worker in served.adapters.workers(alias, pool)
             )
     return found

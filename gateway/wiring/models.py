@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.estimate.estimator import PROFILES, LengthEstimator
-from gateway.fleet.engine_telemetry import kv_usage
+from gateway.fleet.engine_metrics import kv_usage
 from gateway.fleet.fleet import SlotClock, held_tokens
 from gateway.fleet.lora_adapters import Adapters
 from gateway.fleet.model_runtime import (

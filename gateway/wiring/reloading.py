@@ -25,7 +25,7 @@ from gateway.background_task import BackgroundTasks
 from gateway.control.metrics_page import ReloadStatus
 from gateway.control.roles import RoleKeys
 from gateway.errors import BadRequest
-from gateway.fleet.model_runtime import ModelRuntime, Pool, adapted_aliases
+from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
@@ -171,7 +171,7 @@ class Reloading:
         models = {model.name: model for model in after.models}
         for served in self._gateway.served.models:
             new = set(models[served.name].aliases if served.name in models else ()) - served.aliases
-            if taken := adapted_aliases(served, sorted(new)):
+            if taken := [name for name in sorted(new) if name in served.adapters]:
                 raise BadRequest(
                     f"The alias '{taken[0]}' of '{served.name}' is a LoRA adapter of its engines. "
                     "Name it in `loras`, and remove the alias.",

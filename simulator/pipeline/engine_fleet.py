@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from gateway.fleet.engine_telemetry import EngineSample, record
+from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime
 from simulator.engine.engine import Engine
 from simulator.engine.profiles import EngineProfile

@@ -19,8 +19,8 @@ import pytest
 
 from gateway import upstream as adapter
 from gateway.errors import UpstreamFailure
-from gateway.fleet import engine_pages as pages
-from gateway.fleet.engine_pages import EnginePages
+from gateway.fleet import probes as pages
+from gateway.fleet.probes import EnginePages
 from gateway.ports import Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import EngineTls, PhaseTimeouts, WorkerAddress
 from gateway.upstream import HttpUpstream

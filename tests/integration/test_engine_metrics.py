@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.fleet.engine_telemetry import EngineSample
+from gateway.fleet.engine_metrics import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import Prober
 from gateway.upstream import HttpUpstream

@@ -12,7 +12,7 @@ from gateway.dashboard.snapshot import (
     worker_rows,
 )
 from gateway.fleet import members, model_runtime
-from gateway.fleet.engine_telemetry import EngineSample, record
+from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
 from gateway.records.entitlement import Entitlement

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet import engine_telemetry as tv
+from gateway.fleet import engine_metrics as tv
 from gateway.fleet.engine_metrics import (
     NEEDED,
     EngineModel,
+    EngineSample,
+    TelemetryView,
     not_served,
     read_adapters,
     read_models,
     read_page,
+    record,
 )
-from gateway.fleet.engine_telemetry import EngineSample, TelemetryView, record
 from gateway.fleet.fleet import PoolState, held_tokens
 from tests.growth import assert_linear
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet import fleet, members, model_runtime
-from gateway.fleet.engine_telemetry import EngineSample, record
+from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.members import REUSE_AFTER_S
 from gateway.fleet.model_runtime import MEMORY, ModelCompression, ModelRuntime, Pool
 from gateway.pipeline.request_progress import require

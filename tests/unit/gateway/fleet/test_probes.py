@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import engine_pages, fleet, probes
-from gateway.fleet.engine_metrics import read_kv_tokens
-from gateway.fleet.engine_pages import EnginePages
-from gateway.fleet.engine_telemetry import STALE_S, kv_usage
+from gateway.fleet import fleet, probes
+from gateway.fleet.engine_metrics import STALE_S, kv_usage, read_kv_tokens
 from gateway.fleet.fleet import Pending
-from gateway.fleet.probes import JITTER, PROBE_BATCH, Prober
+from gateway.fleet.probes import JITTER, PROBE_BATCH, EnginePages, Prober
 from gateway.fleet.rotation import RotationLog
 from gateway.ports import UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
@@ -551,7 +549,7 @@ async def test_what_is_not_told_is_unknown_and_harms_nobody(sized: Polled, answe
 async def test_a_page_without_end_tells_nothing(
     sized: Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_pages, "MAX_PAGE_BYTES", 300)
+    monkeypatch.setattr(probes, "MAX_PAGE_BYTES", 300)
     sized.engines.answer("/metrics", page(INFO % (0, "10")) + "\n" + "x" * 301)
     assert await sized.probe()
     assert not sized.kv_tokens

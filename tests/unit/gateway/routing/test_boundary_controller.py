@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.engine_telemetry import EngineSample, record
+from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics

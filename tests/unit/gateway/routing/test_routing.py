@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.errors import ContextLengthExceeded
-from gateway.fleet import engine_telemetry
-from gateway.fleet.engine_telemetry import EngineSample
+from gateway.fleet import engine_metrics
+from gateway.fleet.engine_metrics import EngineSample
 from gateway.fleet.fleet import PoolState, unreachable
 from gateway.routing.routing import (
     CompressionRules,
@@ -187,9 +187,9 @@ def test_what_other_gateways_run_counts_while_the_reading_is_fresh() -> None:
     state = pool(0)
     for worker in range(2):
         sample = EngineSample(running=3.0, waiting=1.0)
-        engine_telemetry.record(state.view, worker, sample, 100.0)
+        engine_metrics.record(state.view, worker, sample, 100.0)
     assert not has_room(state, 101.0)
-    assert has_room(state, 100.0 + engine_telemetry.STALE_S + 1)
+    assert has_room(state, 100.0 + engine_metrics.STALE_S + 1)
 
 
 TABLE = routing(("short", 16_384, 8192), ("middle", 32_768, 24_576), ("long", 131_072, None))

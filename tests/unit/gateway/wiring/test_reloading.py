@@ -16,7 +16,7 @@ import yaml
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, StateFailure
-from gateway.fleet.engine_pages import Page
+from gateway.fleet.probes import Page
 from gateway.pipeline.plan import admit
 from gateway.ports import Settlement
 from gateway.records.estimate import Plan
