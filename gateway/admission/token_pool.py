@@ -429,8 +429,8 @@ class TokenPool:
         """The depth of an entitlement's bucket, in tokens."""
         if account.epoch != self.epoch:
             self._derive(account)
-        least = max(BUCKET_S * account.terms.tokens_per_s, float(self.terms.largest_tokens))
-        return max(least, account.most * account.mean_cost)
+        least, moving = BUCKET_S * account.terms.tokens_per_s, account.most * account.mean_cost
+        return max(least, moving, float(self.terms.largest_tokens))
 
     def _derive(self, account: Account) -> None:
         """Recompute the derived values after terms, burst or debt changed."""
