@@ -32,18 +32,16 @@ from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import turned
 from gateway.scheduling.fairness import ServedShares
 from gateway.scheduling.quartz_score import (
-    Features,
     KvUsage,
-    Predictor,
     QuartzProfile,
     hits_of,
     mask_of,
     seconds,
     workers_of,
 )
-from gateway.scheduling.scheduler import Job, Match
+from gateway.scheduling.scheduler import NOTHING, Job, Match
+from predictor.online import PrefillPredictor
 
-NOTHING: Final[Sequence[Job]] = ()
 SPARE_ENTRIES: Final = 64
 FIRST_ANSWER_S: Final = 10.0
 """How long a sequence is taken to hold its slot before the first one has ended."""
@@ -58,7 +56,7 @@ _RESCALE_AT: Final = 200.0
 """Age in units of tau at which writes are rescaled, long before exp overflows."""
 
 _Entry = tuple[int, float, int, Job]
-_Seen = tuple[Features, float, float, int]
+_Seen = tuple[tuple[float, ...], float, float, int]
 """A prediction: features x, mean, quantile, calibration bucket."""
 _Best = tuple[int, int, _Seen, float, list[tuple[int, float]]]
 """Worker, expected hit there, prediction, score, (worker, score) of those compared."""
@@ -180,7 +178,7 @@ class Quartz:
     def __init__(
         self,
         pool: PoolState,
-        predictor: Predictor,
+        predictor: PrefillPredictor,
         profile: QuartzProfile,
         *,
         kv_usage: KvUsage | None = None,

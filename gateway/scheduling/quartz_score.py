@@ -1,4 +1,4 @@
-"""The score S = W-hat + Q-hat + psi: QUARTZ's parameters, the predictor it needs, and helpers.
+"""The score S = W-hat + Q-hat + psi: QUARTZ's parameters, and helpers.
 
 Source: QUARTZ, section 3.3, equation 4. psi prices a cost beyond the job's own duration: an
 uncached prefill evicts prefixes that other requests would have hit.
@@ -7,11 +7,10 @@ uncached prefill evicts prefixes that other requests would have hit.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from gateway.scheduling.scheduler import Match
 
-Features = tuple[float, ...]
 KvUsage = Callable[[int, float], float | None]
 """(worker, now) -> share of its KV cache in use; None when unknown or stale."""
 
@@ -66,47 +65,6 @@ class QuartzProfile:
 
 
 DEFAULT: Final = QuartzProfile()
-
-
-class Predictor(Protocol):
-    """The part of `predictor.online.PrefillPredictor` used here; times in seconds."""
-
-    @property
-    def coverage(self) -> float | None:
-        """Share of recent prefills within their predicted quantile."""
-        ...
-
-    def predict_request(
-        self,
-        worker: int,
-        prompt_tokens: int,
-        hit_tokens: int,
-        cap_tokens: int | None,
-        output_tokens: int,
-        active: int,
-        backlog_tokens: int,
-        kv_usage: float,
-        stream: bool,  # noqa: FBT001 - by position far cheaper
-    ) -> tuple[Features, float, float, int]:
-        """Features, mean, calibrated quantile, and calibration bucket."""
-        ...
-
-    def observe(
-        self,
-        worker: int,
-        x: Features,
-        mean_s: float,
-        quantile_s: float,
-        bucket: int,
-        actual_s: float,
-        client: str = "",
-    ) -> None:
-        """Learn from a client's prefill: its prediction, and the time it took."""
-        ...
-
-    def prefill_tokens_per_s(self, worker: int) -> float:
-        """A worker's prefill rate, > 0."""
-        ...
 
 
 def hits_of(match: Match, mask: int) -> dict[int, int]:

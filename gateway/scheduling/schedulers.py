@@ -7,8 +7,9 @@ from typing import Final
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import Immediate, LeastLoaded, RoundRobin, Sticky
 from gateway.scheduling.quartz import Quartz
-from gateway.scheduling.quartz_score import DEFAULT, KvUsage, Predictor, QuartzProfile
+from gateway.scheduling.quartz_score import DEFAULT, KvUsage, QuartzProfile
 from gateway.scheduling.scheduler import Job, Scheduler
+from predictor.online import PrefillPredictor
 
 PER_S: Final = 200.0
 BURST_S: Final = 1.0
@@ -24,7 +25,7 @@ class Shadow(Quartz):
         self,
         inner: Immediate,
         pool: PoolState,
-        predictor: Predictor,
+        predictor: PrefillPredictor,
         profile: QuartzProfile,
         *,
         kv_usage: KvUsage | None = None,
@@ -74,7 +75,7 @@ def make_scheduler(
     pool: PoolState,
     *,
     profile: QuartzProfile = DEFAULT,
-    predictor: Predictor | None = None,
+    predictor: PrefillPredictor | None = None,
     kv_usage: KvUsage | None = None,
     shadow: bool = False,
 ) -> Scheduler:

@@ -8,19 +8,25 @@ from gateway.scheduling.quartz import Quartz
 from gateway.scheduling.quartz_score import QuartzProfile
 from gateway.scheduling.scheduler import Job
 from predictor.features import features
+from predictor.online import PrefillPredictor
 
 RATE = 10_000.0
 """Tokens per second of every worker."""
 
 
-class Proportional:
+class Proportional(PrefillPredictor):
     """Predicts uncached tokens over RATE as mean, twice that as quantile; records what it sees."""
 
     def __init__(self) -> None:
-        self.coverage: float | None = None
+        super().__init__(workers=0)
+        self.share: float | None = None
         self.rates: dict[int, float] = {}
-        self.observed: list[tuple[int, float, float]] = []
+        self.lessons: list[tuple[int, float, float]] = []
         self.predicted = 0
+
+    @property
+    def coverage(self) -> float | None:
+        return self.share
 
     def predict_request(
         self, worker: int, *asked: Any
@@ -40,7 +46,7 @@ class Proportional:
         actual_s: float,
         client: str = "",
     ) -> None:
-        self.observed.append((worker, quantile_s, actual_s))
+        self.lessons.append((worker, quantile_s, actual_s))
 
     def prefill_tokens_per_s(self, worker: int) -> float:
         return self.rates.get(worker, RATE)
@@ -64,7 +70,7 @@ def quartz_of(pool: PoolState, predictor: Proportional | None = None, **profile:
         job = job_of(1, preferred=worker)
         scheduler.submit(job, 0.0)
         scheduler.first_token(job, 0.0, cached_tokens=1)
-    predictor.observed.clear()
+    predictor.lessons.clear()
     predictor.predicted = 0
     return scheduler
 

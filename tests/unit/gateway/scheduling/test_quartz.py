@@ -265,7 +265,7 @@ def test_an_assumed_first_token_opens_the_gate_and_teaches_nothing() -> None:
     jobs = [job_of(5000, stream=False), job_of(5000), job_of(5000)]
     submit_all(scheduler, jobs)
     assert scheduler.first_token(jobs[0], 1.0, assumed=True) == [jobs[2]]
-    assert not predictor.observed
+    assert not predictor.lessons
 
 
 def test_the_prediction_that_is_observed_is_the_one_at_dispatch() -> None:
@@ -277,7 +277,7 @@ def test_the_prediction_that_is_observed_is_the_one_at_dispatch() -> None:
     assert jobs[1].quantile_s == pytest.approx(2 * 3000 / RATE)
     assert jobs[1].mean_s == pytest.approx(2000 / RATE)
     scheduler.first_token(jobs[1], 0.4)
-    assert predictor.observed[0] == pytest.approx((0, 0.6, 0.4))
+    assert predictor.lessons[0] == pytest.approx((0, 0.6, 0.4))
 
 
 def test_malformed_states_are_ignored() -> None:

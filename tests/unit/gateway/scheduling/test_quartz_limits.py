@@ -99,4 +99,4 @@ def test_whole_answers_correct_a_prefill_that_was_taken_to_be_longer() -> None:
         job = job_of(6000, stream=False)  # predicted: .6 s
         scheduler.submit(job, 0.0)
         scheduler.finished(job, took_s, answered=True)
-    assert [actual_s for _, _, actual_s in predictor.observed] == [0.3]
+    assert [actual_s for _, _, actual_s in predictor.lessons] == [0.3]

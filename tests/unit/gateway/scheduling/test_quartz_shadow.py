@@ -65,12 +65,12 @@ def test_it_learns_from_first_tokens_on_the_worker_that_was_chosen() -> None:
     assert (third.worker, third.backlog_tokens) == (0, 2000)
     assert third.expected_s == pytest.approx(4000 / RATE)
     scheduler.first_token(third, 0.7)
-    assert [(worker, actual_s) for worker, _, actual_s in predictor.observed] == [(0, 0.7)]
-    assert predictor.observed[0][1] == pytest.approx(8000 / RATE)
+    assert [(worker, actual_s) for worker, _, actual_s in predictor.lessons] == [(0, 0.7)]
+    assert predictor.lessons[0][1] == pytest.approx(8000 / RATE)
     scheduler.first_token(jobs[0], 0.8, assumed=True)
     scheduler.finished(jobs[1], 0.9)
-    assert len(predictor.observed) == 1
-    predictor.coverage = 0.5
+    assert len(predictor.lessons) == 1
+    predictor.share = 0.5
     assert scheduler.coverage == 0.5
 
 
@@ -107,6 +107,6 @@ def test_a_busy_pool_predicts_some_requests_and_counts_the_backlog_of_all() -> N
     for job in jobs:
         assert job.expected_s > 0  # what an answer that is not streamed waits for
         scheduler.first_token(job, 4.0)
-    assert len(predictor.observed) == len(advised)
+    assert len(predictor.lessons) == len(advised)
     scheduler.submit(last := job_of(1000), 5.0)
     assert last.backlog_tokens == 0
