@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
-from gateway.scheduling.scheduler import NOTHING, Job, Match, hit_tokens
+from gateway.scheduling.scheduler import NOTHING, Job, Match, Scheduler, hit_tokens
 
 CROWDED: Final = 1.25
 SLACK: Final = 4.0
@@ -85,18 +85,11 @@ def _holders(mask: int, choice: Sequence[int], cursor: int) -> list[int]:
     return found
 
 
-class Immediate:
-    """A Scheduler that lacks only `_pick`; see `gateway.scheduling.scheduler`."""
-
-    __slots__ = ("_cursor", "_pool", "replicas")
-
-    gates: bool = False
-    coverage: float | None = None
-    waiting: Sequence[int] = (0, 0, 0)
+class Immediate(Scheduler):
+    """A Scheduler that lacks only `_pick`."""
 
     def __init__(self, pool: PoolState) -> None:
-        self.replicas = 1
-        self._pool = pool
+        super().__init__(pool)
         self._cursor = 0
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
@@ -128,33 +121,6 @@ class Immediate:
         job.sent_s = now_s
         return (job,)
 
-    def joined(self, worker: int) -> None:
-        """See Scheduler; load is the PoolState's."""
-
-    def first_token(
-        self,
-        job: Job,
-        now_s: float,
-        cached_tokens: int | None = None,
-        *,
-        assumed: bool = False,
-    ) -> Sequence[Job]:
-        if job.state == "sent":
-            job.state = "answering"
-        return NOTHING
-
-    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
-        if job.state in {"sent", "answering"}:
-            job.state = "gone"
-        return NOTHING
-
-    def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
-        """See Scheduler; no job ever waits here."""
-        return NOTHING
-
-    def tick(self, now_s: float) -> Sequence[Job]:
-        return NOTHING
-
 
 def least_loaded(
     pool: PoolState, choice: Sequence[int]
@@ -184,8 +150,6 @@ class LeastLoaded(Immediate):
     requests that wait in the engine's queue.
     """
 
-    __slots__ = ()
-
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
         worker, job.score, job.candidates = least_loaded(self._pool, choice)
         return worker
@@ -194,8 +158,6 @@ class LeastLoaded(Immediate):
 class RoundRobin(Immediate):
     """Workers in turn, whatever their load."""
 
-    __slots__ = ()
-
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
         self._cursor += 1
         return choice[(self._cursor - 1) % len(choice)]
@@ -203,8 +165,6 @@ class RoundRobin(Immediate):
 
 class Sticky(Immediate):
     """Longest cached prefix first, with bounded load; else least loaded by sequences."""
-
-    __slots__ = ()
 
     def _pick(self, job: Job, choice: Sequence[int]) -> int:
         active, slots = self._pool.active, self._pool.slots_per_worker

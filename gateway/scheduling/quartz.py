@@ -39,7 +39,7 @@ from gateway.scheduling.quartz_score import (
     seconds,
     workers_of,
 )
-from gateway.scheduling.scheduler import NOTHING, Job, Match
+from gateway.scheduling.scheduler import NOTHING, Job, Match, Scheduler
 from predictor.online import PrefillPredictor
 
 SPARE_ENTRIES: Final = 64
@@ -170,7 +170,7 @@ class Worker:
         self.unbind(job)
 
 
-class Quartz:
+class Quartz(Scheduler):
     """The Scheduler of one pool; it trains `predictor` on observed prefills."""
 
     gates: bool = True
@@ -183,17 +183,14 @@ class Quartz:
         *,
         kv_usage: KvUsage | None = None,
     ) -> None:
+        super().__init__(pool)
         self.profile = profile
         self.shares = ServedShares(profile.fairness_tau_s)
         """Recent service u of the clients."""
-        self.replicas = 1
-        self.waiting = [0, 0, 0]
-        """Waiting jobs by priority class."""
         self.waiting_tokens: dict[str, int] = {}
         """Waiting uncached prompt tokens by client; no entry for none."""
         self._waiting_tokens = 0
         """Their sum."""
-        self._pool = pool
         self._predictor = predictor
         self._kv_usage = kv_usage
         self._workers: list[Worker] = []
@@ -252,12 +249,7 @@ class Quartz:
         return self._pump(worker, now_s)
 
     def first_token(
-        self,
-        job: Job,
-        now_s: float,
-        cached_tokens: int | None = None,
-        *,
-        assumed: bool = False,
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
     ) -> Sequence[Job]:
         if job.state != "sent":
             return NOTHING

@@ -32,7 +32,7 @@ from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import RETAINED_CANDIDATES
 from gateway.scheduling.fairness import ServedShares
-from gateway.scheduling.scheduler import NOTHING, PRIORITY_CLASS_NAMES, Job, hit_tokens
+from gateway.scheduling.scheduler import NOTHING, PRIORITY_CLASS_NAMES, Job, Scheduler, hit_tokens
 
 _ALL: Final = "*"
 """Fairness counter of all clients together; no entitlement has this name."""
@@ -194,11 +194,8 @@ def choose(
     return [(min(costs)[2], slot)]
 
 
-class RankGroup:
-    """A Scheduler with late binding; see `gateway.scheduling.scheduler`."""
-
-    gates = False
-    coverage: float | None = None
+class RankGroup(Scheduler):
+    """A Scheduler with late binding."""
 
     def __init__(
         self,
@@ -209,18 +206,15 @@ class RankGroup:
         observed: ObservedTokens | None = None,
     ) -> None:
         """The pool's workers are the ranks; `pool.engines` group those of one engine."""
-        self.replicas = 1
+        super().__init__(pool)
         self.rules = rules or RankRules()
         self.steps = StepClock()
         self.ranks = [RankLoad(self.steps) for _ in pool.workers]
         self.shares = ServedShares(self.rules.fairness_tau_s)
-        self._pool = pool
         self._solve = solve
         self._observed = observed
         self._lines = {_ANY: _no_jobs()}
         """Waiting jobs by preferred rank and priority class, in order."""
-        self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
-        """Waiting jobs by priority class."""
         self._orders = 0
 
     def joined(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The Scheduler protocol: assigns a pool's requests to workers and decides when to send them.
+"""The Scheduler: assigns a pool's requests to workers and decides when to send them.
 
 Rules:
 - A job belongs to one scheduler from `submit` until `finished` (once it was sent) or `cancel`
@@ -14,7 +14,9 @@ Rules:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
+
+from gateway.fleet.fleet import PoolState
 
 Match = Sequence[tuple[int, int]]
 """Prefix hits: (tokens, bit mask of the workers that hold that many), longest first."""
@@ -112,60 +114,61 @@ NOTHING: Final[Sequence[Job]] = ()
 """No job to send."""
 
 
-class Scheduler(Protocol):
-    """Assigns one pool's jobs. Pure: no clock, no I/O, randomness only by seed."""
+class Scheduler:
+    """Assigns one pool's jobs. Pure: no clock, no I/O, randomness only by seed.
 
-    gates: bool
+    This one keeps no queue and learns nothing; it lacks only `submit`.
+    """
+
+    gates: bool = False
     """Whether first tokens matter to it, to free a gate or to learn; then call `first_token`."""
-    replicas: int
-    """Gateway replicas that share the workers, >= 1: each gets an equal share of every gate."""
 
-    @property
-    def waiting(self) -> Sequence[int]:
-        """Number of waiting jobs by priority class (three numbers)."""
-        ...
+    def __init__(self, pool: PoolState) -> None:
+        self._pool = pool
+        self.replicas = 1
+        """Gateway replicas that share the workers, >= 1: each gets an equal share of every gate."""
+        self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
+        """Number of waiting jobs by priority class."""
 
     @property
     def coverage(self) -> float | None:
         """Share of recent prefills within their predicted quantile; None without predictions."""
-        ...
+        return None
 
     def joined(self, worker: int) -> None:
         """A new worker took this place of the pool, which may be one more than there were."""
-        ...
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """Take a job; the result contains it if it is sent at once.
 
         Otherwise its state is waiting, or nowhere if the scheduler did not take it.
         """
-        ...
+        raise NotImplementedError
 
     def first_token(
-        self,
-        job: Job,
-        now_s: float,
-        cached_tokens: int | None = None,
-        *,
-        assumed: bool = False,
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
     ) -> Sequence[Job]:
         """A sent job's prefill is done; `cached_tokens` is the engine's report, if there is one.
 
         `assumed`: the answer is not streamed, and the prefill should be done by the prediction.
         That frees the gate but does not train the predictor. Idempotent.
         """
-        ...
+        if job.state == "sent":
+            job.state = "answering"
+        return NOTHING
 
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         """A sent job left its worker, whether or not it had a first token. Idempotent.
 
         `answered`: its answer is complete.
         """
-        ...
+        if job.state in {"sent", "answering"}:
+            job.state = "gone"
+        return NOTHING
 
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         """Remove a waiting job. Idempotent."""
-        ...
+        return NOTHING
 
     def tick(self, now_s: float) -> Sequence[Job]:
         """Rebind jobs queued for workers that are gone; called a few times a second.
@@ -173,4 +176,4 @@ class Scheduler(Protocol):
         Jobs for which no worker is left are in the result too, with state nowhere: the caller
         refuses them.
         """
-        ...
+        return NOTHING

@@ -19,8 +19,6 @@ BURST_S: Final = 1.0
 class Shadow(Quartz):
     """QUARTZ that only watches: `inner` decides, and no job ever waits here."""
 
-    __slots__ = ("_inner", "_next_s")
-
     def __init__(
         self,
         inner: Immediate,
@@ -45,12 +43,7 @@ class Shadow(Quartz):
         return ready
 
     def first_token(
-        self,
-        job: Job,
-        now_s: float,
-        cached_tokens: int | None = None,
-        *,
-        assumed: bool = False,
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
     ) -> Sequence[Job]:
         unseen = assumed or job.would_bind < 0
         return super().first_token(job, now_s, cached_tokens, assumed=unseen)

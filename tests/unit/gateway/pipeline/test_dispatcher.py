@@ -15,7 +15,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.records.lease import Lease
 from gateway.records.request import Incoming, Principal
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.scheduler import Job
+from gateway.scheduling.scheduler import Job, Scheduler
 from gateway.store.memory_leases import MemoryLeases
 from gateway.tenancy.keyring import Keyring
 from tests.around import Around
@@ -49,23 +49,18 @@ HANGING = stream(chunk("a"), HANG)
 PREFILLING = stream(HANG)
 
 
-class OneAtATime:
+class OneAtATime(Scheduler):
     """First come, first served to the first available worker, one prefill at a time."""
 
     gates = True
-    replicas = 1
-    coverage = None
 
     def __init__(self, served: ModelRuntime, pool: int) -> None:
+        super().__init__(served.fleet.pools[pool])
         self.pool = served.fleet.pools[pool]
         self.queue: list[Job] = []
         self.busy: Job | None = None
         self.told: list[str] = []
         self.answered: list[bool] = []
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        return (0, len(self.queue), 0)
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         choice = [w for w in fleet.available(self.pool, now_s) if w not in job.excluded]
@@ -75,6 +70,7 @@ class OneAtATime:
         job.worker = choice[0]
         job.state = "waiting"
         self.queue.append(job)
+        self.waiting[1] += 1
         return self._next(now_s)
 
     def first_token(
@@ -96,17 +92,16 @@ class OneAtATime:
     def cancel(self, job: Job, now_s: float) -> Sequence[Job]:
         if job in self.queue:
             self.queue.remove(job)
+            self.waiting[1] -= 1
             job.state = "gone"
             self.told.append("cancelled")
         return ()
-
-    def joined(self, worker: int) -> None:
-        """See Scheduler: nothing is kept by worker."""
 
     def tick(self, now_s: float) -> Sequence[Job]:
         lost = [job for job in self.queue if not fleet.available(self.pool, now_s)]
         for job in lost:
             self.queue.remove(job)
+            self.waiting[1] -= 1
             job.state = "nowhere"
         return lost
 
@@ -120,6 +115,7 @@ class OneAtATime:
         if self.busy is not None or not self.queue:
             return ()
         self.busy = job = self.queue.pop(0)
+        self.waiting[1] -= 1
         job.state = "sent"
         job.sent_s = now_s
         job.quantile_s = 0.001
