@@ -251,14 +251,6 @@ class RankGroup(Scheduler):
         self.waiting[job.priority_class] += 1
         return self._fill(now_s)
 
-    def first_token(
-        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
-    ) -> Sequence[Job]:
-        """See Scheduler; prefills are not gated here."""
-        if job.state == "sent" and not assumed:
-            job.state = "answering"
-        return NOTHING
-
     def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
         if job.state not in ("sent", "answering"):
             return NOTHING

@@ -1,8 +1,10 @@
-"""traceparent: what counts as the client's, and what an engine gets."""
+"""Blocks of headers, and traceparent in them: what is the client's, and what an engine gets."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.payload.head import QUEUE, child_id, lines_to_engine, parent_of
+from gateway.payload.head import QUEUE, child_id, lines_of, lines_to_engine, pairs_of, parent_of
 from gateway.records.record import Trace
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -58,3 +60,12 @@ def test_the_spans_of_a_request_have_ids_of_their_own() -> None:
     ids = {OWN.span_id, child_id(OWN, QUEUE), child_id(OWN, 1), child_id(OWN, 2)}
     assert len(ids) == 4
     assert {len(found) for found in ids} == {16}
+
+
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1).map(str.encode)
+VALUES = st.text(st.characters(codec="ascii", min_codepoint=32)).map(str.encode)
+
+
+@given(st.lists(st.tuples(NAMES, VALUES)))
+def test_what_was_written_is_read(headers: list[tuple[bytes, bytes]]) -> None:
+    assert pairs_of(lines_of(headers)) == headers
