@@ -141,7 +141,7 @@ class Calls:
 
     def __init__(self, scripts: Scripts, model: str, pools: int) -> None:
         self.scripts = scripts
-        self.tag = f"{{{quote(model, safe=':')}}}"
+        self._tag = f"{{{quote(model, safe=':')}}}"
         self.pools = pools
         self._prefixes: dict[str, bytes] = {}
         self._keys = 0
@@ -175,7 +175,7 @@ class Calls:
         return b"*%d\r\n%b%b" % (count, prefix, b"".join(map(_bulk, arguments)))
 
     def _named(self, name: str) -> str:
-        return f"sluice:{VERSION}:{self.tag}:{name}"
+        return f"sluice:{VERSION}:{self._tag}:{name}"
 
     def limits_key(self, *, one_server: bool) -> str:
         """The hash of limits' counters: one for all models, or in a cluster each model's own."""

@@ -35,17 +35,16 @@ async def test_each_is_asked_with_its_own_token(calls: ReplicaCalls) -> None:
     assert await calls.ask("load", b"asked") == [b"1", b"2"]
 
 
-@respx.mock
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.Response(204),
-        httpx.Response(401),
-        httpx.Response(200, content=b"x" * 11),
-        httpx.ConnectError("refused"),
-        httpx.ReadTimeout("silent"),
-    ],
+WRONG: tuple[httpx.Response | Exception, ...] = (
+    *(httpx.Response(status) for status in (400, 401, 413)),
+    httpx.Response(200, content=b"x" * 11),
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("silent"),
 )
+
+
+@respx.mock
+@pytest.mark.parametrize("answer", [httpx.Response(204), *WRONG])
 async def test_whoever_has_no_answer_is_left_out(
     calls: ReplicaCalls, answer: httpx.Response | Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,19 +55,17 @@ async def test_whoever_has_no_answer_is_left_out(
 
 
 @respx.mock
-async def test_only_the_word_of_every_replica_makes_something_unknown(calls: ReplicaCalls) -> None:
+async def test_only_the_word_of_every_replica_makes_something_unknown(
+    calls: ReplicaCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_calls, "MAX_ANSWER_BYTES", 10)
     one, two = (respx.post(address.url + PATH + "usage") for address in (ONE, TWO))
     one.respond(204)
     two.respond(204)
     assert await calls.search("usage", b"?") == []
     two.respond(200, content=b"here")
     assert await calls.search("usage", b"?") == [b"here"]
-    for wrong in (
-        httpx.Response(400),
-        httpx.Response(413),
-        httpx.ConnectError("refused"),
-        httpx.ReadTimeout("silent"),
-    ):
+    for wrong in WRONG:
         one.mock(side_effect=[wrong] * 2)
         assert await calls.search("usage", b"?") == [b"here"]
         two.respond(204)

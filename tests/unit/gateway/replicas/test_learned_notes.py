@@ -19,24 +19,18 @@ AWAY = StateFailure("scripted absence")
 
 
 def teach(estimator: LengthEstimator, ratio: float, count: int = 1) -> None:
-    measure = Measure(
-        text_bytes=round(900 * ratio),
-        longest_text_bytes=round(900 * ratio),
-        messages=1,
-        category="prose",
+    size = round(900 * ratio)
+    seen = Observation(
+        endpoint="chat",
+        tenant="t",
+        measure=Measure(text_bytes=size, longest_text_bytes=size, messages=1, category="prose"),
+        prompt_tokens=907,
+        completion_tokens=5,
+        sequences=1,
+        output_censored=False,
     )
     for _ in range(count):
-        estimator.learn(
-            Observation(
-                endpoint="chat",
-                tenant="t",
-                measure=measure,
-                prompt_tokens=907,
-                completion_tokens=5,
-                sequences=1,
-                output_censored=False,
-            )
-        )
+        estimator.learn(seen)
 
 
 def mean(estimator: LengthEstimator) -> float:
@@ -57,10 +51,6 @@ class Node:
     async def exchange(self) -> None:
         self.clock.advance(1.0)
         await self.bus.exchange()
-
-
-def is_up(node: Node) -> bool:
-    return node.bus.up
 
 
 def notes_of(shared: FakeShared) -> dict[str, tuple[int, float, bytes]]:
@@ -116,7 +106,7 @@ async def test_notes_of_another_make_are_ignored(
     for _ in range(2):
         await other.exchange({LASTING + M: note})
         await node.exchange()
-    assert is_up(node)
+    assert node.bus.up
     assert caplog.text.count("not of this version") == 1
 
 
@@ -166,14 +156,14 @@ async def test_away_it_goes_on_learning_and_is_told_once(
     for _ in range(100):
         await node.bus.exchange()
         shared.clock.advance(0.25)
-    assert not is_up(node)
+    up = [node.bus.up]
     assert mean(node.estimator) == pytest.approx(5.0)
     assert [r.getMessage() for r in caplog.records] == ["the fake is away: scripted absence"]
     assert node.store.exchanges < 20, "the breaker pauses"
     node.store.fail_with = None
     shared.clock.advance(MAX_PAUSE_S)
     await node.exchange()
-    assert is_up(node)
+    assert [*up, node.bus.up] == [False, True]
     assert caplog.records[-1].getMessage() == "the fake is back"
     await other.exchange()
     assert mean(other.estimator) == pytest.approx(5.0), "what was learned meanwhile is shared"
@@ -198,7 +188,7 @@ async def test_a_defect_of_a_store_does_not_end_the_task(
     node = Node(shared)
     node.store.fail_with = ZeroDivisionError("defect")
     await node.exchange()
-    assert not is_up(node)
+    assert not node.bus.up
     assert "ZeroDivisionError" in caplog.text
 
 
