@@ -1,8 +1,8 @@
 /* A cheap load generator for overhead benches: HTTP/1.1 keep-alive, one thread, epoll.
  *
- *   load [-f IN_FLIGHT] [-w WARM_UP_S] PORT[,PORT...] CONNECTIONS SECONDS RATE BODY_FILE [HEADER...]
+ *   load [-w WARM_UP_S] PORT[,PORT...] CONNECTIONS SECONDS RATE BODY_FILE [HEADER...]
  *
- * RATE 0: closed loop, IN_FLIGHT requests (default: as many as connections) are always under way.
+ * RATE 0: closed loop, as many requests as connections are always under way.
  * RATE > 0: open loop, requests a second spread evenly; a request waits for a free connection
  * when all are busy. Free connections are used by turns, so that all of them stay in use; they
  * are shared evenly among the ports. A run of '@' in the body is replaced by a number of as many
@@ -49,7 +49,7 @@ typedef struct {
 static char *request;
 static size_t request_len, mark_at, mark_len;
 static conn *conns;
-static int epfd, n_conns, ports[64], n_ports, in_flight, flying;
+static int epfd, n_conns, ports[64], n_ports, flying;
 static double *first_us, *total_us, counted_from, counted_to;
 static long done, errors, chunks_total, next_mark, n_gaps;
 static unsigned gaps[GAPS];
@@ -235,7 +235,7 @@ static double drive(double seconds, double rate) {
     double t = now();
     int open = t - begin < seconds;
     if (!open && (!flying || t - begin > seconds + DRAIN_S)) break;
-    while (open && n_idle && (rate > 0 ? next <= t : flying < in_flight)) {
+    while (open && n_idle && (rate <= 0 || next <= t)) {
       int k = idle[idle_first];
       idle_first = (idle_first + 1) % MAX_CONNS;
       n_idle--;
@@ -265,22 +265,20 @@ static double drive(double seconds, double rate) {
 int main(int argc, char **argv) {
   int option;
   double warm_up_s = 0;
-  while ((option = getopt(argc, argv, "+f:w:")) != -1)
-    if (option == 'f') in_flight = atoi(optarg);
-    else if (option == 'w') warm_up_s = atof(optarg);
+  while ((option = getopt(argc, argv, "+w:")) != -1)
+    if (option == 'w') warm_up_s = atof(optarg);
     else return 2;
   argv += optind;
   argc -= optind;
   if (argc < 5 || (n_conns = atoi(argv[1])) < 1 || n_conns > MAX_CONNS) {
-    fprintf(stderr, "usage: load [-f IN_FLIGHT] [-w WARM_UP_S] PORT[,PORT...] CONNECTIONS SECONDS "
-                    "RATE BODY_FILE [HEADER...]\n");
+    fprintf(stderr, "usage: load [-w WARM_UP_S] PORT[,PORT...] CONNECTIONS SECONDS RATE "
+                    "BODY_FILE [HEADER...]\n");
     return 2;
   }
   signal(SIGPIPE, SIG_IGN);
   prctl(PR_SET_TIMERSLACK, 1UL); /* ns: requests are due to the microsecond */
   for (char *part = strtok(argv[0], ","); part && n_ports < 64; part = strtok(NULL, ","))
     ports[n_ports++] = atoi(part);
-  if (!in_flight) in_flight = n_conns;
   double seconds = atof(argv[2]), rate = atof(argv[3]);
   if (prepare(argv[4], argv + 5, argc - 5)) return 2;
   first_us = malloc(sizeof(double) * MAX_SAMPLES);
