@@ -11,10 +11,12 @@ a client, so they need no escaping here.
 import asyncio
 import http
 import logging
+import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from hmac import compare_digest
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -45,6 +47,11 @@ _SLASHED: Final = frozenset({"/health", "/ready", "/models", "/v1/models"})
 _LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in http.HTTPStatus}
 
 _SLICE_BYTES: Final = 64 * 1024
+MAX_HEAD_BYTES: Final = 4096
+"""Longer heads are not kept, because a connection keeps its head until it closes."""
+_MAX_DIGITS: Final = 7
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
 def status_line(status: int) -> bytes:
@@ -389,3 +396,49 @@ def shutting_down() -> Unavailable:
 def too_large(limit: int) -> TooLarge:
     """The refusal of a body over the limit."""
     return TooLarge(f"The request body is larger than {limit} bytes, this gateway's limit.")
+
+
+class KnownHead:
+    """The bytes of a head before and after the digits of its content-length."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+
+    def body_of(self, data: bytes) -> tuple[int, int] | None:
+        """(offset of the body in `data`, its announced length); None for another head."""
+        before, after = self._before, self._after
+        begin = len(before)
+        end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
+        # The bytes contain a key, so the comparison takes constant time.
+        if end < 0 or not compare_digest(data[:begin], before):
+            return None
+        body_at = end + len(after)
+        length = data[begin:end]
+        if not length.isdigit() or not compare_digest(data[end:body_at], after):
+            return None
+        return body_at, int(length)
+
+
+def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
+    """The head at the start of `data`, which the parser has accepted.
+
+    `headers` are its headers except content-length. None if the bytes are ambiguous, if more than
+    the body's length may vary, or if the meaning of the following bytes depends on more than the
+    head.
+    """
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    reported = {(name.lower(), value.lower()) for name, value in headers}
+    reported.discard((b"connection", b"keep-alive"))
+    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in reported):
+        return None
+    head = data[:end]
+    lengths = list(_LENGTH.finditer(head))
+    lines = len(headers) + 3  # plus the request line, content-length and the empty line
+    ends = (head.count(b"\n"), head.count(b"\r"), head.count(b"\r\n"))
+    if len(lengths) != 1 or ends != (lines, lines, lines):
+        return None
+    begin, end = lengths[0].span(1)
+    return KnownHead(head[:begin], head[end:])

@@ -17,13 +17,12 @@
 """
 
 import asyncio
-import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from hmac import compare_digest
 from io import BytesIO
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -34,9 +33,12 @@ from gateway.http.client_connection import ClientConnection
 from gateway.http.cors import Cors, Headers
 from gateway.http.data_plane import (
     LARGE_BODY_BYTES,
+    MAX_HEAD_BYTES,
     DataPlane,
     DirectReply,
+    KnownHead,
     endpoint_of,
+    learn,
     too_large,
 )
 from gateway.payload.head import lines_of, read_head
@@ -59,11 +61,6 @@ _MAX_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 """Most bytes after a request that is being answered; beyond it the connection is aborted."""
 _PUBLIC: Final = (b"/v1/", b"/models")
 """How paths begin that a page may call, beside the data plane's."""
-MAX_HEAD_BYTES: Final = 4096
-"""Longer heads are not kept, because a connection keeps its head until it closes."""
-_MAX_DIGITS: Final = 7
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*(?=\r\n)", re.IGNORECASE)
-_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 _LENGTH_NAME: Final = len(b"content-length")
 _NOT_READ: Final = b"\n"
 """Differs from any joined headers, because a header name is never empty."""
@@ -385,7 +382,7 @@ class GatewayProtocol(ClientConnection):
         if self.expect_100_continue and not self._old:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _take_known(self, known: "KnownHead", data: bytes) -> bytes:
+    def _take_known(self, known: KnownHead, data: bytes) -> bytes:
         """Answer a complete request with the known head, or wait for the rest of its body.
 
         Returns what the parser gets, which has seen nothing of the request: b"" if it is taken.
@@ -527,46 +524,3 @@ def _framing(headers: Headers) -> tuple[bool, bool]:
         raise _EnoughError
     expects = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
     return bool(codings), expects
-
-
-class KnownHead(NamedTuple):
-    """The bytes of a head before and after the digits of its content-length."""
-
-    before: bytes
-    after: bytes
-
-    def body_of(self, data: bytes) -> tuple[int, int] | None:
-        """(offset of the body in `data`, its announced length); None for another head."""
-        before, after = self
-        begin = len(before)
-        end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
-        # The bytes contain a key, so the comparison takes constant time.
-        if end < 0 or not compare_digest(data[:begin], before):
-            return None
-        body_at = end + len(after)
-        length = data[begin:end]
-        if not length.isdigit() or not compare_digest(data[end:body_at], after):
-            return None
-        return body_at, int(length)
-
-
-def learn(data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> KnownHead | None:
-    """The head at the start of `data`, which the parser has accepted.
-
-    `headers` are its headers except content-length. None if the bytes are ambiguous, if more than
-    the body's length may vary, or if the meaning of the following bytes depends on more than the
-    head.
-    """
-    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
-    reported = {(name.lower(), value.lower()) for name, value in headers}
-    reported.discard((b"connection", b"keep-alive"))
-    if end < 4 or not _UNUSUAL.isdisjoint(name for name, _ in reported):
-        return None
-    head = data[:end]
-    lengths = list(_LENGTH.finditer(head))
-    lines = len(headers) + 3  # plus the request line, content-length and the empty line
-    ends = (head.count(b"\n"), head.count(b"\r"), head.count(b"\r\n"))
-    if len(lengths) != 1 or ends != (lines, lines, lines):
-        return None
-    begin, end = lengths[0].span(1)
-    return KnownHead(head[:begin], head[end:])

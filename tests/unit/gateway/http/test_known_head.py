@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.protocol import MAX_HEAD_BYTES, KnownHead, learn
+from gateway.http.data_plane import MAX_HEAD_BYTES, KnownHead, learn
 
 HEADERS = [(b"Host", b"x"), (b"Authorization", b"Bearer k")]
 
