@@ -115,6 +115,19 @@ def test_files_named_in_the_architecture_exist() -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+def test_the_architecture_names_every_module() -> None:
+    rows = {
+        row[1].strip("`"): row[2]
+        for row in rows_of(text_of("docs/architecture.md"))
+        if len(row) == 3
+    }
+    folders = sorted({file.parent for file in (ROOT / "gateway").glob("*/**/*.py")})
+    assert len(folders) > 15
+    for folder in folders:
+        modules = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+        assert set(code_of(rows[f"{folder.relative_to(ROOT)}/"])) == modules
+
+
 def test_files_named_in_the_guide_for_developers_exist() -> None:
     names = re.findall(r"`((?:[a-z_]+/)+[a-zA-Z_.]*)`", text_of("docs/develop/add.md"))
     assert len(names) > 30
