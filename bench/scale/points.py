@@ -34,8 +34,7 @@ from gateway.fleet import fleet
 from gateway.payload.members import by_name
 from gateway.payload.sse import StreamMeter
 from gateway.records.endpoint import CHAT
-from gateway.scheduling.prefix_digests import points_of
-from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.prefix_index import PrefixIndex, points_of
 from gateway.settings import SchedulingConfig
 
 # -- `bench overhead profile`: what each stage of a request costs, called hot in this process

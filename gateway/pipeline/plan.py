@@ -38,7 +38,7 @@ from gateway.routing.routing import (
     stay,
 )
 from gateway.routing.split_alias import SplitAlias, conversation_key
-from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import points_of
 from gateway.scheduling.scheduler import Points
 
 _LOOKS: Final = 4

@@ -56,7 +56,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import Measure
 from gateway.records.usage import cost_nano
 from gateway.routing.routing import can_serve
-from gateway.scheduling.prefix_digests import seed
+from gateway.scheduling.prefix_index import seed
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""

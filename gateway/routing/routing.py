@@ -313,7 +313,7 @@ class Conversations:
     """Prompts of one model that were sent to engines unchanged.
 
     Each turn's messages begin with the previous turn's, so the next turn has a point where this
-    prompt ended (`gateway.scheduling.prefix_digests`), and no texts are compared. Memory is
+    prompt ended (`gateway.scheduling.prefix_index`), and no texts are compared. Memory is
     bounded: the latest `kept` / 2 to `kept` prompts are remembered.
     """
 

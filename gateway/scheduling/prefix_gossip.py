@@ -5,7 +5,7 @@ of them. So each replica publishes what it sent, and enters the others' prompts 
 
 Rules:
 - Digests have a secret seed, and replicas need the same one
-  (`gateway.scheduling.prefix_digests.use_seed`). A check value in each note shows
+  (`gateway.scheduling.prefix_index.use_seed`). A check value in each note shows
   whether they have.
 - Only the new part of a prompt is published (a run): its points from the last one that the worker
   already held. Listeners know the earlier points from earlier prompts; the first point of the run
@@ -27,8 +27,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.scheduling.prefix_digests import seed
-from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.prefix_index import PrefixIndex, seed
 from gateway.scheduling.scheduler import Points
 
 MAX_POINTS: Final = 4_000

@@ -23,7 +23,7 @@ from gateway.fleet.model_runtime import ModelRuntime, drain_worker
 from gateway.replicas.bus import Bus, Presence, Seed
 from gateway.replicas.calls import Address, ReplicaCalls
 from gateway.replicas.notes import FleetNotes, LearnedNotes, SchedulerNotes
-from gateway.scheduling import prefix_digests as digests
+from gateway.scheduling import prefix_index as digests
 from gateway.settings import Config
 from gateway.store.backends import open_notes
 from gateway.wiring.handover import own_address

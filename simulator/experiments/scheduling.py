@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from gateway.fleet import fleet
-from gateway.scheduling.prefix_digests import POSITIONS
-from gateway.scheduling.prefix_index import ExpectedHit
+from gateway.scheduling.prefix_index import POSITIONS, ExpectedHit
 from gateway.scheduling.scheduler import Job, Points
 from simulator.engine.engine import Engine, EngineProfile, EngineRequest
 from simulator.experiments.scheduling_records import (

@@ -17,7 +17,7 @@ from bench.soak.visits import (
 )
 from gateway.payload.members import by_name
 from gateway.routing.routing import MAX_RESPONSES, RETAINED, Conversations
-from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import points_of
 from gateway.settings import load
 from gateway.settings.model import SchedulingConfig
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.payload.members import by_name
 from gateway.routing import routing
 from gateway.routing.routing import Conversations, ResponseAffinity, ResponseLocation
-from gateway.scheduling.prefix_digests import points_of
+from gateway.scheduling.prefix_index import points_of
 from gateway.scheduling.scheduler import Points
 
 BEGIN = "The first turn is longer than what beginnings are told apart by. " * 8

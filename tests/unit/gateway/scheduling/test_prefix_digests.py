@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.payload.members import by_name
-from gateway.scheduling import prefix_digests as digests
-from gateway.scheduling.prefix_digests import MAX_BYTES, MAX_POINTS, POSITIONS, points_of
+from gateway.scheduling import prefix_index as digests
+from gateway.scheduling.prefix_index import MAX_BYTES, MAX_POINTS, POSITIONS, points_of
 from gateway.scheduling.scheduler import Points
 
 WORDS = "It was the policy of the gateway to remember how every conversation began. "
