@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,8 @@ def allow_open_files(connections: int, workers: int) -> str | None:
     to which the process may raise the soft one. Returns a message for the operator if the limit in
     force is too low for `server.max_connections`.
     """
+    import resource  # noqa: PLC0415 - not on Windows
+
     needed = 2 * connections + workers + OTHERS
     allowed, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != allowed < needed:
@@ -57,8 +58,12 @@ def memory_limit(root: Path = Path("/")) -> int:
                 with contextlib.suppress(OSError, ValueError):  # "max" is none
                     name = "memory.limit_in_bytes" if kinds else "memory.max"
                     found.append(int((folder / name).read_text()))
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return min(found) if address_space == resource.RLIM_INFINITY else min(*found, address_space)
+    with contextlib.suppress(ImportError):  # on Windows, where `sluice check` runs, too
+        import resource  # noqa: PLC0415
+
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [address_space] if address_space != resource.RLIM_INFINITY else []
+    return min(found)
 
 
 def memory_shortage(held_bytes: int, limit_bytes: int) -> str | None:

@@ -1,12 +1,14 @@
 """The limit of open files is raised as far as it may be; what is missing is told with the fix."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gateway.wiring import process_limits
 from gateway.wiring.process_limits import (
     _SET_BY_USER,
     MAPPED_FROM_BYTES,
@@ -81,6 +83,15 @@ def test_a_limit_of_address_space_is_a_memory_limit() -> None:
     command = ["bash", "-c", limited, sys.executable]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     assert int(said) <= 2 * GIB
+
+
+def test_a_configuration_is_checked_where_the_system_has_no_such_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sluice check` takes the memory limit, on Windows, too."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    there = runpy.run_path(process_limits.__file__)
+    assert there["memory_limit"](tmp_path) == sys.maxsize
 
 
 def test_bodies_may_hold_a_part_of_the_memory() -> None:
