@@ -684,8 +684,8 @@ def _tls_context(tls: EngineTls) -> ssl.SSLContext:
     return context
 
 
-def _failure(found: tuple[FailureKind, str, bool]) -> UpstreamFailure:
-    kind, message, head_received = found
+def _failure(failure: tuple[FailureKind, str, bool]) -> UpstreamFailure:
+    kind, message, head_received = failure
     return UpstreamFailure(kind, message, head_received=head_received)
 
 

@@ -78,8 +78,8 @@ class Source:
             why = ""
             try:
                 async with aclosing(self._sets()) as sets:
-                    async for found in sets:
-                        await self._take(found)
+                    async for engines in sets:
+                        await self._take(engines)
                         pause_s = FIRST_PAUSE_S
             except DiscoveryFailure as failure:
                 why = str(failure)
@@ -87,8 +87,8 @@ class Source:
                 _log.exception("discovery of %s failed", self.url)
                 why = type(error).__name__
             if why != self.failing:
-                kept = "no engine is known" if self.found is None else f"the last {self.found} stay"
-                _log.warning("%s does not name engines: %s; %s", self.url, why, kept)
+                rest = "no engine is known" if self.found is None else f"the last {self.found} stay"
+                _log.warning("%s does not name engines: %s; %s", self.url, why, rest)
             self.failing = why
             self.first.set()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))

@@ -35,8 +35,8 @@ async def sets_of_dns(source: DiscoverySource, scheme: str) -> Sets:
     except (dns.exception.DNSException, OSError) as error:
         raise DiscoveryFailure(f"no DNS server: {type(error).__name__}") from error
     while True:
-        found, ttl_s = await _look_up(resolver, source, scheme)
-        yield tuple(FoundEngine(urls=(url,)) for url in sorted(found))
+        urls, ttl_s = await _look_up(resolver, source, scheme)
+        yield tuple(FoundEngine(urls=(url,)) for url in sorted(urls))
         await asyncio.sleep(min(max(ttl_s, MIN_TTL_S), MAX_TTL_S))
 
 
@@ -78,12 +78,12 @@ async def _look_up(
         }
     if len(targets) > MAX_TARGETS:
         raise DiscoveryFailure(f"{source.name} names over {MAX_TARGETS} hosts")
-    found: set[str] = set()
+    urls: set[str] = set()
     answers = await asyncio.gather(*(looked_up(host) for host, _ in targets))
     for (_, port), (addresses, host_ttl_s) in zip(targets, answers, strict=True):
         ttl_s = min(ttl_s, host_ttl_s)
-        found |= {f"{scheme}://{address}:{port}" for address in addresses}
-    return found, ttl_s
+        urls |= {f"{scheme}://{address}:{port}" for address in addresses}
+    return urls, ttl_s
 
 
 def _resolver(source: DiscoverySource) -> dns.asyncresolver.Resolver:

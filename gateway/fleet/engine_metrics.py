@@ -101,8 +101,8 @@ def record(view: TelemetryView, worker: int, sample: EngineSample, now_s: float)
 
 def _rise(before: float | None, now: float | None, again: bool) -> float:  # noqa: FBT001
     """How much a counter rose; `again`: it began anew."""
-    known = 0.0 if again else before
-    return 0.0 if now is None or known is None else max(0.0, now - known)
+    since = 0.0 if again else before
+    return 0.0 if now is None or since is None else max(0.0, now - since)
 
 
 def kv_usage(
@@ -215,15 +215,15 @@ def read_page(page: bytes, rank: int | None = None) -> EngineSample:
                 continue
             if 0 <= value < math.inf:
                 values.setdefault(name.decode(), []).append(value)
-    found: dict[str, float] = {}
+    reading: dict[str, float] = {}
     for field, names in ALIASES.items():
         samples = next((values[name] for name in names if values.get(name)), None)
         if samples is None:
             continue
         total = math.fsum(samples)
-        found[field] = min(1.0, total / len(samples)) if field in _SHARES else total
+        reading[field] = min(1.0, total / len(samples)) if field in _SHARES else total
     engine = next((e for e in _ENGINES if any(name.startswith(f"{e}:") for name in values)), "")
-    return EngineSample(engine=engine, **found)
+    return EngineSample(engine=engine, **reading)
 
 
 class RunningAdapters(NamedTuple):
@@ -242,15 +242,15 @@ def read_adapters(page: bytes) -> RunningAdapters | None:
     """
     if _ADAPTERS not in page:
         return None
-    latest, found = -1.0, b""
+    latest, newest = -1.0, b""
     for labels, text in _ADAPTER_LINE.findall(page):
         try:
             at_s = float(text)
         except ValueError:
             continue
         if at_s > latest:
-            latest, found = at_s, labels
-    named = dict(_LABEL.findall(found))
+            latest, newest = at_s, labels
+    named = dict(_LABEL.findall(newest))
     names = b",".join(
         (named.get(b"running_lora_adapters", b""), named.get(b"waiting_lora_adapters", b""))
     )
@@ -297,19 +297,19 @@ def read_models(body: bytes) -> list[EngineModel]:
     except (msgspec.DecodeError, RecursionError):
         return []
     cards: Any = reported.get("data") if isinstance(reported, dict) else None
-    found = []
+    models = []
     for card in cards if isinstance(cards, list) else ():
         name: Any = card.get("id") if isinstance(card, dict) else None
         if isinstance(name, str):
             window, parent = card.get("max_model_len"), card.get("parent")
-            found.append(
+            models.append(
                 EngineModel(
                     name,
                     window if isinstance(window, int) else None,
                     parent if isinstance(parent, str) and parent != name else None,
                 )
             )
-    return found
+    return models
 
 
 def not_served(models: Sequence[EngineModel], name: str) -> str:
@@ -317,7 +317,7 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
     names = [model.name for model in models]
     if not names or name in names:
         return ""
-    shown = ", ".join(f"'{known[:80]}'" for known in names[:_NAMES_SHOWN])
+    shown = ", ".join(f"'{listed[:80]}'" for listed in names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"it serves {shown}{more}, not '{name}': set the worker's `model`"
 

@@ -221,16 +221,16 @@ def refresh(pool: PoolState) -> None:
 
 def out_of_rotation(pool: PoolState, now_s: float) -> dict[str, str]:
     """Engines that get no requests, by their first worker's id, with cause and undo."""
-    found: dict[str, str] = {}
+    out: dict[str, str] = {}
     for engine in pool.engines:
         if engine.leaving or (not engine.up and engine.why_down == NOT_PROBED):
             continue
         name = pool.workers[engine.ranks[0]]
         if not engine.up:
-            found[name] = f"{engine.why_down}; it returns when a probe succeeds"
+            out[name] = f"{engine.why_down}; it returns when a probe succeeds"
         elif engine.ejected_until_s > now_s and engine.why_ejected:
-            found[name] = f"{engine.why_ejected}; then it is tried again"
-    return found
+            out[name] = f"{engine.why_ejected}; then it is tried again"
+    return out
 
 
 def drain(pool: PoolState, worker: int, *, on: bool) -> None:

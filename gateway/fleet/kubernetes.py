@@ -153,10 +153,10 @@ class KubernetesApi:
                     body += data
                     if len(body) > PAGE * MAX_OBJECT_BYTES:
                         raise DiscoveryFailure(f"{path} answers too much")
-            found = orjson.loads(body)
-            for item in found.get("items") or ():
+            page = orjson.loads(body)
+            for item in page.get("items") or ():
                 collection.apply("ADDED", item)
-            metadata = found["metadata"]
+            metadata = page["metadata"]
             if not metadata.get("continue"):
                 collection.version = metadata["resourceVersion"]
                 return collection
@@ -283,20 +283,20 @@ async def _of_pods(
 ) -> Sets:
     async with aclosing(api.follow(PODS.format(namespace), labels=selector)) as sets:
         async for pods in sets:
-            found: list[FoundEngine] = []
+            engines: list[FoundEngine] = []
             lacking: list[str] = []
             left = iter([pod for _, pod in sorted(pods.items())])
             while part := list(islice(left, SLICE)):
-                engines, without = engines_of_pods(part, ports, scheme)
-                found += engines
+                some, without = engines_of_pods(part, ports, scheme)
+                engines += some
                 lacking += without
                 await asyncio.sleep(0)  # requests run in between
             named = ", ".join(lacking[:LACKING_SHOWN])
-            if lacking and not found:  # else a wrong name would take all engines out
+            if lacking and not engines:  # else a wrong name would take all engines out
                 raise DiscoveryFailure(f"no ready pod has a port {ports[0]}: {named}")
             if lacking:
                 _log.warning("%d ready pods lack port %s: %s", len(lacking), ports[0], named)
-            yield tuple(found)
+            yield tuple(engines)
 
 
 async def _of_pool(api: KubernetesApi, name: str, namespace: str, scheme: str) -> Sets:
@@ -342,8 +342,8 @@ async def _end(step: asyncio.Future[Any] | None, steps: AsyncGenerator[Any, None
 
 def engines_of_slices(slices: Iterable[Object], port: str, scheme: str) -> tuple[FoundEngine, ...]:
     """The ready endpoints of a service's EndpointSlices; a pod with both IPs counts by IPv4."""
-    found: dict[str, str] = {}
-    for part in sorted(slices, key=lambda each: str(each.get("addressType"))):
+    urls: dict[str, str] = {}
+    for part in sorted(slices, key=lambda part: str(part.get("addressType"))):
         number = _port_of(part.get("ports") or (), port)
         for endpoint in part.get("endpoints") or ():
             conditions = endpoint.get("conditions") or {}
@@ -352,21 +352,21 @@ def engines_of_slices(slices: Iterable[Object], port: str, scheme: str) -> tuple
             address = endpoint["addresses"][0]
             target = endpoint.get("targetRef") or {}
             name = str(target.get("uid") or target.get("name") or address)
-            found.setdefault(name, f"{scheme}://{_host(address)}:{number}")
-    return tuple(FoundEngine(urls=(url,)) for url in sorted(set(found.values())))
+            urls.setdefault(name, f"{scheme}://{_host(address)}:{number}")
+    return tuple(FoundEngine(urls=(url,)) for url in sorted(set(urls.values())))
 
 
 def _port_of(ports: Iterable[Object], wanted: str) -> int:
     """The port of that name or number; the only one if there is one: a service's may differ."""
-    known = [(str(port.get("name") or ""), int(port.get("port") or 0)) for port in ports]
-    for name, number in known:
+    named = [(str(port.get("name") or ""), int(port.get("port") or 0)) for port in ports]
+    for name, number in named:
         if wanted and wanted in (name, str(number)):
             return number
-    if len(known) == 1:
-        return known[0][1]
-    if not known:
+    if len(named) == 1:
+        return named[0][1]
+    if not named:
         return int(wanted) if wanted.isdigit() else 0
-    listed = ", ".join(f"{name}:{number}" for name, number in known)
+    listed = ", ".join(f"{name}:{number}" for name, number in named)
     raise DiscoveryFailure(f"which port? the service has {listed}: add :PORT to the URL")
 
 
@@ -377,7 +377,7 @@ def engines_of_pods(
 
     Each port is a rank, if there are several.
     """
-    found, lacking = [], []
+    engines, lacking = [], []
     for pod in pods:
         status, metadata = pod.get("status") or {}, pod["metadata"]
         address = status.get("podIP")
@@ -388,8 +388,8 @@ def engines_of_pods(
         if not address or metadata.get("deletionTimestamp") or not ready:
             continue
         containers = (pod.get("spec") or {}).get("containers") or ()
-        known = [named for container in containers for named in container.get("ports") or ()]
-        numbers = {named.get("name"): named.get("containerPort") for named in reversed(known)}
+        opened = [named for container in containers for named in container.get("ports") or ()]
+        numbers = {named.get("name"): named.get("containerPort") for named in reversed(opened)}
         wanted = [port if port.isdigit() else numbers.get(port) for port in ports]
         if None in wanted:
             lacking.append(str(metadata["name"]))
@@ -397,14 +397,14 @@ def engines_of_pods(
         notes = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
         text = str(notes.get(RANKS, ""))
         ranks = int(text) if len(text) <= 3 and text.isascii() and text.isdigit() else 0
-        found.append(
+        engines.append(
             FoundEngine(
                 urls=tuple(f"{scheme}://{_host(address)}:{number}" for number in wanted),
                 model=notes.get(MODEL),
                 ranks=ranks if ranks <= MAX_RANKS else 0,  # 0: as the configuration says
             )
         )
-    return tuple(found), lacking
+    return tuple(engines), lacking
 
 
 def pool_selects(pool: Object) -> tuple[str, tuple[str, ...]]:

@@ -70,12 +70,12 @@ class Adapters:
     def listed(self, pool: PoolState, worker: int, names: Collection[str]) -> list[str]:
         """Note the adapters that a worker lists; returns those that it did not list before."""
         place = (pool, worker)
-        found = frozenset(sorted(names)[:MAX_ADAPTERS])
+        listed = frozenset(sorted(names)[:MAX_ADAPTERS])
         before = self._lists.get(place, frozenset[str]())
         self.doubted.discard(place)
-        if place not in self._lists or found != before:
-            self._note(place, found)
-        return sorted(found - before)
+        if place not in self._lists or listed != before:
+            self._note(place, listed)
+        return sorted(listed - before)
 
     def lost(self, pool: PoolState, worker: int, name: str) -> None:
         """Note that a worker answered that it lacks an adapter."""
@@ -87,8 +87,8 @@ class Adapters:
         """Forget a worker: it is gone."""
         place = (pool, worker)
         self._note(place, frozenset())
-        for known in (self._lists, self._running):
-            known.pop(place, None)
+        for table in (self._lists, self._running):
+            table.pop(place, None)
         self.doubted.discard(place)
         self._full.discard(place)
         self._barred.clear()
@@ -104,14 +104,14 @@ class Adapters:
 
     def barred(self, name: str, pool: PoolState) -> frozenset[int]:
         """Workers of a pool that a request for an adapter must not go to."""
-        known = self._barred.get((name, pool))
-        if known is None:
+        barred = self._barred.get((name, pool))
+        if barred is None:
             having = {w for at, w in self._listing.get(name, ()) if at is pool}
             lacking = {w for at, w in self._lists if at is pool} - having
             full = {w for at, w in self._full if at is pool}
-            known = frozenset(lacking | full if having - full else lacking)
-            self._barred[name, pool] = known
-        return known
+            barred = frozenset(lacking | full if having - full else lacking)
+            self._barred[name, pool] = barred
+        return barred
 
     def warm(self, name: str, state: PoolState, now_s: float) -> int:
         """The least loaded worker that runs an adapter now and is not crowded; -1 for none."""

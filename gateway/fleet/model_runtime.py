@@ -194,8 +194,8 @@ class ModelCompression:
         cut = section.cut
         if cut is not None:
             self.judged += 1
-            known = self.success or 0.0
-            self.success = known + (float(cut) - known) / min(self.judged, MEMORY)
+            share = self.success or 0.0
+            self.success = share + (float(cut) - share) / min(self.judged, MEMORY)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -248,8 +248,8 @@ def drain_worker(models: Iterable[ModelRuntime], worker: str, *, on: bool) -> in
     hits = 0
     pools = {id(pool): pool for served in models for pool in served.fleet.pools}
     for pool in pools.values():
-        for i, known in members.present(pool):
-            if worker in (known, known.partition("#")[0]):
+        for i, name in members.present(pool):
+            if worker in (name, name.partition("#")[0]):
                 fleet.drain(pool, i, on=on)
                 hits += 1
     return hits

@@ -276,8 +276,8 @@ class Prober:
             return "", False  # it is healthy; the next probe asks again
         if page is not None and page.status in (401, 403):
             what = "wants a key" if address.api_key is None else "refuses the key"
-            said = f"/v1/models answered {page.status}, it {what}: set the worker's `api_key`"
-            return said, False
+            why = f"/v1/models answered {page.status}, it {what}: set the worker's `api_key`"
+            return why, False
         models = [] if page is None or page.status != 200 else read_models(page.body)
         if why := not_served(models, address.served_model or served.name):
             return why, True
@@ -294,9 +294,9 @@ class Prober:
         windows = {model.window_tokens for model in models if model.window_tokens is not None}
         remark = ""
         if windows and expected not in windows:
-            said = ", ".join(map(str, sorted(windows)))
+            shown = ", ".join(map(str, sorted(windows)))
             remark = (
-                f"reports max_model_len {said}, but pool {pool.name} says {expected}: set it to "
+                f"reports max_model_len {shown}, but pool {pool.name} says {expected}: set it to "
                 "the engine's"
             )
             if engine.remark != remark:
@@ -377,7 +377,7 @@ class Prober:
         served, body = self._served[pool], await self._pages.metrics(pool.addresses[worker])
         if body is None:
             return False
-        known, running = False, read_adapters(body)
+        reports, running = False, read_adapters(body)
         for rank in pool.engine_of[worker].ranks:
             address = pool.addresses[rank]
             sample = read_page(body, address.rank)
@@ -387,7 +387,7 @@ class Prober:
                         "worker %s of %s tells no metrics known here", address.id, served.name
                     )
                 continue
-            known = True
+            reports = True
             if running is not None:
                 served.adapters.running(pool, rank, running.names, running.most)
             for field in NEEDED:
@@ -403,7 +403,7 @@ class Prober:
                 )
                 if pool.prefixes is not None:
                     pool.prefixes.forget(rank)
-        return known
+        return reports
 
     def _once(self, served: ModelRuntime, what: str) -> bool:
         """Whether this is told of a model for the first time."""

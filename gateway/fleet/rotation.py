@@ -60,7 +60,7 @@ class Rotation:
         self._on_join = on_join
         self._lock = asyncio.Lock()
         self._models: dict[str, ModelRuntime] = {}
-        self._known: dict[Pool, dict[str, EngineState]] = {}
+        self._engines: dict[Pool, dict[str, EngineState]] = {}
         """By pool, the engines by name; without those that leave because another took the name."""
         for served in models:
             self._follow(served)
@@ -68,9 +68,9 @@ class Rotation:
     def _follow(self, served: ModelRuntime) -> list[Pool]:
         """Serve a model; returns its pools that are new here."""
         self._models[served.name] = served
-        new = [pool for pool in served.fleet.pools if pool not in self._known]
+        new = [pool for pool in served.fleet.pools if pool not in self._engines]
         for pool in new:
-            self._known[pool] = {engine_id(_addresses(pool, e)): e for e in pool.engines}
+            self._engines[pool] = {engine_id(_addresses(pool, e)): e for e in pool.engines}
             for engine in pool.engines:
                 engine.sources.add(CONFIGURED)
         return new
@@ -85,7 +85,7 @@ class Rotation:
 
     def sources(self, pool: Pool) -> Mapping[str, frozenset[str]]:
         """Engine -> who names it; leaving engines have nobody."""
-        return {name: frozenset(engine.sources) for name, engine in self._known[pool].items()}
+        return {name: frozenset(engine.sources) for name, engine in self._engines[pool].items()}
 
     async def apply_to(self, model: str, pool: str, source: str, engines: Sequence[Engine]) -> None:
         """Make these the engines that a source names in a pool; requests run in between.
@@ -97,8 +97,8 @@ class Rotation:
             if place is None:
                 return
             wanted = {engine_id(engine): engine for engine in engines}
-            known = self._known[place[1]]
-            before = [name for name, engine in known.items() if source in engine.sources]
+            present = self._engines[place[1]]
+            before = [name for name, engine in present.items() if source in engine.sources]
             # The new ones first: in between requests run, and must find an engine.
             for number, (name, engine) in enumerate(wanted.items()):
                 self._name(*place, source, name, engine, number * _SPREAD)
@@ -124,7 +124,7 @@ class Rotation:
             for pool in before.fleet.pools:
                 if served is None or pool not in served.fleet.pools:
                     gone += [_addresses(pool, engine) for engine in pool.engines]
-                    del self._known[pool]
+                    del self._engines[pool]
                     for engine in pool.engines:
                         self._prober.leave(pool, engine.ranks[0])
         if served is not None:
@@ -138,7 +138,10 @@ class Rotation:
     def close_connections(self, engines: Iterable[Engine]) -> None:
         """Close the connections to engines of pools that are gone, unless others have them."""
         used = {
-            address for pool in self._known for e in pool.engines for address in _addresses(pool, e)
+            address
+            for pool in self._engines
+            for e in pool.engines
+            for address in _addresses(pool, e)
         }
         for address in chain.from_iterable(engines):
             if address not in used:
@@ -162,8 +165,8 @@ class Rotation:
                     engine = pool.engine_of[worker]
                     addresses = _addresses(pool, engine)
                     name = engine_id(addresses)
-                    if self._known[pool].get(name) is engine:
-                        del self._known[pool][name]
+                    if self._engines[pool].get(name) is engine:
+                        del self._engines[pool][name]
                     self._prober.leave(pool, worker)
                     for address in addresses:
                         self._disconnect(address)
@@ -179,7 +182,7 @@ class Rotation:
         addresses: Engine,
         delay_s: float,
     ) -> bool:
-        engine = self._known[pool].get(name)
+        engine = self._engines[pool].get(name)
         if engine is not None and _addresses(pool, engine) == addresses:
             engine.sources.add(source)
             if engine.leaving:
@@ -191,7 +194,7 @@ class Rotation:
                 return False  # who named it first decides, but an admin only until another does
             self._leave(served, pool, name, engine)
         ranks = pool.join(addresses, self._clock())
-        self._known[pool][name] = pool.engine_of[ranks[0]]
+        self._engines[pool][name] = pool.engine_of[ranks[0]]
         pool.engine_of[ranks[0]].sources.add(source)
         for address in addresses:
             self._on_join(address.id)
@@ -201,7 +204,7 @@ class Rotation:
 
     def remove(self, served: ModelRuntime, pool: Pool, source: str, name: str) -> None:
         """Name an engine no more."""
-        engine = self._known[pool].get(name)
+        engine = self._engines[pool].get(name)
         if engine is None or source not in engine.sources:
             return  # an admin was faster
         engine.sources.remove(source)
@@ -224,16 +227,16 @@ class RotationLog:
     """
 
     def __init__(self) -> None:
-        self._told: dict[Pool, tuple[int, dict[str, str]]] = {}
+        self._last: dict[Pool, tuple[int, dict[str, str]]] = {}
         """The pool's revision, and its workers that were out -> why."""
 
     def look(self, models: Iterable[ModelRuntime], now_s: float) -> None:
         """Log what changed since the last look; about once a second."""
-        told = self._told
-        self._told = {}
+        last = self._last
+        self._last = {}
         for served in models:
             for pool in served.fleet.pools:
-                revision, before = told.get(pool, (-1, {}))
+                revision, before = last.get(pool, (-1, {}))
                 if revision == pool.revision and not before:
                     now = before
                 else:
@@ -245,7 +248,7 @@ class RotationLog:
                         elif now[name] != before.get(name):
                             out = "worker %s of %s is out of the rotation: %s"
                             _log.warning(out, name, place, now[name])
-                self._told[pool] = (pool.revision, now)
+                self._last[pool] = (pool.revision, now)
 
 
 def _addresses(pool: Pool, engine: EngineState) -> Engine:

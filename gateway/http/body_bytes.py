@@ -62,11 +62,13 @@ class BodyBytes:
         if self.unproven <= bound:
             return
         # Freeing a quarter at once makes each costly search cost an attacker as many bytes.
-        for each in nlargest(len(self._unproven), self._unproven, key=self._unproven.__getitem__):
+        for largest in nlargest(
+            len(self._unproven), self._unproven, key=self._unproven.__getitem__
+        ):
             if self.unproven <= bound * 3 // 4:
                 return
-            self.unproven -= self._unproven.pop(each)
-            each()
+            self.unproven -= self._unproven.pop(largest)
+            largest()
 
     def take(self, owner: str, size: int) -> None:
         """Add `size` bytes to the tenant `owner`; a negative `size` gives bytes back.

@@ -135,10 +135,10 @@ class ClientConnection(HttpToolsProtocol):
             if other is not self and (since_s := other.unserved_since_s) is not None
         )
         # Several at once, so that an attacker pays for the search with as many connections.
-        found = giving_way(waiting, max(1, self.max_connections // 64))
-        for other in found:
+        leaving = giving_way(waiting, max(1, self.max_connections // 64))
+        for other in leaving:
             other.give_way()
-        if not found:
+        if not leaving:
             self._refuse(_no_room(), unread=False)
 
     def give_way(self) -> None:

@@ -96,7 +96,7 @@ class GatewayProtocol(ClientConnection):
         """Names and values that `_head` was read from, joined by line breaks."""
         self._again = False
         """Whether the last head equals the one before it."""
-        self._known: KnownHead | None = None
+        self._known_head: KnownHead | None = None
         """`_head` as sent, for a request to `_known_endpoint`, once the head came twice."""
         self._known_endpoint: Endpoint | None = None
         self._size = 0
@@ -110,8 +110,8 @@ class GatewayProtocol(ClientConnection):
             self._pass_over(data)
             return
         begins = not self._head_bytes
-        if begins and self._known is not None:
-            data = self._take_known(self._known, data)
+        if begins and self._known_head is not None:
+            data = self._take_known(self._known_head, data)
             if not data:
                 return
         in_body, chunks = self._head_bytes < 0, self._chunks
@@ -121,10 +121,10 @@ class GatewayProtocol(ClientConnection):
             self._head_bytes += len(data)  # fits even if all of it is head
             self._head_end = data[-3:]
         else:
-            seen = self._head_end + data
-            end = seen.find(b"\r\n\r\n")
+            head = self._head_end + data
+            end = head.find(b"\r\n\r\n")
             self._head_bytes += len(data) if end < 0 else max(0, end - len(self._head_end))
-            self._head_end = seen[-3:]
+            self._head_end = head[-3:]
             if self._head_bytes > self.max_head_bytes:
                 self._refuse_head()
                 return
@@ -134,9 +134,9 @@ class GatewayProtocol(ClientConnection):
             self._wait_for_rest(cost_bytes, in_body=in_body)
         elif self._holds and not self._asgi_answers:
             self._let_go()
-        if begins and self._again and self._known is None:
+        if begins and self._again and self._known_head is None:
             taken = self._endpoint is not None or self._answering is not None
-            self._known = learn(data, self.headers) if taken else None
+            self._known_head = learn(data, self.headers) if taken else None
 
     def shutdown(self) -> None:
         """Uvicorn stops: close now if idle, else after the answer."""
@@ -225,7 +225,7 @@ class GatewayProtocol(ClientConnection):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self._head_of = _NOT_READ
-        self._known = None
+        self._known_head = None
         more: Headers = ()
         if url.startswith(_PUBLIC) or endpoint_of(_path(url)):
             more = self.cors.headers(headers, preflight=method == b"OPTIONS")
@@ -355,7 +355,7 @@ class GatewayProtocol(ClientConnection):
         self._again = compare_digest(sent, self._head_of) and endpoint is self._known_endpoint
         if not self._again:
             self._head_of = sent
-            self._known = None
+            self._known_head = None
             self._known_endpoint = endpoint
             lowered = _lowered(self.headers)
             self._chunked, self.expect_100_continue = _framing(lowered)
@@ -390,8 +390,8 @@ class GatewayProtocol(ClientConnection):
         half, plane, endpoint = self._half, self.data_plane, self._known_endpoint
         if half:
             data, self._half = half + data, b""
-        found = None if plane.draining else known.body_of(data)
-        body_at, size = found or (0, -1)
+        measures = None if plane.draining else known.body_of(data)
+        body_at, size = measures or (0, -1)
         missing = body_at + size - len(data)
         fits = 0 <= size <= min(LARGE_BODY_BYTES, plane.max_body_bytes)
         if endpoint is None or not fits or missing < 0 or (missing and half):
@@ -493,7 +493,7 @@ class GatewayProtocol(ClientConnection):
     def _forget_head(self) -> None:
         """Keep nothing of a head while no request runs: an idle connection counts no bytes."""
         self.headers, self.url = [], b""
-        self._head_of, self._head, self._known = _NOT_READ, RequestHead(), None
+        self._head_of, self._head, self._known_head = _NOT_READ, RequestHead(), None
         self.scope = self.cycle = None  # type: ignore[assignment]  # as before a first request
 
 

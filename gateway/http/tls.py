@@ -61,7 +61,7 @@ class Certificates:
     def __init__(self, cert: str, key: str, client_ca: str | None = None) -> None:
         """Reads the files. Raises OSError, ssl.SSLError included."""
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._seen, self.expires_unix_s = self._read()
+        self._digest, self.expires_unix_s = self._read()
         self.context = self._loaded()
         self.successful = True
         """Whether the last reading of the files succeeded."""
@@ -70,11 +70,11 @@ class Certificates:
         """Use the files' content if it changed. Raises nothing."""
         try:
             digest, expires_unix_s = self._read()
-            if digest != self._seen:
+            if digest != self._digest:
                 context = self._loaded()
                 if self._read()[0] != digest:
                     return  # changed meanwhile: the next look sees all of it
-                self.context, self._seen = context, digest
+                self.context, self._digest = context, digest
                 until = datetime.fromtimestamp(expires_unix_s, UTC)
                 _log.info("a new certificate is in use, valid until %s", until.isoformat())
         except OSError as error:

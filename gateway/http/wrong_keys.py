@@ -55,8 +55,8 @@ def network(address: str) -> str:
     if ":" not in address:
         return address
     try:
-        found = ipaddress.IPv6Address(address)
+        parsed = ipaddress.IPv6Address(address)
     except ValueError:
         return address
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped is not None else found.packed[:8].hex()
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else parsed.packed[:8].hex()

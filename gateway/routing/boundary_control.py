@@ -108,40 +108,40 @@ class BoundaryControl:
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The boundaries in tokens, one for each pool but the last."""
-        return tuple(each.tokens for each in self._all)
+        return tuple(boundary.tokens for boundary in self._all)
 
     @property
     def shares(self) -> tuple[float, ...]:
         """Errors in each pool's present window, as shares of requests."""
-        return tuple(sum(_parts(each.window)) for each in self._all)
+        return tuple(sum(_parts(boundary.window)) for boundary in self._all)
 
     def step(self, now_s: float, samples: Sequence[PoolSample]) -> list[Move]:
         """Take a sample of each pool but the last; returns the moves that follow."""
         moves = []
-        for index, (each, sample) in enumerate(zip(self._all, samples, strict=True)):
-            wanted, window = each.decide(now_s, sample)
+        for index, (boundary, sample) in enumerate(zip(self._all, samples, strict=True)):
+            wanted, window = boundary.decide(now_s, sample)
             if not window:
                 continue
-            least, most = each.bounds.least, each.bounds.most
+            least, most = boundary.bounds.least, boundary.bounds.most
             if index > 0:
                 least = max(least, self._all[index - 1].tokens + 1)
             if index + 1 < len(self._all):
                 most = min(most, self._all[index + 1].tokens - 1)
-            tighten, after = wanted < each.tokens, min(max(wanted, least), most)
-            if (after < each.tokens) != tighten or after == each.tokens:
+            tighten, after = wanted < boundary.tokens, min(max(wanted, least), most)
+            if (after < boundary.tokens) != tighten or after == boundary.tokens:
                 continue
             preempted, rescued, overrun = (100 * part for part in _parts(window))
             limit = f"above {100 * TIGHTEN_ABOVE:g}" if tighten else f"under {100 * RELAX_BELOW:g}"
             moves.append(
                 Move(
-                    pool=each.bounds.pool,
-                    before=each.tokens,
+                    pool=boundary.bounds.pool,
+                    before=boundary.tokens,
                     after=after,
                     reason=f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, "
                     f"{overrun:.2g} % overrun in {len(window)} min, {limit} %",
                 )
             )
-            each.moved(None if self.observe else after, now_s)
+            boundary.moved(None if self.observe else after, now_s)
         return moves
 
 

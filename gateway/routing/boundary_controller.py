@@ -42,13 +42,13 @@ class BoundaryController:
             drift, control = watch.drift, watch.control
             if drift is not None and drift.alarm != watch.drifted:
                 watch.drifted = drift.alarm
-                told = "lengths of %s are as planned again"
+                line = "lengths of %s are as planned again"
                 if drift.alarm:
-                    told = (
+                    line = (
                         "lengths of %s are not those that were planned for: distance "
                         f"{drift.distance:.2f}; plan again"
                     )
-                _log.warning(told, served.name)
+                _log.warning(line, served.name)
             if control is None:
                 continue
             pools = served.fleet.pools[:-1]

@@ -89,8 +89,8 @@ def overflow_of(status: int, body: bytes, facts: BodyFacts, size: int, window: i
     bound = window if coded else _bound(message, window)
     if not 0 < bound <= most + cap:
         return None
-    told = _PROMPT.search(message)
-    prompt = int(told[1] or told[2]) if told and "characters" not in message else None
+    counted = _PROMPT.search(message)
+    prompt = int(counted[1] or counted[2]) if counted and "characters" not in message else None
     fits = facts.cap_tokens is not None and (most if prompt is None else prompt) + cap < bound
     if fits or (prompt or 0) > most:
         return None
@@ -120,11 +120,11 @@ def _bound(message: str, window: int) -> int:
     return near if counts else 0
 
 
-def in_band_error(said: bytes) -> bytes:
+def in_band_error(body: bytes) -> bytes:
     """The error in a body or events that came with status 200, as a body; b"" if there is none."""
-    lines = said.splitlines() if said.startswith((b"data:", b"event:", b":")) else (said,)
-    found = (line.removeprefix(b"data:") for line in lines if b'"error"' in line)
-    return next((line for line in found if len(line) <= _MAX_ERROR_BYTES), b"")
+    lines = body.splitlines() if body.startswith((b"data:", b"event:", b":")) else (body,)
+    errors = (line.removeprefix(b"data:") for line in lines if b'"error"' in line)
+    return next((line for line in errors if len(line) <= _MAX_ERROR_BYTES), b"")
 
 
 def in_band_status(error: bytes) -> int:
@@ -161,28 +161,28 @@ def engine_message(body: bytes) -> str:
     return str(error.get("message") or error.get("detail") or "")[:_MAX_MESSAGE]
 
 
-def suspected(harm: Harm, told: Refusal | None = None) -> Refusal:
+def suspected(harm: Harm, refusal: Refusal | None = None) -> Refusal:
     """The refusal of a body on which two engines failed: no client shall repeat it.
 
     `told`: what the client would be told of the last attempt, if it was made just now.
     """
-    if told is None:
-        told = Refusal("The request was not sent.", reason="engine_error")
+    if refusal is None:
+        refusal = Refusal("The request was not sent.", reason="engine_error")
         if harm == "ended":  # no other model's turn either
-            told = Refusal("The request was not sent.", reason="engines_ended")
+            refusal = Refusal("The request was not sent.", reason="engines_ended")
     what = "ended at" if harm == "ended" else "failed on"
-    told.message += (
+    refusal.message += (
         f" Two engines {what} this very request, so no other gets it for {MEMORY_S:g} s: "
         "change it, or tell the operator of the engines."
     )
-    told.should_retry = False
-    return told
+    refusal.should_retry = False
+    return refusal
 
 
 def engine_refusal(fault: Fault) -> Refusal:
     """The refusal to send for the last attempt's fault."""
-    said = engine_message(fault.body)
-    detail = f" It said: {said}" if said else ""
+    message = engine_message(fault.body)
+    detail = f" It said: {message}" if message else ""
     match fault.kind:
         case "busy":
             why = detail or (f" {fault.message}." if fault.message != "busy" else "")
@@ -216,17 +216,17 @@ def engine_refusal(fault: Fault) -> Refusal:
 
 def has_error_shape(body: bytes, *, anthropic: bool) -> bool:
     """Whether an engine's error body already has the shape that clients of the dialect expect."""
-    said = _decoded(body)
-    shaped = isinstance(said, dict) and isinstance(said.get("error"), dict)
-    return shaped and (not anthropic or said.get("type") == "error")
+    decoded = _decoded(body)
+    shaped = isinstance(decoded, dict) and isinstance(decoded.get("error"), dict)
+    return shaped and (not anthropic or decoded.get("type") == "error")
 
 
 def _error(body: bytes) -> dict[str, Any] | None:
     """The error in a body of any shape; None if it is no JSON."""
-    said = _decoded(body)
-    if said is None:
+    decoded = _decoded(body)
+    if decoded is None:
         return None
-    error = said.get("error", said) if isinstance(said, dict) else {}
+    error = decoded.get("error", decoded) if isinstance(decoded, dict) else {}
     return error if isinstance(error, dict) else {"message": error}
 
 

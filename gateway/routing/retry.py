@@ -135,7 +135,7 @@ class Suspects:
     """Bodies that engines failed on lately, by tenant. A body is known by its length and hash."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int, int], _Suspect] = {}
+        self._suspects: dict[tuple[str, int, int], _Suspect] = {}
         """In the order of their last failures."""
         self.sizes: set[tuple[str, int]] = set()
         """Tenants and lengths. A body of any other is unknown; nearly none needs a hash."""
@@ -143,28 +143,28 @@ class Suspects:
     def verdict(self, tenant: str, body: bytes, now_s: float) -> Harm:
         """What two engines came to on this body; "" if it may be sent."""
         self._forget(now_s)
-        known = self._known.get((tenant, len(body), hash(body)))
-        return "" if known is None or len(known.engines) < 2 else known.harm
+        suspect = self._suspects.get((tenant, len(body), hash(body)))
+        return "" if suspect is None or len(suspect.engines) < 2 else suspect.harm
 
     def served(self, tenant: str, body: bytes) -> None:
         """Note that an engine served a body: it was not the body's doing."""
-        self._known.pop((tenant, len(body), hash(body)), None)
+        self._suspects.pop((tenant, len(body), hash(body)), None)
 
     def note(self, tenant: str, body: bytes, engine: str, harm: Harm, now_s: float) -> Harm:
         """Note that an engine (by its URL) failed on a body; the verdict on it."""
         self._forget(now_s)
         key = (tenant, len(body), hash(body))
         engines = frozenset((engine,))
-        if (known := self._known.pop(key, None)) is not None:
-            engines |= known.engines
-            harm = "ended" if known.harm == "ended" else harm
-        self._known[key] = _Suspect(engines, harm, now_s)
+        if (suspect := self._suspects.pop(key, None)) is not None:
+            engines |= suspect.engines
+            harm = "ended" if suspect.harm == "ended" else harm
+        self._suspects[key] = _Suspect(engines, harm, now_s)
         self.sizes.add(key[:2])
         return harm if len(engines) > 1 else ""
 
     def _forget(self, now_s: float) -> None:
         """Forget what is old, and the oldest where the next one would be too many."""
-        old = [key for key, found in self._known.items() if now_s - found.noted_s > MEMORY_S]
-        for key in old or list(self._known)[: 1 - MOST_BODIES]:
-            del self._known[key]
-        self.sizes = {(tenant, size) for tenant, size, _ in self._known}
+        old = [key for key, suspect in self._suspects.items() if now_s - suspect.noted_s > MEMORY_S]
+        for key in old or list(self._suspects)[: 1 - MOST_BODIES]:
+            del self._suspects[key]
+        self.sizes = {(tenant, size) for tenant, size, _ in self._suspects}

@@ -379,10 +379,10 @@ class ResponseAffinity:
 
     def learn(self, response_id: str, location: ResponseLocation) -> None:
         """Note a response that another replica published."""
-        known = self._locations.get(response_id)
-        if known is not None and known.tenant != location.tenant:
+        before = self._locations.get(response_id)
+        if before is not None and before.tenant != location.tenant:
             return
-        if known is not None:
+        if before is not None:
             self._forget(response_id)
         elif len(self._locations) >= MAX_RESPONSES:
             most = max(self._of.values(), key=len)

@@ -43,10 +43,10 @@ def conversation_key(members: Members) -> bytes:
             continue
         if bytes(memoryview(members[name])[:1]) != b"[":
             return bytes(members[name])[:_FIRST_BYTES]
-        kept = []  # up to the first message of the user, which every further turn repeats
+        beginning = []  # up to the first message of the user, which every further turn repeats
         for message in _elements(members[name]):
-            kept.append(bytes(message))
-            if kept[-1][:1] != b"{" or bytes(_role(message).get("role", b"")) == b'"user"':
+            beginning.append(bytes(message))
+            if beginning[-1][:1] != b"{" or bytes(_role(message).get("role", b"")) == b'"user"':
                 break
-        return b"".join(kept)[:_FIRST_BYTES]
+        return b"".join(beginning)[:_FIRST_BYTES]
     return bytes(members["prompt"])[:_FIRST_BYTES] if "prompt" in members else b""

@@ -28,13 +28,13 @@ def token_verifier(
 
 def issuer_rules(config: Config) -> list[IssuerRules]:
     """The issuers whose tokens are taken."""
-    found = []
+    rules = []
     for issuer in config.auth.jwt:
         fields = issuer.model_dump()
         fields["ca_file"] = None if issuer.ca_file is None else str(issuer.ca_file)
         fields["tenants"] = None if issuer.tenants is None else frozenset(issuer.tenants)
-        found.append(IssuerRules(**fields))
-    return found
+        rules.append(IssuerRules(**fields))
+    return rules
 
 
 def role_keys(config: Config, tokens: TokenVerifier | None) -> RoleKeys:

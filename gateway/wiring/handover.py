@@ -57,7 +57,7 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
     processes of the same user may also bind the port.
     """
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     with contextlib.ExitStack() as opened:
         for family, kind, protocol, _, address in dict.fromkeys(infos):
             sock = opened.enter_context(socket.socket(family, kind, protocol))
@@ -66,12 +66,12 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            chosen = port or (port_of(found) if found else 0)
+            chosen = port or (port_of(sockets) if sockets else 0)
             sock.bind((address[0], chosen, *address[2:]))
             sock.setblocking(False)  # noqa: FBT003
-            found.append(sock)
+            sockets.append(sock)
         opened.pop_all()
-    return found
+    return sockets
 
 
 def reserved(host: str, port: int) -> list[socket.socket]:
@@ -88,8 +88,8 @@ def reserved(host: str, port: int) -> list[socket.socket]:
 
 def port_of(sockets: Sequence[socket.socket]) -> int:
     """The port of bound sockets."""
-    found: int = sockets[0].getsockname()[1]
-    return found
+    port: int = sockets[0].getsockname()[1]
+    return port
 
 
 def own_address(host: str, towards: str) -> str:
@@ -168,8 +168,8 @@ class Origin:
         """The pair's end towards the process that this one replaces; None if it replaces none."""
         if self.link is None and environ.get("LISTEN_PID") == str(os.getpid()):  # sd_listen_fds
             fds += range(_FIRST_FD, _FIRST_FD + int(environ.get("LISTEN_FDS", "0")))
-        found = [_inherited(fd) for fd in (*fds, *sockets)]
-        self.sockets = [s for s in found if s.family in {socket.AF_INET, socket.AF_INET6}]
+        inherited = [_inherited(fd) for fd in (*fds, *sockets)]
+        self.sockets = [s for s in inherited if s.family in {socket.AF_INET, socket.AF_INET6}]
         """Listening sockets that systemd holds."""
         self.supervisor = supervisor
         """Descriptor of a pipe that reaches its end when the supervisor ends; None without one."""
@@ -186,9 +186,9 @@ class Origin:
 
         A new one is `shared` with processes that may have the port, or else reserves it for such.
         """
-        found = [sock.dup() for sock in self.listening_on(port)]
+        passed = [sock.dup() for sock in self.listening_on(port)]
         shared = self.succeeds if shared is None else shared
-        return found or (bound(host, port, shared=True) if shared else reserved(host, port))
+        return passed or (bound(host, port, shared=True) if shared else reserved(host, port))
 
     def ports(self, config: Config) -> Ports:
         """Bind the configured ports, or take those that were passed. Raises OSError."""
@@ -289,17 +289,17 @@ class Successor:
 
     async def _follow(self, link: socket.socket, process: subprocess.Popen[bytes]) -> None:
         """Wait until the new process says that it listens, and then until it ends."""
-        said, why = b"", "the new process ended before it was ready; this one goes on"
+        report, why = b"", "the new process ended before it was ready; this one goes on"
         with link:
             try:
                 async with asyncio.timeout(START_S):
-                    said = await asyncio.get_running_loop().sock_recv(link, 64)
+                    report = await asyncio.get_running_loop().sock_recv(link, 64)
             except TimeoutError:
                 why = f"the new process was not ready within {START_S:g} s; this one goes on"
                 process.kill()
             except OSError:
                 pass
-            if said:
+            if report:
                 self._ready = True
                 _log.info("upgrading: process %d listens, this one leaves", process.pid)
                 self._leave(process.pid)
@@ -308,7 +308,7 @@ class Successor:
         _log.error("%s", why)
         self._process, self._ready = None, False
         asyncio.get_running_loop().run_in_executor(None, process.wait)
-        if said:
+        if report:
             (self._take_back or self.start)()
 
 

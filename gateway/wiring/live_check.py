@@ -52,7 +52,7 @@ async def look(config: Config) -> list[LiveFinding]:
     )
     rotation = Rotation(models, prober, Metrics(), time.monotonic, disconnect=upstream.disconnect)
     discovery = Discovery(config, models, rotation)
-    found: list[LiveFinding] = []
+    findings: list[LiveFinding] = []
     try:
         await discovery.start()
         await asyncio.gather(
@@ -72,10 +72,10 @@ async def look(config: Config) -> list[LiveFinding]:
             finally:
                 await directory.close()
             ready = not problem
-            found.append(
+            findings.append(
                 LiveFinding(pool="state", worker="store", ready=ready, problem=problem, fix=fix)
             )
-        found += (
+        findings += (
             LiveFinding(
                 model=source.model,
                 pool=source.pool,
@@ -100,9 +100,9 @@ async def look(config: Config) -> list[LiveFinding]:
                     fix = f"set {fix}"
                 elif problem:
                     fix = next((how for word, how in _FIXES if word in problem), _OTHER)
-                found.append(finding(worker=name, ready=engine.up, problem=problem, fix=fix))
+                findings.append(finding(worker=name, ready=engine.up, problem=problem, fix=fix))
             # Aliases that engines list as LoRA adapters.
-            found += (
+            findings += (
                 finding(
                     worker=pool.workers[worker],
                     ready=False,
@@ -113,4 +113,4 @@ async def look(config: Config) -> list[LiveFinding]:
                 if alias in served.adapters
                 for worker in served.adapters.workers(alias, pool)
             )
-    return found
+    return findings

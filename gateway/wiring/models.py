@@ -55,8 +55,8 @@ class _Parts:
 
     def of(self, make: Callable[[], _T], *made_from: Hashable) -> _T:
         """The part that was made from the same, or a new one."""
-        found: _T | None = self._before.get(made_from)
-        self.made[made_from] = part = make() if found is None else found
+        before: _T | None = self._before.get(made_from)
+        self.made[made_from] = part = make() if before is None else before
         return part
 
 
@@ -83,7 +83,7 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
         parts.of(partial(_pool, name, pool), "pool", name) for name, pool in model.pools.items()
     )
     policies = _policies(config, model)
-    predicted = any(_predicts(model, *each) for each in policies)
+    predicted = any(_predicts(model, policy, pool) for policy, pool in policies)
     rules, timeouts, watch = model.scheduling, config.timeouts_for(model), _watch(model, parts)
     return ModelRuntime(
         name=model.name,

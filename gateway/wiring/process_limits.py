@@ -46,7 +46,7 @@ PARTS: Final = 4
 
 def memory_limit(root: Path = Path("/")) -> int:
     """Bytes that this process and those it starts may use, as cgroups and rlimits say."""
-    found = [sys.maxsize]
+    limits = [sys.maxsize]
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, kinds, inside = line.split(":", 2)
@@ -57,13 +57,13 @@ def memory_limit(root: Path = Path("/")) -> int:
             for folder in (own, *own.parents):
                 with contextlib.suppress(OSError, ValueError):  # "max" is none
                     name = "memory.limit_in_bytes" if kinds else "memory.max"
-                    found.append(int((folder / name).read_text()))
+                    limits.append(int((folder / name).read_text()))
     with contextlib.suppress(ImportError):  # on Windows, where `sluice check` runs, too
         import resource  # noqa: PLC0415
 
         address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [address_space] if address_space != resource.RLIM_INFINITY else []
-    return min(found)
+        limits += [address_space] if address_space != resource.RLIM_INFINITY else []
+    return min(limits)
 
 
 def memory_shortage(held_bytes: int, limit_bytes: int) -> str | None:

@@ -133,7 +133,7 @@ class Reloading:
             successful = False
             self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
             try:
-                after, found = await asyncio.to_thread(_read, running)
+                after, changed = await asyncio.to_thread(_read, running)
                 self._refuse_adapted_aliases(after)
                 target = merged(running, after)
                 following = self._build(target)  # may raise, before anything changed
@@ -150,13 +150,13 @@ class Reloading:
                 raise
             finally:
                 self.status = ReloadStatus(successful=successful, unix_s=time.time())
-            late = [change.path for change in found if change.restart]
+            late = [change.path for change in changed if change.restart]
             _log.info(
                 "configuration reloaded: %d changes in force%s",
-                len(found) - len(late),
+                len(changed) - len(late),
                 f"; a restart is needed for {', '.join(late)}" if late else "",
             )
-            return found
+            return changed
 
     async def decide_anew(self) -> None:
         """Apply the configuration in force to the token pools: keys got limits at run time."""
@@ -192,13 +192,13 @@ class Reloading:
             self._background.start(hung_up())
 
     async def _watch(self) -> None:
-        file, seen = Path(self._gateway.config.origin.file), self._gateway.config.origin.digest
+        file, last = Path(self._gateway.config.origin.file), self._gateway.config.origin.digest
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             digest = await asyncio.to_thread(_digest_of, file)
             due = asyncio.get_running_loop().time() >= self._retry_at_s
-            if digest not in ("", seen):
-                seen = digest
+            if digest not in ("", last):
+                last = digest
                 # Else SIGHUP or an admin was faster.
                 due = due or digest != self._gateway.config.origin.digest
             if due:
@@ -215,34 +215,34 @@ class Reloading:
     def _build(self, target: Config) -> list[_Next]:
         """Build what changes. Raises ArtifactError; nothing has changed."""
         running = self._gateway.config
-        known = {model.name: model for model in running.models}
+        configured = {model.name: model for model in running.models}
         now = {served.name: served for served in self._gateway.served.models}
-        found = []
+        following = []
         rules = ("server", "health", "timeouts", "retry")
         alike = all(getattr(running, name) == getattr(target, name) for name in rules)
         for model in target.models:
             before, artifact = now.get(model.name), None
             served = before
-            if served is None or not alike or known[model.name] != model:
+            if served is None or not alike or configured[model.name] != model:
                 artifact = artifact_of(model)
                 served = next_model(target, model, before)
-            found.append(_Next(model, before, served, artifact))
-        return found
+            following.append(_Next(model, before, served, artifact))
+        return following
 
     async def _replace(self, target: Config, following: Sequence[_Next]) -> None:
         """Serve the next configuration's models."""
         gateway = self._gateway
         new = [
-            (each.now, pool)
-            for each in following
-            for pool in each.now.fleet.pools
-            if each.before is None or pool not in each.before.fleet.pools
+            (step.now, pool)
+            for step in following
+            for pool in step.now.fleet.pools
+            if step.before is None or pool not in step.before.fleet.pools
         ]
         try:
             for served, pool in new:
                 gateway.prober.follow(served, [pool])
             await gateway.prober.look([(pool, e.ranks[0]) for _, pool in new for e in pool.engines])
-            await gateway.pools.prepare(target, {each.model.name: each.now for each in following})
+            await gateway.pools.prepare(target, {step.model.name: step.now for step in following})
         except BaseException:  # it is tried again, with other pools
             for served, pool in new:
                 self._forget(served, pool)
@@ -260,7 +260,7 @@ class Reloading:
     def _switch(self, target: Config, following: Sequence[_Next]) -> None:
         """All at once: no request runs in between."""
         gateway, served = self._gateway, self._gateway.served
-        before = {each.name: each for each in served.models}
+        before = {old.name: old for old in served.models}
         for model, old, now, artifact in following:
             before.pop(now.name, None)
             if old is now:
@@ -279,9 +279,9 @@ class Reloading:
             self._retire_later(old, now)
         for gone in before.values():
             self._retire_later(gone, None)
-        served.models[:] = [each.now for each in following]
+        served.models[:] = [step.now for step in following]
         served.name(target)
-        gateway.pools.use(target, {each.now.name: each.now for each in following})
+        gateway.pools.use(target, {step.now.name: step.now for step in following})
         gateway.role_keys.follow(role_keys(target, gateway.pools.tokens))
         gateway.config = gateway.workers.config = target
         gateway.replicas.follow(target)
@@ -289,8 +289,8 @@ class Reloading:
 
     def _retire_later(self, old: ModelRuntime | None, now: ModelRuntime | None) -> None:
         engines = self._gateway.rotation.replace(old, now)
-        kept = () if now is None else now.fleet.pools
-        pools = [] if old is None else [pool for pool in old.fleet.pools if pool not in kept]
+        staying = () if now is None else now.fleet.pools
+        pools = [] if old is None else [pool for pool in old.fleet.pools if pool not in staying]
         if old is None or not pools:
             return
         for pool in pools:
@@ -342,7 +342,7 @@ class LastGood:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._seen = config.origin.digest
+        self._digest = config.origin.digest
         self._lock = asyncio.Lock()
 
     async def watch(self) -> None:
@@ -355,9 +355,9 @@ class LastGood:
         """Read the file if its content changed. A bad one changes nothing."""
         async with self._lock:
             digest = await asyncio.to_thread(_digest_of, Path(self.config.origin.file))
-            if digest in ("", self._seen):
+            if digest in ("", self._digest):
                 return
-            self._seen = digest
+            self._digest = digest
             try:
                 after, _ = await asyncio.to_thread(_read, self.config)
                 self.config = merged(self.config, after)

@@ -90,8 +90,8 @@ class Replicas:
 
     def count(self, model: str) -> int:
         """Replicas that serve a model, this one included; each gets an equal share of its gates."""
-        found = self._counted(model)
-        return found if self._presence is None else max(found, self._presence.replicas(model))
+        counted = self._counted(model)
+        return counted if self._presence is None else max(counted, self._presence.replicas(model))
 
     async def drain(self, worker: str, on: bool) -> int:  # noqa: FBT001
         """Take a worker out of the rotations of all replicas, or put it back.
@@ -187,10 +187,10 @@ def _asked_at(config: Config) -> str:
 
 def _loopback(host: str) -> bool:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in addresses)
 
 
 def _host_of(url: str) -> str:

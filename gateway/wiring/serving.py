@@ -262,9 +262,9 @@ def run(
     if warns:
         if not config.entitlements:
             _log.warning("no entitlements are configured: the gateway is open to any key or none")
-        for said in (loopback_of_many(config), shortage):
-            if said is not None:
-                _log.warning("%s", said)
+        for warning in (loopback_of_many(config), shortage):
+            if warning is not None:
+                _log.warning("%s", warning)
     return until_done(serve(config, on_ready=on_ready, origin=origin))
 
 

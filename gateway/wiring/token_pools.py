@@ -119,8 +119,8 @@ class AdmissionRuntime:
             except ConfigError as error:
                 problem = error.problems[0]
                 code = "invalid_entitlement" if kind == "entitlement" else "invalid_tenant"
-                said = f"{problem.path}: {problem.message}; {problem.fix}."
-                raise BadRequest(said, reason=code, param=problem.path) from None
+                message = f"{problem.path}: {problem.message}; {problem.fix}."
+                raise BadRequest(message, reason=code, param=problem.path) from None
 
         common: dict[str, Any] = {"wall_clock": time.time, "read_fields": read_fields}
         self.entitlements = EntitlementAdmin(
@@ -355,7 +355,7 @@ class AdmissionRuntime:
 
     async def _look(self) -> None:
         """Refresh the counters for /metrics, so that a scrape waits for no store."""
-        found = []
+        snapshots = []
         for name in list(self._managed):
             shown = islice(self.entitlements.terms(name), ACCOUNTS_SHOWN)
             views, accounts = await asyncio.gather(
@@ -363,8 +363,8 @@ class AdmissionRuntime:
             )
             names = [pool.name for pool in self._served[name].fleet.pools]
             pools = tuple(zip(names, views, strict=False))
-            found.append(PoolSnapshot(model=name, pools=pools, accounts=tuple(accounts)))
-        self.snapshots = tuple(found)
+            snapshots.append(PoolSnapshot(model=name, pools=pools, accounts=tuple(accounts)))
+        self.snapshots = tuple(snapshots)
 
     async def sweep(self) -> None:
         """Drop what is kept of entitlements, tenants and limits that are gone."""

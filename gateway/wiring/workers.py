@@ -32,21 +32,21 @@ class Workers:
             )
         served = next(s for s in self._models if s.name == asked.model)
         pool, state = model.pools[asked.pool], served.fleet.pools[names.index(asked.pool)]
-        found = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
+        candidate = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
         try:
             if is_source(asked.url):
                 raise ValueError("a source of engines, not an engine")
-            address = pool.workers[0].found(found)[0]
+            address = pool.workers[0].found(candidate)[0]
             name = address.id.partition("#")[0]
             like = _like(pool, address, self._rotation.sources(state).get(name, ()))
             if asked.api_key is not None:
                 like = like.model_copy(update={"api_key": SecretStr(asked.api_key)})
-            engine = like.found(found)
+            engine = like.found(candidate)
         except ValueError as error:
             raise BadRequest(
                 f"url: {error}. Write it as http://host:port.", reason="bad_request", param="url"
             ) from None
-        for other in (pool for each in self._models for pool in each.fleet.pools):
+        for other in (pool for m in self._models for pool in m.fleet.pools):
             if other is not state and name in self._rotation.sources(other):
                 raise Conflict(
                     f"Worker {name} is in a pool already: its slots would count twice.",

@@ -135,8 +135,8 @@ def rewritten(raw: bytes, old: Any, new: Any) -> bytes:
 
 
 def _work(task: CompressTask) -> CompressResult:
-    found, names = _decode(task.body), _NAMES[task.endpoint]
-    old = {name: value for name in names if (value := getattr(found, name)) is not UNSET}
+    body, names = _decode(task.body), _NAMES[task.endpoint]
+    old = {name: value for name in names if (value := getattr(body, name)) is not UNSET}
     call: Callable[..., Result]
     given: Any = old
     if task.endpoint == "chat":
