@@ -241,8 +241,8 @@ class RedisLink:
         ops = [op for op in batch if op.lasting or op.done is None or not op.done.done()]
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answers = await self._answers(ops)
-            for answer in answers:
+                answered = list(zip(ops, await self._answers(ops), strict=True))
+            for _, answer in answered:
                 if isinstance(answer, ModelLost):
                     raise answer
         except BaseException as error:
@@ -250,7 +250,7 @@ class RedisLink:
             for op in ops:
                 op.fail(RedisAway(reason(error), sent=True))
             raise
-        for op, answer in zip(ops, answers, strict=True):
+        for op, answer in answered:
             if isinstance(answer, Exception):
                 if op.name not in self._complained:
                     self._complained.add(op.name)

@@ -1,6 +1,6 @@
 -- book, version 7: code that all scripts of the lease store share, put before each of them.
 --
--- A transcription of gateway/admission/token_pool.py, buckets.py and leases.py, including
+-- A transcription of gateway/admission/token_pool.py and admission.py, including
 -- names and the order of floating-point operations, so that both give the same decisions.
 --
 -- KEYS     all of one model and one hash tag, `sluice:7:{MODEL}:NAME`, the same for every script:

@@ -1,5 +1,5 @@
 -- evict, version 7: marks leases in a waiting lease's pool for eviction; a transcription of
--- gateway/admission/leases.py.
+-- gateway/admission/admission.py.
 --
 -- KEYS     see book.lua
 -- ARGV[1]  {lease_id, sequences, owner}: the waiting lease and the sequences that it needs

@@ -146,7 +146,7 @@ local function add(known, i, amount)
   save_counters(known.hash, known.ids, known.counters)
 end
 
--- How long after its start a slice counts at most, by window; see windows.py.
+-- How long after its start a slice counts at most, by window; see limit_book.py.
 local COUNTED_S = {minute = 62, hour = 7200, day = 172800, week = 691200, month = 2764800}
 local LONGEST_S = 8640000
 

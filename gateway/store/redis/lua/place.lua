@@ -1,6 +1,6 @@
 -- place, version 7: finds a pool for a request, or the denial and its wait. Shared by the scripts
 -- that admit and transfer. A transcription of gateway/admission/checks.py and of the waits in
--- counters.py.
+-- token_pool.py.
 --
 -- `request` everywhere: {entitlement, pool, alternates, estimate_tokens, kv_bytes, sequences,
 -- demoted}.

@@ -6,7 +6,7 @@
 --          count, {tokens, money}; nil or false for nothing.
 --
 -- Returns 1 if the lease was in force, else 0. The first usage reported after a lease expired
--- replaces its charged estimate. A transcription of gateway/admission/leases.py.
+-- replaces its charged estimate. A transcription of gateway/admission/admission.py.
 
 local function settle_late(id, charge, spent)
   local kept = call('HGET', GRAVES, id)

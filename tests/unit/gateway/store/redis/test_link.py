@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.store.redis import link as redis_link
-from gateway.store.redis.link import Op, RedisLink
+from gateway.store.redis.link import Op, RedisAway, RedisLink
 from gateway.store.redis.route import route_of
 from gateway.store.redis.scripts import MAX_GROUPED, Calls, Scripts
 from tests.fakes import FakeClock
@@ -30,6 +30,8 @@ class NotedLink(RedisLink):
             on_up=lambda: None,
         )
         self.trips: list[list[str]] = []
+        self.missing = 0
+        """Answers that the next round trip lacks."""
 
     async def _connect(self) -> None:
         """See RedisLink."""
@@ -41,7 +43,8 @@ class NotedLink(RedisLink):
         """See RedisLink."""
         self.trips.append([op.name for op in ops])
         await asyncio.sleep(0)
-        return [1] * len(ops)
+        missing, self.missing = self.missing, 0
+        return [1] * (len(ops) - missing)
 
 
 async def prepared(_: RedisLink) -> None:
@@ -49,7 +52,7 @@ async def prepared(_: RedisLink) -> None:
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[RedisLink, list[list[str]]]]:
+async def linked() -> AsyncIterator[tuple[NotedLink, list[list[str]]]]:
     """A link that is up, and its round trips."""
     link = NotedLink()
     await link.start()
@@ -128,3 +131,14 @@ async def test_closing_sends_settlements_that_wait() -> None:
     async with linked() as (link, trips):
         link.post("settle", b"")
     assert trips == [["settle", "view"]]
+
+
+@pytest.mark.usefixtures("never")
+async def test_a_round_trip_with_too_few_answers_fails_its_calls_and_repeats_its_posts() -> None:
+    async with linked() as (link, trips):
+        link.post("settle", b"")
+        link.missing = 1
+        with pytest.raises(RedisAway):
+            await asyncio.wait_for(link.call("admit", b""), 1.0)
+        await turns(lambda: len(trips) > 1)
+        assert trips == [["settle", "admit"], ["settle"]]
