@@ -89,12 +89,12 @@ def _change(
     return change
 
 
-def _answer(found: dict[str, object], status: int = 200) -> Response:
+def _answer(shown: dict[str, object], status: int = 200) -> Response:
     """What was changed, its revision as the ETag that `If-Match` takes; 204 for what is gone."""
     if status == 204:
-        return json_response(found) if found else Response(status_code=204)
-    response = json_response(found, abs(status))
-    response.headers["etag"] = f'"{found["revision"]}"'
+        return json_response(shown) if shown else Response(status_code=204)
+    response = json_response(shown, abs(status))
+    response.headers["etag"] = f'"{shown["revision"]}"'
     if status < 0:
         response.headers["cache-control"] = "no-store"
     return response
@@ -121,22 +121,22 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         """Pools and workers: load, health, learned values, admission counters."""
         models = tuple(control.models)  # a reload may change them meanwhile
         shown = await described(control, models)
-        for served, found in zip(models, shown, strict=True):
-            found["estimator"] = served.estimator.snapshot()
+        for served, model in zip(models, shown, strict=True):
+            model["estimator"] = served.estimator.snapshot()
         return json_response(shown)
 
     @app.get("/admin/decisions")
     async def decisions(limit: int = 50) -> Response:
         """The newest decisions."""
         count = max(1, min(limit, 1000))
-        found = await newest(control.peers, "decisions", control.ring.latest(count), count)
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        records = await newest(control.peers, "decisions", control.ring.latest(count), count)
+        return Response(msgspec.json.encode(records), media_type="application/json")
 
     @app.get("/admin/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
         """The decision record of one request."""
-        found = await any_decision(control, request_id)
-        return Response(found, media_type="application/json")
+        record = await any_decision(control, request_id)
+        return Response(record, media_type="application/json")
 
     @app.get("/admin/audit")
     async def audit(limit: Limit = PAGE) -> Response:
@@ -159,9 +159,9 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
     @app.get("/admin/entitlements/{name}")
     async def entitlement(name: str) -> Response:
         """One entitlement with its counters and its keys' fingerprints."""
-        found = await control.registry.get(name)
-        await _add_attainment(control, [found])
-        return _answer(found)
+        shown = await control.registry.get(name)
+        await _add_attainment(control, [shown])
+        return _answer(shown)
 
     @app.get("/admin/tenants")
     async def tenants(after: str | None = None, limit: Limit = PAGE) -> Response:
@@ -181,10 +181,10 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
 
 async def _add_attainment(control: Control, shown: Any) -> None:
     """Add `slo` to those entitlements that state a target; null for the others."""
-    targets = {each["name"]: each["slo_target_ms"] for each in shown if each["slo_target_ms"]}
-    kept = await attainment(control.peers, control.metrics, targets)
-    for each in shown:
-        each["slo"] = kept.get(each["name"])
+    targets = {row["name"]: row["slo_target_ms"] for row in shown if row["slo_target_ms"]}
+    targets_met = await attainment(control.peers, control.metrics, targets)
+    for row in shown:
+        row["slo"] = targets_met.get(row["name"])
 
 
 def describe_fleet(
@@ -249,11 +249,11 @@ async def described(control: Control, models: Sequence[ModelRuntime]) -> list[di
 
 async def any_decision(control: Control, request_id: str) -> bytes:
     """The record of a request, of this replica or another one, as JSON. Raises NotFound."""
-    found = control.ring.find(request_id)
-    found = found or await find_decision(control.peers, request_id)
-    if found is None:
+    record = control.ring.find(request_id)
+    record = record or await find_decision(control.peers, request_id)
+    if record is None:
         raise decision_not_found(request_id)
-    return found
+    return record
 
 
 def _other_changes(app: APIRouter, control: Control) -> None:
@@ -277,8 +277,8 @@ def _other_changes(app: APIRouter, control: Control) -> None:
     async def delete(name: str, request: Request, *, force: bool = False) -> Response:
         """Delete it with its keys; 409 for one of the file, and without `force` if it is used."""
         version, acts = asked_version(request), who(request)
-        found = await control.tenants.delete(name, acts, version=version, force=force)
-        return _answer(found, 204)
+        warning = await control.tenants.delete(name, acts, version=version, force=force)
+        return _answer(warning, 204)
 
     @app.post("/admin/budgets/{budget:path}/raise")
     async def raise_(budget: str, request: Request) -> Response:
@@ -302,12 +302,12 @@ def _other_changes(app: APIRouter, control: Control) -> None:
                 raise BadRequest(
                     "The file is not UTF-8.", reason="bad_configuration", code=None
                 ) from None
-            found = msgspec.to_builtins(await control.compare(text))
+            outcome = msgspec.to_builtins(await control.compare(text))
         else:
-            found = {"changes": msgspec.to_builtins(await control.reload())}
+            outcome = {"changes": msgspec.to_builtins(await control.reload())}
             await control.peers.ask("reload")
-        restart = [row["path"] for row in found["changes"] if row["restart"]]
-        return json_response({**found, "restart_needed": restart})
+        restart = [row["path"] for row in outcome["changes"] if row["restart"]]
+        return json_response({**outcome, "restart_needed": restart})
 
 
 def _worker_routes(app: APIRouter, control: Control) -> None:

@@ -63,12 +63,12 @@ def control_app(control: Control, *further: APIRouter) -> FastAPI:
             )
         asked = await read_within(request, MAX_ASKED_BYTES, too_large(MAX_ASKED_BYTES))
         try:
-            found = control.peers.answer(topic, asked)
+            reply = control.peers.answer(topic, asked)
         except (KeyError, ValueError, msgspec.MsgspecError):
             raise BadRequest("Not understood.", reason="bad_request") from None
-        if found is None:
+        if reply is None:
             return Response(status_code=204)
-        return Response(found, media_type="application/octet-stream")
+        return Response(reply, media_type="application/octet-stream")
 
     for router in further:
         app.include_router(router)
@@ -106,13 +106,13 @@ def _public_routes(app: FastAPI, control: Control) -> None:
         if len(missing) == len(control.models):
             problem = problem or f"no ready engine for {', '.join(missing)}"
         body: dict[str, Any] = {"status": problem or "ready"}
-        told = {
+        details = {
             "models_not_ready": missing,
             "workers": _by_worker(control.models, lambda e: None if e.up else e.why_down),
             "remarks": _by_worker(control.models, lambda e: e.remark or None),
             **_adapters(control.models, now_s),
         }
-        body |= {key: named for key, named in told.items() if named}
+        body |= {key: named for key, named in details.items() if named}
         return json_response(body, 503 if problem else 200)
 
     @app.get("/metrics")
@@ -151,16 +151,16 @@ def _model_routes(app: FastAPI, control: Control) -> None:
         if dialect_of(request.url.path, request.headers) is not Dialect.ANTHROPIC:
             return json_response({"object": "list", "data": cards})
         ids = [card["id"] for card in cards] or [None]
-        found = [_as_anthropic(card) for card in cards]  # all of them on one page
+        rows = [_as_anthropic(card) for card in cards]  # all of them on one page
         return json_response(
-            {"data": found, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+            {"data": rows, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
         )
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         """One model."""
         principal = await control.principal(request)
-        card = next((each for each in _cards(control, principal) if each["id"] == name), None)
+        card = next((c for c in _cards(control, principal) if c["id"] == name), None)
         if card is None:
             raise NotFound(
                 f"The model '{name}' does not exist. GET /v1/models lists those that do.",
@@ -212,27 +212,27 @@ def _as_anthropic(card: dict[str, Any]) -> dict[str, Any]:
 
 def _adapters(models: Iterable[ModelRuntime], now_s: float) -> dict[str, dict[str, list[str]]]:
     """The adapters of each model that a worker in the rotation has, and those that none has."""
-    found: dict[str, dict[str, list[str]]] = {"adapters": {}, "adapters_missing": {}}
+    by_state: dict[str, dict[str, list[str]]] = {"adapters": {}, "adapters_missing": {}}
     for served in models:
         for name in served.adapters.names:
             ready = served.adapters.ready(name, served.fleet.pools, now_s)
             key = "adapters" if ready else "adapters_missing"
-            found[key].setdefault(served.name, []).append(name)
-    return found
+            by_state[key].setdefault(served.name, []).append(name)
+    return by_state
 
 
 def _by_worker(
     models: Iterable[ModelRuntime], note_of: Callable[[EngineState], str | None]
 ) -> dict[str, str]:
     """model/pool/worker -> what is to be told of its engine; at most SHOWN."""
-    found = (
+    notes = (
         (f"{served.name}/{pool.name}/{worker}", note)
         for served in models
         for pool in served.fleet.pools
         for i, worker in members.present(pool)
         if (note := note_of(pool.engine_of[i])) is not None
     )
-    return dict(islice(found, SHOWN))
+    return dict(islice(notes, SHOWN))
 
 
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:

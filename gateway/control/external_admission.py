@@ -434,9 +434,9 @@ class AdmissionService:
         Raises NotFound for a lease that is unknown, another tenant's, or settled too long ago;
         BadRequest for impossible usage (see `usage_of`).
         """
-        known = self._settled.get(report.lease_id)
-        if known is not None and known[0] == tenant:
-            return known[1]
+        earlier = self._settled.get(report.lease_id)
+        if earlier is not None and earlier[0] == tenant:
+            return earlier[1]
         open_lease = self._held.get(report.lease_id)
         if open_lease is None or open_lease.principal.tenant != tenant:
             raise NotFound(
@@ -589,14 +589,14 @@ def admission_router(
         """Decide whether a request may be forwarded: 200 with a lease, or a refusal."""
         head = read_head(request.scope["headers"])
         principal = await authenticate(head)
-        found = await service.admit(
+        lease = await service.admit(
             principal,
             await _read(request, _authorize),
             key=key_name(principal, head.key_digest),
             entitlement=head.entitlement,
         )
-        headers = () if found.limits is None else pairs_of(limit_lines(found.limits).encode())
-        return _answer(found, {name.decode(): value.decode() for name, value in headers})
+        headers = () if lease.limits is None else pairs_of(limit_lines(lease.limits).encode())
+        return _answer(lease, {name.decode(): value.decode() for name, value in headers})
 
     @app.post("/admission/usage")
     async def usage(request: Request) -> Response:

@@ -36,7 +36,7 @@ class Management:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serve one request."""
         path = str(scope.get("path", ""))
-        inner = any(path == each or path.startswith(each + "/") for each in INNER)
+        inner = any(path == prefix or path.startswith(prefix + "/") for prefix in INNER)
         if scope["type"] != "http" or not inner or managed(scope, self._port):
             await self._app(scope, receive, send)
             return

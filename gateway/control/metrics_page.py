@@ -131,8 +131,8 @@ class MetricsPage:
 
         of_models = [((m.name,), (m,)) for m in models]
         of_token_pools = [((m.model, name), (pool,)) for m in token_pools for name, pool in m.pools]
-        of_accounts = [((m.model, each.name), (each,)) for m in token_pools for each in m.accounts]
-        of_sources = [((each.model, each.pool, each.source), (each,)) for each in sources]
+        of_accounts = [((m.model, row.name), (row,)) for m in token_pools for row in m.accounts]
+        of_sources = [((row.model, row.pool, row.source), (row,)) for row in sources]
         for labels, rows, gauges in (
             (("model",), lambda: of_models, _BY_MODEL),
             (BY_POOL, lambda: pools, _BY_POOL),

@@ -77,10 +77,10 @@ async def find_decision(
     if len(request_id) > MAX_REQUEST_ID:  # of no request
         return None
     if tenant is None:
-        found = await peers.search("decision", request_id.encode())
+        answers = await peers.search("decision", request_id.encode())
     else:
-        found = await peers.search("tenant_decision", _json((request_id, tenant)))
-    return found[0] if found else None
+        answers = await peers.search("tenant_decision", _json((request_id, tenant)))
+    return answers[0] if answers else None
 
 
 def _records(answer: bytes) -> list[dict[str, Any]]:
@@ -108,11 +108,11 @@ _names: Final = msgspec.json.Decoder(list[str]).decode
 
 
 def _refused(metrics: Metrics, names: Collection[str]) -> Counts:
-    found: Counts = {name: {} for name in names}
+    refusals: Counts = {name: {} for name in names}
     for (entitlement, decision, reason), count in metrics.admission.values.items():
-        if decision == "denied" and entitlement in found:
-            found[entitlement][reason] = int(count)
-    return found
+        if decision == "denied" and entitlement in refusals:
+            refusals[entitlement][reason] = int(count)
+    return refusals
 
 
 def _counted(metrics: Metrics, count: Count, asked: bytes) -> bytes:
@@ -138,20 +138,20 @@ async def counts(
         for reported in understood(_counts, await peers.ask(topic, _json(list(total)))):
             for name in total.keys() & reported.keys():
                 total[name].update(reported[name])
-    return {name: dict(found) for name, found in total.items()}
+    return {name: dict(counted) for name, counted in total.items()}
 
 
 async def attainment(
     peers: ReplicaCalls, metrics: Metrics, targets_ms: Mapping[str, float]
 ) -> dict[str, dict[str, object]]:
     """By entitlement, how often all replicas kept its target time to first token."""
-    found = await counts(peers, metrics, "slo", targets_ms)
+    requests = await counts(peers, metrics, "slo", targets_ms)
     return {
         name: {
             "target_ms": target_ms,
-            "met": (met := found[name]["true"]),
-            "missed": (missed := found[name]["false"]),
-            "refused": found[name]["refused"],
+            "met": (met := requests[name]["true"]),
+            "missed": (missed := requests[name]["false"]),
+            "refused": requests[name]["refused"],
             "attainment": met / (met + missed) if met + missed else None,
         }
         for name, target_ms in targets_ms.items()
@@ -192,8 +192,8 @@ def own_load(control: Control) -> dict[str, list[ReplicaLoad]]:
 
     here = {id(pool) for served in control.models for pool in served.fleet.pools}
     gone = {id(p): p for m in control.retiring for p in m.fleet.pools if id(p) not in here}
-    found = {served.name: of(served.fleet.pools) for served in control.models}
-    return {**found, "": of(gone.values())} if gone else found
+    loads = {served.name: of(served.fleet.pools) for served in control.models}
+    return {**loads, "": of(gone.values())} if gone else loads
 
 
 async def loads_elsewhere(peers: ReplicaCalls) -> list[dict[str, list[ReplicaLoad]]]:
@@ -209,13 +209,13 @@ async def add_load(peers: ReplicaCalls, shown: Sequence[Mapping[str, Any]]) -> N
                 pool["inflight"] += load.inflight
                 beyond = max(pool["beyond_window_tokens"], load.beyond_window_tokens)
                 pool["beyond_window_tokens"] = beyond
-                known = {worker["id"]: worker for worker in pool["workers"]}
+                workers = {worker["id"]: worker for worker in pool["workers"]}
                 for worker_id, active, tokens in zip(
                     load.ids, load.active, load.tokens, strict=False
                 ):
-                    if worker_id in known:
-                        known[worker_id]["active_sequences"] += active
-                        known[worker_id]["reserved_tokens"] += tokens
+                    if worker_id in workers:
+                        workers[worker_id]["active_sequences"] += active
+                        workers[worker_id]["reserved_tokens"] += tokens
 
 
 def running_at(worker: str, loads: Iterable[Mapping[str, Iterable[ReplicaLoad]]]) -> int:

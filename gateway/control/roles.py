@@ -90,19 +90,19 @@ class RoleKeys(msgspec.Struct, kw_only=True):
     def find(self, digest: bytes) -> tuple[str, Role] | None:
         """(name, role) of a presented key by its digest; a short form's name is its fingerprint."""
         short = digest[:4].hex()
-        known = [(short, self.viewer_sha256, Role.VIEWER), (short, self.admin_sha256, Role.OWNER)]
-        known += [(key.name, key.sha256, key.role) for key in self.named]
-        found = None
-        for name, sha256, role in known:  # all of them: the time must not tell which
+        keys = [(short, self.viewer_sha256, Role.VIEWER), (short, self.admin_sha256, Role.OWNER)]
+        keys += [(key.name, key.sha256, key.role) for key in self.named]
+        owner = None
+        for name, sha256, role in keys:  # all of them: the time must not tell which
             if sha256 is not None and hmac.compare_digest(digest, sha256):
-                found = name, role
-        return found
+                owner = name, role
+        return owner
 
     @property
     def closed(self) -> bool:
         """Whether nothing opens the admin routes."""
-        known = (self.admin_sha256, self.viewer_sha256, self.tokens)
-        return not self.named and all(each is None for each in known)
+        credentials = (self.admin_sha256, self.viewer_sha256, self.tokens)
+        return not self.named and all(credential is None for credential in credentials)
 
 
 Check = Callable[[Request, str], Awaitable[None]]
@@ -112,7 +112,7 @@ def admin_guard(keys: RoleKeys) -> Check:
     """The check before an admin route: its role. Raises Refusal."""
 
     async def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
-        name, role = await _known(keys, authorization)
+        name, role = await _identified(keys, authorization)
         needed = role_for(request.method, getattr(request.scope.get("route"), "path", ""))
         if not role.may(needed):
             message = f"This key is a {role.value}'s; this route needs an {needed.value}'s."
@@ -128,8 +128,8 @@ def admin_guard(keys: RoleKeys) -> Check:
 
 def who(request: Request) -> str:
     """The admin key that acts, for the audit: its name, or its fingerprint if it has none."""
-    found: str = request.state.who
-    return found
+    name: str = request.state.who
+    return name
 
 
 def dashboard_guard(keys: RoleKeys) -> Check:
@@ -144,20 +144,20 @@ def dashboard_guard(keys: RoleKeys) -> Check:
             proxied = "forwarded" in request.headers or "x-forwarded-for" in request.headers
             if name in _THIS_HOST and not proxied:
                 return
-        await _known(keys, authorization)
+        await _identified(keys, authorization)
 
     return check
 
 
-async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
+async def _identified(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
     """(name, role) of whoever asks. Raises Refusal."""
     if keys.closed:
         raise Forbidden(
             "Admin is closed: set server.admin_key in the configuration.", reason="admin_closed"
         )
     head = read_head([(b"authorization", authorization.encode("latin-1"))])
-    found = None if head.key_digest is None else keys.find(head.key_digest)
-    if found is None and head.token is not None and keys.tokens is not None:
+    owner = None if head.key_digest is None else keys.find(head.key_digest)
+    if owner is None and head.token is not None and keys.tokens is not None:
         try:
             identity = keys.tokens.verify(head.token)
         except KeysAwaited:
@@ -170,9 +170,9 @@ async def _known(keys: RoleKeys, authorization: str) -> tuple[str, Role]:
                 reason="token_without_role",
             )
         return identity.name, Role(identity.role)
-    if found is None:
+    if owner is None:
         raise Unauthorized(
             "Send the admin key as 'Authorization: Bearer ADMIN_KEY'.",
             reason="invalid_admin_key",
         )
-    return found
+    return owner

@@ -132,9 +132,9 @@ async def read_object(request: Request, *, empty: bool = False) -> dict[str, Any
     if empty and not body:
         return {}
     try:
-        found = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest("The body is not JSON.", reason="invalid_json") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise BadRequest("The body is not a JSON object.", reason="invalid_json")
-    return found
+    return content

@@ -72,11 +72,11 @@ def tenant_router(control: Control) -> APIRouter:
     async def decision(request_id: str, request: Request) -> Response:
         """Why a request of this key's tenant went as it did; nothing of other tenants'."""
         principal = await control.principal(request)
-        found = own_decision(control.ring, request_id, principal.tenant)
-        found = found or await find_decision(control.peers, request_id, principal.tenant)
-        if found is None:
+        record = own_decision(control.ring, request_id, principal.tenant)
+        record = record or await find_decision(control.peers, request_id, principal.tenant)
+        if record is None:
             raise decision_not_found(request_id)
-        return Response(found, media_type="application/json")
+        return Response(record, media_type="application/json")
 
     return app
 
@@ -89,19 +89,19 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
     shown = await control.budgets.shown(list(distinct.values()))
     limits = dict(zip(distinct, shown, strict=True))
     terms = {name: control.registry.find(name) for name in names}
-    targets = {name: found.slo_ms for name, found in terms.items() if found and found.slo_ms}
-    kept = await attainment(control.peers, control.metrics, targets)
+    targets = {name: t.slo_ms for name, t in terms.items() if t and t.slo_ms}
+    targets_met = await attainment(control.peers, control.metrics, targets)
     of_model: dict[str, list[str]] = {}
     for principal in opened:
         model = principal.model
         if model is not None and model in control.shapes and control.managed(model):
             of_model.setdefault(model, []).append(principal.entitlement)
     views = await asyncio.gather(*(control.view(model, of_model[model]) for model in of_model))
-    accounts = {account.name: account for found in views for account in found}
+    accounts = {account.name: account for of_names in views for account in of_names}
     described = []
     for principal in opened:
         name, model = principal.entitlement, principal.model
-        found: dict[str, Any] = {
+        row: dict[str, Any] = {
             "entitlement": name,
             "tenant": principal.tenant,
             "model": model,
@@ -109,18 +109,18 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
             "refused": refused[name],
         }
         if principal.limits:
-            found["limits"] = [limits[limit.id] for limit in principal.limits]
+            row["limits"] = [limits[limit.id] for limit in principal.limits]
         shape = None if model is None else control.shapes.get(model)
         stated = terms[name]
         if stated is not None and shape is not None:
             fields = fields_from(stated, shape)
             of_key = ("name", "tenant", "model")
-            found["terms"] = {field: v for field, v in fields.items() if field not in of_key}
-            if name in kept:
-                found["slo"] = kept[name]
+            row["terms"] = {field: v for field, v in fields.items() if field not in of_key}
+            if name in targets_met:
+                row["slo"] = targets_met[name]
             if (account := accounts.get(name)) is not None:
-                found["state"] = account.state
-                found["usage"] = {
+                row["state"] = account.state
+                row["usage"] = {
                     "in_flight": dict(zip(shape.pools, account.inflight, strict=False)),
                     "kv_bytes": account.kv_bytes,
                     "bucket_tokens": account.level_tokens,
@@ -132,7 +132,7 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
                     "refunded_tokens": account.refunded,
                     "used_tokens": account.used,
                 }
-        described.append(found)
+        described.append(row)
     return described
 
 
@@ -142,12 +142,12 @@ def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | No
     record = None if line is None else _decode(line)
     if record is None or (record.request_id, record.tenant) != (request_id, tenant):
         return None  # nothing, or another record with the same hash
-    known = record.admission
+    section = record.admission
     own = msgspec.structs.replace(
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
-        admission=AdmissionSection(**{name: getattr(known, name) for name in _OWN}),
+        admission=AdmissionSection(**{name: getattr(section, name) for name in _OWN}),
         prompt=None,
     )
     fields = msgspec.to_builtins(own)
@@ -194,22 +194,22 @@ def usage_router(control: Control, read: ReadReport | None) -> APIRouter:
             )
         async with turns.of(query.tenant):  # a report may read much
             try:
-                found = await asyncio.to_thread(read, query, MAX_ROWS + 1)
+                report = await asyncio.to_thread(read, query, MAX_ROWS + 1)
             except OSError as error:
                 _log.error("the ledger cannot be read: %s", error)
                 raise Unavailable(
                     "The ledger cannot be read now.", reason="ledger_unavailable"
                 ) from None
-        more, rows = len(found.rows) > MAX_ROWS, lines_of(found)
+        more, rows = len(report.rows) > MAX_ROWS, lines_of(report)
         return json_response(
             {
                 "by": query.by,
                 "from": query.first_day,
                 "to": query.last_day,
-                "currency": found.currency,
+                "currency": report.currency,
                 "rows": rows[:MAX_ROWS],
                 "more": more,
-                "total": None if more else figures(total(found)),
+                "total": None if more else figures(total(report)),
             }
         )
 

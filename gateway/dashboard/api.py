@@ -79,8 +79,8 @@ def _live_routes(app: APIRouter, control: Control, snapshots: Snapshots) -> None
     @app.get(PATH + "/snapshot")
     async def snapshot(view: Annotated[View, Query()]) -> Response:
         """The figures once."""
-        found = await snapshots.of(view)
-        return Response(found, media_type="application/json", headers=_PRIVATE)
+        content = await snapshots.of(view)
+        return Response(content, media_type="application/json", headers=_PRIVATE)
 
     @app.get(PATH + "/history")
     async def history() -> Response:
@@ -105,30 +105,32 @@ def _decision_routes(app: APIRouter, control: Control) -> None:
         """The newest of all kept decisions that contain a text."""
         text = text.casefold()
         needle = text.encode()
-        found: list[Brief] = []
-        kept = control.ring.latest(MAX_SEARCHED)
-        for begin in range(0, len(kept), _SLICE):
-            lines = (line for line in kept[begin : begin + _SLICE] if needle in bytes(line).lower())
-            found += [brief for brief in map(_brief, lines) if brief.matches(text)]
-            if len(found) >= PAGE_ROWS:
+        briefs: list[Brief] = []
+        records = control.ring.latest(MAX_SEARCHED)
+        for begin in range(0, len(records), _SLICE):
+            lines = (
+                line for line in records[begin : begin + _SLICE] if needle in bytes(line).lower()
+            )
+            briefs += [brief for brief in map(_brief, lines) if brief.matches(text)]
+            if len(briefs) >= PAGE_ROWS:
                 break
             await asyncio.sleep(0)
         others = await newest(control.peers, "decisions", [], MAX_FROM_PEERS)
-        known = {(brief.request_id, brief.time_unix_s) for brief in found}
-        found += [
+        own = {(brief.request_id, brief.time_unix_s) for brief in briefs}
+        briefs += [
             brief
             for brief in msgspec.convert(others, list[Brief])
-            if brief.matches(text) and (brief.request_id, brief.time_unix_s) not in known
+            if brief.matches(text) and (brief.request_id, brief.time_unix_s) not in own
         ]
-        found.sort(key=lambda brief: -brief.time_unix_s)
-        return json_response([row(brief) for brief in found[:PAGE_ROWS]])
+        briefs.sort(key=lambda brief: -brief.time_unix_s)
+        return json_response([row(brief) for brief in briefs[:PAGE_ROWS]])
 
     @app.get(PATH + "/decisions/{request_id:path}")
     async def decision(request_id: str) -> Response:
         """One decision, its story by step, and its record."""
-        found = await any_decision(control, request_id)
-        steps = [msgspec.to_builtins(step) for step in steps_of(_record(found))]
-        body = msgspec.json.encode({"steps": steps, "record": msgspec.Raw(found)})
+        record = await any_decision(control, request_id)
+        steps = [msgspec.to_builtins(step) for step in steps_of(_record(record))]
+        body = msgspec.json.encode({"steps": steps, "record": msgspec.Raw(record)})
         return Response(body, media_type="application/json", headers=_PRIVATE)
 
 

@@ -99,8 +99,8 @@ class Brief(msgspec.Struct):
         return any(text in name.casefold() for name in names if name)
 
 
-_one: Final = msgspec.json.Decoder(Brief).decode
-_several: Final = msgspec.json.Decoder(list[Brief]).decode
+_brief_of: Final = msgspec.json.Decoder(Brief).decode
+_briefs_of: Final = msgspec.json.Decoder(list[Brief]).decode
 
 
 class RecentDecisions:
@@ -110,20 +110,20 @@ class RecentDecisions:
         """`latest` returns the newest records of this replica."""
         self._latest = latest
         self._peers = peers
-        self._known: deque[Brief] = deque(maxlen=KEPT)
+        self._newest: deque[Brief] = deque(maxlen=KEPT)
         self._ids: set[tuple[str, float]] = set()
 
     @property
     def briefs(self) -> Sequence[Brief]:
         """What is known, newest first."""
-        return self._known
+        return self._newest
 
     async def look(self) -> None:
         """Read what is new."""
-        count = MAX_NEW if self._known else FIRST
+        count = MAX_NEW if self._newest else FIRST
         answers = await self._peers.ask("decisions", b"%d" % MAX_PER_PEER)
         new: list[Brief] = []
-        for newest_first in (map(_one, self._latest(count)), *understood(_several, answers)):
+        for newest_first in (map(_brief_of, self._latest(count)), *understood(_briefs_of, answers)):
             for brief in newest_first:
                 key = (brief.request_id, brief.time_unix_s)
                 if key in self._ids:
@@ -131,9 +131,9 @@ class RecentDecisions:
                 self._ids.add(key)
                 new.append(brief)
         new.sort(key=lambda brief: brief.time_unix_s)
-        self._known.extendleft(new)
+        self._newest.extendleft(new)
         if len(self._ids) > 2 * KEPT:
-            self._ids = {(brief.request_id, brief.time_unix_s) for brief in self._known}
+            self._ids = {(brief.request_id, brief.time_unix_s) for brief in self._newest}
 
 
 def row(brief: Brief) -> dict[str, Any]:
@@ -166,12 +166,12 @@ def times(briefs: Sequence[Brief]) -> dict[str, Any]:
     """Nearest-rank percentiles of answers and of the gateway's own work; None of nothing."""
     ttft = sorted(b.timing.ttft_s for b in briefs if b.timing.ttft_s is not None and b.served)
     overhead = sorted(b.timing.overhead_ms for b in briefs if b.timing.overhead_ms is not None)
-    found: dict[str, Any] = {}
+    percentiles: dict[str, Any] = {}
     for name, values, unit in (("ttft", ttft, 1), ("overhead", overhead, 1000)):
         for percent in (50, 99):
             at = min(len(values) - 1, int(percent / 100 * len(values)))
-            found[f"{name}_p{percent}_s"] = values[at] / unit if values else None
-    return {**found, "sampled": len(ttft)}
+            percentiles[f"{name}_p{percent}_s"] = values[at] / unit if values else None
+    return {**percentiles, "sampled": len(ttft)}
 
 
 def lengths(served: ModelRuntime, briefs: Iterable[Brief]) -> dict[str, Any]:
@@ -227,17 +227,17 @@ def compression(served: ModelRuntime, totals: Totals, briefs: Iterable[Brief]) -
     }
     done = results.pop("compressed", 0)
     candidates = done + sum(results.values())
-    saved = kept = recent = 0.0
+    saved = shares = recent = 0.0
     for brief in briefs:
         share = brief.compression.kept_share
         if share is not None and brief.model == served.name:
             before, _, after = brief.compression.compressed.partition("->")
-            recent, kept, saved = recent + 1, kept + share, saved + int(before) - int(after)
+            recent, shares, saved = recent + 1, shares + share, saved + int(before) - int(after)
     return {
         "enabled": served.compression is not None,
         "compressed": done,
         "candidates": candidates,
-        "kept_ratio": kept / recent if recent else None,
+        "kept_ratio": shares / recent if recent else None,
         "saved_tokens": int(saved),
         "recent": int(recent),
         "not_compressed": dict(sorted(results.items(), key=lambda item: -item[1])[:8]),
@@ -291,20 +291,20 @@ class Rates:
     """Requests, refusals and tokens per second, from totals of some seconds ago."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, float, float, float]] = deque()
+        self._totals: deque[tuple[float, float, float, float]] = deque()
 
     def at(self, now_s: float, totals: Totals) -> dict[str, float | None]:
         """The rates now; None until there is something to compare with."""
         requests = sum(totals["requests"].values())
         refused = sum(n for (_, _, how), n in totals["requests"].items() if how == "refused")
         tokens = sum(n for (_, _, kind), n in totals["tokens"].items() if kind == "output")
-        while len(self._seen) > 1 and now_s - self._seen[1][0] >= OVER_S:
-            self._seen.popleft()
+        while len(self._totals) > 1 and now_s - self._totals[1][0] >= OVER_S:
+            self._totals.popleft()
         names = ("requests_per_s", "refused_per_s", "output_tokens_per_s")
         rates: dict[str, float | None] = dict.fromkeys(names)
-        if self._seen and now_s > self._seen[0][0]:
-            then_s, *before = self._seen[0]
+        if self._totals and now_s > self._totals[0][0]:
+            then_s, *before = self._totals[0]
             for name, now, then in zip(names, (requests, refused, tokens), before, strict=True):
                 rates[name] = max(0.0, now - then) / (now_s - then_s)
-        self._seen.append((now_s, requests, refused, tokens))
+        self._totals.append((now_s, requests, refused, tokens))
         return {**rates, "requests_total": requests}

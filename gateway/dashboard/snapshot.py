@@ -59,12 +59,12 @@ class View(BaseModel, frozen=True):
     decisions: Casefolded = ""
 
 
-def _page_of(found: Sequence[Any], total: int, page: int) -> Row:
+def _page_of(matches: Sequence[Any], total: int, page: int) -> Row:
     """One page of sorted rows; a page past the end is the last one."""
-    pages = max(1, -(-len(found) // PAGE_ROWS))
+    pages = max(1, -(-len(matches) // PAGE_ROWS))
     page = min(page, pages - 1)
-    rows = found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
-    return {"rows": rows, "found": len(found), "total": total, "page": page, "pages": pages}
+    rows = matches[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
+    return {"rows": rows, "found": len(matches), "total": total, "page": page, "pages": pages}
 
 
 # -- pools and workers
@@ -123,18 +123,18 @@ def worker_rows(served: ModelRuntime, described: Row, now_s: float) -> list[Row]
 def workers_page(rows: Sequence[Row], view: View) -> Row:
     """The page of workers that a viewer looks at."""
     text = view.workers
-    found = [
+    matches = [
         row
         for row in rows
         if not text or text in f"{row['model']} {row['pool']} {row['id']} {row['state']}"
     ]
     if view.workers_order == "load":
-        found.sort(key=lambda row: (-row["active_sequences"], row["id"]))
+        matches.sort(key=lambda row: (-row["active_sequences"], row["id"]))
     elif view.workers_order == "name":
-        found.sort(key=itemgetter("id"))
+        matches.sort(key=itemgetter("id"))
     else:
-        found.sort(key=lambda row: (_STATE_ORDER.index(row["state"]), row["id"]))
-    return _page_of(found, len(rows), view.workers_page)
+        matches.sort(key=lambda row: (_STATE_ORDER.index(row["state"]), row["id"]))
+    return _page_of(matches, len(rows), view.workers_page)
 
 
 # -- entitlements and tenants
@@ -170,46 +170,52 @@ _KEYS: Final[Mapping[EntitlementOrder, Callable[[CountedEntitlement], Any]]] = {
 }
 
 
-def entitlements_page(known: Sequence[CountedEntitlement], view: View) -> Row:
+def entitlements_page(entitlements: Sequence[CountedEntitlement], view: View) -> Row:
     """The page of entitlements that a viewer looks at."""
     text = view.entitlements
-    found = [each for each in known if not text or text in each.names]
-    found.sort(key=_KEYS[view.entitlements_order])
-    page = _page_of(found, len(known), view.entitlements_page)
+    matches = [entitlement for entitlement in entitlements if not text or text in entitlement.names]
+    matches.sort(key=_KEYS[view.entitlements_order])
+    page = _page_of(matches, len(entitlements), view.entitlements_page)
     page["rows"] = [
         {
-            **asdict(each.terms),
-            "account": None if each.account is None else asdict(each.account),
-            "inflight": each.inflight,
-            "kv_limit": kv_limit(each.terms),
-            "refused_by": each.refused,
-            "attainment": each.attainment,
+            **asdict(entitlement.terms),
+            "account": None if entitlement.account is None else asdict(entitlement.account),
+            "inflight": entitlement.inflight,
+            "kv_limit": kv_limit(entitlement.terms),
+            "refused_by": entitlement.refused,
+            "attainment": entitlement.attainment,
         }
-        for each in page["rows"]
+        for entitlement in page["rows"]
     ]
     return page
 
 
-def tenants_page(service: TenantAdmin, known: Mapping[str, CountedEntitlement], view: View) -> Row:
-    """The page of tenants that a viewer looks at; `known` has counters by entitlement."""
-    found = service.search(view.tenants, view.tenants_page, PAGE_ROWS, MAX_KEYS)
-    for tenant in found["rows"]:
+def tenants_page(
+    service: TenantAdmin, counted: Mapping[str, CountedEntitlement], view: View
+) -> Row:
+    """The page of tenants that a viewer looks at; `counted` has counters by entitlement."""
+    page = service.search(view.tenants, view.tenants_page, PAGE_ROWS, MAX_KEYS)
+    for tenant in page["rows"]:
         names = tenant.pop("uses")
-        own = [known[name] for name in names if name in known]
-        accounts = [each.account for each in own if each.account is not None]
-        limits = [each.terms.limit for each in own]
+        own = [counted[name] for name in names if name in counted]
+        accounts = [entitlement.account for entitlement in own if entitlement.account is not None]
+        limits = [entitlement.terms.limit for entitlement in own]
         tenant |= {
             "entitlements": [
-                {"name": each.terms.name, "inflight": each.inflight, "limit": each.terms.limit}
-                for each in own[:MAX_ENTITLEMENTS]
+                {
+                    "name": entitlement.terms.name,
+                    "inflight": entitlement.inflight,
+                    "limit": entitlement.terms.limit,
+                }
+                for entitlement in own[:MAX_ENTITLEMENTS]
             ],
             "entitlement_count": len(names),
-            "inflight": sum(each.inflight for each in own) if accounts else None,
+            "inflight": sum(entitlement.inflight for entitlement in own) if accounts else None,
             "limit": sum(limits) if limits and all(limits) else None,
             "used_tokens": sum(account.used for account in accounts) if accounts else None,
-            "refused": sum(sum(each.refused.values()) for each in own),
+            "refused": sum(sum(entitlement.refused.values()) for entitlement in own),
         }
-    return found
+    return page
 
 
 PERIOD_S: Final = 1.0
@@ -261,11 +267,11 @@ class Snapshots:
                 self._newest, self._cuts = await self._build(now_s), {}
                 self._built_s = now_s
                 self.built += 1
-            if (known := self._cuts.get(view)) is None:
-                known = orjson.dumps(self._newest(view))
+            if (content := self._cuts.get(view)) is None:
+                content = orjson.dumps(self._newest(view))
                 if len(self._cuts) < MAX_CUTS:
-                    self._cuts[view] = known
-            return known
+                    self._cuts[view] = content
+            return content
 
     async def keep_history(self) -> None:
         """Have a snapshot when the history is due one, also while nobody looks. Never ends."""
@@ -288,7 +294,7 @@ class Snapshots:
         last = figures.recent(briefs, time.time())
         entitlements = await self._entitlements(totals)
         models = list(zip(present, fleets, strict=True))
-        pools = list(chain.from_iterable(pool_rows(*each) for each in models))
+        pools = list(chain.from_iterable(pool_rows(*model) for model in models))
         by_pool, streams = defaultdict(list), defaultdict(list)
         for brief in last:
             by_pool[brief.model, brief.pool].append(brief)
@@ -296,7 +302,7 @@ class Snapshots:
                 streams[brief.entitlement].append(brief)
         for pool in pools:
             pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
-        workers = list(chain.from_iterable(worker_rows(*each, now_s) for each in models))
+        workers = list(chain.from_iterable(worker_rows(*model, now_s) for model in models))
         traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
         shared = {
             "time": time.time(),
@@ -310,31 +316,31 @@ class Snapshots:
             "models": [
                 {
                     "model": served.name,
-                    "mode": found["mode"],
+                    "mode": fleet["mode"],
                     "lengths": figures.lengths(served, briefs),
                     "compression": figures.compression(served, totals, briefs),
                 }
-                for served, found in models
+                for served, fleet in models
             ],
             "more_entitlements": len(entitlements) > MAX_ROWS,
         }
         if now_s - self._noted_s >= HISTORY_PERIOD_S - PERIOD_S:
             self._noted_s = now_s
-            kept = {name: shared[name] for name in ("time", "traffic", "targets")}
+            moment = {name: shared[name] for name in ("time", "traffic", "targets")}
             shown = [{name: pool[name] for name in _HISTORY} for pool in pools[:MAX_HISTORY_POOLS]]
-            self._history.append(orjson.dumps({**kept, "pools": shown}))
-        known = {each.terms.name: each for each in entitlements}
+            self._history.append(orjson.dumps({**moment, "pools": shown}))
+        counted = {entitlement.terms.name: entitlement for entitlement in entitlements}
         encoded = orjson.Fragment(orjson.dumps(shared))
 
         def cut(view: View) -> Row:
             text = view.decisions
-            found = (each for each in self._recent.briefs if not text or each.matches(text))
+            matches = (brief for brief in self._recent.briefs if not text or brief.matches(text))
             return {
                 "shared": encoded,
                 "workers": workers_page(workers, view),
                 "entitlements": entitlements_page(entitlements[:MAX_ROWS], view),
-                "tenants": tenants_page(control.tenants, known, view),
-                "decisions": [row(each) for each in islice(found, PAGE_ROWS)],
+                "tenants": tenants_page(control.tenants, counted, view),
+                "decisions": [row(brief) for brief in islice(matches, PAGE_ROWS)],
             }
 
         return cut
@@ -342,36 +348,43 @@ class Snapshots:
     async def _entitlements(self, totals: figures.Totals) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
         refused, met = figures.by_entitlement(totals)
-        found: list[CountedEntitlement] = []
+        counted: list[CountedEntitlement] = []
         for served in tuple(self._from.models):
-            terms = list(islice(self._from.registry.terms(served.name), MAX_ROWS + 1 - len(found)))
+            terms = list(
+                islice(self._from.registry.terms(served.name), MAX_ROWS + 1 - len(counted))
+            )
             accounts: dict[str, AccountView] = {}
             if terms and self._from.managed(served.name):
                 # While the store is away, as its own code has logged, there are no counters.
                 with suppress(Exception):
                     async with asyncio.timeout(_STORE_S):
-                        views = await self._from.view(served.name, [each.name for each in terms])
+                        views = await self._from.view(
+                            served.name, [entitlement.name for entitlement in terms]
+                        )
                         accounts = {view.name: view for view in views}
-            found += [
+            counted += [
                 CountedEntitlement(
-                    each, accounts.get(each.name), refused.get(each.name, {}), met.get(each.name)
+                    entitlement,
+                    accounts.get(entitlement.name),
+                    refused.get(entitlement.name, {}),
+                    met.get(entitlement.name),
                 )
-                for each in terms
+                for entitlement in terms
             ]
-        return found
+        return counted
 
 
 def target_rows(
     entitlements: Iterable[CountedEntitlement], streams: Mapping[str | None, list[Brief]]
 ) -> list[Row]:
     """TTFT of streams by entitlement against its target: of the busiest that have one."""
-    found = [
-        {"entitlement": name, "slo_ms": each.terms.slo_ms, **figures.times(streams[name])}
-        for each in entitlements
-        if each.terms.slo_ms and (name := each.terms.name) in streams
+    rows = [
+        {"entitlement": name, "slo_ms": entitlement.terms.slo_ms, **figures.times(streams[name])}
+        for entitlement in entitlements
+        if entitlement.terms.slo_ms and (name := entitlement.terms.name) in streams
     ]
-    found.sort(key=lambda row: -row["sampled"])
-    return found[:MAX_TARGETS]
+    rows.sort(key=lambda row: -row["sampled"])
+    return rows[:MAX_TARGETS]
 
 
 def wrong_now(
@@ -381,7 +394,7 @@ def wrong_now(
 
     `recent` are the requests of the last minute.
     """
-    found = [] if store_up else [("bad", _STORE)]
+    troubles = [] if store_up else [("bad", _STORE)]
     out = [row for row in workers if row["state"] in ("down", "ejected")]
     for pool in pools:
         place = (pool["model"], pool["pool"])
@@ -389,14 +402,14 @@ def wrong_now(
             mine = [row["not_ready"] for row in out if (row["model"], row["pool"]) == place]
             why = next(filter(None, mine), "its workers are ejected or draining, or it has none")
             text = f"Model {place[0]}: no worker of pool {place[1]} serves ({why})."
-            found.append(("bad", text))
-    for each in out[:_WORKERS]:
-        at = f"{each['model']}/{each['pool']}"
-        why = each["not_ready"] or "it failed or asked for a pause; it is tried again by itself"
-        text = f"Worker {each['id']} of {at} is {each['state']}: {why}."
-        found.append(("warn", text))
+            troubles.append(("bad", text))
+    for worker in out[:_WORKERS]:
+        at = f"{worker['model']}/{worker['pool']}"
+        why = worker["not_ready"] or "it failed or asked for a pause; it is tried again by itself"
+        text = f"Worker {worker['id']} of {at} is {worker['state']}: {why}."
+        troubles.append(("warn", text))
     if len(out) > _WORKERS:
-        found.append(("warn", f"{len(out) - _WORKERS} more workers are out."))
+        troubles.append(("warn", f"{len(out) - _WORKERS} more workers are out."))
     spent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for brief in recent:
@@ -405,7 +418,7 @@ def wrong_now(
         elif brief.outcome in ("upstream_error", "internal_error"):
             failed[brief.model or "?"] += 1
     for who, n in spent.most_common(_WORKERS):
-        found.append(("warn", f"{n} requests of {who} met a spent budget."))
+        troubles.append(("warn", f"{n} requests of {who} met a spent budget."))
     for name, n in failed.most_common(_WORKERS):
-        found.append(("warn", f"{n} requests to {name} failed."))
-    return [{"level": level, "text": text} for level, text in found]
+        troubles.append(("warn", f"{n} requests to {name} failed."))
+    return [{"level": level, "text": text} for level, text in troubles]

@@ -22,7 +22,7 @@ from gateway.records.entitlement import BACKFILL, Entitlement
 from gateway.settings.config import Config
 from gateway.settings.model import ModelConfig, PoolConfig
 from gateway.settings.names import (
-    Found,
+    Problems,
     check_engines,
     check_names,
     check_references,
@@ -70,7 +70,7 @@ def check_relations(document: Document, config: Config | None) -> None:
         models = _valid(document, "models", ModelConfig)
         entitlements = _valid(document, "entitlements", EntitlementConfig)
     root |= {"models": models, "entitlements": entitlements}
-    found = [*check_names(document, root), *check_engines(document, root)]
+    problems = [*check_names(document, root), *check_engines(document, root)]
     for index, model in models.items():
         at = ("models", index)
         is_list = isinstance(document.value((*at, "boundary", "b_short")), list)
@@ -84,42 +84,42 @@ def check_relations(document: Document, config: Config | None) -> None:
             *of_pools,
             _capacity_and_prices(model),
         )
-        found += _below(at, of_model)
+        problems += _below(at, of_model)
     # Names of all models, including invalid ones.
     items = document.value(("models",))
     names = [
         item.get("name") if isinstance(item, dict) else None
         for item in (items if isinstance(items, list) else [None])
     ]
-    known = {str(name) for name in names if isinstance(name, str)}
-    readable = len(known) == len(set(map(repr, names)))
-    found += _entitlements(entitlements, models, known if readable else None)
+    readable_names = {str(name) for name in names if isinstance(name, str)}
+    readable = len(readable_names) == len(set(map(repr, names)))
+    problems += _entitlements(entitlements, models, readable_names if readable else None)
     if config is not None:  # where an entitlement is invalid, lists would seem to name nothing
-        found += [*check_references(root), *_server(document, config), *_auth(document, config)]
-        found += check_tenants(config)
-    for problem in found:
+        problems += [*check_references(root), *_server(document, config), *_auth(document, config)]
+        problems += check_tenants(config)
+    for problem in problems:
         document.add(*problem)
 
 
-def _below(path: KeyPath, found: Found) -> Found:
+def _below(path: KeyPath, problems: Problems) -> Problems:
     """Problems of a part, by their paths in the file."""
-    for inner, message, fix in found:
+    for inner, message, fix in problems:
         yield (*path, *inner), message, fix
 
 
 def _valid(document: Document, key: str, section: type[_S]) -> dict[int, _S]:
     """The items of a list that are valid by themselves, by their indices."""
     items = document.value((key,))
-    found = {}
+    sections = {}
     for index, item in enumerate(items if isinstance(items, list) else []):
         try:
-            found[index] = section.model_validate(item)
+            sections[index] = section.model_validate(item)
         except ValidationError:
             continue
-    return found
+    return sections
 
 
-def _server(document: Document, config: Config) -> Found:
+def _server(document: Document, config: Config) -> Problems:
     """The server's own sections, and what they ask of the machine."""
     server, health = config.server, config.health
     if health.max_eject_s < health.eject_s:
@@ -137,7 +137,7 @@ def _server(document: Document, config: Config) -> Found:
         ("state", "url"): unfit_limits(config) if limits_tenants(config) else None,
         ("server", "management_port"): unfit_ports(config),
     }
-    yield from ((path, *told) for path, told in unfit.items() if told is not None)
+    yield from ((path, *problem) for path, problem in unfit.items() if problem is not None)
     if server.viewer_key is not None and server.viewer_key == server.admin_key:
         yield ("server", "viewer_key"), "the same as admin_key", "give another key"
     try:
@@ -220,7 +220,7 @@ def _installed(module: str) -> bool:
         return False
 
 
-def _auth(document: Document, config: Config) -> Found:
+def _auth(document: Document, config: Config) -> Problems:
     """Issuers of tokens: what checks them is installed, and their files can be read."""
     issuers = config.auth.jwt
     if issuers and not (_installed("jwt") and _installed("cryptography")):
@@ -241,10 +241,10 @@ def _auth(document: Document, config: Config) -> Found:
                     yield from ((path, message, fix) for _, message, fix in wrong)
 
 
-def _windows(model: ModelConfig) -> Found:
-    seen: dict[int, str] = {}
+def _windows(model: ModelConfig) -> Problems:
+    names: dict[int, str] = {}
     for name, pool in model.pools.items():
-        other = seen.setdefault(pool.max_model_len, name)
+        other = names.setdefault(pool.max_model_len, name)
         if other != name:
             yield (
                 ("pools", name, "max_model_len"),
@@ -260,7 +260,7 @@ def _windows(model: ModelConfig) -> Found:
         )
 
 
-def _boundary(model: ModelConfig, *, is_list: bool) -> Found:
+def _boundary(model: ModelConfig, *, is_list: bool) -> Problems:
     """Boundaries within their pools' windows, their limits, and the planned distribution.
 
     `is_list`: `b_short` is given as a list.
@@ -301,7 +301,7 @@ def _boundary(model: ModelConfig, *, is_list: bool) -> Found:
         yield ("boundary", "planned"), "not ascending", fix
 
 
-def _engines(document: Document, model: ModelConfig) -> Found:
+def _engines(document: Document, model: ModelConfig) -> Problems:
     """Ranks can be balanced, and a prompt cut: policy bfio balances ranks behind one barrier."""
     for (name, pool), policy in zip(model.pools.items(), model.policies(), strict=True):
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
@@ -325,7 +325,7 @@ def _engines(document: Document, model: ModelConfig) -> Found:
         yield from _predictor(document, model, model.scheduling.predictor)
 
 
-def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Found:
+def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Problems:
     """A trained predictor is one for a pool of this model."""
     where = ("scheduling", "predictor")
     if not model.predicts:
@@ -341,10 +341,10 @@ def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Found
         return
     sections = [artifact.section(model.name, pool) for pool in model.pools]
     if not any(sections):
-        known = ", ".join(section.name for section in artifact.sections[:8])
+        names = ", ".join(section.name for section in artifact.sections[:8])
         yield (
             where,
-            f"{predictor} has no section for a pool of this model; it has {known}",
+            f"{predictor} has no section for a pool of this model; it has {names}",
             f"train on requests of {model.name} in {', '.join(model.pools)}",
         )
     for section in filter(None, sections):
@@ -354,7 +354,7 @@ def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Found
             yield where, f"{section.name}: {error}", "train again with --alpha 0.95"
 
 
-def _pool(document: Document, pool: PoolConfig) -> Found:
+def _pool(document: Document, pool: PoolConfig) -> Problems:
     """A pool's certificates, and the bounds of its size."""
     for index, worker in enumerate(pool.workers):
         if worker.ca_file is None:
@@ -378,7 +378,7 @@ def _pool(document: Document, pool: PoolConfig) -> Found:
         yield ("replicas", "min"), f"{fewest} is over max, {most}", f"give at most {most}"
 
 
-def _capacity_and_prices(model: ModelConfig) -> Found:
+def _capacity_and_prices(model: ModelConfig) -> Problems:
     """What all pools of a model state, or none: a rate of tokens, a price by the hour."""
     rated = [name for name, pool in model.pools.items() if pool.tokens_per_second is not None]
     silent = [name for name in model.pools if name not in rated]
@@ -425,7 +425,7 @@ def _entitlements(
     entitlements: Mapping[int, EntitlementConfig],
     models: Mapping[int, ModelConfig],
     known_models: Collection[str] | None,
-) -> Found:
+) -> Problems:
     """Models, terms and reservations.
 
     `known_models` includes the names of invalid models; None if a name could not be read.
@@ -439,8 +439,8 @@ def _entitlements(
         if known_models is not None and name not in known_models and name in aliases:
             yield (*path, "model"), f"`{name}` is an alias", f"write its name, `{aliases[name]}`"
         elif known_models is not None:
-            known = sorted(known_models)
-            yield from unknown([((*path, "model"), name)], known, "no model is named `{}`")
+            names = sorted(known_models)
+            yield from unknown([((*path, "model"), name)], names, "no model is named `{}`")
         # Without a model, pools go unchecked.
         by_pool = entitlement.concurrency
         pools = tuple(by_pool) if isinstance(by_pool, Mapping) else ("",)
@@ -467,7 +467,7 @@ def _entitlements(
         yield from _reservations(own, shape_of(by_name[name]))
 
 
-def _reservations(reserved: Sequence[_Reserved], shape: ModelShape) -> Found:
+def _reservations(reserved: Sequence[_Reserved], shape: ModelShape) -> Problems:
     """Reserved baselines must fit the slots: over all pools, then in each pool as split.
 
     Reserved KV must fit the pools' (if unstated, all slots when full), and so must token rates.
@@ -517,29 +517,29 @@ def _reservations(reserved: Sequence[_Reserved], shape: ModelShape) -> Found:
 
 def remarks(config: Config) -> list[str]:
     """One line for each setting of a valid configuration that may surprise."""
-    found = []
+    lines = []
     if not config.entitlements and not config.auth.jwt:
-        found.append("no entitlements: the gateway is open to any key, or none")
+        lines.append("no entitlements: the gateway is open to any key, or none")
     if not config.administered:
         reads = config.server.viewer_key is not None or config.server.admin_keys
         closed = "entitlements cannot be changed" if reads else "the admin routes are closed"
-        found.append(f"no server.admin_key: {closed}")
+        lines.append(f"no server.admin_key: {closed}")
     for model in config.models:
         about = f"model {model.name}"
         if len(model.pools) == 1 and model.boundary.b_short:
-            found.append(f"{about}: boundary.b_short has no effect with one pool")
+            lines.append(f"{about}: boundary.b_short has no effect with one pool")
         if model.engine_priority != "none":
-            found.append(
+            lines.append(
                 f"{about}: engine_priority: {model.engine_priority} has no effect unless every "
                 f"engine is started with {PRIORITY_FLAGS[model.engine_priority]}; some versions "
                 "refuse each request instead"
             )
         if config.entitlements and not managed(config, model):
-            found.append(
+            lines.append(
                 f"{about}: no entitlement states a service_class or a limit, so keys are checked "
                 "and nobody is refused for load"
             )
-    return [*found, *_about_entitlements(config)]
+    return [*lines, *_about_entitlements(config)]
 
 
 def _about_entitlements(config: Config) -> Iterator[str]:
@@ -552,24 +552,24 @@ def _about_entitlements(config: Config) -> Iterator[str]:
     by_name = {model.name: model for model in config.models}
     priced = {m.name for m in config.models if m.price or any(p.gpu_hour for p in m.pools.values())}
     used = {name for key in tenant_keys(config) for name in key.entitlements}
-    for each in config.entitlements:
-        if each.model not in priced and spenders & {each.tenant, each.name}:
+    for entitlement in config.entitlements:
+        if entitlement.model not in priced and spenders & {entitlement.tenant, entitlement.name}:
             yield (
-                f"entitlement {each.name}: a budget is in money, and the model {each.model} has no "
-                "price, so that its use is free"
+                f"entitlement {entitlement.name}: a budget is in money, and the model "
+                f"{entitlement.model} has no price, so that its use is free"
             )
-    for each in config.entitlements:
-        about = f"entitlement {each.name}"
-        if not config.auth.jwt and not each.api_keys and each.name not in used:
+    for entitlement in config.entitlements:
+        about = f"entitlement {entitlement.name}"
+        if not config.auth.jwt and not entitlement.api_keys and entitlement.name not in used:
             yield f"{about}: no api_keys, so nobody can use it"
-        if each.service_class in BACKFILL and each.concurrency is not None:
+        if entitlement.service_class in BACKFILL and entitlement.concurrency is not None:
             yield (
-                f"{about}: {each.service_class} reserves nothing: concurrency only says where its "
-                "burst begins"
+                f"{about}: {entitlement.service_class} reserves nothing: concurrency only says "
+                "where its burst begins"
             )
-        if each.service_class == "guaranteed":
-            pools = by_name[each.model].pools
-            baseline = terms_of(each, by_name[each.model]).baseline
+        if entitlement.service_class == "guaranteed":
+            pools = by_name[entitlement.model].pools
+            baseline = terms_of(entitlement, by_name[entitlement.model]).baseline
             none = [name for name, part in zip(pools, baseline, strict=True) if not part]
             if none:
                 pools_named = ", ".join(none)

@@ -56,42 +56,42 @@ def changes(before: Config, after: Config) -> list[Change]:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    found = list(_compared("", old, new))
-    known = {model["name"] for model in old["models"]}
+    differences = list(_compared("", old, new))
+    names = {model["name"] for model in old["models"]}
     for model in new["models"]:
-        if model["name"] not in known and model["compression"]["enabled"]:
+        if model["name"] not in names and model["compression"]["enabled"]:
             path = f"models[{model['name']}].compression.enabled"
-            found.append(Change(path=path, before="False", after="True", restart=True))
-    return found
+            differences.append(Change(path=path, before="False", after="True", restart=True))
+    return differences
 
 
 def merged(before: Config, after: Config) -> Config:
     """The configuration in force once `after` is applied without a restart."""
-    known = {model.name: model for model in before.models}
+    models_before = {model.name: model for model in before.models}
     models = []
     for model in after.models:
         compression, pools = model.compression.model_copy(update={"enabled": False}), model.pools
-        if (old := known.get(model.name)) is not None:
+        if (old := models_before.get(model.name)) is not None:
             compression = _taking(OWN_PROCESSES, old.compression, model.compression)
             pools = {
                 name: _taking(BY_HOUR, old.pools[name], pool) if name in old.pools else pool
                 for name, pool in pools.items()
             }
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
-    found = _taking(FIXED, before, after)
+    config = _taking(FIXED, before, after)
     server = _taking(KEYS, after.server, before.server)
-    found = found.model_copy(update={"server": server, "models": tuple(models)})
-    found.note(
+    config = config.model_copy(update={"server": server, "models": tuple(models)})
+    config.note(
         references={
             path: written
-            for config in (before, after)
-            for path, written in config.origin.references.items()
+            for source in (before, after)
+            for path, written in source.origin.references.items()
             # Of settings that change only with a restart, those before.
             if (path[0] != "models" and _FIXED.fullmatch(dotted(path)) is not None)
-            is (config is before)
+            is (source is before)
         }
     )
-    return found
+    return config
 
 
 def _taking(names: Iterable[str], source: Section, section: _S) -> _S:
@@ -167,11 +167,11 @@ def stand_in_for_references(document: Document) -> None:
         try:
             Config.model_validate(document.data)
         except ValidationError as error:
-            found = {document.resolve(each["loc"]): each for each in error.errors()}
+            details = {document.resolve(d["loc"]): d for d in error.errors()}
         else:
             return
         for path, written in document.references.items():
-            detail, section = found.get(path), found.get(path[:-1])
+            detail, section = details.get(path), details.get(path[:-1])
             if detail is None and section is not None and section["type"] == "sluice":
                 detail = section  # its settings do not agree
             if detail is None:
@@ -186,8 +186,8 @@ def stand_in_for_references(document: Document) -> None:
 
 def only_secrets(references: Mapping[KeyPath, str], config: Config) -> bool:
     """Whether references stand for secrets only, so that all else is as it will be."""
-    found = _secrets((), config.model_dump())
-    secrets = {path for path, value in found if isinstance(value, SecretStr)}
+    values = _secrets((), config.model_dump())
+    secrets = {path for path, value in values if isinstance(value, SecretStr)}
     return all(path in secrets for path in references)
 
 
@@ -212,14 +212,14 @@ def _as_written(config: Config) -> Any:
 def _references(config: Config) -> dict[KeyPath, str]:
     """References as written, but in secrets without what stands beside them."""
     secrets = dict(_secrets((), config.model_dump()))
-    found = dict(config.origin.references)
-    for path in found.keys() & secrets.keys():
-        names = [f"${{{name}}}" for name in re.findall(r"\$\{(\w+)", found[path])]
+    references = dict(config.origin.references)
+    for path in references.keys() & secrets.keys():
+        names = [f"${{{name}}}" for name in re.findall(r"\$\{(\w+)", references[path])]
         if not isinstance(secrets[path], SecretStr):
-            found[path] = without_credentials(found[path])
-        elif [found[path]] != names:
-            found[path] = f"{_SECRET} with {', '.join(names)}"
-    return found
+            references[path] = without_credentials(references[path])
+        elif [references[path]] != names:
+            references[path] = f"{_SECRET} with {', '.join(names)}"
+    return references
 
 
 def _secrets(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, SecretStr | Secret[str]]]:

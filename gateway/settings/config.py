@@ -108,14 +108,14 @@ class Config(Section):
 
     def listening(self, **given: Any) -> "Config":
         """The configuration with these settings of `server`, as command-line options give them."""
-        found = self.model_copy(update={"server": self.server.model_copy(update=given)})
+        config = self.model_copy(update={"server": self.server.model_copy(update=given)})
         references = {
             path: written
             for path, written in self._origin.references.items()
             if path[0] != "server" or path[1] not in given
         }
-        found.note(given={**self._origin.given, **given}, references=references)
-        return found
+        config.note(given={**self._origin.given, **given}, references=references)
+        return config
 
     def as_started(self, later: "Config") -> "Config":
         """A later file's configuration with the options that this process was started with."""
@@ -138,18 +138,18 @@ def schema() -> dict[str, Any]:
 
     A number, flag, choice or patterned text may also be given as `${NAME}`.
     """
-    found = Config.model_json_schema(mode="validation", schema_generator=GenerateJsonSchema)
-    definitions = {name: _open(part) for name, part in found.pop("$defs", {}).items()}
+    root = Config.model_json_schema(mode="validation", schema_generator=GenerateJsonSchema)
+    definitions = {name: _open(part) for name, part in root.pop("$defs", {}).items()}
     definitions[_REFERENCE] = {
         "title": "Environment reference",
         "description": "`${NAME}` or `${NAME:-default}`, resolved when the file is read.",
         "type": "string",
         "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
     }
-    found = _open(found)
+    root = _open(root)
     return {
         "$schema": DIALECT,
-        **found,
+        **root,
         "title": "sluice.yaml",
         "$defs": dict(sorted(definitions.items())),
     }

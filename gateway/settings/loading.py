@@ -199,7 +199,7 @@ def parse(text: str, filename: str, environ: Mapping[str, str] | None) -> Config
             place = path if kind == "missing" else path[:-1]
             if kind in {"missing", "extra_forbidden"} or location[-1:] == (KEY,):
                 path = (*path, KEY)
-            document.add(path, *_told(detail, _section(place)))
+            document.add(path, *_explained(detail, _section(place)))
     if not document.sent or (config is not None and only_secrets(document.references, config)):
         check_relations(document, config)
     if document.problems or config is None:
@@ -222,17 +222,17 @@ def read_admin_fields(
             raise _refused("request", name, "cannot be sent here", fix)
     section = _SECTIONS[kind]
     try:
-        found = section.model_validate(fields)
+        checked = section.model_validate(fields)
     except ValidationError as error:
         detail = error.errors(include_url=False, include_context=True)[0]
         path = detail["loc"]
-        told = _told(detail, _section(path[:-1], section))
+        problem_and_fix = _explained(detail, _section(path[:-1], section))
         path = path[:-1] if path[-1:] == (KEY,) else path
-        raise _refused("request", dotted(path), *told) from None
+        raise _refused("request", dotted(path), *problem_and_fix) from None
     limits = [name for name in KeyLimitsConfig.model_fields if name in fields]
     if kind == "key" and limits and (unfit := unfit_limits(config)) is not None:
         raise _refused("request", limits[0], *unfit)
-    return found.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    return checked.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
 def _refused(
@@ -243,20 +243,20 @@ def _refused(
     )
 
 
-def _told(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str]:
+def _explained(detail: ErrorDetails, section: type[Section] | None) -> tuple[str, str]:
     """(problem, fix) of a finding about a key of a section."""
     kind, context = detail["type"], detail.get("ctx", {})
     name = str(detail["loc"][-1]) if detail["loc"] else ""
-    known = {} if section is None else section.model_fields
+    fields = {} if section is None else section.model_fields
     if kind == "missing":
-        about = (known[name].description if name in known else None) or ""
+        about = (fields[name].description if name in fields else None) or ""
         about = about.split(".")[0].split(";")[0].strip()
         return f"required key `{name}` is missing", f"add `{name}:`" + (about and f" ({about})")
     if kind == "extra_forbidden":
         wishes = {} if section is None else _WISHES.get(section.__name__, {})
         if name in wishes:
             return f"`{name}` is no setting here", wishes[name]
-        return f"unknown key `{shown(name)}`", nearest(name, known)
+        return f"unknown key `{shown(name)}`", nearest(name, fields)
     if name == KEY:
         return "not a usable name", "use letters, digits, `.`, `_` and `-`, at most 64"
     if kind == "sluice":
@@ -278,13 +278,13 @@ def _of_value(detail: ErrorDetails, value: object, context: Mapping[str, Any]) -
         with_unit = type(value) is str and re.fullmatch(r"[0-9][0-9., ]* ?[A-Za-z]{1,12}", value)
         if with_unit and wanted.endswith("number"):
             fix = "write the number alone" + (f": the key's unit is {unit}" if unit else "")
-        found = next(words for of, words in _KINDS if isinstance(value, of))
-        return f"expected {wanted}, found {found}", fix
+        kind_name = next(words for of, words in _KINDS if isinstance(value, of))
+        return f"expected {wanted}, found {kind_name}", fix
     if kind in _BOUNDS:
         key, bound = _BOUNDS[kind]
         bound = f"{bound} {context[key]:g}"
-        found = f", found {value}" if isinstance(value, int | float) else ""
-        return f"must be {bound}{found}", f"give {bound}" + (unit and f", in {unit}")
+        given = f", found {value}" if isinstance(value, int | float) else ""
+        return f"must be {bound}{given}", f"give {bound}" + (unit and f", in {unit}")
     if kind == "literal_error":
         choices = [choice.strip(" '") for choice in re.split(",| or ", str(context["expected"]))]
         if type(value) is str and len(value) <= 20:  # quotable
@@ -309,13 +309,13 @@ def _section(path: KeyPath, root: type[Section] = Config) -> type[Section] | Non
         parts = _parts(field.annotation)
         named = any(part is Mapping for part in parts)
         classes = (part for part in parts if isinstance(part, type))
-        section = next((found for found in classes if issubclass(found, Section)), None)
+        section = next((c for c in classes if issubclass(c, Section)), None)
     return section
 
 
 def _parts(annotation: object) -> list[typing.Any]:
     """An annotation, its origin and its arguments, at any depth."""
-    found = [annotation, typing.get_origin(annotation)]
+    parts = [annotation, typing.get_origin(annotation)]
     for argument in typing.get_args(annotation):
-        found.extend(_parts(argument))
-    return found
+        parts.extend(_parts(argument))
+    return parts

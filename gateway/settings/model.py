@@ -351,13 +351,13 @@ class ModelConfig(Section):
 
         Ranks are balanced by one replica only, so with several, bfio is no pool's default.
         """
-        found: list[PolicyName] = []
+        names: list[PolicyName] = []
         for pool in self.pools.values():
             balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
             ranked: PolicyName = "bfio" if balanced else "least-loaded"
             default = ranked if pool.ranked else "quartz"
-            found.append(pool.scheduling.policy or self.scheduling.policy or default)
-        return tuple(found)
+            names.append(pool.scheduling.policy or self.scheduling.policy or default)
+        return tuple(names)
 
     @property
     def predicts(self) -> bool:

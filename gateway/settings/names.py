@@ -14,7 +14,7 @@ from gateway.settings.config import Config
 from gateway.settings.source import KEY, Document, KeyPath, nearest
 from gateway.settings.worker import WorkerConfig
 
-Found = Iterator[tuple[KeyPath, str, str]]
+Problems = Iterator[tuple[KeyPath, str, str]]
 """Problems: place, message and fix."""
 
 _NEW_KEY: Final = "make another with `sluice hash-key --new`"
@@ -78,18 +78,18 @@ _THIS_HOST: Final = frozenset({"localhost", "localhost.", "127.0.0.1", "::1", "0
 
 def at(root: object, pattern: str) -> list[tuple[KeyPath, Any]]:
     """Every value that a pattern names, with its path; absent ones are left out."""
-    found: list[tuple[KeyPath, Any]] = [((), root)]
+    values: list[tuple[KeyPath, Any]] = [((), root)]
     for step in pattern.split(".") if pattern else ():
         if step == "@":
-            found = [((*path, key), key) for path, value in found for key, _ in _items(value)]
+            values = [((*path, key), key) for path, value in values for key, _ in _items(value)]
         elif step == "*":
-            found = [((*path, key), item) for path, value in found for key, item in _items(value)]
+            values = [((*path, key), item) for path, value in values for key, item in _items(value)]
         else:
-            found = [
+            values = [
                 ((*path, step), v.get(step) if isinstance(v, Mapping) else getattr(v, step, None))
-                for path, v in found
+                for path, v in values
             ]
-    return [(path, value) for path, value in found if value is not None]
+    return [(path, value) for path, value in values if value is not None]
 
 
 def _items(value: Any) -> Iterable[tuple[str | int, Any]]:
@@ -98,7 +98,7 @@ def _items(value: Any) -> Iterable[tuple[str | int, Any]]:
     return enumerate(value) if isinstance(value, tuple) else ()
 
 
-def check_names(document: Document, root: Mapping[str, object]) -> Found:
+def check_names(document: Document, root: Mapping[str, object]) -> Problems:
     """Names that are taken. `root`: those sections of the file that are valid."""
     for within, message, fixes in _UNIQUE:
         for above, scope in at(root, within):
@@ -107,7 +107,7 @@ def check_names(document: Document, root: Mapping[str, object]) -> Found:
                 for pattern, fix in fixes.items()
                 for path, name in at(scope, pattern)
             ]
-            seen: dict[str, KeyPath] = {}
+            places_of: dict[str, KeyPath] = {}
             for path, value, fix in places:
                 name = str(value)
                 if isinstance(value, SecretStr):
@@ -116,7 +116,7 @@ def check_names(document: Document, root: Mapping[str, object]) -> Found:
                 if path[0] in _PATTERN_FIX and "*" in name and path[2] != "aliases":
                     yield path, f"`{name}` is a pattern of names", _PATTERN_FIX[str(path[0])]
                     continue
-                first = seen.setdefault(name, path)
+                first = places_of.setdefault(name, path)
                 if first == path or not fix:
                     continue
                 line = document.place(first).line
@@ -126,7 +126,7 @@ def check_names(document: Document, root: Mapping[str, object]) -> Found:
                     yield path, message.format(name=name, line=line), fix
 
 
-def check_references(root: Mapping[str, object]) -> Found:
+def check_references(root: Mapping[str, object]) -> Problems:
     """Names of nothing. Where a section is invalid, it would seem to be one that nobody has."""
     for index, model in at(root, "models.*"):
         for place, name in at(model, "fallbacks.*"):
@@ -134,21 +134,21 @@ def check_references(root: Mapping[str, object]) -> Found:
                 fix = "name another model, or remove it"
                 yield (*index, *place), "the model itself", fix
     for pattern, names, message in _REFERENCES:
-        known = dict.fromkeys(str(name) for place in names for _, name in at(root, place))
-        yield from unknown(at(root, pattern), known, message)
+        existing = dict.fromkeys(str(name) for place in names for _, name in at(root, place))
+        yield from unknown(at(root, pattern), existing, message)
 
 
-def unknown(named: Iterable[tuple[KeyPath, str]], known: Collection[str], message: str) -> Found:
+def unknown(named: Iterable[tuple[KeyPath, str]], names: Collection[str], message: str) -> Problems:
     """A problem for each name that is none of those known."""
     for path, name in named:
-        if name not in known:
+        if name not in names:
             place = (*path, KEY) if path[-1] == name else path
-            yield place, message.format(name), nearest(name, known)
+            yield place, message.format(name), nearest(name, names)
 
 
-def check_engines(document: Document, root: Mapping[str, object]) -> Found:
+def check_engines(document: Document, root: Mapping[str, object]) -> Problems:
     """Each engine belongs to one pool of one model; otherwise its slots would count twice."""
-    seen: dict[str, KeyPath] = {}
+    first_places: dict[str, KeyPath] = {}
     names = dict(at(root, "models.*.name"))
     worker: WorkerConfig
     for path, worker in at(root, "models.*.pools.*.workers.*"):
@@ -156,7 +156,7 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Found:
         engine = address.id
         if address.host in _THIS_HOST:  # whatever it is called
             engine = f"this host:{address.port}{address.path_prefix}"
-        first = seen.setdefault(worker.discover or engine, path)
+        first = first_places.setdefault(worker.discover or engine, path)
         line = document.place(first).line
         if first == path:
             continue
@@ -170,7 +170,7 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Found:
             yield path, f"worker {worker.id} is in {there}: its slots would count twice", _ONE_POOL
 
 
-def check_tenants(config: Config) -> Found:
+def check_tenants(config: Config) -> Problems:
     """Tenants against their entitlements: what their keys may open."""
     loras = {model.name: model.loras for model in config.models}
     own: dict[str, dict[str, str]] = {}

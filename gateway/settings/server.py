@@ -182,8 +182,8 @@ def _check_many(scheme: str, rest: str) -> None:
     fix = _CLUSTER_FIX if cluster else _SENTINEL_FIX
     authority, slash, path = rest.partition("/")
     for node in authority.rpartition("@")[2].split(","):
-        found = _NODE.fullmatch(node)
-        if found is None or not 0 < int(found[1]) < 65536:
+        match = _NODE.fullmatch(node)
+        if match is None or not 0 < int(match[1]) < 65536:
             reject("not a list of HOST:PORT", fix)
     if cluster and slash:
         reject("a cluster has no databases", fix)

@@ -82,9 +82,9 @@ def shown(text: str, limit: int = 60) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """`did you mean` for a misspelt word, or the list of all choices."""
-    choices = list(known)
+    choices = list(words)
     close = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -167,13 +167,13 @@ class Document:
 
     def value(self, path: KeyPath) -> Any:
         """The plain data at a path; None when there is none."""
-        found: Any = self.data
+        value: Any = self.data
         for step in path:
             try:
-                found = found[step]
+                value = value[step]
             except (KeyError, IndexError, TypeError):
                 return None
-        return found
+        return value
 
 
 def read(text: str, filename: str, environ: Mapping[str, str] | None) -> Document:

@@ -187,12 +187,12 @@ def entitlements_by_tenant(config: Config) -> dict[str, tuple[str, ...]]:
 def tenant_keys(config: Config) -> list[TenantKey]:
     """Every key of the file's tenants."""
     own = entitlements_by_tenant(config)
-    found = []
+    keys = []
     for tenant in config.tenants:
         for key in tenant.keys:
             listed = tenant.entitlements if key.entitlements is None else key.entitlements
             stated = stated_limits(key)
-            found.append(
+            keys.append(
                 TenantKey(
                     tenant=tenant.name,
                     name=key.name,
@@ -206,7 +206,7 @@ def tenant_keys(config: Config) -> list[TenantKey]:
                     limits=key_limits(tenant.name, key.name, stated, config.currency),
                 )
             )
-    return found
+    return keys
 
 
 def terms_of(entitlement: EntitlementConfig, model: ModelConfig, created: int = 0) -> Entitlement:
@@ -223,5 +223,5 @@ def fields_of(entitlement: EntitlementConfig) -> dict[str, Any]:
 
 def digest_of(entitlement: EntitlementConfig) -> str:
     """SHA-256 of a section, in hex; layout and fields at their default do not change it."""
-    said = entitlement.model_dump(mode="json", exclude_defaults=True)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    stated = entitlement.model_dump(mode="json", exclude_defaults=True)
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()

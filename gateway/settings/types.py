@@ -56,8 +56,8 @@ def mask(text: str) -> tuple[str, dict[int, str]]:
 def stand_in(written: str, value: str = "") -> EnvValue:
     """A text with this value in place of its references; by default their names."""
 
-    def of(found: re.Match[str]) -> str:
-        return "${" if found[0] == "$${" else value or f"reference-{found[1]}"
+    def of(match: re.Match[str]) -> str:
+        return "${" if match[0] == "$${" else value or f"reference-{match[1]}"
 
     return EnvValue(_REFERENCE.sub(of, written))
 
@@ -70,10 +70,10 @@ def substitute(text: str, environ: Mapping[str, str] | None) -> str:
     """
     if "${" not in text:
         return text
-    found = False
+    resolved = False
 
     def value(match: re.Match[str]) -> str:
-        nonlocal found
+        nonlocal resolved
         name, default = match[1], match[2]
         if match[0] == "$${":
             return "${"
@@ -82,12 +82,12 @@ def substitute(text: str, environ: Mapping[str, str] | None) -> str:
                 "malformed environment reference",
                 "write `${NAME}` or `${NAME:-default}`, and `$${` for a literal `${`",
             )
-        found = True
+        resolved = True
         if environ is None:
             return str(stand_in(match[0]))
-        known = environ.get(name, "")
-        if known:
-            return known
+        setting = environ.get(name, "")
+        if setting:
+            return setting
         if default is not None:
             return str(default)
         state = "empty" if name in environ else "not set"
@@ -97,7 +97,7 @@ def substitute(text: str, environ: Mapping[str, str] | None) -> str:
         )
 
     result = _REFERENCE.sub(value, text)
-    return EnvValue(result) if found else result
+    return EnvValue(result) if resolved else result
 
 
 def unquoted(text: str) -> object:
@@ -139,9 +139,9 @@ def reject(message: str, fix: str) -> NoReturn:
 
 
 def _origin(text: str) -> str:
-    found = text.lower()
-    if found in {"*", "null"} or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", found):
-        return found
+    origin = text.lower()
+    if origin in {"*", "null"} or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", origin):
+        return origin
     reject("not an origin", "write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
 
 
@@ -149,16 +149,16 @@ def typed(value: object) -> object:
     """An environment value as the number or flag that it spells; other values unchanged."""
     if not isinstance(value, EnvValue):
         return value
-    found = unquoted(str(value))
-    return value if isinstance(found, str) else found
+    parsed = unquoted(str(value))
+    return value if isinstance(parsed, str) else parsed
 
 
 def _instant(value: object) -> object:
     if value is None:
         return None
-    found = in_utc(value) if isinstance(value, str | datetime) else None
-    if found is not None:
-        return found
+    moment = in_utc(value) if isinstance(value, str | datetime) else None
+    if moment is not None:
+        return moment
     reject(f"not {INSTANT}", "write it as 2026-12-31T23:59:59Z")
 
 

@@ -70,8 +70,8 @@ def source_of(url: str) -> DiscoverySource:
         asked = parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError:
         reject("not a URL", _FORMS[scheme])
-    known = {"dns": {"server"}, "k8s": {"selector", "port", "namespace"}}.get(scheme, set())
-    if parts.fragment or "@" in parts.netloc or set(asked) - known:
+    allowed = {"dns": {"server"}, "k8s": {"selector", "port", "namespace"}}.get(scheme, set())
+    if parts.fragment or "@" in parts.netloc or set(asked) - allowed:
         reject(f"a {scheme}:// URL has other parts", _FORMS[scheme])
     options = {name: values[-1] for name, values in asked.items()}
     if scheme == "dns":
@@ -240,7 +240,7 @@ class WorkerConfig(Section):
         """Where its engines are found; None for an engine of its own."""
         return None if self.discover is None else source_of(self.discover)
 
-    def found(self, engine: FoundEngine) -> tuple[WorkerAddress, ...]:
+    def addresses_for(self, engine: FoundEngine) -> tuple[WorkerAddress, ...]:
         """An engine that its source named, with an address for each rank.
 
         Raises ValueError for a URL that is none, or of this machine's cloud, and a model's name

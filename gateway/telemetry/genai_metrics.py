@@ -69,12 +69,12 @@ class _Family:
 
     def series(self, labels: Labels) -> _Series:
         """The series of these values; of those beyond MAX_SERIES one that nobody exports."""
-        found = self._series.get(labels)
-        if found is None:
-            found = _Series(self._bounds)
+        own = self._series.get(labels)
+        if own is None:
+            own = _Series(self._bounds)
             if len(self._series) < MAX_SERIES:
-                self._series[labels] = found
-        return found
+                self._series[labels] = own
+        return own
 
     def metric(self, start_ns: int, now_ns: int) -> Metric | None:
         """All series as the SDK exports them; None without any."""

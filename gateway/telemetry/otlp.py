@@ -202,8 +202,8 @@ class _MetricDelivery(OTLPMetricExporter):
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: object
     ) -> MetricExportResult:
         own = self._genai.collect(time.time_ns())
-        found = []
+        resources = []
         for of_resource in metrics_data.resource_metrics:
             scopes = [replace(s, metrics=[*s.metrics, *own]) for s in of_resource.scope_metrics]
-            found.append(replace(of_resource, scope_metrics=scopes))
-        return super().export(MetricsData(found), timeout_millis, **kwargs)
+            resources.append(replace(of_resource, scope_metrics=scopes))
+        return super().export(MetricsData(resources), timeout_millis, **kwargs)

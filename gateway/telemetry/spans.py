@@ -49,7 +49,7 @@ def context_of(trace: Trace) -> SpanContext:
 def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
     """The spans of a record that has a sampled trace, the request's own first."""
     trace, root, timing = record.trace, context_of(record.trace), record.timing
-    found: list[ReadableSpan] = []
+    spans: list[ReadableSpan] = []
 
     def add(
         name: str,
@@ -68,7 +68,7 @@ def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
         stated = {key: value for key, value in attributes.items() if value is not None}
         if error is not None:
             stated["error.type"] = error
-        found.append(
+        spans.append(
             ReadableSpan(
                 name,
                 context=root if within is None else _context(trace, child_id(trace, within)),
@@ -106,7 +106,7 @@ def spans_of(record: DecisionRecord, resource: Resource) -> list[ReadableSpan]:
         }
         failed = None if attempt.result == "ok" else attempt.result
         add("attempt", SpanKind.CLIENT, start_ns, end_ns, about, failed, number)
-    return found
+    return spans
 
 
 def _context(trace: Trace, span_id: str, *, remote: bool = False) -> SpanContext:

@@ -113,26 +113,26 @@ class AdminChanges(Generic[_InForce]):
         """What has this name, if anything does."""
         raise NotImplementedError
 
-    def _fields(self, found: _InForce) -> Mapping[str, object]:
+    def _fields(self, entry: _InForce) -> Mapping[str, object]:
         """The fields that changes can differ in, for the audit."""
         raise NotImplementedError
 
-    def _found(self, name: str, version: int | None = None) -> _InForce:
+    def _current(self, name: str, version: int | None = None) -> _InForce:
         """What has this name, at revision `version` if given. Raises NotFound, Refusal."""
-        found, reason = self._in_force(name), f"{self.kind}_not_found"
-        if found is None:
+        entry, reason = self._in_force(name), f"{self.kind}_not_found"
+        if entry is None:
             raise NotFound(
                 f"There is no {self.kind} '{name[:64]}'. GET /admin/{self.kind}s lists them.",
                 reason=reason,
             )
-        if version is not None and found.revision != version:
+        if version is not None and entry.revision != version:
             reason = f"{self.kind}_changed"
             raise Refusal(
-                f"'{name}' was changed since: it is at revision {found.revision}. Read it again.",
+                f"'{name}' was changed since: it is at revision {entry.revision}. Read it again.",
                 reason=reason,
                 param="if-match",
             )
-        return found
+        return entry
 
     def _taken(self, name: str) -> Conflict:
         """The refusal of a new one whose name is taken."""
@@ -152,8 +152,8 @@ class AdminChanges(Generic[_InForce]):
         """
 
         def audited() -> Mapping[str, object]:
-            found = self._in_force(name)
-            return {} if found is None else self._fields(found)
+            entry = self._in_force(name)
+            return {} if entry is None else self._fields(entry)
 
         async def attempt() -> None:
             change, what = await work()
@@ -177,8 +177,8 @@ class AdminChanges(Generic[_InForce]):
         """A denial that replaces what is known of its subject: `name`, or its key by digest."""
         of = f"{self.kind} {name}"
         subject = f"key {key}" if key else of
-        known = self._known.denials.get(f"{what} {subject}")
-        changed = self._later(0 if known is None else known.changed)
+        earlier = self._known.denials.get(f"{what} {subject}")
+        changed = self._later(0 if earlier is None else earlier.changed)
         return Denial(what=what, subject=subject, value=value, of=of, changed=changed)
 
     def _gone(self, name: str, subjects: Iterable[str], rows: Iterable[Row] = ()) -> list[Denial]:
@@ -188,15 +188,15 @@ class AdminChanges(Generic[_InForce]):
         """
         parts = [*subjects, *(part for row in rows for part in (row.uid, *row.digests))]
         return [
-            Denial(what="gone", subject=each, of=f"{self.kind} {name}", changed=self._later(0))
-            for each in dict.fromkeys(filter(None, parts))
-            if not self._known.gone(each)
+            Denial(what="gone", subject=subject, of=f"{self.kind} {name}", changed=self._later(0))
+            for subject in dict.fromkeys(filter(None, parts))
+            if not self._known.gone(subject)
         ]
 
     def _row(self, row: Row, **fields: Any) -> Row:
         """A row that replaces another one, or the one that is kept under its name."""
-        known = self._known.rows.get(row.id)
-        revision, before = (0, 0) if known is None else (known.revision, known.changed)
+        earlier = self._known.rows.get(row.id)
+        revision, before = (0, 0) if earlier is None else (earlier.revision, earlier.changed)
         return msgspec.structs.replace(
             row, **fields, revision=revision, changed=self._later(max(before, row.changed))
         )

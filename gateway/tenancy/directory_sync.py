@@ -172,10 +172,10 @@ class DirectorySync:
         if not written.replicated:
             _log.warning("no replica of Redis took a change in time: a failover now would lose it")
 
-        def kept(item: _T) -> _T:
+        def as_written(item: _T) -> _T:
             return msgspec.structs.replace(item, revision=written.revision)  # type: ignore[type-var]
 
-        await self._take(map(kept, change.puts), map(kept, change.denials))
+        await self._take(map(as_written, change.puts), map(as_written, change.denials))
         await self._apply()
 
     async def _refresh(self) -> None:
@@ -238,7 +238,7 @@ class DirectorySync:
         """The result of a call. Raises StateFailure, also for time-outs."""
         try:
             async with asyncio.timeout(limit_s):
-                found = await call
+                answer = await call
         except (StateFailure, TimeoutError) as error:
             reason = str(error) or f"no answer within {limit_s:g} s"
             self._breaker.failed(self._clock(), self._chance())
@@ -250,7 +250,7 @@ class DirectorySync:
         if self._away:
             self._away = False
             _log.info("the directory of tenants is back")
-        return found
+        return answer
 
 
 async def paused(items: Iterable[_T]) -> AsyncIterator[_T]:

@@ -90,25 +90,25 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
                 param="after",
             )
         place = (int(number), name)
-        found: list[EntitlementInForce] = []
+        shown: list[EntitlementInForce] = []
         while True:
             entries = self._index.after(place, SLICE)
             for entry in entries:
                 terms = entry.terms
                 if model in (None, terms.model) and tenant in (None, terms.tenant):
-                    if len(found) == limit:  # one more than the limit: there is a next page
+                    if len(shown) == limit:  # one more than the limit: there is a next page
                         cursor = f"{place[0]}:{place[1]}"
-                        return {"data": await self._shown(found), "next": cursor}
-                    found.append(entry)
+                        return {"data": await self._shown(shown), "next": cursor}
+                    shown.append(entry)
                 place = (terms.created, terms.name)
             if len(entries) < SLICE:
-                return {"data": await self._shown(found), "next": None}
+                return {"data": await self._shown(shown), "next": None}
             await asyncio.sleep(0)
 
     async def get(self, name: str) -> dict[str, object]:
         """One entitlement: terms, counters, fingerprints of its keys."""
-        (found,) = await self._shown([self._found(name)])
-        return found
+        (row,) = await self._shown([self._current(name)])
+        return row
 
     async def _shown(self, entries: Sequence[EntitlementInForce]) -> list[dict[str, object]]:
         """Entitlements for GET; without a view of the store, state and use are unknown."""
@@ -122,7 +122,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
                 views |= {view.name: view for view in await self._store.view(model, wanted)}
             except StateFailure:
                 continue
-        found = []
+        rows = []
         for entry in entries:
             terms, shape = entry.terms, self._shapes.get(entry.terms.model)
             if shape is None:  # it is leaving
@@ -151,18 +151,18 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
                 "state": state,
                 "usage": usage,
             }
-            found.append({**self._fields(entry), **counters})
-        return found
+            rows.append({**self._fields(entry), **counters})
+        return rows
 
     def _in_force(self, name: str) -> EntitlementInForce | None:
         entry = self._index.entries.get(name)
         return None if entry is None or entry.terms.model not in self._shapes else entry
 
-    def _fields(self, found: EntitlementInForce) -> dict[str, object]:
+    def _fields(self, entry: EntitlementInForce) -> dict[str, object]:
         return {
-            **fields_from(found.terms, self._shapes[found.terms.model]),
-            "suspended": found.terms.suspended,
-            "keys": [fingerprint(digest) for digest in found.digests],
+            **fields_from(entry.terms, self._shapes[entry.terms.model]),
+            "suspended": entry.terms.suspended,
+            "keys": [fingerprint(digest) for digest in entry.digests],
         }
 
     # -- changes
@@ -180,8 +180,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
             row = self._row(made, created=int(self._wall_clock() * 1000))
             return DirectoryChange(puts=(row, self._key_row(name, made.uid, digest))), "create"
 
-        said = await self._change(name, who, work)
-        return {**await self.get(name), "key": key, **said}
+        warning = await self._change(name, who, work)
+        return {**await self.get(name), "key": key, **warning}
 
     async def change(
         self,
@@ -198,7 +198,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """
 
         async def work() -> Planned:
-            entry, file = self._found(name, version), self._tenancy.file
+            entry, file = self._current(name, version), self._tenancy.file
             stated = entitlement_fields(name, file, self._known)
             before, origin = ({}, "admin") if stated is None else stated[:2]
             for field in ("name", "model"):
@@ -220,8 +220,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
             put = self._row(row, fields=checked, of=of)
             return DirectoryChange(puts=(put,), denials=denials), what
 
-        said = await self._change(name, who, work)
-        return {**await self.get(name), **said}
+        warning = await self._change(name, who, work)
+        return {**await self.get(name), **warning}
 
     async def suspend(
         self, name: str, who: str, *, undo: bool = False, version: int | None = None
@@ -229,12 +229,12 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """Refuse new requests, or with `undo` allow them again. Running requests continue."""
 
         async def work() -> Planned:
-            self._found(name, version)
+            self._current(name, version)
             denial = self._denial("suspended", name, float(not undo))
             return DirectoryChange(denials=(denial,)), "resume" if undo else "suspend"
 
-        said = await self._change(name, who, work)
-        return {**await self.get(name), **said}
+        warning = await self._change(name, who, work)
+        return {**await self.get(name), **warning}
 
     async def expire(
         self, name: str, at: str | None, who: str, *, version: int | None = None
@@ -248,7 +248,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """Delete it. Refused while it has requests in flight, and if it is in the file."""
 
         async def work() -> Planned:
-            entry, inflight = self._found(name, version), 0
+            entry, inflight = self._current(name, version), 0
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
@@ -286,15 +286,15 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         key, digest = self._make_key()
 
         async def work() -> Planned:
-            entry = self._found(name, version)
+            entry = self._current(name, version)
             if len(entry.digests) >= LIVE_KEYS:
                 raise Conflict(
                     f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.", reason="too_many_keys"
                 )
             return DirectoryChange(puts=(self._key_row(name, entry.uid, digest),)), "add_key"
 
-        said = await self._change(name, who, work)
-        return {**await self.get(name), "key": key, **said}
+        warning = await self._change(name, who, work)
+        return {**await self.get(name), "key": key, **warning}
 
     async def revoke_key(
         self, name: str, fingerprint_: str, who: str, *, version: int | None = None
@@ -302,7 +302,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """Revoke one key at once. Requests admitted with it continue."""
 
         async def work() -> Planned:
-            digests = self._found(name, version).digests
+            digests = self._current(name, version).digests
             ended = [d for d in digests if fingerprint(d) == fingerprint_]
             if not ended:
                 raise NotFound(
@@ -314,8 +314,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
             denials = self._gone(name, [*ended, *(row.uid for row in rows)])
             return DirectoryChange(removes=rows, denials=tuple(denials)), "revoke_key"
 
-        said = await self._change(name, who, work)
-        return {**await self.get(name), **said}
+        warning = await self._change(name, who, work)
+        return {**await self.get(name), **warning}
 
     def _key_row(self, name: str, of: str, digest: str) -> Row:
         """A key of an entitlement's own."""
@@ -327,8 +327,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         shape = self._shapes.get(fields["model"])
         try:
             if shape is None:
-                known = ", ".join(f"`{name}`" for name in self._shapes)
-                raise BadTerms("model", "no such model", f"give one of {known}")
+                models = ", ".join(f"`{name}`" for name in self._shapes)
+                raise BadTerms("model", "no such model", f"give one of {models}")
             terms = terms_from(fields, shape, 0)
             if shape.name not in self._managed:  # limits that the gateway could not enforce
                 plain = Entitlement(name=terms.name, model=terms.model)

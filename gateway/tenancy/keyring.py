@@ -75,9 +75,9 @@ class KnownTokens:
 
     def find(self, digest: bytes, now_unix_s: float) -> KnownToken | None:
         """A token that needs no verification now."""
-        found = self._known.get(digest)
-        if found is None or now_unix_s < found.until_unix_s:
-            return found
+        token = self._known.get(digest)
+        if token is None or now_unix_s < token.until_unix_s:
+            return token
         del self._known[digest]
         return None
 
@@ -147,16 +147,16 @@ class Keyring:
     def _enter(self, entries: list[_Entry]) -> tuple[_Entry, ...]:
         for entry in entries:
             bucket = [*self._buckets.get(entry.digest[:PREFIX], ()), entry]
-            bucket.sort(key=lambda known: known.owner)
+            bucket.sort(key=lambda holder: holder.owner)
             self._buckets[entry.digest[:PREFIX]] = tuple(bucket)
         return tuple(entries)
 
     def _drop(self, entries: tuple[_Entry, ...]) -> None:
         for entry in entries:
             prefix = entry.digest[:PREFIX]
-            kept = tuple(known for known in self._buckets[prefix] if known is not entry)
-            if kept:
-                self._buckets[prefix] = kept
+            others = tuple(holder for holder in self._buckets[prefix] if holder is not entry)
+            if others:
+                self._buckets[prefix] = others
             else:
                 del self._buckets[prefix]
 
@@ -239,11 +239,11 @@ class Keyring:
         self, verifier: TokenVerifier, digest: bytes, token: bytes, now_unix_s: float
     ) -> Principal:
         """The principal of a token. Raises Refusal."""
-        known = self.tokens.find(digest, now_unix_s)
-        if known is None:
-            known = self.tokens.enter(digest, verifier.verify(token), now_unix_s)
-        if known.principal is None or known.revision != self._revision:
-            who = known.identity
+        verified = self.tokens.find(digest, now_unix_s)
+        if verified is None:
+            verified = self.tokens.enter(digest, verifier.verify(token), now_unix_s)
+        if verified.principal is None or verified.revision != self._revision:
+            who = verified.identity
             if who.tenant is None:
                 raise Forbidden(
                     f"The token of '{who.issuer}' has no claim '{who.tenant_claim}' that names one "
@@ -268,19 +268,19 @@ class Keyring:
                     entitlements=who.entitlements,
                     only_listed=True,
                 )
-            known.principal = _opened(msgspec.structs.replace(key, name=who.name), own)
-            known.revision = self._revision
-        return known.principal
+            verified.principal = _opened(msgspec.structs.replace(key, name=who.name), own)
+            verified.revision = self._revision
+        return verified.principal
 
 
-def _opened(key: TenantKey, known: Mapping[str, Principal]) -> Principal:
+def _opened(key: TenantKey, entitlements: Mapping[str, Principal]) -> Principal:
     """The principal of a tenant's key, given its tenant's entitlements by name."""
-    names = [name for name in key.entitlements if name in known]
+    names = [name for name in key.entitlements if name in entitlements]
     if not key.only_listed:
-        names += sorted(known.keys() - set(names))
+        names += sorted(entitlements.keys() - set(names))
     used: dict[str, tuple[Principal, ...]] = {}
     for name in names:
-        principal = known[name]
+        principal = entitlements[name]
         limits = key.limits + principal.limits
         principal = msgspec.structs.replace(principal, key=key.name, limits=limits)
         model = principal.model

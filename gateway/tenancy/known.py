@@ -21,9 +21,9 @@ _encode: Final = msgspec.json.Encoder().encode
 _NONE: Final[Mapping[str, Row]] = {}
 
 
-def later_row(one: Row, other: Row) -> Row:
+def later_row(first: Row, second: Row) -> Row:
     """The row that stays of two with one name."""
-    return max(one, other, key=lambda row: (row.changed, row.uid, content(row), row.revision))
+    return max(first, second, key=lambda row: (row.changed, row.uid, content(row), row.revision))
 
 
 def content(row: Row) -> bytes:
@@ -31,9 +31,9 @@ def content(row: Row) -> bytes:
     return _encode(msgspec.structs.replace(row, revision=0))
 
 
-def later_denial(one: Denial, other: Denial) -> Denial:
+def later_denial(first: Denial, second: Denial) -> Denial:
     """The denial that counts of two of one id."""
-    return max(one, other, key=lambda denial: (denial.changed, strictness(denial)))
+    return max(first, second, key=lambda denial: (denial.changed, strictness(denial)))
 
 
 def strictness(denial: Denial) -> float:
@@ -62,11 +62,11 @@ class Known:
         denied: set[str] = set()
         for denial in denials:
             self._note(denial.of or denial.subject, denial.revision)
-            known = self.denials.get(denial.id)
-            newer = denial if known is None else later_denial(known, denial)
-            if known is not None and newer is known:
-                same = denial.changed == known.changed and denial.value == known.value
-                if same and denial.revision > known.revision:
+            earlier = self.denials.get(denial.id)
+            newer = denial if earlier is None else later_denial(earlier, denial)
+            if earlier is not None and newer is earlier:
+                same = denial.changed == earlier.changed and denial.value == earlier.value
+                if same and denial.revision > earlier.revision:
                     self.denials[denial.id] = denial
                 continue
             self.denials[denial.id] = newer

@@ -99,10 +99,10 @@ def entitlement_of(
     name: str, file: TenancyFile, known: Known, shapes: Mapping[str, ModelShape]
 ) -> EntitlementInForce | None:
     """The entitlement in force. Raises NotServed, and BadTerms for what its model cannot have."""
-    found = entitlement_fields(name, file, known)
-    if found is None:
+    stated = entitlement_fields(name, file, known)
+    if stated is None:
         return None
-    fields, origin, uid = found
+    fields, origin, uid = stated
     section, row = file.entitlements.get(name), known.row("entitlement", name)
     model: Any = fields.get("model")
     if model not in shapes:

@@ -188,9 +188,9 @@ class Tenancy(DirectorySync):
                     revoked.append(name)
                 if row and row.of not in ("", section.section) and older(file, row):
                     changed.append(name)
-            for said, names in ((REVOKED, revoked), (OLDER, changed)):
+            for message, names in ((REVOKED, revoked), (OLDER, changed)):
                 if names:
-                    _log.warning(said, len(names), ", ".join(names[:5]))
+                    _log.warning(message, len(names), ", ".join(names[:5]))
             await self.settle()
 
     async def apply(self, rows: Iterable[RowId], denials: Iterable[str]) -> None:
@@ -223,12 +223,12 @@ class Tenancy(DirectorySync):
         todo = list(self._outbox)
         for start in range(0, len(todo), SENT):
             keys = todo[start : start + SENT]
-            found = await asyncio.gather(*map(self._send, keys), return_exceptions=True)
-            for (model, name), result in zip(keys, found, strict=True):
+            results = await asyncio.gather(*map(self._send, keys), return_exceptions=True)
+            for (model, name), result in zip(keys, results, strict=True):
                 if result is True:
                     del self._outbox[model, name]
                     touched[model] = None
-            failures = [result for result in found if isinstance(result, BaseException)]
+            failures = [result for result in results if isinstance(result, BaseException)]
             for error in failures:
                 if isinstance(error, asyncio.CancelledError):
                     raise error
@@ -288,12 +288,12 @@ class Tenancy(DirectorySync):
 
     def entitlements_of(self, tenant: str) -> list[str]:
         """Names of a tenant's entitlements, also of those that only other gateways serve."""
-        found = set(self.keyring.entitlements_of(tenant))
+        names = set(self.keyring.entitlements_of(tenant))
         for name in self.foreign:
             stated = entitlement_fields(name, self.file, self.known)
             if stated is not None and stated[0].get("tenant") == tenant:
-                found.add(name)
-        return sorted(found)
+                names.add(name)
+        return sorted(names)
 
     async def _compute(self, entitlements: set[str], tenants: set[str]) -> None:
         """Compute these anew, and tell what changed."""
@@ -374,14 +374,14 @@ class Tenancy(DirectorySync):
 
     def _enter_tenant(self, tenant: TenantInForce) -> None:
         name = tenant.name
-        keys = [each.key for each in tenant.keys]
+        keys = [k.key for k in tenant.keys]
         self.keyring.put_tenant(name, keys)
         limits = tuple({limit.id: limit for key in keys for limit in key.limits}.values())
         if limits != self._limits.pop(name, ()):
             self._limits_changed(name, limits)
         if limits:
             self._limits[name] = limits
-        made = (each.key for each in tenant.keys if each.origin == "admin")
+        made = (k.key for k in tenant.keys if k.origin == "admin")
         limited = any(key.stated != UNLIMITED for key in made)
         (self.limited.add if limited else self.limited.discard)(name)
         # Also of one that has no section here: its entitlements' own keys and tokens.

@@ -52,30 +52,30 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         """Tenants by name, without their keys: {"data", "next"}; `after`: an earlier "next"."""
         names = self._tenancy.names
         start = names.bisect_right(after or "")
-        found = list(names[start : start + limit + 1])
-        data = [self._shown(name) for name in found[:limit]]
-        return {"data": data, "next": found[limit - 1] if len(found) > limit else None}
+        shown = list(names[start : start + limit + 1])
+        data = [self._shown(name) for name in shown[:limit]]
+        return {"data": data, "next": shown[limit - 1] if len(shown) > limit else None}
 
     def get(self, name: str) -> dict[str, object]:
         """One tenant with its keys by name and fingerprint."""
         now_s = self._wall_clock()
-        keys = [_key_row(found, now_s) for found in self._found(name).keys]
+        keys = [_key_row(key, now_s) for key in self._current(name).keys]
         return {**self._shown(name), "keys": keys}
 
     def search(self, begins: str, page: int, size: int, most_keys: int) -> dict[str, Any]:
         """A page of tenants whose names begin so, each with some of its keys."""
         names = self._tenancy.names
         first = names.bisect_left(begins)
-        found = names.bisect_left(begins + "\uffff") - first
-        pages = max(1, -(-found // size))
+        count = names.bisect_left(begins + "\uffff") - first
+        pages = max(1, -(-count // size))
         page = min(page, pages - 1)
         at, now_s = first + page * size, self._wall_clock()
         rows = []
-        for name in names[at : min(at + size, first + found)]:
+        for name in names[at : min(at + size, first + count)]:
             keys = [_key_row(key, now_s) for key in self._tenancy.tenant(name).keys[:most_keys]]
             states = [{"name": row["name"], "state": row["state"]} for row in keys]
             rows.append({**self._shown(name), "keys": states})
-        return {"rows": rows, "found": found, "total": len(names), "page": page, "pages": pages}
+        return {"rows": rows, "found": count, "total": len(names), "page": page, "pages": pages}
 
     def _shown(self, name: str) -> dict[str, object]:
         """A tenant for GET and in lists, without its keys."""
@@ -92,11 +92,11 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         tenant = self._tenancy.tenant(name)
         return tenant if tenant.exists else None
 
-    def _fields(self, found: TenantInForce) -> dict[str, object]:
-        fields = _tenant_fields(found)
-        for each in found.keys:
-            row = _key_row(each, 0.0)
-            former = " before its rotation" if each.former else ""
+    def _fields(self, tenant: TenantInForce) -> dict[str, object]:
+        fields = _tenant_fields(tenant)
+        for key in tenant.keys:
+            row = _key_row(key, 0.0)
+            former = " before its rotation" if key.former else ""
             fields[f"key {row.pop('name')}{former}"] = row
         return fields
 
@@ -120,8 +120,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             denials = self._suspension(name, {**checked})
             return DirectoryChange(puts=(row,), denials=denials), "create"
 
-        said = await self._change(name, who, work)
-        return {**self.get(name), **said}
+        warning = await self._change(name, who, work)
+        return {**self.get(name), **warning}
 
     async def change(
         self, name: str, fields: Mapping[str, object], who: str, *, version: int | None = None
@@ -134,7 +134,7 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             raise _invalid("name", "name: cannot be changed; leave it out, or create a tenant.")
 
         async def work() -> Planned:
-            self._found(name, version)
+            self._current(name, version)
             row = self._known.row("tenant", name)
             before = {"name": name} if row is None else row.fields
             checked = self._checked_tenant({**before, **fields})
@@ -151,8 +151,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
                 what = "suspend" if denials[0].value else "resume"
             return DirectoryChange(puts=puts, denials=denials), what
 
-        said = await self._change(name, who, work)
-        return {**self.get(name), **said}
+        warning = await self._change(name, who, work)
+        return {**self.get(name), **warning}
 
     async def delete(
         self, name: str, who: str, *, version: int | None = None, force: bool = False
@@ -164,11 +164,13 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         """
 
         async def work() -> Planned:
-            self._found(name, version)
+            self._current(name, version)
             if name in self._tenancy.file.tenants:
                 raise _in_file(name, "Remove it there and reload, or suspend it.")
             own = self._tenancy.entitlements_of(name)
-            in_file = [each for each in own if each in self._tenancy.file.entitlements]
+            in_file = [
+                entitlement for entitlement in own if entitlement in self._tenancy.file.entitlements
+            ]
             if own and (in_file or not force):
                 fix = (
                     f"'{in_file[0]}' is in the configuration file: remove it there and reload, or "
@@ -184,8 +186,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
                 )
             rows = (self._known.rows["tenant", name], *self._known.keys_of(name).values())
             denials = self._gone(name, (), rows)
-            for each in own:
-                removal = self._removal(each)
+            for entitlement in own:
+                removal = self._removal(entitlement)
                 rows += removal.removes
                 denials += removal.denials
             return DirectoryChange(removes=rows, denials=tuple(denials)), "delete"
@@ -216,9 +218,9 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         digest, key_name = checked["sha256"], checked["name"]
 
         async def work() -> Planned:
-            tenant = self._found(name, version)
+            tenant = self._current(name, version)
             self._check_lists(name, checked)
-            if any(found.key.name == key_name for found in tenant.keys):
+            if any(k.key.name == key_name for k in tenant.keys):
                 raise Conflict(f"'{name}' has a key '{key_name}'. Rotate it.", reason="key_exists")
             self._check_new(name, digest)
             row = Row(
@@ -236,8 +238,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             )
             return DirectoryChange(puts=(self._row(row),), denials=denials), "add_key"
 
-        said = await self._change(name, who, work)
-        return self._answer(name, digest, secret, said)
+        warning = await self._change(name, who, work)
+        return self._answer(name, digest, secret, warning)
 
     async def change_key(
         self,
@@ -257,25 +259,24 @@ class TenantAdmin(AdminChanges[TenantInForce]):
 
         async def work() -> Planned:
             nonlocal digest
-            found, row = self._key(
-                name, key, version
-            )  # a row also of one that the file lists since
-            digest = found.sha256
-            before = {"name": found.key.name, "sha256": digest} if row is None else row.fields
+            # A row also of one that the file lists since.
+            current, row = self._key(name, key, version)
+            digest = current.sha256
+            before = {"name": current.key.name, "sha256": digest} if row is None else row.fields
             checked, suspended = self._checked_key({**before, **fields})
-            section, said = self._tenancy.file.tenants.get(name), fields.keys()
-            namesakes = [k for k in (section.keys if section else ()) if k.name == found.key.name]
-            where = f"key '{found.key.name}'"
-            if fields.get("suspended") is False and any(each.suspended for each in namesakes):
+            section, changed = self._tenancy.file.tenants.get(name), fields.keys()
+            namesakes = [k for k in (section.keys if section else ()) if k.name == current.key.name]
+            where = f"key '{current.key.name}'"
+            if fields.get("suspended") is False and any(k.suspended for k in namesakes):
                 problem = (
                     f"The configuration file suspends the {where}. Resume it there and reload."
                 )
-            elif found.origin == "file" and said & _OF_FILE:
+            elif current.origin == "file" and changed & _OF_FILE:
                 problem = (
                     f"The {where} is in the configuration file. Change it there and reload; "
                     "`suspended` and `expires_at` can be changed here."
                 )
-            elif namesakes and said & set(LIMIT_FIELDS):
+            elif namesakes and changed & set(LIMIT_FIELDS):
                 problem = (
                     f"The limits of the {where} are in the configuration file. Change them there "
                     "and reload."
@@ -287,7 +288,7 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             self._check_lists(name, checked)
             ends = instant(checked.get("expires_at")) if "expires_at" in fields else None
             # What an administrator made ends by its row; what the file lists, by a denial.
-            listed = found.origin == "file" or f"ends key {digest}" in self._known.denials
+            listed = current.origin == "file" or f"ends key {digest}" in self._known.denials
             digests = {digest, *(() if row is None else row.digests)}
             denials = (
                 *self._restrictions(name, sorted(digests), suspended=suspended),
@@ -296,8 +297,8 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             puts = () if row is None else (self._row(row, fields=checked),)
             return DirectoryChange(puts=puts, denials=denials), "change_key"
 
-        said = await self._change(name, who, work)
-        return self._answer(name, digest, None, said)
+        warning = await self._change(name, who, work)
+        return self._answer(name, digest, None, warning)
 
     async def rotate_key(
         self,
@@ -323,21 +324,21 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         digest = checked["sha256"]
 
         async def work() -> Planned:
-            (found, row), now_s = self._key(name, key, version), self._wall_clock()
+            (current, row), now_s = self._key(name, key, version), self._wall_clock()
             self._check_new(name, digest, more=0 if row is not None else 1)
-            if row is None or found.origin == "file":
+            if row is None or current.origin == "file":
                 # An administrators' key from now on, with the rights in force: the row that the
                 # last rotation left may be out of date.
-                shown = {**_key_row(found, 0.0), "sha256": found.sha256}
+                shown = {**_key_row(current, 0.0), "sha256": current.sha256}
                 shared = ("name", "sha256", "models", "entitlements", "expires_at")
-                kept = {field: shown[field] for field in shared if shown[field] is not None}
-                kept |= msgspec.to_builtins(found.key.stated)
-                full, of = f"{name}/{found.key.name}", self._uid(name)
+                stated = {field: shown[field] for field in shared if shown[field] is not None}
+                stated |= msgspec.to_builtins(current.key.stated)
+                full, of = f"{name}/{current.key.name}", self._uid(name)
                 made = Row(kind="key", name=full, uid=new_uid(), of=of)
-                row = msgspec.structs.replace(row or made, fields=kept)
+                row = msgspec.structs.replace(row or made, fields=stated)
             if grace_s and row.former_sha256 and row.former_until_unix_s > now_s:
                 raise Conflict(
-                    f"The key '{found.key.name}' was rotated, and the one before still opens. "
+                    f"The key '{current.key.name}' was rotated, and the one before still opens. "
                     "Revoke that one first, or rotate with a grace_s of 0, which ends both.",
                     reason="key_rotating",
                 )
@@ -351,15 +352,15 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             )
             denials = [
                 *self._gone(name, ended),
-                *self._restrictions(name, [digest], suspended=found.key.suspended or None),
+                *self._restrictions(name, [digest], suspended=current.key.suspended or None),
             ]
             if grace_s:  # also where the file lists it elsewhere later
-                ends = min(now_s + grace_s, found.key.expires_unix_s or inf)
+                ends = min(now_s + grace_s, current.key.expires_unix_s or inf)
                 denials += self._restrictions(name, [old], ends=ends)
             return DirectoryChange(puts=(after,), denials=tuple(denials)), "rotate_key"
 
-        said = await self._change(name, who, work)
-        return self._answer(name, digest, secret, said)
+        warning = await self._change(name, who, work)
+        return self._answer(name, digest, secret, warning)
 
     async def revoke_key(
         self, name: str, key: str, who: str, *, version: int | None = None
@@ -367,12 +368,12 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         """End a key for good, at once. Requests admitted with it run on."""
 
         async def work() -> Planned:
-            found, row = self._key(name, key, version)
-            digest = found.sha256
+            current, row = self._key(name, key, version)
+            digest = current.sha256
             ended, change = [digest], DirectoryChange()
             if row is not None and row.former_sha256 == digest:
-                kept = self._row(row, former_sha256="", former_until_unix_s=0.0)
-                change = DirectoryChange(puts=(kept,))
+                rest = self._row(row, former_sha256="", former_until_unix_s=0.0)
+                change = DirectoryChange(puts=(rest,))
             elif row is not None:
                 ended += [row.uid, row.former_sha256]
                 change = DirectoryChange(removes=(row,))
@@ -422,20 +423,20 @@ class TenantAdmin(AdminChanges[TenantInForce]):
 
     def _key(self, name: str, key: str, version: int | None) -> tuple[KeyInForce, Row | None]:
         """A key by name or fingerprint, and administrators' row of it. Raises Refusal."""
-        found = [
-            each
-            for each in self._found(name, version).keys
-            if fingerprint(each.sha256) == key or (each.key.name == key and not each.former)
+        keys = [
+            k
+            for k in self._current(name, version).keys
+            if fingerprint(k.sha256) == key or (k.key.name == key and not k.former)
         ]
-        if not found:
+        if not keys:
             raise NotFound(
                 f"'{name}' has no key '{key[:64]}'. GET /admin/tenants/{name} lists its keys.",
                 reason="key_not_found",
             )
-        if len(found) > 1:
+        if len(keys) > 1:
             raise Conflict(f"'{key}' names two keys. Give the fingerprint.", reason="key_ambiguous")
         rows = self._known.keys_of(name).values()
-        return found[0], next((row for row in rows if found[0].sha256 in row.digests), None)
+        return keys[0], next((row for row in rows if keys[0].sha256 in row.digests), None)
 
     def _uid(self, tenant: str) -> str:
         """Of the tenant that administrators made; "" for one that only the file has."""
@@ -443,13 +444,13 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         return "" if row is None else row.uid
 
     def _answer(
-        self, name: str, digest: str, secret: str | None, said: Mapping[str, object]
+        self, name: str, digest: str, secret: str | None, warning: Mapping[str, object]
     ) -> dict[str, object]:
         """The tenant's revision and the key's row; "key" where one was made."""
         tenant, now_s = self._tenancy.tenant(name), self._wall_clock()
         shown = next(_key_row(k, now_s) for k in tenant.keys if k.sha256 == digest)
-        found = {**shown, "tenant": name, "revision": tenant.revision, **said}
-        return found if secret is None else {**found, "key": secret}
+        answer = {**shown, "tenant": name, "revision": tenant.revision, **warning}
+        return answer if secret is None else {**answer, "key": secret}
 
 
 def _tenant_fields(tenant: TenantInForce) -> dict[str, object]:
@@ -464,35 +465,35 @@ def _tenant_fields(tenant: TenantInForce) -> dict[str, object]:
     }
 
 
-def _key_row(found: KeyInForce, now_s: float) -> dict[str, object]:
+def _key_row(in_force: KeyInForce, now_s: float) -> dict[str, object]:
     """A key for people, with its limits as in the file, every field of a budget included."""
-    key, ends = found.key, found.key.expires_unix_s
+    key, ends = in_force.key, in_force.key.expires_unix_s
     expired = ends is not None and ends <= now_s
     budgets = [msgspec.structs.asdict(budget) for budget in key.stated.budgets]
     return {
         "name": key.name,
-        "fingerprint": fingerprint(found.sha256),
+        "fingerprint": fingerprint(in_force.sha256),
         "models": None if key.models is None else sorted(key.models),
         "entitlements": list(key.entitlements) if key.only_listed else None,
         "expires_at": None if ends is None else datetime.fromtimestamp(ends, UTC).isoformat(),
         "suspended": key.suspended,
         "requests_per_minute": key.stated.requests_per_minute,
         "max_concurrency": key.stated.max_concurrency,
-        "budgets": [{k: v for k, v in each.items() if v is not None} for each in budgets],
+        "budgets": [{k: v for k, v in budget.items() if v is not None} for budget in budgets],
         "state": "expired" if expired else "suspended" if key.suspended else "live",
-        "origin": found.origin,
-        "former": found.former,
+        "origin": in_force.origin,
+        "former": in_force.former,
     }
 
 
 def _check_list(
-    tenant: str, field: str, checked: Mapping[str, Any], known: Collection[str]
+    tenant: str, field: str, checked: Mapping[str, Any], names: Collection[str]
 ) -> None:
     """Refuse entitlements or models that the tenant does not have. Raises BadRequest."""
     for name in checked.get(field) or ():
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            listed = ", ".join(f"'{each}'" for each in sorted(known)[:20]) or "none"
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            listed = ", ".join(f"'{n}'" for n in sorted(names)[:20]) or "none"
             has = f"Did you mean '{near[0]}'?" if near else f"It has: {listed}."
             raise _invalid(
                 field, f"{field}: the tenant '{tenant}' has no '{name[:64]}' here. {has}"

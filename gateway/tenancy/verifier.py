@@ -141,9 +141,9 @@ class KeySet:
         fit = [key for (name, use), key in self._keys.items() if use == algorithm]
         if kid is None and len(fit) == 1:
             return fit[0]
-        found = self._keys.get((kid or "", algorithm))
-        if found is not None:
-            return found
+        key = self._keys.get((kid or "", algorithm))
+        if key is not None:
+            return key
         if kid is not None and self._ask():
             raise KeysAwaited(
                 f"The keys of the token issuer '{issuer}' are being read anew. Try again.",
@@ -196,7 +196,7 @@ class KeySet:
                     await asyncio.to_thread(read)
             if len(content) > MAX_BYTES:
                 raise ValueError(f"more than {MAX_BYTES} bytes")
-            found = _keys_of(content, self._rules.algorithms)
+            keys = _keys_of(content, self._rules.algorithms)
         except (OSError, TimeoutError, httpx.HTTPError, ValueError, RecursionError) as error:
             if not self._failing:
                 why = f"{type(error).__name__}: {error}"
@@ -209,31 +209,31 @@ class KeySet:
         self._failing, self._read_at_s = False, self._clock()
         self._metrics.token_key_reads.add(self._rules.issuer, "ok")
         if content != self._source:
-            self._keys, self._source = found, content
+            self._keys, self._source = keys, content
             self._changed()
 
 
 def _keys_of(content: bytearray, algorithms: tuple[str, ...]) -> Keys:
     """The usable keys of a JWKS. Raises ValueError if there are none."""
-    found: Keys = {}
-    for each in msgspec.json.decode(content, type=_Jwks).keys[:MAX_KEYS]:
+    keys: Keys = {}
+    for jwk in msgspec.json.decode(content, type=_Jwks).keys[:MAX_KEYS]:
         # A private key has no place in a JWKS: whoever reads it there can sign.
-        if not isinstance(each, dict) or each.get("use", "sig") != "sig" or "d" in each:
+        if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig" or "d" in jwk:
             continue
         for algorithm in algorithms:
             family = _FAMILIES[algorithm[:2]]
-            if each.get("kty") != family or each.get("alg", algorithm) != algorithm:
+            if jwk.get("kty") != family or jwk.get("alg", algorithm) != algorithm:
                 continue
             try:
-                key = PyJWK(each, algorithm)
+                key = PyJWK(jwk, algorithm)
             except (PyJWTError, KeyError, TypeError, ValueError):
                 continue
             weak = isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS
             if not weak:
-                found[str(each.get("kid") or ""), algorithm] = key
-    if not found:
+                keys[str(jwk.get("kid") or ""), algorithm] = key
+    if not keys:
         raise ValueError(f"a JWKS without a usable key for {', '.join(algorithms)}")
-    return found
+    return keys
 
 
 # -- tokens
@@ -271,10 +271,10 @@ class Verifier:
 
     async def prepare(self, issuers: Sequence[IssuerRules]) -> None:
         """Read the keys of the issuers that `use` will trust, within KEYS_WAIT_S if possible."""
-        known = {**self._coming, **self._trusted}
+        present = {**self._coming, **self._trusted}
         coming: dict[str, tuple[IssuerRules, KeySet]] = {}
         for rules in issuers:
-            keys = known[rules.issuer][1] if rules.issuer in known else None
+            keys = present[rules.issuer][1] if rules.issuer in present else None
             if keys is None or not keys.fits(rules):
                 keys = self._key_set(rules)
             coming[rules.issuer] = rules, keys
@@ -291,9 +291,9 @@ class Verifier:
 
     def _drop(self, before: Mapping[str, tuple[IssuerRules, KeySet]]) -> None:
         """Stop the keys of those that no issuer has now or will have."""
-        kept = {keys for _, keys in (*self._trusted.values(), *self._coming.values())}
+        wanted = {keys for _, keys in (*self._trusted.values(), *self._coming.values())}
         for _, keys in before.values():
-            if keys not in kept:
+            if keys not in wanted:
                 keys.stop()
 
     async def close(self) -> None:
@@ -307,8 +307,8 @@ class Verifier:
 
     def ages(self) -> list[tuple[str, float]]:
         """(issuer, seconds since its keys were read) of those whose keys were."""
-        found = ((issuer, keys.age_s) for issuer, (_, keys) in self._trusted.items())
-        return [(issuer, age_s) for issuer, age_s in found if age_s is not None]
+        ages = ((issuer, keys.age_s) for issuer, (_, keys) in self._trusted.items())
+        return [(issuer, age_s) for issuer, age_s in ages if age_s is not None]
 
     def verify(self, token: bytes) -> TokenIdentity:
         try:
@@ -414,8 +414,8 @@ def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) ->
         (tenant,) = tenant  # a text, never a part of it, or a list of one text
     role = None
     if rules.role_claim is not None:  # the highest of those that its values stand for
-        said = {rules.roles.get(value) for value in _values(claims, rules.role_claim)}
-        role = next((role for role in reversed(ROLES) if role in said), None)
+        roles = {rules.roles.get(value) for value in _values(claims, rules.role_claim)}
+        role = next((role for role in reversed(ROLES) if role in roles), None)
     subject = claims.get("sub")
     name = subject[:MAX_NAME] if isinstance(subject, str) else ""
     return TokenIdentity(
@@ -435,7 +435,7 @@ def _values(claims: Mapping[str, object], name: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(value.split()[:MAX_VALUES])
     if isinstance(value, list):
-        return tuple(each for each in value[:MAX_VALUES] if isinstance(each, str))
+        return tuple(item for item in value[:MAX_VALUES] if isinstance(item, str))
     return ()
 
 

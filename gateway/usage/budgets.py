@@ -32,8 +32,8 @@ class BudgetService:
 
     def replace(self, tenant: str, limits: Sequence[Limit]) -> None:
         """Know these limits of a tenant's keys, and no others of them; "" for those of no key."""
-        for known in self._of.pop(tenant, ()):
-            del self._limits[known]
+        for limit_id in self._of.pop(tenant, ()):
+            del self._limits[limit_id]
         if limits:
             self._of[tenant] = tuple(limit.id for limit in limits)
             self._limits.update((limit.id, limit) for limit in limits)
@@ -46,7 +46,7 @@ class BudgetService:
         start = 0 if after is None else bisect_right(self._ids, after)
         ids = self._ids[start : start + limit]
         more = start + limit < len(self._ids)
-        data = await self.shown([self._limits[each] for each in ids])
+        data = await self.shown([self._limits[limit_id] for limit_id in ids])
         return {"data": data, "next": ids[-1] if more else None}
 
     async def shown(self, limits: Sequence[Limit]) -> list[dict[str, object]]:
@@ -55,7 +55,7 @@ class BudgetService:
             views = await self._store.levels(limits) if limits else []
         except StateFailure as error:
             raise _away() from error
-        return [_described(one, view) for one, view in zip(limits, views, strict=True)]
+        return [_described(limit, view) for limit, view in zip(limits, views, strict=True)]
 
     async def add(self, limit_id: str, by: Any, who: str) -> dict[str, object]:
         """Add to a budget until its window ends; `by` in tokens, or units of the currency."""

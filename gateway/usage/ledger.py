@@ -122,18 +122,18 @@ class Ledger:
 
     def undelivered(self) -> tuple[int, bytes]:
         """The first part of this process's lines for the export, and its end for `delivered`."""
-        end, found, size = 0, list[bytes](), 0
+        end, parts, size = 0, list[bytes](), 0
         with _as_os_error(self.path):
             waiting = self._connected().execute(
                 "SELECT rowid, lines FROM outbox WHERE writer = ? ORDER BY rowid", (self._writer,)
             )
             with contextlib.closing(waiting):
                 for rowid, lines in waiting:
-                    found.append(lines)
+                    parts.append(lines)
                     end, size = rowid, size + len(lines)
                     if size >= DELIVERY_BYTES:
                         break
-        return end, b"".join(found)
+        return end, b"".join(parts)
 
     def delivered(self, end: int) -> None:
         """The export has this process's lines up to that end."""
@@ -241,11 +241,11 @@ def report(path: Path, query: UsageQuery, most: int = -1) -> UsageReport:
         file.execute("BEGIN")  # all of it as it is at one moment
         check(file, path)
         (currency,) = file.execute("SELECT value FROM facts WHERE name = 'currency'").fetchone()
-        found = file.execute(
+        cursor = file.execute(
             f"SELECT {by}, {_SUMS} FROM usage WHERE {where} {group}",  # noqa: S608 - names, a number
             values,
         )
-        rows = {row[: len(query.by)]: UsageSums(*row[len(query.by) :]) for row in found}
+        rows = {row[: len(query.by)]: UsageSums(*row[len(query.by) :]) for row in cursor}
         idle: dict[tuple[str, ...], int] = {}
         if query.tenant is None:  # what the fleet cost beyond the shares of requests
             names = [name for name in query.by if name in OF_THE_FLEET]
@@ -261,8 +261,8 @@ def _costs(
 ) -> dict[tuple[str, ...], int]:
     columns = "".join(f"{name}, " for name in by)
     group = f" GROUP BY {', '.join(by)}" if by else ""
-    found = file.execute(
+    cursor = file.execute(
         f"SELECT {columns}SUM(cost_nano) FROM {table} WHERE {where}{group}",  # noqa: S608 - names
         values,
     )
-    return {row[:-1]: row[-1] for row in found if row[-1] is not None}
+    return {row[:-1]: row[-1] for row in cursor if row[-1] is not None}

@@ -56,9 +56,9 @@ def day_of(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
 
 
-def plus(one: UsageSums, other: UsageSums) -> UsageSums:
+def plus(first: UsageSums, second: UsageSums) -> UsageSums:
     """Both together."""
-    return UsageSums(*(a + b for a, b in zip(one, other, strict=True)))
+    return UsageSums(*(a + b for a, b in zip(first, second, strict=True)))
 
 
 def summed(lines: Iterable[UsageLine], by: Sequence[str]) -> dict[tuple[str, ...], UsageSums]:
@@ -108,10 +108,10 @@ def merged(query: UsageQuery, reports: Sequence[UsageReport]) -> UsageReport:
 
 def total(report: UsageReport) -> UsageSums:
     """All rows together, what was idle included."""
-    found = UsageSums(cost_nano=sum(report.idle_nano.values()))
-    for sums in report.rows.values():
-        found = plus(found, sums)
-    return found
+    sums = UsageSums(cost_nano=sum(report.idle_nano.values()))
+    for row in report.rows.values():
+        sums = plus(sums, row)
+    return sums
 
 
 def lines_of(report: UsageReport) -> list[dict[str, Any]]:

@@ -112,9 +112,9 @@ class UsageExport(LineWriter):
         if self._ledger is None:
             return
         with self._billing:
-            known = self._bills.get((due.model, due.pool), NO_BILL)
+            before = self._bills.get((due.model, due.pool), NO_BILL)
             self._bills[due.model, due.pool] = due._replace(
-                worker_s=due.worker_s + known.worker_s, cost_nano=due.cost_nano + known.cost_nano
+                worker_s=due.worker_s + before.worker_s, cost_nano=due.cost_nano + before.cost_nano
             )
 
     def open(self) -> None:

@@ -48,7 +48,8 @@ class Discovery:
             return
         key = (model, pool, source.url)
         apply = partial(self._rotation.apply_to, *key)
-        self._sources[key] = Source(*key, self._sets(source, worker.scheme), worker.found, apply)
+        sets = self._sets(source, worker.scheme)
+        self._sources[key] = Source(*key, sets, worker.addresses_for, apply)
         if self._started:
             self._background.start(self._sources[key].run(), key=key)
 

@@ -36,12 +36,12 @@ class Workers:
         try:
             if is_source(asked.url):
                 raise ValueError("a source of engines, not an engine")
-            address = pool.workers[0].found(candidate)[0]
+            address = pool.workers[0].addresses_for(candidate)[0]
             name = address.id.partition("#")[0]
             like = _like(pool, address, self._rotation.sources(state).get(name, ()))
             if asked.api_key is not None:
                 like = like.model_copy(update={"api_key": SecretStr(asked.api_key)})
-            engine = like.found(candidate)
+            engine = like.addresses_for(candidate)
         except ValueError as error:
             raise BadRequest(
                 f"url: {error}. Write it as http://host:port.", reason="bad_request", param="url"

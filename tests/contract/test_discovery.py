@@ -102,7 +102,7 @@ class Followed:
             "only",
             "test://source",
             world.sets,
-            self.worker.found,
+            self.worker.addresses_for,
             partial(self.bench.rotation.apply_to, "m", "only", "test://source"),
         )
         self.running = BackgroundTasks()

@@ -35,7 +35,7 @@ async def named(*engines: FoundEngine) -> Sets:
 def source_of(bench: Bench, *engines: FoundEngine) -> Source:
     worker = WorkerConfig(discover="file:///unused")
     apply = partial(bench.rotation.apply_to, "m", "only", "test://s")
-    return Source("m", "only", "test://s", partial(named, *engines), worker.found, apply)
+    return Source("m", "only", "test://s", partial(named, *engines), worker.addresses_for, apply)
 
 
 def engine(number: int, **more: object) -> FoundEngine:

@@ -87,14 +87,14 @@ def test_a_found_engine_has_the_sources_key_name_and_ranks_unless_it_says_its_ow
     source = WorkerConfig.model_validate(
         {"discover": "dns://e:80", "api_key": "sk", "model": "base", "ranks": 2}
     )
-    ids = [address.id for address in source.found(FoundEngine(urls=("http://a:1/v1/",)))]
+    ids = [address.id for address in source.addresses_for(FoundEngine(urls=("http://a:1/v1/",)))]
     assert ids == ["a:1#0", "a:1#1"]
-    (one,) = source.found(FoundEngine(urls=("http://a:1",), model="other", ranks=1))
+    (one,) = source.addresses_for(FoundEngine(urls=("http://a:1",), model="other", ranks=1))
     assert (one.api_key, one.served_model, one.rank) == ("sk", "other", None)
-    two = source.found(FoundEngine(urls=("http://a:1", "http://a:2")))
+    two = source.addresses_for(FoundEngine(urls=("http://a:1", "http://a:2")))
     assert [(address.port, address.rank) for address in two] == [(1, None), (2, None)]
     with pytest.raises(ValueError, match="host"):
-        source.found(FoundEngine(urls=("http://a:0",)))
+        source.addresses_for(FoundEngine(urls=("http://a:0",)))
 
 
 def test_a_pod_reaches_the_api_by_its_service_account(
