@@ -173,18 +173,6 @@ def test_warm_lowest_count_uses_three_spreads() -> None:
     assert found.input_tokens_lowest < 40_000 / 4.48 < found.input_tokens
 
 
-def test_escaped_cjk_is_estimated_like_plain() -> None:
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "\u4f60\u597d\u4e16\u754c" * 300}],
-    }
-    estimator = LengthEstimator()
-    plain = estimator.estimate(
-        CHAT, read_body(CHAT, json.dumps(body, ensure_ascii=False).encode()), "t"
-    )
-    assert estimator.estimate(CHAT, read_body(CHAT, json.dumps(body).encode()), "t") == plain
-
-
 def test_conservative_estimates_cover_most_prompts() -> None:
     estimator, traffic = LengthEstimator(), Traffic(5)
     traffic.teach(estimator, 100)
@@ -224,13 +212,6 @@ def test_cap_mode_reserves_the_cap() -> None:
     assert estimate(estimator, measure(4000)).output_tokens == 1024
 
 
-def test_sequences_multiply_output_only_in_cost() -> None:
-    found = estimate(LengthEstimator(), measure(4000), cap_tokens=100, sequences_per_prompt=4)
-    assert found.sequences == 4
-    assert found.fit_tokens == found.input_tokens + 100
-    assert found.cost_tokens == found.input_tokens + 400
-
-
 def test_batches_route_by_the_longest_and_cost_the_sum() -> None:
     batch = Measure(text_bytes=9000, longest_text_bytes=6000, prompts=3)
     found = estimate(LengthEstimator(), batch, COMPLETIONS, cap_tokens=10, sequences_per_prompt=2)
@@ -248,18 +229,6 @@ def test_token_ids_are_exact() -> None:
     assert (found.input_tokens, found.input_tokens_total) == (30, 50)
     assert found.input_tokens_lowest == 30
     assert (found.output_tokens, found.fit_tokens, found.cost_tokens) == (0, 30, 50)
-
-
-def test_endpoints_without_output_reserve_none() -> None:
-    found = estimate(LengthEstimator(), measure(4000, messages=0), EMBEDDINGS)
-    assert found.output_tokens == found.expected_output_tokens == 0
-    assert found.cost_tokens == found.input_tokens
-
-
-def test_the_category_may_be_overridden() -> None:
-    estimator = LengthEstimator()
-    facts = BodyFacts(model="m", measure=measure(4000))
-    assert estimator.estimate(CHAT, facts, "t", "cjk").ratio == 3.4
 
 
 @pytest.mark.parametrize("each", [200, 768, 1600])

@@ -14,7 +14,6 @@ from gateway.errors import BadRequest
 from gateway.payload.body import read_body
 from gateway.payload.counting import classify, has_retrieval_headers, sample
 from gateway.payload.head import read_head
-from gateway.payload.sse import StreamMeter
 from gateway.records.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from tests.growth import assert_linear
 
@@ -64,28 +63,6 @@ def test_of_bodies(shape: str) -> None:
             read_body(endpoint, body)
 
     assert_linear(lambda n: head + unit * (n // len(unit)) + tail, run, 2**14, MAX_BYTES)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n',
-        b'data: {"usage":{"a":1},"choices":[]}\n\n',
-        b'data: {"finish_reason":"stop"}\n\n',
-        b'data: {"usage":{"error"\n',
-        b"\n\n",
-        b"\r\n\r\n",
-        b"data",
-    ],
-)
-@pytest.mark.parametrize("endpoint", [CHAT, MESSAGES, RESPONSES], ids=lambda e: e.name)
-def test_of_streams_in_one_piece(endpoint: Endpoint, unit: bytes) -> None:
-    def run(data: bytes) -> None:
-        meter = StreamMeter(endpoint, strip_usage=True)
-        meter.feed(data)
-        meter.usage()
-
-    assert_linear(lambda n: unit * (n // len(unit)), run, 2**14, MAX_BYTES)
 
 
 @pytest.mark.parametrize("unit", ["word ", "[1] ", "\n## ", "  \t ", '{"a":1,', "漢", "<doc", "# "])

@@ -27,14 +27,6 @@ def pool_of(*workers: str) -> PoolState:
     return PoolState("p", workers, 4)
 
 
-def test_a_new_worker_is_out_of_the_rotation_until_a_probe_succeeds() -> None:
-    pool = pool_of("a")
-    (place,) = members.join(pool, ["b"], 0.0)
-    assert fleet.available(pool, 0.0) == [0]
-    fleet.probed(pool, place, ok=True)
-    assert fleet.available(pool, 0.0) == [0, 1]
-
-
 def test_a_leaving_worker_gets_nothing_new_and_is_no_last_resort() -> None:
     pool = pool_of("a", "b")
     members.leave(pool, 1)
@@ -54,15 +46,6 @@ def test_a_worker_is_finished_only_without_sequences_and_attempts() -> None:
     assert not members.finished(pool, 1)
     pool.engine_of[1].progress.end(pending, answered=True)
     assert members.finished(pool, 1)
-
-
-def test_a_worker_named_again_stays_at_its_place_with_its_load() -> None:
-    pool = pool_of("a", "b")
-    fleet.start(pool, 1, 1, 10)
-    members.leave(pool, 1)
-    members.stay(pool, 1)
-    assert fleet.available(pool, 0.0) == [0, 1]
-    assert pool.active[1] == 1
 
 
 def test_a_vacant_place_keeps_its_name_until_it_is_used_again() -> None:
@@ -92,17 +75,6 @@ def test_a_place_used_again_remembers_nothing_of_its_former_worker() -> None:
 
 
 RULES = HealthRules(eject_after=3, eject_s=5.0, max_eject_s=60.0)
-
-
-def test_an_engine_comes_and_goes_with_all_its_ranks() -> None:
-    pool = PoolState("p", ("a#0", "a#1"), 4, [(0, 1)])
-    ranks = members.join(pool, ["b#0", "b#1", "b#2"], 0.0, up=True)
-    assert [e.ranks for e in pool.engines] == [(0, 1), (2, 3, 4)]
-    assert pool.engine_of[3].ranks == ranks
-    members.leave(pool, 3)
-    assert fleet.available(pool, 0.0) == [0, 1]
-    members.vacate(pool, 2, 0.0)
-    assert [e.ranks for e in pool.engines] == [(0, 1)]
 
 
 def test_the_share_of_a_new_worker_rises_to_an_even_share() -> None:

@@ -164,23 +164,6 @@ def test_nothing_of_a_worker_that_left_comes_to_the_next_at_its_place() -> None:
     assert served.fleet.response_affinity.find("gone") is None
 
 
-def test_jobs_queued_for_a_leaving_worker_go_to_another() -> None:
-    served = quartz_model(2)
-    scheduler = quartz_of(served)
-    sent = [scheduler.submit(job(), 0.0)[0] for _ in range(2)]
-    for each in sent:
-        scheduler.first_token(each, 0.5)
-    waiting = []
-    for _ in range(40):
-        one = job(60_000)
-        if not scheduler.submit(one, 1.0):
-            waiting.append(one)
-    assert any(one.worker == 1 for one in waiting)
-    members.leave(served.fleet.pools[0], 1)
-    scheduler.tick(1.1)
-    assert {one.worker for one in waiting} == {0}
-
-
 def test_workers_with_waiting_jobs_are_found_in_one_pass_over_the_queue() -> None:
     served = quartz_model(4)
     scheduler = quartz_of(served)

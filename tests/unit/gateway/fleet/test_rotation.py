@@ -198,16 +198,6 @@ async def test_engines_that_come_and_go_all_day_leave_nothing_behind(bench: Benc
     assert len(bench.prober._background._tasks) == 2
 
 
-async def test_two_thousand_engines_at_once_hold_up_no_request(bench: Bench) -> None:
-    joined = []
-    joining = asyncio.create_task(bench.apply(*many(2000)))
-    while not joining.done():
-        joined.append(len(bench.joined))
-        await asyncio.sleep(0)
-    assert len(bench.names) == 2000
-    assert max(after - before for before, after in pairwise(joined)) == 1
-
-
 def many(count: int) -> list[Engine]:
     return [engine(f"w{number}", port=number + 1) for number in range(count)]
 

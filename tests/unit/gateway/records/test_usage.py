@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.records.usage import NANO, cost_nano, decimals_of, in_units, token_price
+from gateway.records.usage import NANO, TokenPrice, cost_nano, decimals_of, in_units, token_price
 
 PRICE = token_price(0.60, 1.80, 0.15)
 MILLION = 1_000_000
@@ -15,23 +15,20 @@ prices = st.integers(0, 10**9).map(lambda micro: micro / MILLION)
 tokens = st.integers(0, 1 << 40)
 
 
-def test_a_million_tokens_cost_what_the_file_says() -> None:
-    assert cost_nano(PRICE, MILLION, 0) == 600_000_000
-    assert cost_nano(PRICE, 0, MILLION) == 1_800_000_000
-    assert cost_nano(PRICE, MILLION, 0, cached_tokens=MILLION) == 150_000_000
-
-
-def test_cached_tokens_are_a_part_of_the_prompts() -> None:
-    assert cost_nano(PRICE, 1000, 10, cached_tokens=400) == 600 * 600 + 400 * 150 + 10 * 1800
-    assert cost_nano(PRICE, 10, 0, cached_tokens=400) == 10 * 150
-
-
-def test_cached_input_costs_as_other_input_without_a_price_of_its_own() -> None:
-    assert cost_nano(token_price(0.6, 1.8, None), 10, 0, cached_tokens=10) == 10 * 600
-
-
-def test_a_free_model_costs_nothing() -> None:
-    assert cost_nano(token_price(0.0, 0.0, None), MILLION, MILLION) == 0
+@pytest.mark.parametrize(
+    ("price", "tokens", "cost"),
+    [
+        pytest.param(PRICE, (0, MILLION, 0), 1_800_000_000, id="as the file says"),
+        pytest.param(PRICE, (MILLION, 0, MILLION), 150_000_000, id="cached"),
+        pytest.param(PRICE, (1000, 10, 400), 600 * 600 + 400 * 150 + 10 * 1800, id="partly cached"),
+        pytest.param(PRICE, (10, 0, 400), 10 * 150, id="more cached than there is"),
+        pytest.param(token_price(0.6, 1.8, None), (10, 0, 10), 10 * 600, id="no price of its own"),
+    ],
+)
+def test_cached_tokens_are_a_part_of_the_prompts(
+    price: TokenPrice, tokens: tuple[int, int, int], cost: int
+) -> None:
+    assert cost_nano(price, *tokens) == cost
 
 
 def test_a_fraction_of_a_nano_unit_is_rounded_up() -> None:

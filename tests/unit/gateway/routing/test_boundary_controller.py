@@ -136,10 +136,6 @@ def settled(*results: tuple[str, str], **fields: Any) -> DecisionRecord:
     return decision(attempts=attempts, **given)
 
 
-def counts(watch: BoundaryWatch, what: str) -> list[int]:
-    return [getattr(pool, what) for pool in watch.pools]
-
-
 def told(*records: DecisionRecord, **routing: Any) -> BoundaryWatch:
     watch = BoundaryWatch(2, ((1000, 0.5), (8000, 1.0)))
     for each in records:
@@ -147,56 +143,53 @@ def told(*records: DecisionRecord, **routing: Any) -> BoundaryWatch:
     return watch
 
 
-def test_a_rescue_counts_where_it_was_refused() -> None:
-    rescued = settled(("short", "overflow"), ("long", "ok"), prompt_tokens=8192)
-    watch = told(rescued, settled(("short", "ok")))
-    assert [(pool.requests, pool.rescues) for pool in watch.pools] == [(2, 1), (1, 0)]
+RESCUED = (("short", "overflow"), ("long", "ok"))
+SERVED = (("short", "ok"),)
+AT_WINDOW = {"prompt_tokens": 5000, "completion_tokens": 3192}
+SAID = b'{"message": "CUDA out of memory. Tried to allocate 2.00 GiB"}'
+
+
+def failed(body: bytes) -> str:
+    return Fault(kind="server_error", message="status 500", status=500, body=body).result
+
+
+@pytest.mark.parametrize(
+    ("record", "routing", "rescues", "overruns"),
+    [
+        pytest.param(settled(*RESCUED, prompt_tokens=8192), {}, 1, 0, id="rescued"),
+        pytest.param(settled(*RESCUED, prompt_tokens=8191), {}, 0, 0, id="would have fitted"),
+        pytest.param(settled(*RESCUED, prompt_tokens=8000, cap_tokens=193), {}, 1, 0, id="the cap"),
+        pytest.param(
+            settled(*RESCUED, prompt_tokens=9000, source="counted"), {}, 0, 0, id="nobody knows"
+        ),
+        pytest.param(settled(*SERVED, **AT_WINDOW), {}, 0, 1, id="ended at its window"),
+        pytest.param(
+            settled(*SERVED, **{**AT_WINDOW, "completion_tokens": 3191}), {}, 0, 0, id="within it"
+        ),
+        pytest.param(settled(*SERVED, cap_tokens=3192, **AT_WINDOW), {}, 0, 0, id="limited"),
+        pytest.param(
+            settled(*SERVED, **AT_WINDOW), {"default_max_tokens": 4000}, 0, 0, id="by default"
+        ),
+        pytest.param(settled(("short", failed(SAID)), ("long", "ok")), {}, 0, 1, id="no memory"),
+        pytest.param(settled(("short", failed(b"oops"))), {}, 0, 0, id="another failure"),
+    ],
+)
+def test_what_went_wrong_counts_once_where_it_did(
+    record: DecisionRecord, routing: dict[str, Any], rescues: int, overruns: int
+) -> None:
+    short, long = told(record, **routing).pools
+    assert (short.requests, short.rescues, short.overruns) == (1, rescues, overruns)
+    assert (long.requests, long.rescues, long.overruns) == (len(record.attempts) - 1, 0, 0)
 
 
 def test_what_goes_wrong_is_told_by_tenant_once() -> None:
-    at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
-    watch = told(settled(("short", "overflow"), ("long", "ok"), tenant="a", prompt_tokens=8192))
+    watch = told(settled(*RESCUED, tenant="a", prompt_tokens=8192))
     assert not watch.several[0]
-    watch.settled(settled(("short", "ok"), tenant="b", **at_window), short_and_long())
+    watch.settled(settled(("short", "ok"), tenant="b", **AT_WINDOW), short_and_long())
     assert watch.several == [True, False]
     pool = PoolState("short", ["w"], 8)
     assert watch.sample(0, pool).wrong == {"a": 1, "b": 1}
     assert watch.sample(0, pool).wrong == {}
-
-
-def test_a_rescue_of_what_would_have_fitted_moves_no_boundary() -> None:
-    results = (("short", "overflow"), ("long", "ok"))
-    assert counts(told(settled(*results, prompt_tokens=8191)), "rescues") == [0, 0]
-    assert counts(told(settled(*results, prompt_tokens=8000, cap_tokens=193)), "rescues") == [1, 0]
-    unknown = settled(*results, prompt_tokens=9000, source="counted")
-    assert counts(told(unknown), "rescues") == [0, 0]
-
-
-def test_an_answer_that_ended_at_its_window_is_an_overrun() -> None:
-    at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
-    watch = told(settled(("short", "ok"), **at_window))
-    assert counts(watch, "overruns") == [1, 0]
-    within = told(settled(("short", "ok"), prompt_tokens=5000, completion_tokens=3191))
-    assert counts(within, "overruns") == [0, 0]
-
-
-def test_an_engine_that_ran_out_of_memory_speaks_against_its_boundary() -> None:
-    said = b'{"message": "CUDA out of memory. Tried to allocate 2.00 GiB"}'
-    fault = Fault(kind="server_error", message="status 500", status=500, body=said)
-    watch = told(settled(("short", fault.result), ("long", "ok")))
-    assert [(pool.overruns, pool.requests) for pool in watch.pools] == [(1, 1), (0, 1)]
-    other = Fault(kind="server_error", message="status 500", status=500, body=b"oops")
-    assert counts(told(settled(("short", other.result))), "overruns") == [0, 0]
-
-
-def test_an_answer_that_somebody_limited_is_none() -> None:
-    at_window = {"prompt_tokens": 5000, "completion_tokens": 3192}
-    assert counts(told(settled(("short", "ok"), cap_tokens=3192, **at_window)), "overruns") == [
-        0,
-        0,
-    ]
-    limited = told(settled(("short", "ok"), **at_window), default_max_tokens=4000)
-    assert counts(limited, "overruns") == [0, 0]
 
 
 def test_lengths_are_those_of_whole_answers_as_they_came() -> None:
@@ -211,7 +204,7 @@ def test_lengths_are_those_of_whole_answers_as_they_came() -> None:
     )
     assert watch.drift is not None
     assert watch.drift.observations == 2
-    assert counts(watch, "requests") == [5, 0]
+    assert [pool.requests for pool in watch.pools] == [5, 0]
 
 
 def test_what_engines_count_between_two_samples_is_summed_over_restarts() -> None:

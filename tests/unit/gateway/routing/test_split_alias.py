@@ -23,19 +23,6 @@ def test_conversations_are_split_by_weight() -> None:
     assert 0.88 < chosen.count("a") / len(chosen) < 0.92
 
 
-def test_the_choice_is_the_keys_alone() -> None:
-    again = SplitAlias("gpt-4o", {"a": 90, "b": 10})
-    for n in range(100):
-        conversation = f"c{n}".encode()
-        assert SPLIT.choose(SPLIT.models, "t", conversation) == again.choose(
-            again.models, "t", conversation
-        )
-
-
-def test_models_that_are_not_open_take_no_part() -> None:
-    assert {SPLIT.choose(("b",), "t", f"{n}".encode()) for n in range(50)} == {"b"}
-
-
 def test_a_conversations_turns_share_their_key() -> None:
     system, first = message("be brief", "system"), message("hello")
     one = key(messages=[system, first])

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import fleet, members
+from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.records.attempt import HealthRules
 from gateway.scheduling.baselines import (
@@ -79,21 +79,11 @@ def test_the_score_is_the_share_of_kv_plus_the_share_of_sequences() -> None:
     assert binding.score == pytest.approx(0.85)
 
 
-def test_ties_go_round_the_workers_in_order() -> None:
-    state = pool_of(3)
-    assert [bound(state).worker for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
 def test_ties_go_round_only_among_the_best() -> None:
     state = pool_of(3)
+    assert [bound(state).worker for _ in range(6)] == [0, 1, 2, 0, 1, 2]
     fleet.start(state, 1, 1, 10)
     assert {bound(state).worker for _ in range(6)} == {0, 2}
-
-
-def test_nor_where_the_only_other_is_in_slow_start() -> None:
-    state = pool_of(1)
-    (new,) = members.join(state, ["new"], 0.0, up=True)
-    assert {bound(state, excluded=(0,)).worker for _ in range(4)} == {new}
 
 
 def test_a_busy_sound_worker_beats_an_idle_ejected_one() -> None:

@@ -146,18 +146,6 @@ def test_the_smaller_job_goes_first() -> None:
     assert [job.prompt_tokens for job in sent] == [8000, 7000, 500, 3000, 6000]
 
 
-def test_a_lower_priority_class_goes_first_whatever_the_size() -> None:
-    scheduler = quartz_of(pool_of(1))
-    waiting = [
-        job_of(100, priority_class=2),
-        job_of(500, priority_class=1),
-        job_of(9000, priority_class=0),
-    ]
-    jobs = [job_of(8000), job_of(8000), *waiting]
-    sent = drained(scheduler, submit_all(scheduler, jobs))
-    assert [job.priority_class for job in sent[2:]] == [0, 1, 2]
-
-
 def test_who_was_served_much_waits_behind_who_was_not() -> None:
     scheduler = quartz_of(pool_of(1))
     first = job_of(30_000, client="heavy")

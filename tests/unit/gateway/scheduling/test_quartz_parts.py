@@ -175,15 +175,14 @@ def test_a_tight_target_counts_as_an_earlier_arrival(
     assert first_of(jobs) is jobs[first]
 
 
-@pytest.mark.parametrize(("later_s", "first"), [(14.0, 1), (14.6, 0)])
-def test_a_tight_target_overtakes_only_as_far_as_patience(later_s: float, first: int) -> None:
+@pytest.mark.parametrize(
+    ("patience_s", "later_s", "first"), [(15.0, 14.0, 1), (15.0, 14.6, 0), (0.0, 0.1, 0)]
+)
+def test_a_tight_target_overtakes_only_as_far_as_patience(
+    patience_s: float, later_s: float, first: int
+) -> None:
     jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, later_s, slo_s=0.5)]
-    assert first_of(jobs, patience_s=15.0) is jobs[first]
-
-
-def test_without_patience_targets_do_not_matter() -> None:
-    jobs = [job_of(1000, 0.0, slo_s=30.0), job_of(1000, 0.1, slo_s=0.5)]
-    assert first_of(jobs, patience_s=0.0) is jobs[0]
+    assert first_of(jobs, patience_s=patience_s) is jobs[first]
 
 
 @given(st.data())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
-from gateway.records.attempt import HealthRules
 from gateway.scheduling import rank_solver as solver
 from gateway.scheduling.rank_group import (
     FIRST_STEP_S,
@@ -204,26 +203,6 @@ def test_without_a_rank_the_waiting_go_nowhere_and_newcomers_are_not_taken() -> 
     assert not scheduler.cancel(late, 0.4)
 
 
-def test_one_ranks_time_outs_count_for_its_engine() -> None:
-    state = pool(ranks=2, slots=1, engines=2)
-    rules = HealthRules(eject_after=2)
-    assert not fleet.failed(state, 0, rules, 0.0)
-    assert fleet.failed(state, 1, rules, 0.0)
-    assert fleet.available(state, 1.0) == [2, 3]
-    fleet.succeeded(state, 1)
-    assert fleet.available(state, 1.0) == [0, 1, 2, 3]
-
-
-def test_a_full_line_takes_no_more() -> None:
-    scheduler = group(pool(ranks=1, slots=1), most_waiting=2)
-    for _ in range(3):
-        scheduler.submit(job(), 0.0)
-    late = job()
-    scheduler.submit(late, 0.0)
-    assert late.state == "nowhere"
-    assert scheduler.waiting[1] == 2
-
-
 def test_a_request_of_many_sequences_goes_where_one_slot_is_free() -> None:
     scheduler = group(pool(ranks=2, slots=2))
     wide = job(10, sequences=8)
@@ -252,16 +231,6 @@ def test_load_follows_streams_and_telemetry() -> None:
     scheduler.finished(first, 2.0)
     assert not scheduler.ranks[0].jobs
     assert scheduler.steps.step_s == pytest.approx(2.0 / 100)
-
-
-def test_finishing_twice_frees_one_slot() -> None:
-    scheduler = group(pool(ranks=1, slots=1))
-    one = job()
-    scheduler.submit(one, 0.0)
-    scheduler.first_token(one, 0.1)
-    scheduler.finished(one, 1.0)
-    assert not scheduler.finished(one, 1.0)
-    assert scheduler.ranks[0].sequences == 0
 
 
 # -- a rank's load, from the answers' streams
