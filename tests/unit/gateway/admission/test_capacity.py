@@ -58,12 +58,6 @@ def test_the_newest_give_way_and_come_back() -> None:
         assert state.unbound == 4 - min(bound_until, 4)
 
 
-def test_a_newer_small_one_does_not_pass_an_older_large_one() -> None:
-    large = entitled("large", "guaranteed", baseline=9, created=2)
-    small = entitled("small", "guaranteed", baseline=1, created=3)
-    assert surveyed([*reserving(1), large, small], (8,)).bound_until == (1,)
-
-
 @pytest.mark.parametrize(
     ("terms", "capacity"),
     [

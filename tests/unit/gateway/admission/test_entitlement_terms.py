@@ -89,36 +89,6 @@ def test_a_moment_without_an_offset_is_utc(value: object) -> None:
     assert terms(expires_at=value).expires_unix_s == 1893456000.0
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "said"),
-    [
-        ({"max_tokens_per_second": 5, "tokens_per_second": 6}, "max_tokens_per_second", "below"),
-        (
-            {"max_tokens_per_second": 5, "service_class": "guaranteed", "concurrency": 1},
-            "max_tokens_per_second",
-            "never goes above its own rate",
-        ),
-        ({"max_kv_cache_gib": 1, "kv_cache_gib": 2}, "max_kv_cache_gib", "below kv_cache_gib"),
-        ({"concurrency": {"longer": 1}}, "concurrency", "did you mean `long`"),
-        ({"max_concurrency": 3, "concurrency": 4}, "max_concurrency", "below concurrency"),
-        ({"service_class": "guaranteed"}, "concurrency", "never send anything"),
-        (
-            {"service_class": "guaranteed", "concurrency": 4, "max_concurrency": 5},
-            "max_concurrency",
-            "never goes above its baseline, 4",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_by_field_with_a_fix(
-    fields: dict[str, Any], field: str, said: str
-) -> None:
-    with pytest.raises(BadTerms) as caught:
-        terms(**fields)
-    assert caught.value.field == field
-    assert said in str(caught.value)
-    assert caught.value.fix
-
-
 def amounts(most: float = 1e9) -> st.SearchStrategy[float | None]:
     return st.none() | st.floats(1e-3, most)
 
@@ -190,17 +160,3 @@ def test_baselines_fit_up_to_the_most_replicas() -> None:
 
 def test_an_entitlement_s_own_former_terms_take_no_room() -> None:
     check_fit(reserving("x", concurrency={"short": 48}), MOST, [reserving("x", concurrency=40)])
-
-
-@pytest.mark.parametrize(
-    ("field", "fits", "does_not"), [("kv_cache_gib", 4, 4.01), ("tokens_per_second", 40, 40.5)]
-)
-def test_kv_and_rate_fit_likewise_where_they_are_known(
-    field: str, fits: float, does_not: float
-) -> None:
-    others = [reserving("x", concurrency=1, **{field: {"kv_cache_gib": 6}.get(field, 60)})]
-    check_fit(reserving("e", concurrency=1, **{field: fits}), MOST, others)
-    check_fit(reserving("e", concurrency=1, **{field: does_not}), SHAPE, others)
-    with pytest.raises(BadTerms, match="at the most replicas") as caught:
-        check_fit(reserving("e", concurrency=1, **{field: does_not}), MOST, others)
-    assert caught.value.field == field

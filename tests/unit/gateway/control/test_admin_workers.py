@@ -112,10 +112,12 @@ async def test_a_removed_worker_is_told_with_what_still_runs_there() -> None:
     assert (status, answer["error"]["code"]) == (404, "worker_not_found")
 
 
-async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
+
+
+async def test_a_drain_can_wait_until_no_replica_runs_anything_there() -> None:
     bench = Bench()
     pool = bench.served.fleet.pools[0]
     fleet.start(pool, 1, 1, 10)
@@ -131,10 +133,7 @@ async def test_a_drain_can_wait_until_no_replica_runs_anything_there(
     assert (status, answer["running"]) == (200, 0)
 
 
-async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
+async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left() -> None:
     bench = Bench()
     bench.served.fleet.pools[0].workers[1] = "another"
     bench.elsewhere = bench.active_elsewhere = 1
@@ -149,7 +148,6 @@ async def test_a_drain_waits_for_a_worker_that_only_another_replica_has_left(
 async def test_a_drain_counts_a_request_that_was_sent_just_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin, "LOOK_EVERY_S", 0.001)
     bench = Bench()
     looks = iter([0, 1, 1, 0])
     monkeypatch.setattr(admin, "running_at", lambda *_: next(looks, 0))

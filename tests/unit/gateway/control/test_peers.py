@@ -19,7 +19,6 @@ from gateway.control.peers import (
     answer_peers,
     attainment,
     counts,
-    find_decision,
     newest,
 )
 from gateway.errors import BadRequest, NotFound
@@ -91,13 +90,6 @@ def unknown(*_: object) -> Settled:
 
 def implausible(*_: object) -> Settled:
     raise BadRequest("more than the window", reason="implausible", code="c", param="p")
-
-
-async def test_a_decision_is_found_wherever_it_was_made() -> None:
-    found = others(odd=False, ring=ring_of(Made("r", 5.0)))
-    assert await find_decision(found, "r") == b'{"request_id":"r","time_unix_s":5.0}'
-    assert await find_decision(found, "other") is None
-    assert await find_decision(ReplicaCalls(), "r") is None
 
 
 async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:

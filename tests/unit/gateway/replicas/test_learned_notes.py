@@ -169,19 +169,6 @@ async def test_away_it_goes_on_learning_and_is_told_once(
     assert mean(other.estimator) == pytest.approx(5.0), "what was learned meanwhile is shared"
 
 
-async def test_what_both_learned_apart_is_merged_when_the_store_returns(
-    shared: FakeShared,
-) -> None:
-    one, two = Node(shared, "one"), Node(shared, "two")
-    teach(one.estimator, 4.0, 200)
-    teach(two.estimator, 5.0, 200)
-    for _ in range(2):
-        await one.exchange()
-        await two.exchange()
-    assert 4.2 < mean(one.estimator) < 4.8
-    assert 4.2 < mean(two.estimator) < 4.8
-
-
 async def test_a_defect_of_a_store_does_not_end_the_task(
     shared: FakeShared, caplog: pytest.LogCaptureFixture
 ) -> None:

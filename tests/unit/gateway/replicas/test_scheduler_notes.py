@@ -106,32 +106,6 @@ def test_what_one_replica_served_counts_in_the_others() -> None:
     assert other.shares.kilotokens("c", 0.5) == pytest.approx(4.0, rel=0.05)
 
 
-def test_work_that_one_replica_assigned_is_backlog_for_the_others() -> None:
-    boards = Boards()
-    one, scheduler, _ = replica()
-    two, other, _ = replica()
-    (sent,) = scheduler.submit(job(8000), 0.0)
-    exchange(notes_of(one, boards, "a"))
-    exchange(notes_of(two, boards, "b"))
-    assert wait_s(other, sent.worker, 0.0) > 0
-    assert wait_s(other, 1 - sent.worker, 0.0) == 0
-
-
-def test_prompts_that_one_replica_sent_are_expected_at_their_worker_by_the_others() -> None:
-    boards = Boards()
-    one, _, _ = replica()
-    two, _, _ = replica()
-    points = ((512, 1), (1024, 2), (2048, 3))
-    first = notes_of(one, boards, "a")
-    exchange(first)
-    gossip_of(one).sent(points, 1, 0.25)
-    exchange(first)
-    exchange(notes_of(two, boards, "b"))
-    index = two.fleet.pools[0].prefixes
-    assert index is not None
-    assert index.match(points, 0.25)[0] == (512, 0b10)
-
-
 def test_alone_nothing_is_kept_nor_told() -> None:
     boards = Boards()
     served, _, _ = replica()

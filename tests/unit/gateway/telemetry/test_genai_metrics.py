@@ -1,4 +1,4 @@
-"""Histograms by the GenAI conventions: names, units, buckets, and what counts."""
+"""Histograms by the GenAI conventions: names, units, and what counts."""
 
 from typing import Any
 
@@ -18,23 +18,6 @@ STREAM: dict[str, Any] = {
     "tpot_s": 0.02,
     "duration_s": 0.9,
 }
-BUCKETS = {
-    "gen_ai.server.request.duration": (
-        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-    ),
-    "gen_ai.server.time_to_first_token": (
-        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-        *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    ),
-    "gen_ai.server.time_per_output_token": (
-        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    ),
-    "gen_ai.client.token.usage": (
-        *(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144),
-        *(1048576, 4194304, 16777216, 67108864),
-    ),
-}
-"""As the conventions advise."""
 
 
 def points(metrics: GenAiMetrics) -> dict[str, list[HistogramDataPoint]]:
@@ -45,13 +28,13 @@ def points(metrics: GenAiMetrics) -> dict[str, list[HistogramDataPoint]]:
     return found
 
 
-def test_names_units_and_buckets_are_those_of_the_conventions() -> None:
+def test_names_and_units_are_those_of_the_conventions() -> None:
     metrics = GenAiMetrics(start_ns=1_000)
     metrics.count(decision(**STREAM))
     known = {value for name, value in vars(gen_ai_metrics).items() if name.startswith("GEN_AI")}
-    assert points(metrics).keys() == BUCKETS.keys() <= known
-    for name, (point, *_) in points(metrics).items():
-        assert tuple(point.explicit_bounds) == BUCKETS[name]
+    assert len(points(metrics)) == 4
+    assert points(metrics).keys() <= known
+    for point, *_ in points(metrics).values():
         assert (point.start_time_unix_nano, point.time_unix_nano) == (1_000, 2_000)
     units = {metric.name: metric.unit for metric in metrics.collect(now_ns=2_000)}
     assert units.pop("gen_ai.client.token.usage") == "{token}"

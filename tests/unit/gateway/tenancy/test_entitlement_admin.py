@@ -4,11 +4,8 @@ import json
 import logging
 from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.admission.terms import AdmissionRequest, Terms
-from gateway.admission.token_pool import TokenPool
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -18,13 +15,9 @@ from gateway.errors import (
     StateFailure,
     Unavailable,
 )
-from gateway.ports import Settlement
 from gateway.records.request import Principal
 from gateway.records.tenancy import NO_FILE, fingerprint
-from gateway.store.memory_leases import MemoryLeases
-from tests.builders import ask, served_model, short_and_long
-from tests.fakes import FakeClock
-from tests.tenancy_fakes import SHAPE, WHO, TenancyRig, digest, entitling, section
+from tests.tenancy_fakes import WHO, TenancyRig, digest, entitling, section
 
 
 @pytest.fixture
@@ -97,16 +90,8 @@ async def test_with_the_store_away_terms_are_shown_without_counters(rig: Tenancy
     ("fields", "param", "said"),
     [
         (wanted(model="x"), "model", "no such model; give one of `m`, `n`, `plain`"),
-        (wanted(model=7), "model", "expected text"),
         ({"tenant": "t", "model": "m"}, "name", "missing"),
-        (wanted("a b"), "name", "not a usable name"),
-        (wanted(service_class="gold"), "service_class", "known here: dedicated"),
-        (wanted(service_clas="spot"), "service_clas", "did you mean `service_class`"),
-        (wanted(tokens_per_second=-1), "tokens_per_second", "more than 0"),
         (wanted(concurrency={"shrt": 1}), "concurrency.shrt", "did you mean `short`"),
-        (wanted(expires_at="soon"), "expires_at", "not a date and time"),
-        (wanted(api_keys=[]), "api_keys", "POST /admin/entitlements/{name}/keys"),
-        (wanted(budgets=[]), "budgets", "set it in the configuration file"),
         (
             wanted(service_class="guaranteed", concurrency={"long": 17}),
             "concurrency.long",
@@ -316,36 +301,6 @@ async def test_a_model_without_managed_capacity_has_keys_only(rig: TenancyRig) -
     assert (shown["state"], shown["usage"]) == (None, None)
     await rig.entitlements.delete("a", WHO)
     assert rig.store.calls == 0
-
-
-def asked(lease_id: str) -> AdmissionRequest:
-    return msgspec.structs.replace(ask(lease_id), entitlement="a")
-
-
-async def test_over_the_embedded_store_what_is_changed_is_what_admission_decides_by() -> None:
-    clock = FakeClock(1_900_000_000.0)
-    token_pool = TokenPool(Terms(slots=SHAPE.slots))
-    models = {"m": served_model(table=short_and_long())}
-    store = MemoryLeases(models, clock, {"m": token_pool}, wall_clock=clock)
-    rig = await TenancyRig(clock=clock, store=store).start()
-    await rig.entitle("a", service_class="guaranteed", concurrency={"short": 1})
-    lease = await store.admit(asked("one"))
-    with pytest.raises(Refusal) as caught:
-        await store.admit(asked("two"))
-    assert caught.value.reason == "concurrency"
-    await rig.entitlements.change("a", {"concurrency": {"short": 2}}, WHO)
-    second = await store.admit(asked("two"))
-    with pytest.raises(Conflict, match="2 sequences in flight"):
-        await rig.entitlements.delete("a", WHO)
-    await rig.entitlements.suspend("a", WHO)
-    with pytest.raises(Refusal) as caught:
-        await store.admit(asked("three"))
-    assert caught.value.reason == "entitlement_suspended"
-    assert (await rig.entitlements.get("a"))["state"] == "suspended"
-    for held in (lease, second):
-        store.settle(held, Settlement(usage=None, dispatched=False))
-    await rig.entitlements.delete("a", WHO)
-    assert token_pool.accounts == {}
 
 
 async def test_a_suspension_of_what_the_file_has_outlives_a_namesake_made_since() -> None:

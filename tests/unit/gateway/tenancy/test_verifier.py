@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jwt
-import msgspec
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -322,20 +321,8 @@ async def test_an_endless_jwks_is_cut_off(bench: Bench, monkeypatch: pytest.Monk
 # -- claims of a token: tenant, entitlements, role and name, each where the operator says
 
 
-RULES = IssuerRules(
-    issuer="https://id.example",
-    jwks="keys.json",
-    audience=("sluice",),
-    algorithms=("RS256",),
-    leeway_s=30.0,
-    refresh_s=300.0,
-    max_stale_s=3600.0,
-    tenant_claim="tenant",
-)
-
-
 def identity(claims: dict[str, Any], **rules: Any) -> Any:
-    return identity_of(claims, msgspec.structs.replace(RULES, **rules), 1000.0)
+    return identity_of(claims, rules_of("keys.json", **rules), 1000.0)
 
 
 @pytest.mark.parametrize(

@@ -198,17 +198,9 @@ def test_a_tokenizer_counts_the_whole_prompt_and_is_loaded_once(
         return load_counter(file)
 
     monkeypatch.setattr(compress_work, "load_counter", loaded)
-    task = CompressTask(
-        endpoint="completions",
-        body=json.dumps({"prompt": LONG}).encode(),
-        budget_tokens=900,
-        bytes_per_token=4.0,
-        fixed_tokens=50,
-        tokenizer=str(path),
-        when="any",
-    )
+    counted: dict[str, Any] = {"tokenizer": str(path), "budget_tokens": 900, "fixed_tokens": 50}
     for _ in range(2):
-        result = work(task)
+        result = run(json.dumps({"prompt": LONG}).encode(), "completions", **counted)
         assert result.body is not None
         words = len(tokenizer.encode(json.loads(result.body)["prompt"]).ids)
         assert result.tokens_after == words + 50 <= 900
@@ -218,16 +210,9 @@ def test_a_tokenizer_counts_the_whole_prompt_and_is_loaded_once(
 def test_a_tokenizer_that_cannot_be_loaded_leaves_the_estimate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = CompressTask(
-        endpoint="completions",
-        body=json.dumps({"prompt": LONG}).encode(),
-        budget_tokens=BUDGET_TOKENS,
-        bytes_per_token=4.0,
-        tokenizer=str(tmp_path / "none.json"),
-        when="any",
-    )
+    missing = str(tmp_path / "none.json")
     for _ in range(2):
-        result = work(task)
+        result = run(json.dumps({"prompt": LONG}).encode(), "completions", tokenizer=missing)
         assert result.body is not None
         assert result.tokens_after is None
     assert caplog.text.count("none.json is not a tokenizer.json") == 1
