@@ -5,6 +5,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
+import pytest
+
 from gateway.errors import RateLimited
 from gateway.fleet import fleet, members
 from gateway.fleet.model_runtime import ModelRuntime
@@ -18,6 +20,7 @@ from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job, Scheduler
 from gateway.store.memory_leases import MemoryLeases
 from gateway.tenancy.keyring import Keyring
+from sluice.build import compiled
 from tests.around import Around
 from tests.builders import (
     LONG,
@@ -132,6 +135,8 @@ class Bench(PipelineBench):
         timeout_s: float = 5.0,
         keyring: Keyring | None = None,
     ) -> None:
+        if compiled():
+            pytest.skip("compiled code takes no scheduler of a test's own")
         plain = served_model(workers=(2, 1))
         self.scheduler = OneAtATime(plain, SHORT)
         self.prefixes = (PrefixIndex(2), PrefixIndex(1))
