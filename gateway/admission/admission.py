@@ -74,16 +74,16 @@ def admit(
         if demoted:
             request = msgspec.structs.replace(request, demoted=True)
         w = min(w, SPILLED_WEIGHT) if request.demoted else w
-    found = over or checks.decide(token_pool, account, request, w, now_s)
+    decided = over or checks.decide(token_pool, account, request, w, now_s)
     would_deny = ""
-    if isinstance(found, Denial):
-        checks.refused(token_pool, account, request, w, found, now_s)
+    if isinstance(decided, Denial):
+        checks.refused(token_pool, account, request, w, decided, now_s)
         if not (observe or account.terms.observe):
-            return found
-        would_deny, funded = found.reason, "none"
+            return decided
+        would_deny, funded = decided.reason, "none"
         pool, spilled, contended = request.pool, False, False
     else:
-        place, funded, w = found
+        place, funded, w = decided
         pool, contended = place.pool, place.contended
         spilled = place.spilled or request.demoted
     lease = LeaseRecord(

@@ -66,8 +66,8 @@ def capacity_of(
     """
     kv = []
     for share, reported in zip(shares, engine_kv_bytes, strict=True):
-        each = [share.kv_bytes or said for said in reported]
-        kv.append(sum(each) if all(each) else 0)
+        sizes = [share.kv_bytes or kv_bytes for kv_bytes in reported]
+        kv.append(sum(sizes) if all(sizes) else 0)
     rates = [s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
     return Capacity(
         slots=tuple(s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)),

@@ -72,18 +72,18 @@ def decide(
     stated = token_pool.terms.tokens_per_s > 0
     bursts = funded == "surplus" and terms.tokens_per_s > 0 and not stated and not reserved
     w = min(w, BURST_WEIGHT) if bursts else w
-    found = place(token_pool, account, request, w)
+    placed = place(token_pool, account, request, w)
     # A pool that lately refused another tenant, which comes before bursts beyond a rate.
-    sought = bursts and token_pool.pools[found.pool].others_refused(account.tenant, BURST_WEIGHT)
-    if sought or (bursts and found.denied):
+    sought = bursts and token_pool.pools[placed.pool].others_refused(account.tenant, BURST_WEIGHT)
+    if sought or (bursts and placed.denied):
         return _over_rate(token_pool, account, tokens, now_s)
-    if not found.denied:
-        return found, funded, w
+    if not placed.denied:
+        return placed, funded, w
     if reserved:  # the pool's current capacity lacks the reserve
         once = terms.created <= token_pool.terms.ever_bound_until
         reason: DenialReason = "entitlement_degraded" if once else "entitlement_pending"
         return Denial(reason=reason, wait_s=BUCKET_S)
-    return _pool_denial(token_pool, account, request, w, found, now_s)
+    return _pool_denial(token_pool, account, request, w, placed, now_s)
 
 
 def inadmissible(
@@ -101,12 +101,12 @@ def inadmissible(
     denial = _over_concurrency(token_pool, account, request, now_s)
     if denial is not None:
         return denial
-    found = place(token_pool, account, request, lease.weight)
+    placed = place(token_pool, account, request, lease.weight)
     if token_pool.terms.slots[pool] <= 0:
-        found = Placement(pool, contended=True, denied="priority")
-    if not found.denied:
+        placed = Placement(pool, contended=True, denied="priority")
+    if not placed.denied:
         return None
-    return _pool_denial(token_pool, account, request, lease.weight, found, now_s)
+    return _pool_denial(token_pool, account, request, lease.weight, placed, now_s)
 
 
 def refused(
@@ -336,8 +336,8 @@ def place(
     if reserved and (slots <= 0 or not protected):
         for other in (pool, *request.alternates):  # one whose non-reserving classes give way
             lower = token_pool.pools[other].unreserved
-            kept = _occupied(token_pool, account, other) - lower
-            if lower > 0 and kept + n <= whole.slots[other]:
+            staying = _occupied(token_pool, account, other) - lower
+            if lower > 0 and staying + n <= whole.slots[other]:
                 full = contended or other != pool
                 return Placement(other, contended=full, spilled=other != pool)
     # Without slots there is no worker to queue for; choosing one fails later and says so.
@@ -375,22 +375,22 @@ def _pool_denial(
     account: Account,
     request: AdmissionRequest,
     w: float,
-    found: Placement,
+    placed: Placement,
     now_s: float,
 ) -> Denial:
     """The denial for a place that was refused."""
-    state, slots = token_pool.pools[found.pool], token_pool.terms.slots[found.pool]
+    state, slots = token_pool.pools[placed.pool], token_pool.terms.slots[placed.pool]
     # Those ahead: the entitlement's own waiting requests, and one for each other tenant.
     ahead = account.still_waiting(slots, state.service_s, now_s)
     ahead += state.others_refused(account.tenant, w)
-    if found.denied == "kv":
-        capacity = token_pool.terms.kv_of(found.pool)
+    if placed.denied == "kv":
+        capacity = token_pool.terms.kv_of(placed.pool)
         return _over_kv(request, state.kv_bytes, capacity, ahead, state.service_s, of_pool=True)
     return Denial(
         reason="priority",
         wait_s=(ahead + 1) * state.service_s / max(1, slots),
         limit=slots,
-        used=_occupied(token_pool, account, found.pool),
+        used=_occupied(token_pool, account, placed.pool),
         requested=request.sequences,
         of_pool=True,
     )

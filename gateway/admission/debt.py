@@ -87,8 +87,8 @@ def update(
             gap = min(kv_bytes - kv, account.denied_kv_seconds / elapsed_s) / kv_bytes
         if gap > 0 and not (contended and account.denied):
             gap = 0.0
-        kept = profile.debt_keep**missed
-        debt = kept * account.debt + (1 - kept) * gap
+        remaining = profile.debt_keep**missed
+        debt = remaining * account.debt + (1 - remaining) * gap
         account.debt = min(max(debt, profile.least_debt), 1.0)
     else:
         account.debt = 0.0
@@ -96,8 +96,8 @@ def update(
     for used, promised in ((rate, terms.tokens_per_s), (kv, kv_bytes), (sequences, baseline)):
         if promised > 0:
             over += max(0.0, used / promised - 1)
-    kept = profile.burst_keep**missed
-    account.burst = kept * account.burst + (1 - kept) * over
+    remaining = profile.burst_keep**missed
+    account.burst = remaining * account.burst + (1 - remaining) * over
     account.epoch = -1
     token_pool.note(account)
     account.served = account.denied = 0

@@ -179,12 +179,12 @@ def check_fit(terms: Entitlement, model: ModelShape, others: Iterable[Entitlemen
             )
     kv_taken = sum((other.kv_bytes for other in standing), 0.0)
     rate_taken = sum((other.tokens_per_s for other in standing), 0.0)
-    for field, total, wanted, kept, scale, unit, digits in (
+    for field, total, wanted, reserved, scale, unit, digits in (
         ("kv_cache_gib", model.max_kv_bytes, terms.kv_bytes, kv_taken, GIB, " GiB", 4),
         ("tokens_per_second", model.max_tokens_per_s, terms.tokens_per_s, rate_taken, 1, "", 6),
     ):
-        if total and wanted > total - kept:
-            left = max(0.0, total - kept) / scale
+        if total and wanted > total - reserved:
+            left = max(0.0, total - reserved) / scale
             raise BadTerms(
                 field,
                 f"{wanted / scale:g}{unit} can never be reserved: {left:.{digits}g}{unit} are "

@@ -181,7 +181,7 @@ class LimitBook:
         `exceeds_entitlement`). The result is valid until anything else changes. `service_s`: the
         mean time of a request, after which those in flight give back what they reserve.
         """
-        found: list[Weighed] = []
+        weighed: list[Weighed] = []
         over: Denial | None = None
         never = demoted = False
         for limit in request.limits:
@@ -225,12 +225,12 @@ class LimitBook:
                         used=level,
                         requested=asked,
                         unit=limit.unit,
-                        limit_index=len(found),
+                        limit_index=len(weighed),
                         reserved=counter.reserved,
                         resets_unix_s=resets_s,
                     )
-            found.append(Weighed(counter, asked, amount, spent, start_s, since_s))
-        return found, over, demoted
+            weighed.append(Weighed(counter, asked, amount, spent, start_s, since_s))
+        return weighed, over, demoted
 
     def reserve(
         self, request: AdmissionRequest, weighed: Sequence[Weighed]

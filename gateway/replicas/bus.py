@@ -202,17 +202,17 @@ class Bus:
         if self._away:
             self._away = False
             _log.warning("%s", self._store.back)
-        for name, found in received.items():
+        for name, answer in received.items():
             if name not in self._mine:  # its model was removed meanwhile
                 continue
             if name.startswith(LASTING):
-                self._news[name] = found.notes
-                if not found.held:
+                self._news[name] = answer.notes
+                if not answer.held:
                     self._written.discard(name)
                 elif notes[name] == self._mine[name]:
                     self._written.add(name)
                 continue
-            self._receive(name, found.notes)
+            self._receive(name, answer.notes)
 
     def _receive(self, name: str, notes: Iterable[tuple[float, bytes]]) -> None:
         living, now_s = self.peers(name), self._clock()

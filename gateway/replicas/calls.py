@@ -63,13 +63,13 @@ class ReplicaCalls:
 
     async def ask(self, topic: str, payload: bytes = b"") -> list[bytes]:
         """Collect the other replicas' answers. Raises nothing."""
-        return [found for found in await self._ask_all(topic, payload) if isinstance(found, bytes)]
+        return [reply for reply in await self._ask_all(topic, payload) if isinstance(reply, bytes)]
 
     async def search(self, topic: str, payload: bytes) -> list[bytes]:
         """The same; raises Unavailable if no replica has an answer and one could not be asked."""
-        found = await self._ask_all(topic, payload)
-        answers = [each for each in found if isinstance(each, bytes)]
-        if not answers and any(found):
+        replies = await self._ask_all(topic, payload)
+        answers = [reply for reply in replies if isinstance(reply, bytes)]
+        if not answers and any(replies):
             raise Unavailable(
                 "Another gateway, which may know more, does not answer now. Try again.",
                 reason="replica_silent",
@@ -98,12 +98,12 @@ class ReplicaCalls:
                     if answer.status_code == 204:
                         return None
                     answer.raise_for_status()
-                    found = bytearray()
+                    body = bytearray()
                     async for part in answer.aiter_bytes():
-                        found += part
-                        if len(found) > MAX_ANSWER_BYTES:
+                        body += part
+                        if len(body) > MAX_ANSWER_BYTES:
                             raise OSError(f"an answer over {MAX_ANSWER_BYTES} bytes")
-                    return bytes(found)
+                    return bytes(body)
             except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
                 _log.info("a replica at %s did not answer '%s': %s", address.url, topic, why)

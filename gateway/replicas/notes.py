@@ -119,23 +119,23 @@ class FleetNotes:
 
     def follow(self) -> None:
         """Share the locations of the models as they are now."""
-        known, self._locations = self._locations, {}
+        before, self._locations = self._locations, {}
         for served in self._models:
-            shared = self._locations[served.name] = known.get(served.name) or _Locations()
+            shared = self._locations[served.name] = before.get(served.name) or _Locations()
             served.fleet.response_affinity.on_remember = partial(self._remember, shared)
 
     def drained(self, worker: str, *, on: bool) -> None:
         """Record that an admin drained an engine here (`on`) or returned it."""
         changed_unix_s = self._wall_clock()
-        known = self._drains.get(worker)
-        if known is not None:  # the other host's clock may be ahead
-            changed_unix_s = max(changed_unix_s, known.changed_unix_s + _LATER_S)
+        last = self._drains.get(worker)
+        if last is not None:  # the other host's clock may be ahead
+            changed_unix_s = max(changed_unix_s, last.changed_unix_s + _LATER_S)
         self._note_drain(worker, _Drain(changed_unix_s=changed_unix_s, on=on))
 
     def joined(self, worker: str) -> None:
         """Note that a new engine is at an address; a drain of the one before ends everywhere."""
-        known = self._drains.get(worker)
-        if known is not None and known.on:
+        last = self._drains.get(worker)
+        if last is not None and last.on:
             self.drained(worker, on=False)
 
     def send(self) -> Iterator[None]:
@@ -184,8 +184,8 @@ class FleetNotes:
         self, served: ModelRuntime, note: _FleetNote, locations_received: int
     ) -> Iterator[None]:
         for worker, drain in note.drains.items():
-            known = self._drains.get(worker)
-            if known is None or drain > known:
+            last = self._drains.get(worker)
+            if last is None or drain > last:
                 self._note_drain(worker, drain)
                 drain_worker((*self._models, *self._retiring), worker, on=drain.on)
         yield
@@ -388,16 +388,16 @@ class LearnedNotes:
 
     def replace(self, estimators: Mapping[str, LengthEstimator]) -> None:
         """Share these from now on; those that stay keep their state."""
-        now_s, known = self._clock(), self._subjects
+        now_s, subjects = self._clock(), self._subjects
         self._subjects = {}
         for name, estimator in estimators.items():
-            before = known.get(name)
+            before = subjects.get(name)
             if before is not None and before.estimator is estimator:
                 self._subjects[name] = before
             else:
                 self._subjects[name] = _Subject(estimator, now_s)
                 self._bus.publish(LASTING + name, b"")  # only read, until something is learned
-        gone = {LASTING + name for name in known.keys() - estimators.keys()}
+        gone = {LASTING + name for name in subjects.keys() - estimators.keys()}
         self._bus.drop(gone.__contains__)
 
     def send(self) -> Iterator[None]:

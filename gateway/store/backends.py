@@ -33,8 +33,8 @@ def open_directory(url: str) -> Directory:
         case "redis":
             # An optional extra: only a gateway that uses Redis needs its client.
             module = importlib.import_module("gateway.store.redis.directory")
-            found: Directory = module.RedisDirectory(url)
-            return found
+            directory: Directory = module.RedisDirectory(url)
+            return directory
 
 
 def open_notes(url: str, replica: str) -> NoteStore | None:
@@ -46,5 +46,5 @@ def open_notes(url: str, replica: str) -> NoteStore | None:
             return SqliteNotes(sqlite_path(url))
         case "redis":
             module = importlib.import_module("gateway.store.redis.exchange")
-            found: NoteStore = module.RedisExchange(url, replica)
-            return found
+            notes: NoteStore = module.RedisExchange(url, replica)
+            return notes

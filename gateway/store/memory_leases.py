@@ -162,9 +162,9 @@ class MemoryLeases:
     # -- LeaseStore
 
     async def admit(self, ask: AdmissionRequest) -> Lease:
-        known = self._leases.get(ask.lease_id)
-        if known is not None:
-            return known
+        earlier = self._leases.get(ask.lease_id)
+        if earlier is not None:
+            return earlier
         served = self._models[ask.model]
         pools: Sequence[PoolState] = ask.pools or served.fleet.pools
         token_pool = self.token_pools.get(ask.model)
@@ -173,10 +173,10 @@ class MemoryLeases:
         else:
             now_s = self._now()
             observe = served.admission.observe or served.routing.observe
-            found = admission.admit(token_pool, ask, now_s, observe=observe, owner=self.owner)
-            if isinstance(found, Denial):
-                raise refusal_of(found, ask.entitlement, self._jitter(), ask.limits)
-            lease = lease_of(ask, found, now_s)
+            decided = admission.admit(token_pool, ask, now_s, observe=observe, owner=self.owner)
+            if isinstance(decided, Denial):
+                raise refusal_of(decided, ask.entitlement, self._jitter(), ask.limits)
+            lease = lease_of(ask, decided, now_s)
         pools[lease.pool].inflight += ask.sequences
         self._leases[ask.lease_id], self._pools[ask.lease_id] = lease, pools
         if lease.uses:

@@ -57,11 +57,11 @@ class SqliteDirectory:
 
     async def write(self, change: DirectoryChange, *, floor: int, after: str) -> Written:
         def work(file: sqlite3.Connection) -> Written:
-            kept = [(row, _kept(file, row)) for row in (*change.puts, *change.removes)]
+            pairs = [(row, _stored(file, row)) for row in (*change.puts, *change.removes)]
             if (
                 (after and not file.execute(_KNOWN, (after, 0)).fetchone())
-                or any(row.revision != (0 if k is None else k.revision) for row, k in kept)
-                or any(_gone(file, row) for row, _ in kept)
+                or any(row.revision != (0 if k is None else k.revision) for row, k in pairs)
+                or any(_gone(file, row) for row, _ in pairs)
                 or not all(_counts(file, denial) for denial in change.denials)
             ):
                 return Written(conflict=True)
@@ -75,13 +75,13 @@ class SqliteDirectory:
             written = _write(file, (), (), denials, floor)
             rows, losers = [], []
             for row in state.rows:
-                kept = _kept(file, row)
-                if _gone(file, row) or kept == row:
+                stored = _stored(file, row)
+                if _gone(file, row) or stored == row:
                     continue
-                if kept is None or later_row(kept, row) is row:
+                if stored is None or later_row(stored, row) is row:
                     rows.append(row)
-                if kept is not None and kept.uid != row.uid:
-                    loser = kept if later_row(kept, row) is row else row
+                if stored is not None and stored.uid != row.uid:
+                    loser = stored if later_row(stored, row) is row else row
                     losers.append(Denial(what="gone", subject=loser.uid, changed=loser.changed))
             return _write(file, rows, (), losers, floor) if rows or losers else written
 
@@ -104,18 +104,18 @@ def _gone(file: sqlite3.Connection, row: Row) -> bool:
     return file.execute(gone, (f"gone {row.uid}",)).fetchone() is not None
 
 
-def _kept(file: sqlite3.Connection, row: Row) -> Row | None:
+def _stored(file: sqlite3.Connection, row: Row) -> Row | None:
     """The row that is kept under a row's name, unless its uid is gone."""
-    known = "SELECT row FROM directory_row WHERE name = ?"
-    found = file.execute(known, (" ".join(row.id),)).fetchone()
-    kept = None if found is None else _row(found[0])
-    return None if kept is None or _gone(file, kept) else kept
+    query = "SELECT row FROM directory_row WHERE name = ?"
+    record = file.execute(query, (" ".join(row.id),)).fetchone()
+    stored = None if record is None else _row(record[0])
+    return None if stored is None or _gone(file, stored) else stored
 
 
 def _counts(file: sqlite3.Connection, denial: Denial) -> bool:
-    known = "SELECT denial FROM directory_denial WHERE id = ?"
-    found = file.execute(known, (denial.id,)).fetchone()
-    return found is None or later_denial(kept := _denial(found[0]), denial) is not kept
+    query = "SELECT denial FROM directory_denial WHERE id = ?"
+    record = file.execute(query, (denial.id,)).fetchone()
+    return record is None or later_denial(stored := _denial(record[0]), denial) is not stored
 
 
 def _write(

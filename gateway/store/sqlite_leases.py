@@ -206,23 +206,23 @@ class SqliteLeases:
 
     def _restore(self, row: Row, now_s: float) -> None:
         """Take over a row. Leases must come in the order of their expiry."""
-        kept, token_pool = row.record, self._token_pools.get(row.model)
+        record, token_pool = row.record, self._token_pools.get(row.model)
         if row.kind == "limit":
-            _take_over(self._limits.counter(row.name), kept, _LIMIT, inf)
+            _take_over(self._limits.counter(row.name), record, _LIMIT, inf)
             return
         if token_pool is None:
             return
         journal = token_pool.journal = token_pool.journal or Journal()
         match row.kind:
             case "tombstone":
-                token_pool.tombstones[row.name] = kept
+                token_pool.tombstones[row.name] = record
             case "lease":
-                if not _restore_lease(token_pool, kept, now_s):
+                if not _restore_lease(token_pool, record, now_s):
                     journal.leases.add(row.name)
             case "account":
                 account = token_pool.accounts.get(row.name)
                 if account is not None:
-                    _take_over(account, kept, ACCOUNT, now_s)
+                    _take_over(account, record, ACCOUNT, now_s)
                     elastic = account.terms.service_class == "elastic"
                     account.debt = account.debt if elastic else 0.0
                     account.epoch = -1
@@ -231,10 +231,10 @@ class SqliteLeases:
                 elif row.saved_unix_s < now_s - FORGET_S:
                     journal.accounts.add(row.name)
             case "pool":
-                _take_over(token_pool, kept, _POOL, now_s)
+                _take_over(token_pool, record, _POOL, now_s)
                 most_per_s = token_pool.terms.tokens_per_s
-                token_pool.surplus_per_s = min(kept.surplus_per_s, most_per_s)
-                for pool, service_s in zip(token_pool.pools, kept.service_s, strict=False):
+                token_pool.surplus_per_s = min(record.surplus_per_s, most_per_s)
+                for pool, service_s in zip(token_pool.pools, record.service_s, strict=False):
                     pool.service_s = service_s
 
     # -- in the thread
@@ -298,7 +298,7 @@ async def collect(token_pools: Mapping[str, TokenPool], limits: LimitBook) -> Ro
                 token_pool.journal = Journal()
         count = sum(len(journal.accounts) + len(journal.leases) for _, _, journal in taken)
         last = count <= SLICE or turn == ROUNDS - 1
-        some = chain.from_iterable(_rows_of(*each) for each in taken)
+        some = chain.from_iterable(_rows_of(*journaled) for journaled in taken)
         for number, (key, record) in enumerate(some, start=1):
             rows[key] = record
             if number % SLICE == 0 and not last:
@@ -307,9 +307,9 @@ async def collect(token_pools: Mapping[str, TokenPool], limits: LimitBook) -> Ro
             break
     if rows:
         for model, token_pool in token_pools.items():
-            kept: dict[str, Any] = {field: getattr(token_pool, field) for field in _POOL}
-            kept["service_s"] = [pool.service_s for pool in token_pool.pools]
-            rows["pool", model, ""] = _encode(kept)
+            fields: dict[str, Any] = {field: getattr(token_pool, field) for field in _POOL}
+            fields["service_s"] = [pool.service_s for pool in token_pool.pools]
+            rows["pool", model, ""] = _encode(fields)
     if limits.changed:
         changed, limits.changed = limits.changed, set()
         for limit_id in changed:
@@ -322,10 +322,10 @@ def _fields(counted: object | None, fields: tuple[str, ...]) -> bytes | None:
     return None if counted is None else _encode({f: getattr(counted, f) for f in fields})
 
 
-def _take_over(counted: object, kept: object, fields: tuple[str, ...], now_s: float) -> None:
+def _take_over(counted: object, record: object, fields: tuple[str, ...], now_s: float) -> None:
     """Restore fields. Times later than now become now: the clock may have been set back."""
     for field in fields:
-        value = getattr(kept, field)
+        value = getattr(record, field)
         is_time = field.endswith("_s") and not field.endswith("per_s")
         setattr(counted, field, min(value, now_s) if is_time else value)
 

@@ -104,23 +104,23 @@ class _Model:
             ]
             for index, pool in enumerate(spec.pools)
         ]
-        found = capacity_of(spec.shares, reported)
+        capacity = capacity_of(spec.shares, reported)
         due = self.changed or self._next_expiry_unix_s <= now_unix_s
-        if found == self._capacity and not due:
+        if capacity == self._capacity and not due:
             return
         self.changed = False
         try:
             # Read anew each time, because copying 100,000 would hold up requests. A change
             # meanwhile sets `changed`, so the next step surveys again.
-            state = await _assessed(spec.entitlements(), found, now_unix_s)
+            state = await _assessed(spec.entitlements(), capacity, now_unix_s)
             if due:
                 await self._note_reserving(now_unix_s)
             ever = max(self._ever_bound_until, state.newest_bound)
             terms = msgspec.structs.replace(
                 spec.base,
-                slots=found.slots,
-                kv_bytes=found.kv_bytes,
-                tokens_per_s=found.tokens_per_s,
+                slots=capacity.slots,
+                kv_bytes=capacity.kv_bytes,
+                tokens_per_s=capacity.tokens_per_s,
                 mean_slo_ms=spec.base.mean_slo_ms or state.mean_slo_ms,
                 bound_until=state.bound_until,
                 ever_bound_until=ever,
@@ -129,20 +129,20 @@ class _Model:
         except BaseException:
             self.changed = True
             raise
-        self._capacity, self._ever_bound_until = found, ever
+        self._capacity, self._ever_bound_until = capacity, ever
         self._next_expiry_unix_s = state.next_expiry_unix_s
         if state.unbound == self._unbound:
             return
-        named = zip(spec.pools, found.slots, strict=True)
+        named = zip(spec.pools, capacity.slots, strict=True)
         slots = ", ".join(f"{pool.name} {slots}" for pool, slots in named)
         waiting = f"{state.unbound} entitlements"
         if state.unbound > self._unbound:
-            said = f"(slots: {slots}) does not hold the baselines of {waiting}; the newest wait"
+            change = f"(slots: {slots}) does not hold the baselines of {waiting}; the newest wait"
         elif state.unbound:
-            said = f"(slots: {slots}) holds more baselines again; those of {waiting} still wait"
+            change = f"(slots: {slots}) holds more baselines again; those of {waiting} still wait"
         else:
-            said = "holds all baselines again"
-        _log.warning("model %s: capacity %s", self._name, said)
+            change = "holds all baselines again"
+        _log.warning("model %s: capacity %s", self._name, change)
         self._unbound = state.unbound
 
     async def _note_reserving(self, now_unix_s: float) -> None:
@@ -217,9 +217,9 @@ class _Model:
 
 
 async def _assessed(
-    entitlements: Iterable[Entitlement], found: Capacity, now_unix_s: float
+    entitlements: Iterable[Entitlement], capacity: Capacity, now_unix_s: float
 ) -> EntitlementState:
-    for state in assess_capacity(entitlements, found, now_unix_s):
+    for state in assess_capacity(entitlements, capacity, now_unix_s):
         if state is not None:
             return state
         await asyncio.sleep(0)
@@ -264,15 +264,15 @@ class StoreUpkeep:
 
     def entitlements_changed(self, model: str) -> None:
         """Note that a model's entitlements changed; the next step surveys them."""
-        found = self._models.get(model)
-        if found is not None:
-            found.changed = True
+        managed = self._models.get(model)
+        if managed is not None:
+            managed.changed = True
 
     def respecify(self, model: str, spec: ModelSpec) -> None:
         """Use a configuration of a model, new or known; the next step publishes it."""
-        known = self._models.get(model)
-        if known is not None and len(known.desired) == len(spec.shares):
-            known.spec, known.changed = spec, True
+        managed = self._models.get(model)
+        if managed is not None and len(managed.desired) == len(spec.shares):
+            managed.spec, managed.changed = spec, True
         else:
             self._models[model] = _Model(self._store, model, spec)
 
@@ -282,8 +282,8 @@ class StoreUpkeep:
 
     def desired_replicas(self, model: str, pool: int) -> int:
         """Workers that demand requires; 0 for a model that is not managed."""
-        found = self._models.get(model)
-        desired = [] if found is None else found.desired
+        managed = self._models.get(model)
+        desired = [] if managed is None else managed.desired
         return desired[pool] if pool < len(desired) else 0
 
     async def pools(self, model: str) -> list[PoolView]:

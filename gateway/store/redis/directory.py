@@ -92,14 +92,14 @@ class RedisDirectory:
 
     async def _all(self, part: int) -> list[bytes]:
         """All values of a hash; of one that moved meanwhile the last."""
-        found: dict[bytes, bytes] = {}
+        values: dict[bytes, bytes] = {}
         cursor = b""
         while cursor != b"0":
             at = cursor or b"0"
             scan = ("HSCAN", self._keys[part], at, "COUNT", SCAN_BATCH)
             cursor, pairs = await self._session.call(*scan)
-            found.update(zip(pairs[::2], pairs[1::2], strict=True))
-        return list(found.values())
+            values.update(zip(pairs[::2], pairs[1::2], strict=True))
+        return list(values.values())
 
     async def _run(self, *arguments: object) -> Any:
         call = (len(self._keys), *self._keys, *arguments)
@@ -118,11 +118,11 @@ def _state_of(answer: list[Any], rows: list[bytes], denials: list[bytes]) -> Dir
         raise StateFailure(f"Redis holds tenants that are not of this version ({error})") from error
 
 
-def _parts(kept: bytes) -> tuple[int, bytes]:
+def _parts(value: bytes) -> tuple[int, bytes]:
     """Revision and JSON of a kept value, with two fields in between."""
-    revision, _, _, text = kept.split(b" ", 3)
+    revision, _, _, text = value.split(b" ", 3)
     return int(revision), text
 
 
-def _versioned(kept: Any, revision: int) -> Any:
-    return msgspec.structs.replace(kept, revision=revision)
+def _versioned(record: Any, revision: int) -> Any:
+    return msgspec.structs.replace(record, revision=revision)

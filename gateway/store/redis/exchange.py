@@ -73,8 +73,8 @@ class RedisExchange:
         self._sequence += 1
         # Forget names that are gone, and in a cluster hang up where they were.
         self._since = {name: since for name, since in self._since.items() if name in notes}
-        one = self._route.one_server
-        parts = {"": list(notes)} if one else {name: [name] for name in notes}
+        one_server = self._route.one_server
+        parts = {"": list(notes)} if one_server else {name: [name] for name in notes}
         for name in [name for name in self._sessions if name not in parts]:
             await self._sessions.pop(name).close()
         for name, part in parts.items():

@@ -36,22 +36,22 @@ class KnownLimits:
 
     def __init__(self) -> None:
         self.encoder = LimitEncoder()
-        self._known = LimitBook()
+        self._levels = LimitBook()
         """Used of each limit, without reservations, as Redis or the last parts had it."""
-        self._told: set[str] = set()
+        self._refreshed: set[str] = set()
         """Limits that Redis told of since the parts began, through models that reach it."""
         self._share: LimitBook | None = None
         self._sharing: set[object] = set()
         """Models that decide over the parts."""
 
-    def note(self, limits: Sequence[Limit], found: Grant | Denial, now_s: float) -> None:
+    def note(self, limits: Sequence[Limit], decided: Grant | Denial, now_s: float) -> None:
         """Take over the levels that Redis reports with a decision."""
-        if isinstance(found, Denial):
-            if found.limit_index >= 0:
-                limit = limits[found.limit_index]
-                self._update(limit, now_s, int(found.used - found.reserved), int(found.limit))
+        if isinstance(decided, Denial):
+            if decided.limit_index >= 0:
+                limit = limits[decided.limit_index]
+                self._update(limit, now_s, int(decided.used - decided.reserved), int(decided.limit))
             return
-        for limit, held, use in zip(limits, found.held, found.uses, strict=False):
+        for limit, held, use in zip(limits, decided.held, decided.uses, strict=False):
             # A request counts when it is admitted, tokens and money when they are used.
             spent = use.level - (held.expected if limit.budget else 0)
             self._update(limit, held.slice_s, spent, use.amount)
@@ -65,17 +65,17 @@ class KnownLimits:
         if not limit.window:
             return
         span = self.encoder.spans.at(limit.window, limit.zone, unix_s)
-        counter = self._known.counter(limit.id)
+        counter = self._levels.counter(limit.id)
         counter.starts, counter.spent = [span.start_s], [spent]
         counter.added, counter.added_until_s = allowed - limit.amount, span.next_s + span.kept_s
         if limit.warn and spent >= limit.warn:
             counter.warned_s = span.start_s
-        self._told.add(limit.id)
+        self._refreshed.add(limit.id)
 
     def note_settled(self, held: Sequence[Holding], spent: Spent | None) -> None:
         """Correct them by what a request used."""
         for holding in held:
-            counter = self._known.counters.get(holding.id)
+            counter = self._levels.counters.get(holding.id)
             if counter is not None and counter.starts[-1:] == [holding.slice_s]:
                 used = used_of(holding, spent)
                 counter.spent[-1] += used - (holding.amount if holding.unit == "requests" else 0)
@@ -83,20 +83,20 @@ class KnownLimits:
     def sweep(self, defined: Callable[[str], bool], now_s: float) -> None:
         """Forget limits that nobody defines any more, once their window is over."""
         self.encoder.sweep(defined)
-        for book in (self._known, self._share):
+        for book in (self._levels, self._share):
             if book is not None:
                 book.sweep(list(book.counters), defined, now_s)
-        self._told &= self._known.counters.keys()
+        self._refreshed &= self._levels.counters.keys()
 
-    def begin(self, model: object, kept: Iterable[RedisLease], replicas: int) -> LimitBook:
+    def begin(self, model: object, leases: Iterable[RedisLease], replicas: int) -> LimitBook:
         """The parts; a model that decides over them holds these leases."""
         if self._share is None:
-            self._told.clear()
+            self._refreshed.clear()
             self._share = LimitBook(replicas)
-            for limit_id, counter in self._known.counters.items():
+            for limit_id, counter in self._levels.counters.items():
                 self._share.counters[limit_id] = _scaled(counter, 1 / self._share.parts)
         self._sharing.add(model)
-        for redis_lease in kept:
+        for redis_lease in leases:
             self._share.hold(redis_lease.record.held)
         return self._share
 
@@ -105,8 +105,8 @@ class KnownLimits:
         self._sharing.discard(model)
         if self._share is not None and not self._sharing:
             for limit_id, counter in self._share.counters.items():
-                if limit_id not in self._told:
-                    self._known.counters[limit_id] = _scaled(counter, self._share.parts)
+                if limit_id not in self._refreshed:
+                    self._levels.counters[limit_id] = _scaled(counter, self._share.parts)
             self._share = None
 
 
@@ -121,7 +121,7 @@ def _scaled(counter: Counter, by: float) -> Counter:
 
 def share_of(
     token_pool: TokenPool,
-    kept: Iterable[RedisLease],
+    leases: Iterable[RedisLease],
     replicas: int,
     now_s: float,
     limits: LimitBook | None = None,
@@ -139,7 +139,7 @@ def share_of(
         account.mean_cost = whole.mean_cost
         # This process's own borrowing; it does not know the other replicas'.
         account.borrowed, account.borrowed_s = whole.borrowed, whole.borrowed_s
-    for redis_lease in kept:
+    for redis_lease in leases:
         record = msgspec.structs.replace(
             redis_lease.record, id=redis_lease.lease.id, expires_s=now_s + LEASE_TTL_S, owner=""
         )
@@ -180,19 +180,19 @@ def take_back(token_pool: TokenPool, share: TokenPool, replicas: int) -> None:
 
 
 def note_decision(
-    token_pool: TokenPool, name: str, tokens: int, found: Grant | Denial, now_s: float
+    token_pool: TokenPool, name: str, tokens: int, decided: Grant | Denial, now_s: float
 ) -> None:
     """Apply Redis's decision on a request of `tokens` tokens."""
     account = token_pool.accounts.get(name)
     if account is None:
         return
-    if isinstance(found, Denial):
-        if found.reason == "tokens" and account.terms.tokens_per_s > 0:
-            account.level, account.level_s = found.limit - found.used, now_s
+    if isinstance(decided, Denial):
+        if decided.reason == "tokens" and account.terms.tokens_per_s > 0:
+            account.level, account.level_s = decided.limit - decided.used, now_s
         return
-    if account.terms.tokens_per_s > 0 and found.funded != "none":
-        account.level, account.level_s = found.level_tokens, now_s
-    if found.funded == "surplus":
+    if account.terms.tokens_per_s > 0 and decided.funded != "none":
+        account.level, account.level_s = decided.level_tokens, now_s
+    if decided.funded == "surplus":
         token_pool.pay(account, "surplus", tokens, now_s)
 
 

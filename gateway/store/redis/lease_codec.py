@@ -72,19 +72,19 @@ class LimitEncoder:
 
     def __init__(self) -> None:
         self.spans = Spans()
-        self._known: dict[str, tuple[Limit, Span, msgspec.Raw]] = {}
+        self._encoded: dict[str, tuple[Limit, Span, msgspec.Raw]] = {}
 
     def asked(
         self, limits: Sequence[Limit], wanted: AdmissionRequest, now_s: float, limits_key: str
     ) -> list[Any]:
         """A request's limits, and what it wants of them."""
-        found: list[Any] = [limits_key]
+        asked: list[Any] = [limits_key]
         for limit in limits:
-            known = self._known.get(limit.id)
+            encoded = self._encoded.get(limit.id)
             if (
-                known is None
-                or known[0] is not limit
-                or not known[1].start_s <= now_s < known[1].next_s
+                encoded is None
+                or encoded[0] is not limit
+                or not encoded[1].start_s <= now_s < encoded[1].next_s
             ):
                 span = UNWINDOWED
                 if limit.window:
@@ -93,13 +93,13 @@ class LimitEncoder:
                     *(limit.id, limit.unit, limit.amount, span.step_s, span.start_s, span.next_s),
                     *(span.kept_s, limit.warn, limit.spot),
                 )
-                known = self._known[limit.id] = (limit, span, msgspec.Raw(encode(fields)))
-            found.append((wanted.wants(limit), known[2], wanted.reserves(limit)))
-        return found
+                encoded = self._encoded[limit.id] = (limit, span, msgspec.Raw(encode(fields)))
+            asked.append((wanted.wants(limit), encoded[2], wanted.reserves(limit)))
+        return asked
 
     def sweep(self, defined: Callable[[str], bool]) -> None:
         """Forget limits that nobody defines."""
-        self._known = {i: known for i, known in self._known.items() if defined(i)}
+        self._encoded = {i: encoded for i, encoded in self._encoded.items() if defined(i)}
 
 
 decision: Final = msgspec.msgpack.Decoder(tuple[Grant | Denial, bool, float]).decode
@@ -124,18 +124,18 @@ moved: Final = msgspec.msgpack.Decoder(Moved).decode
 def token_pool_of(answer: list[bytes]) -> TokenPool:
     """Decode `lua/view.lua`: a token pool with its counters and the requested accounts."""
     state = _decode(answer[1])
-    seen = TokenPool(_decode(answer[0], type=Terms))
-    for pool, counters in zip(seen.pools, state["pools"], strict=False):
+    token_pool = TokenPool(_decode(answer[0], type=Terms))
+    for pool, counters in zip(token_pool.pools, state["pools"], strict=False):
         _put(pool, counters)
-    _put(seen, {field: state[field] for field in _VIEWED})
-    idle = [pool.idle_dedicated for pool in seen.pools]
+    _put(token_pool, {field: state[field] for field in _VIEWED})
+    idle = [pool.idle_dedicated for pool in token_pool.pools]
     for defined, counters in zip(answer[2::2], answer[3::2], strict=True):
         if defined:
-            account = seen.define(_decode(defined, type=Entitlement))
+            account = token_pool.define(_decode(defined, type=Entitlement))
             _put(account, _decode(counters) if counters else {})
-    for pool, unused in zip(seen.pools, idle, strict=True):
+    for pool, unused in zip(token_pool.pools, idle, strict=True):
         pool.idle_dedicated = unused  # `define` changed it
-    return seen
+    return token_pool
 
 
 def _put(record: Any, fields: dict[str, Any]) -> None:

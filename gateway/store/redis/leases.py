@@ -133,13 +133,13 @@ class RedisLeases:
 
     def _holder(self, lease: Lease) -> RedisModel | MemoryLeases:
         """Who holds a lease: a model, or this process's own store."""
-        found = self._models.get(lease.model)
-        if found is not None and lease.id in found.leases:
-            return found
+        holder = self._models.get(lease.model)
+        if holder is not None and lease.id in holder.leases:
+            return holder
         if self._local.holds(lease.id):
             return self._local
         ended = (model for model in self._ended if lease.id in model.leases)
-        return next(ended, found) or self._local
+        return next(ended, holder) or self._local
 
     @property
     def _all(self) -> tuple[RedisModel, ...]:
@@ -212,12 +212,12 @@ class RedisLeases:
         counted: dict[RedisModel, list[Limit]] = {}
         for limit in limits:
             counted.setdefault(self._counting(limit), []).append(limit)
-        found: dict[str, LimitView] = {}
+        by_id: dict[str, LimitView] = {}
         for model, some in counted.items():
             for start in range(0, len(some), LIMITS_AT_ONCE):
                 views = await model.budgets(some[start : start + LIMITS_AT_ONCE])
-                found.update((view.id, view) for view in views)
-        return [found[limit.id] for limit in limits]
+                by_id.update((view.id, view) for view in views)
+        return [by_id[limit.id] for limit in limits]
 
     async def add(self, limit: Limit, amount: int) -> LimitView:
         return (await self._counting(limit).budgets([limit], amount))[0]
@@ -232,10 +232,10 @@ class RedisLeases:
         """The model in whose hash a limit is counted: in a cluster, that of its entitlement."""
         models = self._models.values()
         holding = (model for model in models if limit.name in model.token_pool.accounts)
-        found = next(holding, None) or next(iter(models), None)
-        if found is None:
+        counting = next(holding, None) or next(iter(models), None)
+        if counting is None:
             raise StateFailure("no model is managed yet")
-        return found
+        return counting
 
     # -- TokenPools
 

@@ -102,7 +102,7 @@ class RedisLink:
         self._prepare = prepare
         self._on_up = on_up
         self._connection: Connection | None = None
-        self._known_as: tuple[str, str] | None = None
+        self._client: tuple[str, str] | None = None
         """The last connection's id and address at its server, which may still read from it."""
         self._breaker = Breaker()
         self._queue: deque[Op] = deque()
@@ -293,7 +293,7 @@ class RedisLink:
             return
         self._connection = connection = await self._route.open(self._calls.key)
 
-        async def told(*command: str) -> object:
+        async def asked(*command: str) -> object:
             """The server's answer; None where it does not know the command, or forbids it."""
             await connection.send_command(*command)
             try:
@@ -301,12 +301,12 @@ class RedisLink:
             except ResponseError:
                 return None
 
-        if self._known_as is not None:
-            client_id, address = self._known_as
-            await told("CLIENT", "KILL", "ID", client_id, "ADDR", address)
-        said = await told("CLIENT", "INFO")
-        found = _CLIENT.match(said) if isinstance(said, bytes) else None
-        self._known_as = None if found is None else (found[1].decode(), found[2].decode())
+        if self._client is not None:
+            client_id, address = self._client
+            await asked("CLIENT", "KILL", "ID", client_id, "ADDR", address)
+        answer = await asked("CLIENT", "INFO")
+        match = _CLIENT.match(answer) if isinstance(answer, bytes) else None
+        self._client = None if match is None else (match[1].decode(), match[2].decode())
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -320,8 +320,8 @@ class RedisLink:
         scripts = self._calls.scripts.all.values()
         exist = connection.pack_command("SCRIPT", "EXISTS", *(s.sha for s in scripts))
         await connection.send_packed_command(exist, check_health=False)
-        known = await connection.read_response()
-        for script in (s for s, held in zip(scripts, known, strict=True) if not held):
+        loaded = await connection.read_response()
+        for script in (s for s, held in zip(scripts, loaded, strict=True) if not held):
             load = connection.pack_command("SCRIPT", "LOAD", script.text)
             await connection.send_packed_command(load, check_health=False)
             await connection.read_response()

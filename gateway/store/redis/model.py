@@ -122,9 +122,9 @@ class RedisModel:
     # -- LeaseStore
 
     async def admit(self, ask: AdmissionRequest) -> Lease:
-        known = self.leases.get(ask.lease_id)
-        if known is not None:
-            return known.lease
+        earlier = self.leases.get(ask.lease_id)
+        if earlier is not None:
+            return earlier.lease
         served, limits = self._models[self._name], self._process.limits
         observe = served.routing.observe or served.admission.observe
         asked = self._asked(ask.limits, ask) if ask.limits else None
@@ -136,7 +136,7 @@ class RedisModel:
             try:
                 op = self.link.begin("admit", packed)
                 assert op.done is not None  # noqa: S101 - a call has one
-                found, gives_way, issued_s = decision(await op.done)
+                decided, gives_way, issued_s = decision(await op.done)
             except (RedisAway, asyncio.CancelledError) as error:
                 if op is not None and op.sent and ask.lease_id not in self.leases:
                     self._release(ask.lease_id, None)
@@ -146,20 +146,20 @@ class RedisModel:
                 raise
             now_s = self._now_s()
             tokens = ask.estimate_tokens
-            fallback.note_decision(self.token_pool, ask.entitlement, tokens, found, now_s)
+            fallback.note_decision(self.token_pool, ask.entitlement, tokens, decided, now_s)
             if ask.limits:
-                limits.note(ask.limits, found, now_s)
-            held = self._taken(ask, found, ask.lease_id, issued_s, gives_way=gives_way)
+                limits.note(ask.limits, decided, now_s)
+            held = self._taken(ask, decided, ask.lease_id, issued_s, gives_way=gives_way)
             held.epoch = self._epoch
             return held.lease
         if self._process.fail_mode == "closed":
             raise _unavailable()
         share = self._alone()
-        found = admission.admit(share, ask, self._now_s(), observe=observe)
+        decided = admission.admit(share, ask, self._now_s(), observe=observe)
         record = share.leases.get(ask.lease_id)
         gives_way = record is not None and record.id in share.pools[record.pool].evictable
         key = ask.lease_id + LOCAL_SUFFIX
-        held = self._taken(ask, found, key, self._now_s(), gives_way=gives_way)
+        held = self._taken(ask, decided, key, self._now_s(), gives_way=gives_way)
         self.alone_total += 1
         self.link.post("adopt", self._adoption([held]))
         return held.lease
@@ -167,29 +167,29 @@ class RedisModel:
     def _taken(
         self,
         ask: AdmissionRequest,
-        found: Grant | Denial,
+        decided: Grant | Denial,
         key: str,
         issued_s: float,
         *,
         gives_way: bool,
     ) -> RedisLease:
-        if isinstance(found, Denial):
-            raise refusal_of(found, ask.entitlement, self._process.jitter(), ask.limits)
-        known = self.leases.get(ask.lease_id)
-        if known is not None:  # admitted twice at the same time
-            return known
-        lease = lease_of(ask, found, issued_s)
+        if isinstance(decided, Denial):
+            raise refusal_of(decided, ask.entitlement, self._process.jitter(), ask.limits)
+        earlier = self.leases.get(ask.lease_id)
+        if earlier is not None:  # admitted twice at the same time
+            return earlier
+        lease = lease_of(ask, decided, issued_s)
         record = LeaseRecord(
             *(key, lease.entitlement, lease.pool, lease.sequences, lease.cost_tokens),
             kv_bytes=lease.kv_bytes,
             weight=lease.weight,
             issued_s=issued_s,
             expires_s=0.0,
-            funded=found.funded,
+            funded=decided.funded,
             owner=self._process.owner,
             would_deny=lease.would_deny,
             spilled=lease.spilled,
-            held=found.held,
+            held=decided.held,
         )
         pools = ask.pools or self._models[self._name].fleet.pools
         pools[lease.pool].inflight += lease.sequences
@@ -321,8 +321,8 @@ class RedisModel:
         page, more = "0", True
         while more or ids:
             packed = argument(hash=self.limits_key, page=page, ids=ids)
-            page, found = msgspec.msgpack.decode(await self.link.call("sweep", packed))
-            ids = [limit_id for limit_id in found if more and not defined(limit_id)]
+            page, page_ids = msgspec.msgpack.decode(await self.link.call("sweep", packed))
+            ids = [limit_id for limit_id in page_ids if more and not defined(limit_id)]
             more = more and page != "0"
 
     def _asked(self, limits: Sequence[Limit], wanted: AdmissionRequest) -> list[Any]:
@@ -352,21 +352,21 @@ class RedisModel:
         return done
 
     async def view(self, names: Sequence[str]) -> list[AccountView]:
-        seen = await self._seen(names)
+        whole = await self._seen(names)
         now_s = self._now_s()
-        found = [seen.accounts.get(name) for name in names]
-        return [account_view(seen, account, now_s) for account in found if account is not None]
+        accounts = [whole.accounts.get(name) for name in names]
+        return [account_view(whole, account, now_s) for account in accounts if account is not None]
 
     async def pools(self) -> list[PoolView]:
         return pool_views(await self._seen(()))
 
     async def _seen(self, names: Sequence[str]) -> TokenPool:
         try:
-            found = token_pool_of(await self.link.call("view", argument(names=names)))
+            token_pool = token_pool_of(await self.link.call("view", argument(names=names)))
         except RedisAway:
             return self._share or self.token_pool
-        fallback.note_view(self.token_pool, found, self._server_time_s(), self._now_s())
-        return found
+        fallback.note_view(self.token_pool, token_pool, self._server_time_s(), self._now_s())
+        return token_pool
 
     # -- Upkeep
 
@@ -456,10 +456,10 @@ class RedisModel:
     def _alone(self) -> TokenPool:
         """The share, made when it is first asked for."""
         if self._share is None:
-            self._parts, kept = self.replicas, list(self.leases.values())
-            limits = self._process.limits.begin(self, kept, self._parts)
+            self._parts, leases = self.replicas, list(self.leases.values())
+            limits = self._process.limits.begin(self, leases, self._parts)
             self._share = fallback.share_of(
-                self.token_pool, kept, self._parts, self._now_s(), limits
+                self.token_pool, leases, self._parts, self._now_s(), limits
             )
         return self._share
 

@@ -156,8 +156,8 @@ async def _connect(address: tuple[str, int], **options: Any) -> Connection:
 
 async def _connected(connection: Any) -> Connection:
     await connection.connect()
-    found: Connection = connection
-    return found
+    connected: Connection = connection
+    return connected
 
 
 def _options() -> dict[str, Any]:

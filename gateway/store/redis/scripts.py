@@ -94,10 +94,10 @@ def record(kind: str, raw: bytes) -> dict[str, Any]:
     """Decode a record from a key; nil fields are missing."""
     fields = RECORDS[kind]
     values = msgspec.msgpack.decode(b"\xdc" + len(fields).to_bytes(2, "big") + raw)
-    found = {f: v for f, v in zip(fields, values, strict=True) if v is not None}
+    record = {f: v for f, v in zip(fields, values, strict=True) if v is not None}
     if kind == "book":
-        found["pools"] = [dict(zip(RECORDS["pool"], p, strict=True)) for p in found["pools"]]
-    return found
+        record["pools"] = [dict(zip(RECORDS["pool"], p, strict=True)) for p in record["pools"]]
+    return record
 
 
 _LIMITS: Final = "local function make_limits()\n{}\nend".format(

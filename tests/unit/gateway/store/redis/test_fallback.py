@@ -153,7 +153,7 @@ def test_a_limit_that_nobody_defines_is_forgotten_once_its_window_is_over() -> N
         found.sweep(stays.__eq__, NOW_S + days * DAY_S)
         assert set(found.begin("m", (), 1).counters) == known
         found.end("m")
-    assert set(found.encoder._known) == {stays}
+    assert set(found.encoder._encoded) == {stays}
 
 
 def test_what_redis_told_one_model_counts_more_than_what_another_decided_meanwhile() -> None:
