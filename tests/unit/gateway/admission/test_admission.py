@@ -14,26 +14,7 @@ from gateway.admission.token_pool import LEASE_TTL_S, REAP_BATCH, TOMBSTONES, To
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import PROFILES, AdmissionProfile
 from tests.builders import length_estimate
-from tests.token_pools import NOW_S, denied, entitled, granted, pool
-
-
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ({"estimate_tokens": 1001, "sequences": 2, "kv_bytes": 9}, "exceeds_entitlement"),
-        ({"estimate_tokens": 1000, "sequences": 2, "kv_bytes": 9}, "concurrency"),
-        ({"estimate_tokens": 1000, "kv_bytes": 9}, "tokens"),
-        ({"kv_bytes": 9}, "kv"),
-        ({}, "priority"),
-    ],
-)
-def test_checks_come_in_their_order(asked: dict[str, Any], reason: str) -> None:
-    tight = entitled(tokens_per_s=100.0, tokens_per_s_limit=100.0, limit=2, kv_bytes_limit=10)
-    token_pool = pool(tight, entitled("g", "guaranteed", baseline=4))
-    granted(token_pool, "a", estimate_tokens=500, kv_bytes=5)
-    for number in range(3):
-        granted(token_pool, f"g{number}", "g")
-    assert denied(token_pool, "b", **asked).reason == reason
+from tests.token_pools import NOW_S, entitled, granted, pool
 
 
 def test_observing_says_as_often_as_enforcing_would_that_the_bucket_is_empty() -> None:

@@ -1,9 +1,7 @@
 """Who is bound at a capacity, and how many replicas a demand asks for."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 from math import inf
-from random import Random
 from typing import Any
 
 import msgspec
@@ -213,33 +211,6 @@ def test_bounds_hold_and_changed_bounds_hold_at_once() -> None:
     assert goal.desired(1000, msgspec.structs.replace(POOL, replicas=(1, 4)), 0.0) == 4
     assert goal.desired(1000, msgspec.structs.replace(POOL, replicas=(1, 3)), 5.0) == 3
     assert goal.desired(0, msgspec.structs.replace(POOL, replicas=(5, 9)), 10.0) >= 5
-
-
-@pytest.mark.parametrize(("mean", "service_s"), [(9.0, 1.8), (40.0, 6.0)])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_random_load_that_steps_up_and_down_turns_the_replicas_once(
-    mean: float, service_s: float, seed: int
-) -> None:
-    """Poisson arrivals, 1x, 4x and 1x for a quarter of an hour each: no change to and fro."""
-    draw = Random(seed)
-    ends: list[float] = []
-    steps = []
-    now_s, next_s = 0.0, 0.0
-    while next_s < 2700:
-        now_s = next_s
-        times = 4 if 900 <= now_s < 1800 else 1
-        next_s = now_s + draw.expovariate(times * mean / service_s)
-        for tick in range(int(now_s // 5) + 1, int(next_s // 5) + 1):
-            ends = [end for end in ends if end > 5 * tick]
-            steps.append((5.0 * tick, float(len(ends))))
-        ends.append(next_s + draw.expovariate(1 / service_s))
-    found = goals(steps)
-    changes = [b - a for a, b in pairwise(found) if a != b]
-    turns = sum(a * b < 0 for a, b in pairwise(changes))
-    assert turns <= 2
-    for at_s, times in ((890, 1), (1790, 4), (2690, 1)):
-        planned = desired_replicas(times * mean, 8, (0, 64))
-        assert abs(found[int(at_s // 5) - 1] - planned) <= 1 + planned // 10
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 500)), max_size=50))

@@ -28,6 +28,7 @@ def unix(text: str, zone: str = "Europe/Berlin") -> float:
     [
         ("day", "2026-06-10T13:30", "2026-06-10", "2026-06-11"),
         ("day", "2026-03-29T13:30", "2026-03-29", "2026-03-30"),
+        ("day", "2026-10-25T12:00", "2026-10-25", "2026-10-26"),
         ("week", "2026-06-14T23:59", "2026-06-08", "2026-06-15"),
         ("week", "2026-06-15T00:00", "2026-06-15", "2026-06-22"),
         ("month", "2026-12-31T23:59", "2026-12-01", "2027-01-01"),
@@ -38,12 +39,6 @@ def unix(text: str, zone: str = "Europe/Berlin") -> float:
 def test_a_calendar_window_has_local_ends(window: str, at: str, start: str, end: str) -> None:
     span = span_of(window, "Europe/Berlin", unix(at))
     assert (span.start_s, span.next_s) == (unix(start), unix(end))
-
-
-@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25)])
-def test_a_day_on_which_clocks_change_is_shorter_or_longer(day: str, hours: int) -> None:
-    span = span_of("day", "Europe/Berlin", unix(f"{day}T12:00"))
-    assert span.next_s - span.start_s == hours * 3600
 
 
 def test_a_midnight_that_clocks_skip_is_the_moment_at_which_they_do() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.admission import admission, checks, debt
 from gateway.admission.terms import Grant
-from gateway.records.entitlement import BURST_WEIGHT
+from gateway.admission.token_pool import TokenPool
+from gateway.records.entitlement import BURST_WEIGHT, PROFILES
 from tests.token_pools import NOW_S, admit, denied, entitled, fill, granted, pool
 
 
@@ -52,8 +53,6 @@ def test_short_answers_before_long_ones_take_no_more_than_the_rate(
 
 GREEDY = entitled("greedy", tokens_per_s=100.0)
 PATIENT = entitled("patient", tokens_per_s=100.0)
-SPOT = entitled("spot", "spot")
-FIRM = entitled("firm", "guaranteed", baseline=2)
 
 
 @pytest.mark.parametrize("service_class", ["dedicated", "elastic", "spot"])
@@ -66,14 +65,6 @@ def test_on_an_idle_pool_nobody_is_refused_for_its_rate(service_class: Any) -> N
         if number >= 20:
             admission.settle(token_pool, f"{number - 20}", 150, now_s)
     assert token_pool.accounts["e"].used == 580 * 150
-
-
-def test_beyond_the_rate_the_headroom_stays_free() -> None:
-    token_pool = pool(GREEDY, slots=(8,))
-    granted(token_pool, "own", "greedy", estimate_tokens=1000)
-    fill(token_pool, "greedy", 6)
-    denial = denied(token_pool, "x", "greedy")
-    assert (denial.reason, denial.wait_s, denial.limit) == ("tokens", 1, 1000)
 
 
 def test_who_is_within_its_rate_passes_bursts_and_has_what_comes_free() -> None:
@@ -93,36 +84,39 @@ def test_who_is_within_its_rate_passes_bursts_and_has_what_comes_free() -> None:
     granted(token_pool, "y", "greedy", estimate_tokens=1000)
 
 
-def test_reserves_come_before_bursts_and_spot_after() -> None:
-    token_pool = pool(FIRM, GREEDY, SPOT, slots=(8,), headroom=0)
-    granted(token_pool, "own", "greedy", estimate_tokens=1000)
-    fill(token_pool, "spot", 6)
-    granted(token_pool, "last", "greedy")
-    assert denied(token_pool, "s", "spot").reason == "priority"
-    assert granted(token_pool, "over", "greedy").contended  # outranks spot, up to the overshoot
-    assert denied(token_pool, "x", "greedy").reason == "tokens"
-    assert granted(token_pool, "f", "firm").protected
+# -- the tick: who is owed, and how much credit overservice gives
 
 
-def test_a_dedicated_reserve_that_nobody_else_may_use_is_used_beyond_the_rate() -> None:
-    dedicated = entitled("d", "dedicated", baseline=2, tokens_per_s=10.0)
-    token_pool = pool(dedicated, entitled(baseline=2), slots=(4,), headroom=0)
-    fill(token_pool, "e", 2)
-    granted(token_pool, "own", "d", estimate_tokens=100)
-    assert granted(token_pool, "beyond", "d", estimate_tokens=100).protected
+TICK_S = 5.0
 
 
-@pytest.mark.parametrize("rate", [10.0, 0.0])
-def test_a_limit_of_the_rate_binds_on_an_idle_pool_too(rate: float) -> None:
-    limited = entitled(tokens_per_s=rate, tokens_per_s_limit=20.0)
-    token_pool = pool(limited, slots=(64,))
-    spent, refused = 0, 0
-    for number in range(600):
-        now_s = NOW_S + number / 10
-        if isinstance(admit(token_pool, f"{number}", at=now_s, estimate_tokens=20), Grant):
-            admission.settle(token_pool, f"{number}", 20, now_s)
-            spent += 20
-        else:
-            refused += 1
-    assert 60 * 20 <= spent <= 60 * 20 + 10 * 20
-    assert refused
+def ticked(token_pool: TokenPool, at: float = NOW_S + TICK_S, elapsed_s: float = TICK_S) -> None:
+    """One whole tick."""
+    debt.tick(token_pool, list(token_pool.active), elapsed_s, at)
+    debt.close(token_pool, elapsed_s, at)
+
+
+@pytest.mark.parametrize("broad", [{"sequences": 8}, {"kv_bytes": 700}])
+def test_who_asks_for_what_no_full_pool_takes_is_owed_nothing(broad: dict[str, Any]) -> None:
+    token_pool = pool(
+        entitled(tokens_per_s=100.0, baseline=2),
+        entitled("other", baseline=2),
+        slots=(8,),
+        kv_bytes=(800,),
+    )
+    granted(token_pool, "o", "other", sequences=2, kv_bytes=200)
+    for number in range(12):
+        assert denied(token_pool, f"{number}", at=NOW_S + 5 * number, **broad).of_pool
+        admission.renew(token_pool, "o", NOW_S + 5 * number)
+        ticked(token_pool, NOW_S + 5 * number + 5)
+    assert token_pool.accounts["e"].debt == 0
+    assert not debt.is_contended(token_pool)
+
+
+@pytest.mark.parametrize(("profile", "least"), [("default", -0.2), ("paper", 0.3 * -199)])
+def test_overservice_turns_to_credit_within_the_profile_s_bound(profile: str, least: float) -> None:
+    token_pool = pool(entitled(tokens_per_s=10.0), slots=(8,), profile=PROFILES[profile])
+    granted(token_pool)
+    admission.settle(token_pool, "a", 10_000, NOW_S)
+    ticked(token_pool)
+    assert token_pool.accounts["e"].debt == pytest.approx(least)

@@ -11,7 +11,6 @@ from gateway.control import admin
 from gateway.control.app import control_app
 from gateway.control.peers import ReplicaLoad
 from gateway.control.surface import NewWorker
-from gateway.errors import Conflict
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime, drain_worker
 from tests.builders import served_model
@@ -25,8 +24,6 @@ class Service:
         self.added: list[NewWorker] = []
 
     def add(self, asked: NewWorker) -> str:
-        if asked.url == "http://taken:1":
-            raise Conflict("taken", reason="worker_exists", code="worker_exists")
         self.added.append(asked)
         return "h:1"
 
@@ -94,13 +91,6 @@ async def test_a_body_that_is_no_worker_is_refused(body: dict[str, object]) -> N
     status, answer = await bench.call("POST", "", json=body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert bench.service.added == []
-
-
-async def test_a_worker_that_is_in_a_pool_already_is_refused() -> None:
-    status, answer = await Bench().call(
-        "POST", "", json={"model": "m", "pool": "short", "url": "http://taken:1"}
-    )
-    assert (status, answer["error"]["code"]) == (409, "worker_exists")
 
 
 async def test_a_removed_worker_is_told_with_what_still_runs_there() -> None:

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from gateway.admission.terms import AdmissionRequest, Terms
+from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.control import external_admission as service
 from gateway.control.app import control_app
@@ -30,7 +31,7 @@ from gateway.records.limit import Limit
 from gateway.records.request import Principal
 from gateway.store.memory_leases import MemoryLeases
 from gateway.tenancy.keyring import Keyring, authenticate_head
-from tests.builders import changed, served_model, short_and_long
+from tests.builders import ask, changed, served_model, short_and_long
 from tests.control import bearer, control_of
 from tests.fakes import FakeClock, ListSink
 
@@ -415,16 +416,8 @@ async def test_a_lease_that_gives_way_ends_and_frees_its_slot() -> None:
     bench.book.define(
         Entitlement(name="g", model="m", service_class="guaranteed", baseline=(3, 0), limit=3)
     )
-    ask = AdmissionRequest(
-        lease_id="g",
-        model="m",
-        entitlement="g",
-        pool=0,
-        alternates=(),
-        estimate_tokens=10,
-        sequences=3,
-    )
-    await bench.store.reclaim(await bench.store.admit(ask))
+    protected = msgspec.structs.replace(ask("g", cost_tokens=10, sequences=3), entitlement="g")
+    await bench.store.reclaim(await bench.store.admit(protected))
     assert bench.account.total < 7
     evicted = [record.admission.lease_id or "" for record in bench.sink.records]
     assert evicted
@@ -533,13 +526,6 @@ async def test_trusted_reports_teach_the_ratio_and_the_length_of_answers(trustin
     assert before.ratio > 3
     assert 40 <= after.expected_output_tokens <= 44 < before.expected_output_tokens
     assert estimated(trusting, "other") == others, "no other tenant is taught"
-
-
-async def test_a_report_that_is_repeated_teaches_once(trusting: Bench) -> None:
-    told = (await trusting.authorize()).json()
-    for _ in range(3):
-        await trusting.usage(told["lease_id"], prompt_tokens=100, completion_tokens=5)
-    assert trusting.served.estimator.observations == 1
 
 
 async def test_both_the_key_that_asks_and_the_one_that_reports_must_be_trusted() -> None:

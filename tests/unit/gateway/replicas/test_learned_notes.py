@@ -73,16 +73,6 @@ async def test_only_news_is_published(shared: FakeShared) -> None:
     assert shared.revision == 1
 
 
-async def test_a_store_that_lost_the_note_gets_it_again(shared: FakeShared) -> None:
-    node = Node(shared)
-    teach(node.estimator, 4.5)
-    await node.exchange()
-    shared.notes.clear()
-    await node.exchange()
-    await node.exchange()
-    assert list(notes_of(shared)) == ["one"]
-
-
 async def test_an_idle_gateway_is_outvoted_also_where_the_store_lost_its_note(
     shared: FakeShared,
 ) -> None:
@@ -177,12 +167,3 @@ async def test_a_defect_of_a_store_does_not_end_the_task(
     await node.exchange()
     assert not node.bus.up
     assert "ZeroDivisionError" in caplog.text
-
-
-async def test_closing_publishes_what_is_new(shared: FakeShared) -> None:
-    node = Node(shared)
-    await node.bus.start()
-    teach(node.estimator, 4.5)
-    await node.bus.close()
-    assert "one" in notes_of(shared)
-    assert node.store.closed

@@ -31,16 +31,6 @@ def read(text: str = FILE) -> Config:
     return parse(text, "sluice.yaml", {})
 
 
-def test_an_issuer_and_a_named_key_are_read_with_their_defaults() -> None:
-    config = read()
-    (issuer,) = config.auth.jwt
-    assert (issuer.algorithms, issuer.leeway_s, issuer.tenant_claim) == (("RS256",), 30.0, "tenant")
-    assert (issuer.entitlements_claim, issuer.role_claim) == (None, None)
-    (key,) = config.server.admin_keys
-    assert (key.name, key.sha256, key.role) == ("oncall", f"sha256:{HASH}", "operator")
-    assert HASH not in repr(config)
-
-
 def test_tokens_use_what_has_no_key_and_close_the_gateway() -> None:
     (said,) = remarks(read())
     assert said.startswith("model m: no entitlement states a service_class or a limit")

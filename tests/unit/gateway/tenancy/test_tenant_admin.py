@@ -307,17 +307,6 @@ async def test_a_key_s_row_and_the_audit_show_its_limits_and_null_removes_them()
     assert (made.limited(key), made.limits["acme"], made.tenancy.limited) == ({}, [], set())
 
 
-async def test_limits_of_keys_are_asked_to_be_counted_only_where_there_are_any() -> None:
-    made = await acme()
-    await made.add("plain")
-    assert (made.counted, made.tenancy.limited) == (0, set())
-    await made.add("web", requests_per_minute=1)
-    assert made.counted
-    assert made.tenancy.limited == {"acme"}
-    await made.tenants.revoke_key("acme", "web", WHO)
-    assert (made.limits["acme"], made.tenancy.limited) == ([], set())
-
-
 async def test_limits_of_a_key_of_the_file_stay_the_file_s_also_once_it_is_rotated() -> None:
     stated = KeyLimits(max_concurrency=3)
     limits = key_limits("acme", "web", stated, "EUR")

@@ -11,10 +11,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
-from gateway.admission.terms import AdmissionRequest
 from gateway.errors import BadRequest, StateFailure
 from gateway.fleet.probes import Page
 from gateway.pipeline.plan import admit
@@ -28,7 +28,7 @@ from gateway.settings import load as load_file
 from gateway.settings import parse as parse_text
 from gateway.wiring import reloading
 from gateway.wiring.app import Gateway
-from tests.builders import length_estimate
+from tests.builders import ask, length_estimate
 
 NOT_SENT = Settlement(usage=None, unix_s=0.0, dispatched=False)
 
@@ -88,17 +88,8 @@ class Reloaded:
             await part.close()
 
     async def lease(self, name: str, model: str = "m", pool: int = 0) -> Any:
-        ask = AdmissionRequest(
-            model=model,
-            entitlement="",
-            lease_id=name,
-            pool=pool,
-            alternates=(),
-            estimate_tokens=10,
-            sequences=1,
-            kv_bytes=0,
-        )
-        return await self.gateway.store.admit(ask)
+        asked = msgspec.structs.replace(ask(name, model=model, pool=pool), entitlement="")
+        return await self.gateway.store.admit(asked)
 
 
 @pytest.fixture

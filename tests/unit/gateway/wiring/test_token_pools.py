@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.admission.terms import AdmissionRequest
-from gateway.errors import BadRequest, Unavailable
+from gateway.errors import Unavailable
 from gateway.settings import load
 from gateway.tenancy.keyring import authenticate
 from gateway.wiring import token_pools
 from gateway.wiring.app import Gateway
+from tests import builders
 from tests.tenancy_fakes import digest
 
 WHO = "me"
@@ -47,18 +48,9 @@ async def ask(gateway: Gateway, model: str, number: int, key: str = "sk-web") ->
     """A lease for a request with this key. Raises Refusal."""
     principal = authenticate(gateway.pools.keyring, digest(key), 1.0)
     (chosen,) = principal.choices[model]
-    return await gateway.store.admit(
-        AdmissionRequest(
-            lease_id=f"{model}{number}",
-            model=model,
-            entitlement=chosen.entitlement,
-            pool=0,
-            alternates=(),
-            estimate_tokens=10,
-            sequences=1,
-            limits=chosen.limits,
-        )
-    )
+    known = builders.ask(f"{model}{number}", model=model, cost_tokens=10)
+    asked = msgspec.structs.replace(known, entitlement=chosen.entitlement, limits=chosen.limits)
+    return await gateway.store.admit(asked)
 
 
 async def shown(gateway: Gateway) -> dict[str, Any]:
@@ -108,18 +100,6 @@ async def test_limits_are_counted_after_a_restart_and_for_a_model_that_a_reload_
         written(file, state, "m")
         await gateway.reloading.reload()
         assert not gateway.pools.manages("m"), "nothing has limits any more"
-
-
-async def test_on_a_cluster_the_answer_names_the_stores_that_count_them(tmp_path: Path) -> None:
-    gateway = Gateway(load(written(tmp_path / "f.yaml", "redis+cluster://a:1", "m")))
-    with pytest.raises(BadRequest) as caught:
-        await gateway.pools.tenants.add_key("acme", limited(budgets=[{"tokens": 5}]), WHO)
-    assert (caught.value.status, caught.value.param) == (400, "budgets")
-    assert caught.value.message == (
-        "budgets: a limit of a tenant or a key counts over all models, which a cluster spreads "
-        "over servers; use one server (redis:// or redis+sentinel://), or give budgets to "
-        "entitlements."
-    )
 
 
 async def test_a_failure_to_have_streams_reserve_more_is_logged_and_tried_again(
