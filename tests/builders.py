@@ -26,10 +26,18 @@ from gateway.ports import LeaseStore
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.endpoint import CHAT, Endpoint
-from gateway.records.estimate import LengthEstimate, Plan
+from gateway.records.estimate import LengthEstimate, Observation, Plan
 from gateway.records.lease import Lease
 from gateway.records.record import Record
-from gateway.records.request import OPEN, BodyFacts, Incoming, Principal, Prompt, TenantKey
+from gateway.records.request import (
+    OPEN,
+    BodyFacts,
+    Incoming,
+    Measure,
+    Principal,
+    Prompt,
+    TenantKey,
+)
 from gateway.records.usage import UsageLine
 from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
 from gateway.store.memory_leases import MemoryLeases
@@ -72,6 +80,25 @@ def length_estimate(
         cost_tokens=input_tokens + out * sequences,
         sequences=sequences,
     )
+
+
+def measure(text_bytes: int, **more: Any) -> Measure:
+    """Of a chat of one message."""
+    known = {"longest_text_bytes": text_bytes, "messages": 1, **more}
+    return Measure(text_bytes=text_bytes, **known)
+
+
+def observation(found: Measure, prompt_tokens: Any, **more: Any) -> Observation:
+    """Of a served chat of the tenant t."""
+    known: dict[str, Any] = {
+        "endpoint": "chat",
+        "tenant": "t",
+        "completion_tokens": 50,
+        "sequences": 1,
+        "output_censored": False,
+        **more,
+    }
+    return Observation(measure=found, prompt_tokens=prompt_tokens, **known)
 
 
 def routing(

@@ -11,6 +11,7 @@ from gateway.payload.body import read_body
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.request import BodyFacts, Category, Measure
+from tests.builders import measure, observation
 
 TRUE: dict[Category, float] = {
     "prose": 4.48,
@@ -20,25 +21,6 @@ TRUE: dict[Category, float] = {
     "other-script": 5.5,
     "mixed": 3.81,
 }
-
-
-def measure(size: int, **fields: Any) -> Measure:
-    return Measure(**{"text_bytes": size, "longest_text_bytes": size, "messages": 1, **fields})
-
-
-def observed(found: Measure, tokens: Any, **fields: Any) -> Observation:
-    return Observation(
-        **{
-            "endpoint": "chat",
-            "tenant": "t",
-            "measure": found,
-            "prompt_tokens": tokens,
-            "completion_tokens": 50,
-            "sequences": 1,
-            "output_censored": False,
-            **fields,
-        }
-    )
 
 
 def estimate(
@@ -64,7 +46,7 @@ class Traffic:
         self.bytes[category] += size
         self.tokens[category] += tokens
         found = measure(size, messages=messages, category=category)
-        return observed(found, tokens + 3 + 5 * messages)
+        return observation(found, tokens + 3 + 5 * messages)
 
     def teach(self, estimator: LengthEstimator, each: int) -> None:
         order = [category for category in TRUE for _ in range(each)]
@@ -117,7 +99,7 @@ def test_the_template_is_found_from_small_prompts() -> None:
 
 def test_small_prompts_do_not_update_the_ratio() -> None:
     estimator = LengthEstimator()
-    estimator.learn(observed(measure(200), 100))
+    estimator.learn(observation(measure(200), 100))
     assert means(estimator)["prose"] == 4.0
     assert estimator.snapshot()["templates"]["chat"]["n"] == 1
 
@@ -129,7 +111,7 @@ def test_impossible_usage_is_counted_and_moves_nothing(lie: Any) -> None:
     before = estimator.snapshot()
     for size in (100, 4000, 60_000):
         for _ in range(50):
-            estimator.learn(observed(measure(size), lie, completion_tokens=lie))
+            estimator.learn(observation(measure(size), lie, completion_tokens=lie))
     after = estimator.snapshot()
     assert after["categories"] == before["categories"]
     assert after["templates"] == before["templates"]
@@ -148,7 +130,7 @@ def test_a_worker_with_plausible_lies_moves_no_ratio_by_much(factor: float) -> N
         if traffic.rng.random() < 0.05:
             assert seen.prompt_tokens is not None
             before = means(estimator)["prose"]
-            estimator.learn(observed(seen.measure, int(seen.prompt_tokens * factor)))
+            estimator.learn(observation(seen.measure, int(seen.prompt_tokens * factor)))
             assert means(estimator)["prose"] == pytest.approx(before, rel=0.01)
     assert means(estimator)["prose"] == pytest.approx(means(honest)["prose"], rel=0.015)
 
@@ -161,16 +143,6 @@ def test_cold_thai_that_fits_is_not_refused() -> None:
     estimated = LengthEstimator().estimate(CHAT, found, "t")
     true_tokens = found.measure.text_bytes / 7.5
     assert estimated.input_tokens_lowest <= true_tokens < estimated.input_tokens
-
-
-def test_warm_lowest_count_uses_three_spreads() -> None:
-    estimator, traffic = LengthEstimator(), Traffic(4)
-    traffic.teach(estimator, 100)
-    found = estimate(estimator, measure(40_000))
-    spread = estimator.snapshot()["categories"]["prose"]["sigma"]
-    doubt = max(spread, 0.1 * found.ratio)
-    assert found.input_tokens_lowest == pytest.approx(40_000 / (found.ratio + 3 * doubt), abs=1)
-    assert found.input_tokens_lowest < 40_000 / 4.48 < found.input_tokens
 
 
 def test_conservative_estimates_cover_most_prompts() -> None:
@@ -200,7 +172,7 @@ def test_the_three_output_figures() -> None:
     assert found.output_tokens == 16
     assert found.fit_tokens == found.input_tokens + 16
     for _ in range(40):
-        estimator.learn(observed(measure(4000), 1000, completion_tokens=100))
+        estimator.learn(observation(measure(4000), 1000, completion_tokens=100))
     found = estimate(estimator, measure(4000), cap_tokens=32_768)
     assert 100 <= found.output_tokens <= 107
 
@@ -219,6 +191,7 @@ def test_batches_route_by_the_longest_and_cost_the_sum() -> None:
     assert found.input_tokens == pytest.approx(6000 / 3.6 + 1, abs=1)
     assert found.input_tokens_total == pytest.approx(9000 / 3.6 + 3, abs=1)
     assert found.cost_tokens == found.input_tokens_total + 60
+    assert found.fit_tokens == found.input_tokens + 10
 
 
 def test_token_ids_are_exact() -> None:
@@ -236,7 +209,7 @@ def test_media_tokens_are_learned_and_stay_out_of_the_ratio(each: int) -> None:
     estimator = LengthEstimator()
     picture = measure(400, media_parts=2, media_tokens=2 * 768)
     for _ in range(40):
-        estimator.learn(observed(picture, 100 + 7 + 2 * each))
+        estimator.learn(observation(picture, 100 + 7 + 2 * each))
     assert means(estimator)["prose"] == 4.0
     found = estimate(estimator, picture)
     assert found.input_tokens == pytest.approx(107 + 2 * each, rel=0.1, abs=30)
@@ -244,14 +217,14 @@ def test_media_tokens_are_learned_and_stay_out_of_the_ratio(each: int) -> None:
 
 def test_compressed_requests_stay_out() -> None:
     estimator = LengthEstimator()
-    estimator.learn(observed(measure(4000), 500, learn_ratio=False))
+    estimator.learn(observation(measure(4000), 500, learn_ratio=False))
     assert means(estimator)["prose"] == 4.0
     assert estimator.ignored == {"prompt_changed": 1}
 
 
 def test_absurd_media_counts_are_ignored() -> None:
     estimator = LengthEstimator()
-    estimator.learn(observed(measure(400, media_parts=1, media_tokens=768), 10**9))
+    estimator.learn(observation(measure(400, media_parts=1, media_tokens=768), 10**9))
     assert estimator.ignored == {"prompt_tokens_out_of_range": 1}
     assert estimator.snapshot()["media"]["n"] == 0
 
@@ -259,7 +232,7 @@ def test_absurd_media_counts_are_ignored() -> None:
 def test_answers_of_several_sequences_count_each() -> None:
     estimator = LengthEstimator()
     for _ in range(40):
-        estimator.learn(observed(measure(4000), 1000, completion_tokens=400, sequences=4))
+        estimator.learn(observation(measure(4000), 1000, completion_tokens=400, sequences=4))
     assert 100 <= estimate(estimator, measure(4000)).output_tokens <= 107
 
 
@@ -269,7 +242,7 @@ def test_the_papers_profile_is_the_papers_formula() -> None:
     assert (found.ratio, found.ratio_conservative) == (4.0, 4.0)
     assert (found.input_tokens, found.output_tokens) == (1001, 5000)
     assert found.template_tokens == 0
-    estimator.learn(observed(measure(4000, category="cjk"), 2000))
+    estimator.learn(observation(measure(4000, category="cjk"), 2000))
     found = estimate(estimator, measure(4000, category="cjk"))
     ratio = 0.95 * 4 + 0.05 * 2
     sigma = 0.05 * (ratio - 2)

@@ -12,7 +12,7 @@ from gateway.estimate.estimator import PROFILES, LengthEstimator
 from gateway.estimate.learners import HIGHEST_RATIO, LOWEST_RATIO, Ratio
 from gateway.estimate.merge import RATE_MEMORY_S, EstimatorMerge, merged
 from gateway.records.estimate import Observation, PartState, PeerRecord
-from gateway.records.request import Measure
+from tests.builders import measure, observation
 
 finite = st.floats(0, 1, allow_subnormal=False)
 sums = st.builds(
@@ -28,22 +28,8 @@ def lesson(
     ratio: float, tokens: int = 900, *, category: str = "prose", answer: int = 100
 ) -> Observation:
     """A request of so many text tokens; the template of 7 tokens is the fit's own prior."""
-    size = round(ratio * tokens)
-    measure = Measure(
-        text_bytes=size,
-        longest_text_bytes=size,
-        messages=1,
-        category=category,  # type: ignore[arg-type]
-    )
-    return Observation(
-        endpoint="chat",
-        tenant="t",
-        measure=measure,
-        prompt_tokens=tokens + 7,
-        completion_tokens=answer,
-        sequences=1,
-        output_censored=False,
-    )
+    found = measure(round(ratio * tokens), category=category)
+    return observation(found, tokens + 7, completion_tokens=answer)
 
 
 def mean(estimator: LengthEstimator, category: str = "prose") -> float:
@@ -65,8 +51,8 @@ class Replica:
         self.ledger = EstimatorMerge(self.estimator, 0.0)
 
     def learn(self, observations: Iterable[Observation]) -> None:
-        for observation in observations:
-            self.estimator.learn(observation)
+        for each in observations:
+            self.estimator.learn(each)
 
     def receive(self, peers: Iterable[PeerRecord]) -> int:
         """Merge; how many parts changed."""
@@ -181,8 +167,8 @@ def test_replicas_with_a_share_each_agree_with_one_that_sees_all(
     rounds = 400 // each + 20
     for second in range(rounds):
         lessons = [lesson(ratio * rng.lognormvariate(0, 0.02)) for _ in range(each * count)]
-        for observation in lessons:
-            single.learn(observation)
+        for one in lessons:
+            single.learn(one)
         for i, replica in enumerate(replicas):
             replica.learn(lessons[i::count])
         records = [replica.record(float(second)) for replica in replicas]

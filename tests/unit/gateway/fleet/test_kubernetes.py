@@ -309,13 +309,6 @@ def test_the_versions_of_inference_pools_are_understood(
         pool_selects({"spec": spec})
 
 
-async def test_a_long_list_comes_in_pages(server: KubeServer, api: KubernetesApi) -> None:
-    for number in range(2 * kubernetes.PAGE + 1):
-        await server.put(PODS.format("ns"), pod(f"p{number}", "10.0.0.1", port=1))
-    async with asyncio.timeout(10), aclosing(api.follow(PODS.format("ns"))) as sets:
-        assert len(await anext(sets)) == 2 * kubernetes.PAGE + 1
-
-
 async def test_a_list_without_an_end_is_given_up(
     server: KubeServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

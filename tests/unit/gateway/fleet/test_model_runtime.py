@@ -22,6 +22,7 @@ from gateway.scheduling.scheduler import Job, Scheduler
 from gateway.scheduling.schedulers import SHADOWED, make_scheduler
 from predictor.online import PrefillPredictor
 from tests.builders import address, changed, routing, served_model
+from tests.unit.gateway.scheduling.scheduled import job_of
 from tests.unit.gateway.scheduling.test_prefix_index import prompt
 
 
@@ -38,10 +39,6 @@ def quartz_model(workers: int) -> ModelRuntime:
     )
 
 
-def job(tokens: int = 1000) -> Job:
-    return Job(owner=None, prompt_tokens=tokens, output_tokens=10, arrived_s=0.0)
-
-
 def quartz_of(served: ModelRuntime) -> Quartz:
     scheduler = served.fleet.pools[0].scheduler
     assert isinstance(scheduler, Quartz)
@@ -56,7 +53,7 @@ def test_a_new_worker_is_scheduled_like_any_other(workers: int) -> None:
     for other in range(workers):
         fleet.unreachable(served.fleet.pools[0], other)
     scheduler = quartz_of(served)
-    (sent,) = scheduler.submit(job(), 1.0)
+    (sent,) = scheduler.submit(job_of(), 1.0)
     assert sent.worker == place
     scheduler.first_token(sent, 1.5)
     scheduler.finished(sent, 2.0, answered=True)
@@ -127,7 +124,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     (place,) = served.fleet.pools[0].join((address("new"),), 0.0, up=True)
     index.insert(prompt(1, 1000), place)
     fleet.unreachable(pool, 0)
-    one = job()
+    one = job_of()
     one.match = index.match(prompt(1, 1000))
     assert scheduler.submit(one, 1.0) == (one,)
     assert (one.worker, one.would_bind, one.hit_tokens) == (place, place, 1000)
@@ -139,7 +136,7 @@ def test_a_shadow_follows_workers_that_come_and_go(policy: str) -> None:
     members.leave(pool, place)
     model_runtime.vacate(served, served.fleet.pools[0], [place], 3.0)
     assert index.match(prompt(1, 1000)) == []
-    two = job()
+    two = job_of()
     scheduler.submit(two, 4.0)
     assert (two.worker, two.would_bind) == (0, 0)
 
@@ -176,7 +173,7 @@ def test_workers_with_waiting_jobs_are_found_in_one_pass_over_the_queue() -> Non
             return super().__iter__()
 
     served.fleet.pools[0].queued = queue = Queue()
-    waiting = job()
+    waiting = job_of()
     waiting.worker = 1
     queue[waiting] = scheduler
     for worker in range(3):
@@ -195,7 +192,7 @@ def test_an_engine_of_several_ranks_joins_a_group_and_leaves_it() -> None:
     places = served.fleet.pools[0].join(engine, 0.0, up=True)
     used = set()
     for n in range(20):
-        for sent in group.submit(job(100), 40.0 + n / 100):
+        for sent in group.submit(job_of(100), 40.0 + n / 100):
             used.add(sent.worker)
     assert used == {0, 1, *places}
     members.leave(pool, places[0])

@@ -1,5 +1,6 @@
 """When an engine counts as frozen, and what does not make it so."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,27 +44,19 @@ def test_a_long_prefill_is_waited_for() -> None:
     assert not any(looks(progress, 0.0, 200.0))
 
 
-def test_a_deep_queue_that_moves_is_not_frozen() -> None:
-    """Others' tokens show that the engine computes."""
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_deep_queue_that_moves_is_not_frozen(whole: bool) -> None:
+    """Others' tokens show that the engine computes, and so do their answers."""
     progress = one()
     waiting, running = attempt(), attempt()
     progress.begin(waiting)
     progress.begin(running)
     for second in range(0, 600, 2):
-        if second % 20 == 0:
+        if second % 20 == 0 and whole:
+            progress.end(running, answered=True)
+            progress.begin(running := attempt(sent_s=float(second)))
+        elif second % 20 == 0:
             running.owner[0] += 1
-        progress.look(float(second))
-        assert not progress.frozen(STALL_S)
-
-
-def test_answers_of_others_are_progress_too() -> None:
-    progress = one()
-    progress.begin(attempt())
-    for second in range(0, 600, 2):
-        if second % 20 == 0:
-            whole = attempt(sent_s=float(second))
-            progress.begin(whole)
-            progress.end(whole, answered=True)
         progress.look(float(second))
         assert not progress.frozen(STALL_S)
 

@@ -9,7 +9,7 @@ X, by which one tenant may change another's estimate, is
 """
 
 import random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +20,7 @@ from gateway.estimate.merge import EstimatorMerge
 from gateway.records.endpoint import CHAT, COMPLETIONS, Endpoint
 from gateway.records.estimate import LengthEstimate, Observation, PeerRecord
 from gateway.records.request import BodyFacts, Category, Measure
+from tests.builders import measure, observation
 
 HONEST = ("a", "b", "c", "d")
 APART = 0.05
@@ -29,6 +30,10 @@ ANSWER = 200
 Lessons = list[tuple[Observation, int]]
 
 
+def evil(found: Measure, prompt_tokens: int, **more: Any) -> Observation:
+    return observation(found, prompt_tokens, **{"tenant": "evil", **more})
+
+
 @st.composite
 def attacks(draw: st.DrawFn) -> Lessons:
     """Observations of the tenant `evil`, each many times; engines report the truth about them."""
@@ -36,30 +41,28 @@ def attacks(draw: st.DrawFn) -> Lessons:
     for _ in range(draw(st.integers(1, 5))):
         size = draw(st.integers(1, 400_000))
         parts = draw(st.sampled_from((0, 0, 1, 8)))
-        observation = Observation(
+        found = measure(
+            size,
+            messages=draw(st.integers(0, 50)),
+            media_parts=parts,
+            media_tokens=768 * parts,
+            category=draw(st.sampled_from(get_args(Category))),
+            tools=draw(st.booleans()),
+        )
+        lesson = evil(
+            found,
+            max(1, int(size / draw(st.floats(0.4, 17)))),
             endpoint=draw(st.sampled_from(("chat", "completions"))),
-            tenant="evil",
-            measure=Measure(
-                text_bytes=size,
-                longest_text_bytes=size,
-                messages=draw(st.integers(0, 50)),
-                media_parts=parts,
-                media_tokens=768 * parts,
-                category=draw(st.sampled_from(get_args(Category))),
-                tools=draw(st.booleans()),
-            ),
-            prompt_tokens=max(1, int(size / draw(st.floats(0.4, 17)))),
             completion_tokens=draw(st.sampled_from((1, 17_000, 10**6))),
             sequences=draw(st.integers(1, 4)),
             output_censored=draw(st.booleans()),
         )
-        lessons.append((observation, draw(st.sampled_from((1, 20, 60, 300)))))
+        lessons.append((lesson, draw(st.sampled_from((1, 20, 60, 300)))))
     return lessons
 
 
 def text(tokens: int, ratio: float, category: Category = "prose") -> Measure:
-    size = round(tokens * ratio)
-    return Measure(text_bytes=size, longest_text_bytes=size, messages=1, category=category)
+    return measure(round(tokens * ratio), category=category)
 
 
 def honest(tenant: str, count: int, seed: int = 1) -> list[Observation]:
@@ -68,63 +71,43 @@ def honest(tenant: str, count: int, seed: int = 1) -> list[Observation]:
     own = 1 + APART * (sum(map(ord, tenant)) % 4) / 3
     found = []
     for _ in range(count):
-        for measure, tokens in (
+        for sent, tokens in (
             (text(2000, 4.5 * own * rng.lognormvariate(0, 0.01)), 2008),
             (text(2000, 2.0 * own * rng.lognormvariate(0, 0.01), "cjk"), 2008),
             (text(40, 4.5 * own), 48),
-            (
-                Measure(
-                    text_bytes=450,
-                    longest_text_bytes=450,
-                    messages=1,
-                    media_parts=1,
-                    media_tokens=768,
-                ),
-                round(100 / own) + 8 + 700,
-            ),
+            (measure(450, media_parts=1, media_tokens=768), round(100 / own) + 8 + 700),
         ):
-            found.append(
-                Observation(
-                    endpoint="chat",
-                    tenant=tenant,
-                    measure=measure,
-                    prompt_tokens=tokens,
-                    completion_tokens=round(ANSWER * own),
-                    sequences=1,
-                    output_censored=False,
-                )
-            )
+            answer = round(ANSWER * own)
+            found.append(observation(sent, tokens, tenant=tenant, completion_tokens=answer))
     return found
 
 
 def taught(*groups: list[Observation], sent: Lessons | None = None) -> LengthEstimator:
     estimator = LengthEstimator()
-    turns = [observation for group in groups for observation in group]
+    turns = [lesson for group in groups for lesson in group]
     if sent:
-        spread = [observation for observation, times in sent for _ in range(times)]
+        spread = [lesson for lesson, times in sent for _ in range(times)]
         half = len(turns) // 2
         turns = [*turns[:half], *spread, *turns[half:]]
-    for observation in turns:
-        estimator.learn(observation)
+    for lesson in turns:
+        estimator.learn(lesson)
     return estimator
 
 
-PICTURE = Measure(
-    text_bytes=4000, longest_text_bytes=4000, messages=2, media_parts=3, media_tokens=2304
-)
+PICTURE = measure(4000, messages=2, media_parts=3, media_tokens=2304)
 ASKED: list[tuple[Endpoint, Measure]] = [
     (CHAT, text(30_000, 4.5)),
     (CHAT, text(30_000, 2.0, "cjk")),
     (CHAT, text(500, 3.5, "code")),
     (CHAT, PICTURE),
-    (COMPLETIONS, Measure(text_bytes=900, longest_text_bytes=900)),
+    (COMPLETIONS, measure(900, messages=0)),
 ]
 
 
 def asked(estimator: LengthEstimator, tenant: str) -> list[LengthEstimate]:
     return [
-        estimator.estimate(endpoint, BodyFacts(model="m", measure=measure), tenant)
-        for endpoint, measure in ASKED
+        estimator.estimate(endpoint, BodyFacts(model="m", measure=found), tenant)
+        for endpoint, found in ASKED
     ]
 
 
@@ -193,32 +176,22 @@ def test_merging_replicas_carries_no_attack_to_other_tenants(sent: Lessons) -> N
             assert min(ratios) * 0.999 <= found <= max(ratios) * 1.001
 
 
-def evil(
-    measure: Measure, prompt_tokens: int, completion_tokens: int = 10, *, cut: bool = False
-) -> Observation:
-    return Observation(
-        endpoint="chat",
-        tenant="evil",
-        measure=measure,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        sequences=1,
-        output_censored=cut,
-    )
+ENDED = evil(text(200, 4.5), 208, completion_tokens=1, output_censored=True)
+ENDLESS = evil(text(200, 4.5), 208, completion_tokens=17_000)
 
 
 @pytest.mark.parametrize(
-    ("observation", "count"),
+    ("lesson", "count"),
     [
         pytest.param(evil(text(2000, 1.0), 2008), 42, id="a ratio of 1"),
         pytest.param(evil(PICTURE, 18_000), 200, id="pictures of 6,000 tokens"),
-        pytest.param(evil(text(200, 4.5), 208, 1, cut=True), 60_000, id="answers of one token"),
-        pytest.param(evil(text(200, 4.5), 208, 17_000), 200, id="answers of 17,000 tokens"),
+        pytest.param(ENDED, 60_000, id="answers of one token"),
+        pytest.param(ENDLESS, 200, id="answers of 17,000 tokens"),
     ],
 )
-def test_attacks_that_once_worked(observation: Observation, count: int) -> None:
+def test_attacks_that_once_worked(lesson: Observation, count: int) -> None:
     quiet, attacked = taught(honest("a", 100)), taught(honest("a", 100))
     for _ in range(count):
-        attacked.learn(observation)
+        attacked.learn(lesson)
     assert asked(attacked, "a") == asked(quiet, "a")
     assert asked(attacked, "new") == asked(quiet, "new")

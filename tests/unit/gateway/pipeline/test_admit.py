@@ -11,13 +11,13 @@ from gateway.admission.terms import AdmissionRequest
 from gateway.pipeline import plan as estimating
 from gateway.pipeline.plan import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
-from gateway.records.estimate import Observation, Plan
+from gateway.records.estimate import Plan
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
 from gateway.records.usage import cost_nano, token_price
 from simulator.mock_server import tokenizer
-from tests.builders import chat_body, served_model
+from tests.builders import chat_body, observation, served_model
 from tests.fakes import FakeStore
 
 PRICE = token_price(0.6, 1.8, None)
@@ -46,17 +46,8 @@ async def asked(
     raw = orjson.dumps(body if max_tokens is None else {**body, "max_tokens": max_tokens})
     facts = estimating.read(CHAT, raw, RequestHead())
     for prompt_tokens, completion_tokens in taught:
-        served.estimator.learn(
-            Observation(
-                endpoint="chat",
-                tenant="t",
-                measure=facts.measure,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                sequences=1,
-                output_censored=False,
-            )
-        )
+        found = observation(facts.measure, prompt_tokens, completion_tokens=completion_tokens)
+        served.estimator.learn(found)
     lengths = estimating.estimate(served, CHAT, facts, OWNER)
     await admit(store, served, OWNER, "l", lengths, Plan(pool=0, alternates=(), reason="test"))
     return store.ask

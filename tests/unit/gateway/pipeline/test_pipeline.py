@@ -854,7 +854,8 @@ async def test_failures_in_a_row_eject_a_worker(fault: Script) -> None:
     "answer", [BUSY, OVERFLOW, stream(), failure("connect"), whole(400, error_answer("bad"))]
 )
 async def test_an_engine_that_ran_nothing_is_not_ejected(answer: Script) -> None:
-    bench = await Bench.answered(answer, answer, answer, answer, served=served_model(eject_after=1))
+    asked = incoming(chat_body(FITS_SHORT))
+    bench = await Bench.answered(*[answer] * 4, served=served_model(eject_after=1), asked=asked)
     assert bench.metrics.ejections.values == {}
 
 

@@ -36,17 +36,11 @@ def shared(first: Points, second: Points) -> int:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_the_next_turn_finds_the_end_of_the_last_one(compact: bool) -> None:
+@pytest.mark.parametrize("then", [["An answer.", "And now?"], ["Calls four tools.", *[WORDS] * 4]])
+def test_the_next_turn_finds_the_end_of_the_last_one(then: list[str], compact: bool) -> None:
     turn = [WORDS * 20, WORDS * 3]
     before = points(chat(*turn, compact=compact))
-    after = points(chat(*turn, "An answer.", "And now?", compact=compact))
-    assert shared(before, after) == before[-1][0]
-
-
-def test_a_turn_with_four_tool_results_finds_the_end_of_the_last_one() -> None:
-    turn = [WORDS * 20, WORDS * 3]
-    before = points(chat(*turn))
-    after = points(chat(*turn, "Calls four tools.", *(WORDS for _ in range(4))))
+    after = points(chat(*turn, *then, compact=compact))
     assert shared(before, after) == before[-1][0]
 
 

@@ -203,6 +203,16 @@ def test_without_a_rank_the_waiting_go_nowhere_and_newcomers_are_not_taken() -> 
     assert not scheduler.cancel(late, 0.4)
 
 
+def test_a_full_line_takes_no_more() -> None:
+    scheduler = group(pool(ranks=1, slots=1), most_waiting=2)
+    for _ in range(3):
+        scheduler.submit(job(), 0.0)
+    late = job()
+    scheduler.submit(late, 0.0)
+    assert late.state == "nowhere"
+    assert scheduler.waiting[1] == 2
+
+
 def test_a_request_of_many_sequences_goes_where_one_slot_is_free() -> None:
     scheduler = group(pool(ranks=2, slots=2))
     wide = job(10, sequences=8)

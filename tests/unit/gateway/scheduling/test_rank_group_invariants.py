@@ -12,6 +12,7 @@ from gateway.records.attempt import HealthRules
 from gateway.scheduling import rank_solver as solver
 from gateway.scheduling.rank_group import RankGroup, RankRules
 from gateway.scheduling.scheduler import Job
+from tests.unit.gateway.scheduling.scheduled import job_of
 
 SLOTS, DEPTH, RANKS, MAX_WAITING = 2, 1, 3, 12
 
@@ -51,26 +52,8 @@ class RankGroupMachine(RuleBasedStateMachine):
         excluded=st.sampled_from([(), (), (0,), (0, 1, 2), tuple(range(6))]),
         share=st.sampled_from([0.5, 1.0, 3.0]),
     )
-    def submit(
-        self,
-        prompt: int,
-        client: str,
-        priority_class: int,
-        preferred: int,
-        excluded: tuple[int, ...],
-        share: float,
-    ) -> None:
-        job = Job(
-            owner=None,
-            prompt_tokens=prompt,
-            output_tokens=20,
-            arrived_s=self.now_s,
-            client=client,
-            priority_class=priority_class,
-            share=share,
-            preferred=preferred,
-            excluded=excluded,
-        )
+    def submit(self, prompt: int, **more: Any) -> None:
+        job = job_of(prompt, self.now_s, **more)
         ready = self.group.submit(job, self.now_s)
         if job.state == "waiting":
             self.waiting.append(job)

@@ -48,13 +48,6 @@ def config(worker: str, policy: str = "bfio") -> Config:
     return parse(FILE.replace("WORKER", worker).replace("POLICY", policy), "sluice.yaml", {})
 
 
-def problem(worker: str, policy: str = "bfio") -> str:
-    with pytest.raises(ConfigError) as raised:
-        config(worker, policy)
-    (found,) = str(raised.value).splitlines()
-    return found
-
-
 def test_ranks_are_workers_of_one_address() -> None:
     pool = config("{url: 'http://h:8000/x', ranks: 3}").models[0].pools["only"]
     assert [a.id for a in pool.addresses] == ["h:8000/x#0", "h:8000/x#1", "h:8000/x#2"]
@@ -67,14 +60,6 @@ TWO = """
 server: {workers: 2, management_port: 9100}
 state: {url: "redis://127.0.0.1:6379/0"}
 """
-
-
-def test_several_replicas_for_one_group_of_ranks_are_refused() -> None:
-    text = FILE.replace("WORKER", "{url: 'http://h:8000', ranks: 2}").replace("POLICY", "bfio")
-    with pytest.raises(ConfigError, match="give 1, or another policy than bfio"):
-        parse(text + TWO, "sluice.yaml", {})
-    fine = parse(text.replace("bfio", "least-loaded") + TWO, "sluice.yaml", {})
-    assert fine.server.workers == 2
 
 
 def test_an_engines_ranks_stand_together() -> None:
@@ -161,18 +146,6 @@ def test_bfio_for_a_pool_without_ranks_is_refused_there() -> None:
 def test_a_predictor_that_no_pool_would_use_is_refused() -> None:
     with pytest.raises(ConfigError, match="no pool is predicted"):
         mixed("predictor: p.json", single="policy: sticky")
-
-
-@pytest.mark.parametrize(
-    ("worker", "words"),
-    [
-        ("{url: 'http://h:1', ranks: 0}", "at least 1"),
-        ("{url: 'http://h:1', ranks: 257}", "at most 256"),
-        ("{url: 'http://h:1', ranks: 2, rank_by: cookie}", "header, body"),
-    ],
-)
-def test_bad_ranks_are_refused(worker: str, words: str) -> None:
-    assert words in problem(worker)
 
 
 # --- what the engine receives
