@@ -23,6 +23,13 @@ def test_the_threshold_is_strict_and_counts_its_own_entitlement() -> None:
     assert (denial.reason, denial.limit, denial.used) == ("priority", 4, 4)
 
 
+def test_guaranteed_is_held_to_its_baseline_pool_by_pool() -> None:
+    token_pool = pool(entitled(service_class="guaranteed", baseline=(2, 1)), slots=(8, 8))
+    granted(token_pool, "a", pool=1)
+    denial = denied(token_pool, "b", pool=1)
+    assert (denial.reason, denial.limit, denial.used) == ("concurrency", 1, 1)
+
+
 # -- waits are honest: what was promised before is counted, and nobody is told the same
 
 
