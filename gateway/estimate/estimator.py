@@ -244,13 +244,13 @@ class LengthEstimator:
         tokens = self._reported(observation, "completion_tokens")
         if tokens is None:
             return
-        each = ceil(tokens / max(observation.sequences, 1))
-        if each > MAX_TOKENS:
+        length = ceil(tokens / max(observation.sequences, 1))
+        if length > MAX_TOKENS:
             self._ignore("completion_tokens_out_of_range")
             return
         category, tenant = observation.measure.category, observation.tenant
         cut = observation.output_censored
-        self._outputs.add(observation.endpoint, category, tenant, each, cut=cut)
+        self._outputs.add(observation.endpoint, category, tenant, length, cut=cut)
 
     def _learn_input(self, observation: Observation) -> None:
         measure, tenant = observation.measure, observation.tenant
@@ -340,13 +340,13 @@ class LengthEstimator:
 
     def parts(self) -> dict[str, Part]:
         """`FIGURE@TENANT` -> that tenant's learner, for the last taught tenants."""
-        found: dict[str, Part] = {}
+        parts: dict[str, Part] = {}
         for name, learners in self._by_figure.items():
-            found.update((f"{name}@{who}", part) for who, part in learners.latest(_RETAINED))
+            parts.update((f"{name}@{who}", part) for who, part in learners.latest(_RETAINED))
         for name, level in self._outputs.levels.items():
             for tenant, part in level.latest(_RETAINED_OUTPUTS):
-                found[f"output.{name}@{tenant}"] = part
-        return found
+                parts[f"output.{name}@{tenant}"] = part
+        return parts
 
     def part(self, name: str) -> Part | None:
         """The part of that name, made if it does not exist; None for an unknown name."""
@@ -362,6 +362,6 @@ class LengthEstimator:
 
 def _noise(ratio: Ratio, text_tokens: float) -> float:
     """Variance of a count around bytes / c, in tokens squared."""
-    seen = ratio.observations
-    relative = max(ratio.spread / ratio.mean, _MIN_NOISE) if seen else _UNSEEN_NOISE
+    count = ratio.observations
+    relative = max(ratio.spread / ratio.mean, _MIN_NOISE) if count else _UNSEEN_NOISE
     return 1.0 + (relative * text_tokens) ** 2

@@ -134,13 +134,13 @@ class ByTenant(Generic[P]):
         """A tenant's learner, to be taught that many observations; made if the tenant is new."""
         self._lessons += lessons
         held = self._held
-        found = held.pop(tenant, None)
-        if found is None:
-            found = self._make()
+        learner = held.pop(tenant, None)
+        if learner is None:
+            learner = self._make()
             if len(held) >= MAX_TENANTS:
                 del held[next(iter(held))]
-        held[tenant] = found
-        return found
+        held[tenant] = learner
+        return learner
 
     def part(self, tenant: str) -> P:
         """A tenant's learner, to adopt sums from the store or from other replicas."""
@@ -156,9 +156,9 @@ class ByTenant(Generic[P]):
 
 def median(values: Sequence[float]) -> float:
     """The middle value; for an even number of values the mean of the two in the middle."""
-    found = sorted(values)
-    half = len(found) // 2
-    return found[half] if len(found) % 2 else (found[half - 1] + found[half]) / 2
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class SidedOutliers:
@@ -317,24 +317,24 @@ class Ratio(Part):
 
     def accepts(self, state: PartState) -> bool:
         """See Part: a mean within the allowed range, and weights of at most 1."""
-        found = state.sums
-        total, weight = found.get("total", 0.0), found.get("weight", 0.0)
-        spread_weight = found.get("spread_weight", -1.0)
+        sums = state.sums
+        total, weight = sums.get("total", 0.0), sums.get("weight", 0.0)
+        spread_weight = sums.get("spread_weight", -1.0)
         return (
             0 < weight <= _SLACK
             and 0 <= spread_weight <= _SLACK
             and LOWEST_RATIO * weight <= total * _SLACK
             and total <= HIGHEST_RATIO * weight * _SLACK
-            and 0 <= found.get("spread_total", -1.0) <= HIGHEST_RATIO * spread_weight
+            and 0 <= sums.get("spread_total", -1.0) <= HIGHEST_RATIO * spread_weight
         )
 
     def adopt(self, state: PartState) -> None:
-        found = state.sums
+        sums = state.sums
         if state.epoch != self.epoch:
             self._restart()
             self.epoch = state.epoch
-        self.total, self.weight = found["total"], found["weight"]
-        self.spread_total, self.spread_weight = found["spread_total"], found["spread_weight"]
+        self.total, self.weight = sums["total"], sums["weight"]
+        self.spread_total, self.spread_weight = sums["spread_total"], sums["spread_weight"]
         self.observations = state.n
         self._refresh()
 
@@ -395,22 +395,22 @@ class TwoTermFit(Part):
 
     def accepts(self, state: PartState) -> bool:
         """See Part: coefficients within their limits, and a valid covariance."""
-        found = state.sums
-        if found.keys() != {"a", "b", "paa", "pab", "pbb"}:
+        sums = state.sums
+        if sums.keys() != {"a", "b", "paa", "pab", "pbb"}:
             return False
-        paa, pab, pbb = found["paa"], found["pab"], found["pbb"]
+        paa, pab, pbb = sums["paa"], sums["pab"], sums["pbb"]
         return (
-            0 <= found["a"] <= self._limits[0]
-            and 0 <= found["b"] <= self._limits[1]
+            0 <= sums["a"] <= self._limits[0]
+            and 0 <= sums["b"] <= self._limits[1]
             and 0 <= paa <= self._start[0] * _SLACK
             and 0 <= pbb <= self._start[2] * _SLACK
             and pab * pab <= paa * pbb * _SLACK + 1e-12
         )
 
     def adopt(self, state: PartState) -> None:
-        found = state.sums
-        self.a, self.b = found["a"], found["b"]
-        self._p = (found["paa"], found["pab"], found["pbb"])
+        sums = state.sums
+        self.a, self.b = sums["a"], sums["b"]
+        self._p = (sums["paa"], sums["pab"], sums["pbb"])
         self.observations = state.n
 
 
@@ -513,13 +513,13 @@ class LengthHistogram(Part):
         return state.sums.keys() <= _KEYS and min(weights) >= 0 and max(weights) <= MEMORY + 1
 
     def adopt(self, state: PartState) -> None:
-        kept = {key: weight for key, weight in state.sums.items() if weight > _STALE}
-        self._whole = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "w"}
-        self._cut = {int(key[1:]): weight for key, weight in kept.items() if key[0] == "c"}
+        weights = {key: weight for key, weight in state.sums.items() if weight > _STALE}
+        self._whole = {int(key[1:]): weight for key, weight in weights.items() if key[0] == "w"}
+        self._cut = {int(key[1:]): weight for key, weight in weights.items() if key[0] == "c"}
         self._unit = 1.0
         self.observations = state.n if self._whole else 0
         self._quantile = 0
-        self._pending = 1 if kept else 0
+        self._pending = 1 if weights else 0
 
 
 class OutputLengths:
@@ -543,8 +543,8 @@ class OutputLengths:
         if wide is None:
             return self._prior_tokens
         narrow = self.levels.get(f"{endpoint}/{category}", wide)
-        found = narrow.own(tenant) or wide.own(tenant) or narrow.agreed() or wide.agreed()
-        return self._prior_tokens if found is None else found.quantile()
+        histogram = narrow.own(tenant) or wide.own(tenant) or narrow.agreed() or wide.agreed()
+        return self._prior_tokens if histogram is None else histogram.quantile()
 
     def add(self, endpoint: str, category: str, tenant: str, tokens: int, *, cut: bool) -> None:
         """Teach the tenant's histograms of the category and of all categories."""
@@ -554,19 +554,19 @@ class OutputLengths:
 
     def level(self, name: str) -> ByTenant[LengthHistogram]:
         """The histograms of that name, made if there are none."""
-        found = self.levels.get(name)
-        if found is None:
-            found = self.levels[name] = ByTenant(LengthHistogram, LengthHistogram.agree)
-        return found
+        level = self.levels.get(name)
+        if level is None:
+            level = self.levels[name] = ByTenant(LengthHistogram, LengthHistogram.agree)
+        return level
 
     def __len__(self) -> int:
         return sum(map(len, self.levels.values()))
 
     def snapshot(self) -> dict[str, int]:
         """By level, the median over tenants with enough observations."""
-        found = {}
+        quantiles = {}
         for name, level in sorted(self.levels.items()):
             taught = [own.quantile() for _, own in level.latest() if own.observations >= TAUGHT]
             if taught:
-                found[name] = round(median(taught))
-        return found
+                quantiles[name] = round(median(taught))
+        return quantiles

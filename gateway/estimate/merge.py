@@ -61,22 +61,22 @@ def plausible(part: PartState) -> bool:
 
 def merged(parts: Iterable[PartState]) -> PartState:
     """The weighted mean of the most observed epoch's sums; at least one part must be given."""
-    found = sorted(parts, key=lambda part: (part.epoch, part.n, part.rate))
+    ordered = sorted(parts, key=lambda part: (part.epoch, part.n, part.rate))
     observed: dict[int, float] = {}
-    for part in found:
+    for part in ordered:
         observed[part.epoch] = observed.get(part.epoch, 0.0) + max(part.rate, 1.0)
     epoch = max(observed, key=lambda epoch: (observed[epoch], epoch))
-    found = [part for part in found if part.epoch == epoch]
-    whole = math.fsum(max(part.rate, 1.0) for part in found)
+    ordered = [part for part in ordered if part.epoch == epoch]
+    whole = math.fsum(max(part.rate, 1.0) for part in ordered)
     sums: dict[str, float] = {}
-    for part in found:
+    for part in ordered:
         share = max(part.rate, 1.0) / whole
         for name, value in part.sums.items():
             sums[name] = sums.get(name, 0.0) + share * value
     return PartState(
         epoch=epoch,
-        n=max(part.n for part in found),
-        rate=max(part.rate for part in found),
+        n=max(part.n for part in ordered),
+        rate=max(part.rate for part in ordered),
         sums=sums,
     )
 

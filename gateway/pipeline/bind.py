@@ -236,12 +236,12 @@ def _leave_out(
 ) -> bool:
     """Name the workers that failed the job or lack its adapter; whether any other is left."""
     state = served.fleet.pools[pool]
-    known = fleet.available(state, now_s)
+    workers = fleet.available(state, now_s)
     if adapter:
         job.barred = served.adapters.barred(adapter, state)
-        known = [w for w in known if w not in job.barred]
+        workers = [w for w in workers if w not in job.barred]
     job.excluded = excluded = [w for p, w in tried if p == pool]
-    return bool(known) and (again or any(w not in excluded for w in known))
+    return bool(workers) and (again or any(w not in excluded for w in workers))
 
 
 def job_of(attempts: Attempts, now_s: float) -> Job:
@@ -291,8 +291,8 @@ def _last_resort(
         for pool in pools:
             state = served.fleet.pools[pool]
             barred = served.adapters.barred(adapter, state) if adapter else NOBODY
-            known = fleet.last_resort(state, refused=refused)
-            left = [w for w in known if (pool, w) not in tried and w not in barred]
+            workers = fleet.last_resort(state, refused=refused)
+            left = [w for w in workers if (pool, w) not in tried and w not in barred]
             if left:
                 return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
     having = f" that has the LoRA adapter '{adapter[:256]}'" if adapter else ""

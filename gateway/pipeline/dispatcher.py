@@ -158,10 +158,10 @@ class Dispatcher:
 
     def refuse_suspect(self, tenant: str, body: bytes) -> None:
         """Raise the refusal of a body on which two engines failed a moment ago."""
-        known = self._suspects
-        if (tenant, len(body)) not in known.sizes:
+        suspects = self._suspects
+        if (tenant, len(body)) not in suspects.sizes:
             return
-        if harm := known.verdict(tenant, body, self._clock()):
+        if harm := suspects.verdict(tenant, body, self._clock()):
             raise suspected(harm)
 
     def frozen(self, served: ModelRuntime, pool: Pool, worker: int) -> None:
@@ -410,8 +410,8 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
         pool = attempts.served.fleet.pools[index]
         for worker in fleet.available(pool, now_s):
             here = index == binding.pool and worker == binding.worker
-            known = (pool.name, attempts.served.fleet.pools[index].addresses[worker].id) in tried
-            if not here and not known and pool.engine_of[worker].ejected_until_s <= now_s:
+            failed = (pool.name, attempts.served.fleet.pools[index].addresses[worker].id) in tried
+            if not here and not failed and pool.engine_of[worker].ejected_until_s <= now_s:
                 return True
     return False
 
@@ -447,10 +447,10 @@ def upstream_call(
     if endpoint.multipart:
         # A form is written anew, and so is the header that says how to read it.
         boundary = secrets.token_hex(16).encode()
-        kept = [pair for pair in pairs_of(lines) if pair[0] != b"content-type"]
-        kept.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
+        pairs = [pair for pair in pairs_of(lines) if pair[0] != b"content-type"]
+        pairs.append((b"content-type", b"multipart/form-data; boundary=" + boundary))
         form = written(body, facts.parts, name, boundary)
-        return _call(attempts, lines_of(kept), form)
+        return _call(attempts, lines_of(pairs), form)
     replace: dict[str, bytes] = {}
     insert: dict[str, bytes] = {}
     if name != facts.model:

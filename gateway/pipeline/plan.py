@@ -178,11 +178,11 @@ def estimate(
     """
     category = None if category_name is None else category_from_header(category_name)
     default = served.routing.default_max_tokens
-    found = served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
+    lengths = served.estimator.estimate(endpoint, facts, principal.tenant, category, default)
     if endpoint.computes:
-        return found
+        return lengths
     return msgspec.structs.replace(
-        found, input_tokens_lowest=0, cost_tokens=0, most_input_tokens=0, limit_tokens=0
+        lengths, input_tokens_lowest=0, cost_tokens=0, most_input_tokens=0, limit_tokens=0
     )
 
 
@@ -209,8 +209,8 @@ def look_up(asked: Asked, members: Members, tokens: int) -> Prefix:
     served = asked.served
     if not served.scheduling.indexed or not asked.incoming.endpoint.generates:
         return NO_PREFIX
-    found = points(asked, members)
-    return Prefix(found, served.fleet.pools, tokens / found[-1][0]) if found else NO_PREFIX
+    begins = points(asked, members)
+    return Prefix(begins, served.fleet.pools, tokens / begins[-1][0]) if begins else NO_PREFIX
 
 
 def plan(
@@ -241,9 +241,9 @@ def compression_window(asked: Asked, planned: Plan, prefix: Prefix) -> Compressi
     if compression is None:
         return ""
     rules, header = compression.rules, incoming.head.compress
-    found = compression_window_of(served.routing, rules, endpoint, facts, estimate, planned)
-    if isinstance(found, str):
-        return found
+    window = compression_window_of(served.routing, rules, endpoint, facts, estimate, planned)
+    if isinstance(window, str):
+        return window
     if not requested(rules, header=header):
         return "not_requested" if header is None else "refused_by_client"
     if not principal.compress:
@@ -260,7 +260,7 @@ def compression_window(asked: Asked, planned: Plan, prefix: Prefix) -> Compressi
         return "cached_conversation"
     if not mostly_new(estimate.input_tokens, prefix.hits()):
         return "cached_prefix"
-    return found
+    return window
 
 
 def overflow_param(endpoint: Endpoint) -> str:

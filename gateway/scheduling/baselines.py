@@ -46,8 +46,8 @@ def pick_sticky(
     """
     bound = CROWDED * mean + SLACK
     for _, mask in match:
-        known = choice if len(choice) <= COMPARED else _holders(mask, choice, cursor)
-        holders = [w for w in known if mask >> w & 1 and load[w] <= bound]
+        examined = choice if len(choice) <= COMPARED else _holders(mask, choice, cursor)
+        holders = [w for w in examined if mask >> w & 1 and load[w] <= bound]
         if holders:
             holder = min(holders, key=load.__getitem__)
             if load[holder] < slots:
@@ -70,19 +70,19 @@ def _holders(mask: int, choice: Sequence[int], cursor: int) -> list[int]:
     """Up to HOLDERS workers of the mask that are in `choice`, of COMPARED looked at in turn."""
     start = cursor * HOLDERS % max(1, mask.bit_length())
     upper = mask >> start << start
-    found: list[int] = []
+    holders: list[int] = []
     left = COMPARED
     for part in (upper, mask ^ upper):
         rest = part
-        while rest and left and len(found) < HOLDERS:
+        while rest and left and len(holders) < HOLDERS:
             low = rest & -rest
             worker = low.bit_length() - 1
             place = bisect_left(choice, worker)
             if place < len(choice) and choice[place] == worker:
-                found.append(worker)
+                holders.append(worker)
             rest ^= low
             left -= 1
-    return found
+    return holders
 
 
 class Immediate(Scheduler):

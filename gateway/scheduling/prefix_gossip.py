@@ -123,10 +123,10 @@ class PrefixGossip:
             chapters = state.get("chapters")
             if state.get("check") != here or not isinstance(chapters, list | tuple):
                 continue
-            for told in chapters:
-                if not isinstance(told, Sequence) or len(told) != 2:
+            for entry in chapters:
+                if not isinstance(entry, Sequence) or len(entry) != 2:
                     continue
-                number, chapter = told
+                number, chapter = entry
                 if not isinstance(number, int) or not isinstance(chapter, bytes):
                     continue
                 if number > self._received[name]:

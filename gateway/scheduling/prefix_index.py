@@ -199,7 +199,7 @@ class PrefixIndex:
             self._rebuild(self._clock)
         get, full = self._entries.get, self._full
         floor = self._newest_floor
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
         seen = 0
         for length, digest in reversed(points):
             value = get(digest)
@@ -211,10 +211,10 @@ class PrefixIndex:
                 mask &= self._holders[bisect_left(self._floors, stamp)]
             if mask | seen != seen:
                 seen |= mask
-                found.append((int(length * tokens_per_byte), seen))
+                matches.append((int(length * tokens_per_byte), seen))
                 if seen == full:
                     break
-        return found
+        return matches
 
     def insert(
         self, points: Sequence[tuple[int, int]], worker: int, tokens_per_byte: float = 1.0
@@ -284,10 +284,10 @@ class PrefixIndex:
     def joined(self, worker: int) -> None:
         """Note that a new worker took a place, which may be one more than there were."""
         if worker == self.workers:
-            known = self.capacity_tokens  # of which it gets the mean
+            sizes = self.capacity_tokens  # of which it gets the mean
             self.workers += 1
             self._caches.append(
-                WorkerCache(sum(known) // len(known) if known else self._capacity_tokens)
+                WorkerCache(sum(sizes) // len(sizes) if sizes else self._capacity_tokens)
             )
             self._rebuild_at = 0.0
         else:

@@ -337,14 +337,14 @@ class Quartz(Scheduler):
             return
         choice = self._choice(job, now_s) or (worker,)
         candidates = self._candidates(choice, job.match)
-        would, would_hit, seen, _, _ = self._best(job, candidates, now_s)
+        would, would_hit, prediction, _, _ = self._best(job, candidates, now_s)
         job.would_bind = would
         if would != worker:
             ahead = self._workers[would].sent_tokens
             job.would_s = self._predict(job, would, would_hit, ahead)[1]
-            seen = self._predict(job, worker, hit, 0)
-        job.policy = seen
-        job.mean_s, job.quantile_s = seen[1], seen[2]
+            prediction = self._predict(job, worker, hit, 0)
+        job.policy = prediction
+        job.mean_s, job.quantile_s = prediction[1], prediction[2]
         self._take(job, now_s)
         self._send(job, now_s)
         if would == worker:
@@ -413,9 +413,9 @@ class Quartz(Scheduler):
         age = (now_s - self._writes_start_s) / self.profile.writes_tau_s
         if age > _RESCALE_AT:
             scale = exp(-min(age, 700.0))
-            for each in self._workers:
-                each.written *= scale
-            self._written = sum([each.written for each in self._workers])
+            for other in self._workers:
+                other.written *= scale
+            self._written = sum([other.written for other in self._workers])
             self._writes_start_s = now_s
             age = 0.0
         unit = exp(age) if age > 0.0 else 1.0
@@ -499,12 +499,12 @@ class Quartz(Scheduler):
                 break
             busy = min(active[place], slots - 1)  # the wait for a slot is in the base
             kv = workers[place].kv
-            seen = predict(place, prompt, hit, cap, output, busy, 0, kv, stream)
-            score = base + (seen[2] if by_quantile else seen[1])
+            prediction = predict(place, prompt, hit, cap, output, busy, 0, kv, stream)
+            score = base + (prediction[2] if by_quantile else prediction[1])
             scores.append((place, score))
             if score < least:
                 least = score
-                best, best_hit, best_seen = place, hit, seen
+                best, best_hit, best_seen = place, hit, prediction
         return best, best_hit, best_seen, least, scores
 
     def _predict(self, job: Job, worker: int, hit: int, backlog_tokens: int) -> _Seen:

@@ -92,13 +92,13 @@ def mask_of(workers: Sequence[int]) -> int:
 
 def workers_of(mask: int, most: int) -> list[int]:
     """The first `most` workers of a mask."""
-    found = []
+    workers = []
     while mask and most:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        workers.append(low.bit_length() - 1)
         mask ^= low
         most -= 1
-    return found
+    return workers
 
 
 def seconds(value: object) -> float:

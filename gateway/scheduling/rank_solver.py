@@ -99,8 +99,8 @@ by one is several times slower."""
 def _around(pool: Pool, target: float) -> list[int]:
     """Indexes of the largest size below `target` and of the least at or above it."""
     right = bisect_left(pool, (target, -1))
-    found = [right] if right < len(pool) else []
-    return [bisect_left(pool, (pool[right - 1][0], -1), 0, right), *found] if right else found
+    places = [right] if right < len(pool) else []
+    return [bisect_left(pool, (pool[right - 1][0], -1), 0, right), *places] if right else places
 
 
 IMPROVED_UP_TO: Final = 16
