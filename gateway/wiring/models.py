@@ -7,7 +7,7 @@ what was learned, schedulers with their queues. Pools keep theirs by name.
 
 import importlib
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ class _Parts:
 def served_model(config: Config, model: ModelConfig) -> ModelRuntime:
     """Build the model for the stages. Raises ArtifactError for a bad predictor file."""
     served = next_model(config, model, None)
-    equip(config, model, served, artifact_of(model))
+    equip(equipment(config, model, served, artifact_of(model)))
     return served
 
 
@@ -151,30 +151,52 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
     )
 
 
-def equip(
+def equipment(
     config: Config, model: ModelConfig, served: ModelRuntime, artifact: Artifact | None
-) -> None:
-    """Give the model's pools their schedulers and what these learn, as the configuration says.
+) -> list[tuple[Pool, dict[str, object]]]:
+    """The schedulers of the model's pools, and what these learn, by the pools' attributes.
 
     A scheduler with its queue, a predictor and an index stay where they would be made alike.
+    Nothing is in force before `equip`.
     """
     rules = model.scheduling
     entries = max(rules.prefix_entries, MIN_ENTRIES)
+    equipped = []
     for pool, (policy, asked) in zip(served.fleet.pools, _policies(config, model), strict=True):
         predicts = _predicts(model, policy, asked)
         parts = _Parts(pool.parts)
-        pool.slots_per_worker, pool.may_be_empty = asked.max_num_seqs, asked.may_be_empty
-        pool.predictor = pool.prefixes = None
-        if predicts:
-            trained = partial(_predictor, model, pool, artifact)
-            pool.predictor = parts.of(trained, "predictor", rules.predictor)
-        if predicts or policy in LOCAL:
-            indexed = partial(_prefixes, pool, entries)
-            pool.prefixes, pool.gossip = parts.of(indexed, "prefixes", entries)
-        pool.follows_prefixes = policy in LOCAL
-        scheduled = partial(_scheduler, policy, pool)
-        pool.scheduler = parts.of(scheduled, "scheduler", policy, id(pool.predictor))
-        pool.parts = parts.made
+        slots, pool.slots_per_worker = pool.slots_per_worker, asked.max_num_seqs
+        try:  # with the slots that its parts will see
+            predictor, prefixes, gossip = None, None, pool.gossip
+            if predicts:
+                trained = partial(_predictor, model, pool, artifact)
+                predictor = parts.of(trained, "predictor", rules.predictor)
+            if predicts or policy in LOCAL:
+                indexed = partial(_prefixes, pool, entries)
+                prefixes, gossip = parts.of(indexed, "prefixes", entries)
+            scheduled = partial(_scheduler, policy, pool, predictor)
+            scheduler = parts.of(scheduled, "scheduler", policy, id(predictor))
+        finally:
+            pool.slots_per_worker = slots
+        attributes: dict[str, object] = {
+            "slots_per_worker": asked.max_num_seqs,
+            "may_be_empty": asked.may_be_empty,
+            "predictor": predictor,
+            "prefixes": prefixes,
+            "gossip": gossip,
+            "follows_prefixes": policy in LOCAL,
+            "scheduler": scheduler,
+            "parts": parts.made,
+        }
+        equipped.append((pool, attributes))
+    return equipped
+
+
+def equip(equipped: Iterable[tuple[Pool, Mapping[str, object]]]) -> None:
+    """Give pools their `equipment`."""
+    for pool, attributes in equipped:
+        for name, part in attributes.items():
+            setattr(pool, name, part)
 
 
 def _policies(config: Config, model: ModelConfig) -> list[tuple[str, PoolConfig]]:
@@ -261,13 +283,12 @@ def _prefixes(pool: Pool, entries: int) -> tuple[PrefixIndex, PrefixGossip]:
     return index, PrefixGossip()
 
 
-def _scheduler(policy: str, pool: Pool) -> Scheduler:
+def _scheduler(policy: str, pool: Pool, predictor: PrefillPredictor | None) -> Scheduler:
     if policy == "bfio":
         # numpy takes about 20 MB, so it is imported only for balancing ranks.
         solver = importlib.import_module("gateway.scheduling.rank_solver")
         return RankGroup(pool, solver.assign, observed=partial(held_tokens, pool))
-    predictor, reported = pool.predictor, partial(kv_usage, pool.view)
-    shadow = predictor is not None
+    reported, shadow = partial(kv_usage, pool.view), predictor is not None
     return make_scheduler(policy, pool, predictor=predictor, kv_usage=reported, shadow=shadow)
 
 

@@ -36,7 +36,7 @@ from gateway.settings.worker import WorkerConfig
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
-from gateway.wiring.models import Served, artifact_of, equip, next_model
+from gateway.wiring.models import Served, artifact_of, equip, equipment, next_model
 from gateway.wiring.replicas import Replicas
 from gateway.wiring.token_pools import AdmissionRuntime
 from gateway.wiring.workers import Workers
@@ -261,11 +261,15 @@ class Reloading:
         """All at once: no request runs in between."""
         gateway, served = self._gateway, self._gateway.served
         before = {old.name: old for old in served.models}
-        for model, old, now, artifact in following:
+        changed = [step for step in following if step.now is not step.before]
+        equipped = {  # all that may fail comes first
+            now.name: equipment(target, model, now, artifact) for model, _, now, artifact in changed
+        }
+        for model, old, now, _ in following:
             before.pop(now.name, None)
             if old is now:
                 continue
-            equip(target, model, now, artifact)
+            equip(equipped[now.name])
             for pool in now.fleet.pools:  # requests that wait with another scheduler bind again
                 for job, where in list(pool.queued.items()):
                     waiting = job.owner is not None and not job.owner.done()

@@ -12,7 +12,7 @@ from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.schedulers import Shadow
 from gateway.settings import parse
-from gateway.wiring.models import equip, served_model
+from gateway.wiring.models import equip, equipment, served_model
 from predictor.artifact import Artifact, encode
 from tests.builders import address
 from tests.unit.gateway.scheduling.test_prefix_index import prompt
@@ -97,7 +97,7 @@ def test_an_index_made_at_a_reload_counts_the_workers_that_are_there() -> None:
     (gone,) = served.fleet.pools[0].join((address("gone"),), 0.0, up=True)
     members.leave(pool, gone)
     model_runtime.vacate(served, served.fleet.pools[0], [gone], 0.0)
-    equip(after, after.models[0], served, None)
+    equip(equipment(after, after.models[0], served, None))
     made, grown = pool.prefixes, PrefixIndex(1)
     assert made is not None
     for number in range(20):

@@ -23,6 +23,7 @@ from gateway.records.estimate import Plan
 from gateway.records.request import OPEN
 from gateway.routing.routing import ResponseLocation
 from gateway.scheduling.scheduler import Job
+from gateway.scheduling.schedulers import make_scheduler
 from gateway.settings import Config
 from gateway.settings import load as load_file
 from gateway.settings import parse as parse_text
@@ -171,6 +172,29 @@ async def test_a_reload_that_fails_leaves_nothing_known_of_its_new_pools(
     assert served.adapters.names == []
     await gateway.reloading.reload()
     assert gateway.models[0].adapters.names == ["tuned"]
+
+
+async def test_a_reload_that_cannot_make_a_scheduler_changes_nothing(
+    case: Reloaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.config["models"].append({"name": "n", "pools": {"all": pool(3)}})
+    await case.reload()
+    served = list(case.gateway.served.models)
+    before = [pool.scheduler for model in served for pool in model.fleet.pools]
+    for model in case.config["models"]:
+        model["scheduling"] = {"policy": "sticky"}
+    calls = iter([True, False])
+
+    def make(*arguments: Any, **more: Any) -> Any:
+        if next(calls):
+            return make_scheduler(*arguments, **more)
+        raise MemoryError
+
+    monkeypatch.setattr("gateway.wiring.models.make_scheduler", make)
+    with pytest.raises(MemoryError):
+        await case.reload()
+    assert case.gateway.served.models == served
+    assert [pool.scheduler for model in served for pool in model.fleet.pools] == before
 
 
 async def test_workers_follow_after_a_failure_of_theirs(
