@@ -3,6 +3,8 @@
 The store differential tells the rest of them.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,17 @@ def test_the_threshold_is_strict_and_counts_its_own_entitlement() -> None:
     fill(token_pool, "e", 4)
     denial = denied(token_pool, "x")
     assert (denial.reason, denial.limit, denial.used) == ("priority", 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("terms", "limit"), [({"kv_bytes_limit": 50}, 50), ({"kv_bytes": 50, "kv_bytes_limit": 60}, 60)]
+)
+def test_more_kv_than_an_entitlement_may_ever_hold_is_told_so(
+    terms: dict[str, Any], limit: int
+) -> None:
+    denial = denied(pool(entitled(**terms)), kv_bytes=61)
+    assert (denial.reason, denial.unit) == ("exceeds_entitlement", "bytes of KV cache")
+    assert (denial.limit, denial.wait_s, denial.of_pool) == (limit, 0, False)
 
 
 def test_guaranteed_is_held_to_its_baseline_pool_by_pool() -> None:
