@@ -19,6 +19,8 @@ from bench.quartz.peers import (
     CacheAware,
     Gossip,
     Shifted,
+    TokenFair,
+    TwoChoices,
     Uncalibrated,
     WeightedScores,
 )
@@ -69,6 +71,8 @@ POLICIES: Final[dict[str, tuple[str, QuartzProfile]]] = {
 
 
 PEERS: Final[dict[str, tuple[Callable[[PoolState, int], Any], bool]]] = {
+    "FIFO-P2C": (lambda pool, _: TwoChoices(pool), False),
+    "TokenFair": (lambda pool, _: TokenFair(pool), False),
     "cache-aware": (lambda pool, _: CacheAware(pool), True),
     "cache-aware, bounded": (lambda pool, _: CacheAware(pool), False),
     "weighted": (WeightedScores, False),

@@ -1,18 +1,20 @@
 """Routers that bench quartz compares with and that are not in the gateway."""
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
 
 from gateway.estimate.estimator import LengthEstimator
+from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelAdmission, ModelFleet, ModelRuntime, Pool
 from gateway.records.attempt import HealthRules, WorkerAddress
 from gateway.replicas.notes import SchedulerNotes
 from gateway.routing.routing import PoolShape, ResponseAffinity, Routing
-from gateway.scheduling.baselines import Immediate
+from gateway.scheduling.baselines import Immediate, pick_least
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.scheduler import Job, hit_tokens
+from gateway.scheduling.scheduler import NOTHING, Job, Scheduler, hit_tokens
 from gateway.store.redis.exchange import RedisExchange
 from predictor.features import features
 from predictor.online import PrefillPredictor
@@ -107,6 +109,75 @@ def _served(gateway: SimulatedGateway, prefixes: bool) -> ModelRuntime:
         ),
         admission=ModelAdmission(spill_queue=0),
     )
+
+
+class TwoChoices(Immediate):
+    """The less loaded of two workers drawn at random (the paper's FIFO-P2C)."""
+
+    def __init__(self, pool: PoolState) -> None:
+        super().__init__(pool)
+        self._random = Random(0)
+
+    def _pick(self, job: Job, choice: Sequence[int]) -> int:
+        return min(self._random.sample(choice, 2), key=self._pool.active.__getitem__)
+
+
+class TokenFair(Scheduler):
+    """Token-based fairness in admission, size and locality unseen ("TokenFair", section 5.3).
+
+    Least-loaded routing. Each queue is served in the order of start tags (start-time fair
+    queueing): a client's next request starts where its last one ended, counted in prompt tokens
+    over its share, and never before what is being served. A worker is sent one request behind
+    the prefill in progress.
+    """
+
+    gates = True
+
+    def __init__(self, pool: PoolState) -> None:
+        super().__init__(pool)
+        self._queues: list[list[tuple[float, int, Job]]] = [[] for _ in pool.workers]
+        self._sent = [0] * len(pool.workers)
+        self._turn = 0
+        self._served = 0.0  # the latest start tag sent: virtual time
+        self._ends: dict[str, float] = {}
+
+    def submit(self, job: Job, now_s: float) -> Sequence[Job]:
+        load = [a + len(queue) for a, queue in zip(self._pool.active, self._queues, strict=True)]
+        self._turn += 1
+        job.worker = pick_least(fleet.available(self._pool, now_s), load, self._turn)
+        job.hit_tokens = hit_tokens(job.match, job.worker)
+        start = max(self._served, self._ends.get(job.client, 0.0))
+        self._ends[job.client] = start + job.prompt_tokens / job.share
+        job.state = "waiting"
+        self.waiting[job.priority_class] += 1
+        heappush(self._queues[job.worker], (start, self._turn, job))
+        return self._pump(job.worker, now_s)
+
+    def first_token(
+        self, job: Job, now_s: float, cached_tokens: int | None = None, *, assumed: bool = False
+    ) -> Sequence[Job]:
+        return self._prefilled(job, now_s) if job.state == "sent" else NOTHING
+
+    def finished(self, job: Job, now_s: float, *, answered: bool = False) -> Sequence[Job]:
+        ready = self._prefilled(job, now_s) if job.state == "sent" else NOTHING
+        job.state = "gone"
+        return ready
+
+    def _prefilled(self, job: Job, now_s: float) -> Sequence[Job]:
+        job.state = "answering"
+        self._sent[job.worker] -= 1
+        return self._pump(job.worker, now_s)
+
+    def _pump(self, worker: int, now_s: float) -> Sequence[Job]:
+        ready, queue = [], self._queues[worker]
+        while queue and self._sent[worker] < 2:
+            start, _, job = heappop(queue)
+            self._served = max(self._served, start)
+            self.waiting[job.priority_class] -= 1
+            job.state, job.sent_s = "sent", now_s
+            self._sent[worker] += 1
+            ready.append(job)
+        return ready
 
 
 CACHE_THRESHOLD: Final = 0.5

@@ -104,8 +104,8 @@ def _heavy_rows(seeds: range, bar: Bar) -> Iterator[Row]:
     """One more client at 11 requests a second, which is more than the workers can serve."""
     alone = msgspec.structs.replace(MIXED, rate=6.0)
     beside = msgspec.structs.replace(alone, heavy=HEAVY_RATE)
-    step = bar("heavy client", 3)
-    for policy in ("FIFO-LL", "No Fairness", "QUARTZ"):
+    step = bar("heavy client", 4)
+    for policy in ("FIFO-LL", "TokenFair", "No Fairness", "QUARTZ"):
         before, after = (
             100 * over(policy, _of(shape), seeds).others_violations for shape in (alone, beside)
         )
