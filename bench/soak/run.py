@@ -44,7 +44,7 @@ from sluice.children import Children
 
 
 WARM: Final = (1 / 6, 8 / 30)
-"""Of the load's duration: minutes 5 to 8 of 30. What is bounded was filled before it began."""
+"""Of the load's duration: minutes 5 to 8 of 30. All bounded structures are full before."""
 LAST: Final = (0.9, 1.0)
 """Minutes 27 to 30."""
 MAX_GROWTH: Final = 0.03

@@ -1,8 +1,8 @@
 """One snapshot for all viewers, built at most once a second, and every 10 s for the history.
 
-What all viewers share is encoded once. The long tables are cut for each view, by text, page and
-order, and viewers with the same view share the cut as well. Rows are the fields of /admin with what
-is counted beside them; the page shapes them. A tenant's row sums the counters of its entitlements.
+The part that all viewers share is encoded once. The long tables are cut for each view, by text,
+page and order, and viewers with the same view share the cut as well. Rows are the fields
+of /admin and their counters; the page shapes them. A tenant's row sums those of its entitlements.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ class EngineSample:
     started_unix_s: float | None = None
     """Start time of its process, in Unix seconds."""
     engine: str = ""
-    """Whose metrics its page has: vllm or sglang; empty if neither's."""
+    """The engine whose metrics its page has: vllm or sglang; empty if it has neither."""
 
 
 _COUNTERS: Final = (

@@ -59,7 +59,7 @@ class Pool(PoolState):
         self.follows_prefixes = True
         """Whether `prefixes` bind requests; else they only serve a shadow's predictions."""
         self.gossip = PrefixGossip()
-        """What the other replicas are told of `prefixes`."""
+        """The part of `prefixes` that this replica tells the others."""
         self.parts: Mapping[tuple[Hashable, ...], Any] = {}
         """These parts by what they are made from, as of `ModelRuntime.parts`."""
 

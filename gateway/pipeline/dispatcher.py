@@ -348,7 +348,7 @@ class Dispatcher:
 
 
 def _uncut(attempts: Attempts, pool: int) -> None:
-    """What was cut was cut for one pool; any other gets the client's own, at its whole cost."""
+    """A compressed prompt is for one pool; any other pool gets the original, at its whole cost."""
     only = attempts.sending.prompt.only_pool
     if only is None or only == pool:
         return
@@ -361,7 +361,7 @@ def _uncut(attempts: Attempts, pool: int) -> None:
 
 
 def _slot_nano(attempts: Attempts, binding: Binding, now_s: float) -> float:
-    """What a slot of the worker has cost so far; 0 where its time has no price by the hour."""
+    """The cost of a slot of the worker so far; 0 where its time has no price by the hour."""
     pool, worker = attempts.served.fleet.pools[binding.pool], binding.worker
     if pool.slot_clock is None:
         return 0.0

@@ -170,7 +170,7 @@ class Attempts:
         self.slot_nano = 0.0
         """What its time at workers costs, where they have a price by the hour."""
         self.slot_read_nano = 0.0
-        """What a slot of its worker had cost when that was last counted."""
+        """The cost of a slot of its worker when that was last counted."""
         self.done: list[Attempt] = []
         self.awaits = False
         """Whether its task waits for an engine."""
