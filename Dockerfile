@@ -29,6 +29,7 @@ COPY predictor ./predictor
 COPY gateway ./gateway
 COPY planner ./planner
 COPY simulator ./simulator
+COPY controller ./controller
 COPY sluice ./sluice
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && pip --python /opt/sluice/bin/python install --no-deps /wheels/sluice_gateway-*.whl

@@ -62,7 +62,7 @@ LOCK = UV_CUSTOM_COMPILE_COMMAND="make update" $(BIN)/uv pip compile --quiet --n
 update: | $(BIN)/python
 	@test -x $(BIN)/uv || $(PIP) install uv
 	$(LOCK) $(UPGRADE) pyproject.toml --extra dev --group build -o requirements/dev.txt
-	$(LOCK) pyproject.toml --extra jwt --extra redis --extra otel -c requirements/dev.txt -o requirements/runtime.txt
+	$(LOCK) pyproject.toml --extra jwt --extra k8s --extra redis --extra otel -c requirements/dev.txt -o requirements/runtime.txt
 	$(LOCK) --group build -c requirements/dev.txt -o requirements/build.txt
 
 demo: $(VENV)/.runtime
@@ -126,7 +126,7 @@ test-image: image redis promtool
 image: .image/.built
 .image/.built: Dockerfile .dockerignore pyproject.toml README.md requirements/build.txt \
 		requirements/runtime.txt $(shell find compressor predictor \
-		gateway planner simulator sluice -type f -not -name '*.pyc') | $(VENV)/.dev
+		controller gateway planner simulator sluice -type f -not -name '*.pyc') | $(VENV)/.dev
 	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
 	$(BIN)/python -m tests.image .image
 	@touch $@

@@ -125,6 +125,27 @@ class FileTenant(Record, frozen=True, kw_only=True):
     keys: tuple[TenantKey, ...] = ()
 
 
+class ClusterEntitlement(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An entitlement that the control plane of a Kubernetes cluster grants."""
+
+    name: str
+    fields: Mapping[str, Any]
+    """As in the file's section: JSON values, those that were allocated."""
+    digests: tuple[str, ...] = ()
+    """Of its keys, in hex."""
+    created: int = 0
+    """Unix ms."""
+    verdict: Literal["", "pending", "degraded"] = ""
+    """Why it may not be used now; "": it may."""
+    message: str = ""
+    """The verdict in words, for clients and operators."""
+    suspended: bool = False
+    source: str = ""
+    """The object that states it, such as `TokenEntitlement team/search`."""
+    uid: str = ""
+    """Of that object."""
+
+
 class TenancyFile(Record, frozen=True, kw_only=True):
     """The configuration file's part in tenancy."""
 

@@ -1,0 +1,1 @@
+"""The control plane on Kubernetes: token pools and entitlements as objects of the cluster."""
