@@ -146,6 +146,21 @@ class ClusterEntitlement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of that object."""
 
 
+class ClusterState(Record, frozen=True, kw_only=True):
+    """What the control plane published, or the part of it that changed."""
+
+    epoch: int = 0
+    """Of the writer; each controller that takes over has a greater one."""
+    revision: int = 0
+    """Of the last write; writers count on from one another's."""
+    whole: bool = False
+    """Whether these are all entitlements."""
+    entitlements: tuple[ClusterEntitlement, ...] = ()
+    removed: tuple[str, ...] = ()
+    age_s: float = 0.0
+    """Since the writer saw the cluster so, by the store's clock."""
+
+
 class TenancyFile(Record, frozen=True, kw_only=True):
     """The configuration file's part in tenancy."""
 
