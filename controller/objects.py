@@ -1,0 +1,268 @@
+"""TokenPool and TokenEntitlement objects as they are read, and checked once more.
+
+The API server checks them against their definitions. The gateway's own rules of an entitlement
+check them here again, whatever was in the cluster before a definition, and whoever wrote it.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+from pydantic import ValidationError
+
+from controller.quantity import FIELDS, MIB_PER_GIB, NOTHING, Amounts, amounts_of
+from controller.records import BACKENDS, Object
+from gateway.admission.entitlement_terms import BadTerms, ModelShape, instant, terms_from
+from gateway.records.entitlement import CLASSES, RESERVING
+from gateway.records.record import Record
+from gateway.settings.tenants import EntitlementConfig
+
+_PATHS: Final = {
+    "name": ("metadata", "name"),
+    "tenant": ("spec", "tenantId"),
+    "service_class": ("spec", "qos", "serviceClass"),
+    "slo_target_ms": ("spec", "qos", "sloTargetMs"),
+    "tokens_per_second": ("spec", "resources", "tokensPerSecond"),
+    "kv_cache_gib": ("spec", "resources", "kvCacheGiB"),
+    "concurrency": ("spec", "resources", "concurrency"),
+    "max_tokens_per_second": ("spec", "limits", "tokensPerSecond"),
+    "max_kv_cache_gib": ("spec", "limits", "kvCacheGiB"),
+    "max_concurrency": ("spec", "limits", "concurrency"),
+    "expires_at": ("spec", "expiresAt"),
+}
+"""Field of an entitlement in the gateway -> where a TokenEntitlement has it."""
+_NAMES: Final = re.compile(rf"\b({'|'.join(sorted(set(_PATHS) - {'name', 'tenant'}))})\b")
+"""Which in the gateway's words have to be said as the object has them."""
+_BASELINE: Final = dict(
+    zip(FIELDS, ("tokens_per_second", "kv_cache_gib", "concurrency"), strict=True)
+)
+
+
+class Pool(Record, frozen=True, kw_only=True):
+    """A TokenPool."""
+
+    name: str
+    source: Object
+    model: str = ""
+    gateway_pool: str = ""
+    """The only pool of the model that it is; "": all of them."""
+    backend: tuple[str, str] | None = None
+    """Kind and name."""
+    per_replica: Amounts = NOTHING
+    """0 in dimensions that are not enforced."""
+    bounds: tuple[int, int] | None = None
+    """Fewest and most replicas, where the controller scales the backend."""
+    replicas: int | None = None
+    """As someone set them through the scale subresource."""
+    problem: str = ""
+    """Why it cannot be used."""
+
+
+class Claim(Record, frozen=True, kw_only=True):
+    """What a TokenEntitlement asks for."""
+
+    name: str
+    source: Object
+    created: int = 0
+    """Unix ms."""
+    service_class: str = "elastic"
+    pool: str = ""
+    """Name of its TokenPool."""
+    fields: Mapping[str, Any] = {}
+    """Of its section in the gateway. Where they are not accepted, no more than names it; {}:
+    no gateway could take it."""
+    wanted: Amounts = NOTHING
+    digests: tuple[str, ...] = ()
+    expires_unix_s: float = 0.0
+    """0: never."""
+    suspended: bool = False
+    problem: tuple[str, str] | None = None
+    """Why it is not accepted: reason and message."""
+    remark: str = ""
+    """What is wrong with its keys."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """As last written."""
+        return self.source.get("status") or {}
+
+    @property
+    def uid(self) -> str:
+        """Of the object."""
+        uid: str = self.source["metadata"].get("uid", "")
+        return uid
+
+    @property
+    def reserving(self) -> bool:
+        """Whether it comes before elastic ones."""
+        return self.service_class in RESERVING
+
+    @property
+    def seated(self) -> bool:
+        """Whether its class takes a place in the pool."""
+        return self.reserving or self.service_class == "elastic"
+
+    def without(self, digests: Collection[str], owner: str) -> "Claim":
+        """The claim without keys that open another entitlement."""
+        left = tuple(digest for digest in self.digests if digest not in digests)
+        remark = f"a key of it opens TokenEntitlement {owner}; give it one of its own"
+        return replace(self, digests=left, remark="; ".join(filter(None, (self.remark, remark))))
+
+    def in_force(self, now_unix_s: float) -> bool:
+        """Whether it counts: accepted, not suspended, not expired."""
+        return self.problem is None and not self.suspended and not self.expired(now_unix_s)
+
+    def expired(self, now_unix_s: float) -> bool:
+        """Whether it has ended."""
+        return 0 < self.expires_unix_s <= now_unix_s
+
+
+def read_pool(source: Object) -> Pool:
+    """A TokenPool from its object; one that cannot be used says why in `problem`."""
+    name, spec = source["metadata"]["name"], source.get("spec") or {}
+    try:
+        stated, scaling, ref = spec["perReplica"], spec.get("scaling"), spec.get("backendRef")
+        rate, kv_gib, sequences = (stated.get(field) or 0 for field in FIELDS)
+        per_replica = int(rate), int(kv_gib * MIB_PER_GIB), int(sequences)
+        bounds = scaling and (int(scaling.get("minReplicas", 1)), int(scaling["maxReplicas"]))
+        backend = ref and (str(ref["kind"]), str(ref["name"]))
+        problem = ""
+        if per_replica[2] < 1:
+            problem = "spec.perReplica.concurrency: not a positive number; give a replica's slots"
+        elif bounds and not 0 <= bounds[0] <= bounds[1]:
+            problem = "spec.scaling: minReplicas is above maxReplicas; raise maxReplicas"
+        elif ref and (known := BACKENDS.get(ref["kind"])) is None:
+            problem = f"spec.backendRef.kind: known are {', '.join(BACKENDS)}; choose one of them"
+        elif ref and ref.get("apiVersion", known.api_version) != known.api_version:
+            problem = f"spec.backendRef.apiVersion: {known.kind} is of {known.api_version}"
+        return Pool(
+            name=name,
+            source=source,
+            model=str(spec["model"]),
+            gateway_pool=str(spec.get("pool") or ""),
+            backend=backend or None,
+            per_replica=per_replica,
+            bounds=bounds or None,
+            replicas=spec.get("replicas"),
+            problem=problem,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"spec: {error!r}; compare it with the definition of TokenPool"
+        return Pool(name=name, source=source, problem=problem)
+
+
+def read_claim(
+    source: Object, pool: Pool | None, digests: Mapping[str, Mapping[str, str]]
+) -> Claim:
+    """A TokenEntitlement from its object; one that is not accepted says why in `problem`.
+
+    `digests`: of the keys, by Secret and entry.
+    """
+    spec, status = source.get("spec") or {}, source.get("status") or {}
+    pool_name = str((spec.get("poolRef") or {}).get("name", ""))
+    fields = _fields(source, pool)
+    problem = _problem(fields, pool) or _changed(spec, status)
+    service_class = fields.get("service_class")
+    if problem is not None:
+        tenant = status.get("tenantId") or fields.get("tenant")
+        fields = {name: fields[name] for name in ("name", "model")} | {"tenant": tenant}
+        if _problem(fields, pool) is not None:
+            fields = {}
+    found, missing = [], []
+    for key in spec.get("keys") or ():
+        ref = key["secretRef"]
+        if digest := digests.get(ref["name"], {}).get(ref["key"]):
+            found.append(digest)
+        else:
+            missing.append(f"entry {ref['key']} of Secret {ref['name']}")
+    return Claim(
+        name=source["metadata"]["name"],
+        source=source,
+        created=round(instant(source["metadata"].get("creationTimestamp")) * 1000),
+        service_class=str(service_class) if service_class in CLASSES else "elastic",
+        pool=pool_name,
+        fields=fields if pool is not None else {},
+        wanted=NOTHING if problem else amounts_of(spec.get("resources") or {}),
+        digests=tuple(dict.fromkeys(found)),
+        expires_unix_s=0.0 if problem else instant(fields.get("expires_at")),
+        suspended=bool(spec.get("suspend")),
+        problem=problem,
+        remark=f"no key in {' and '.join(missing)}; put one there" if missing else "",
+    )
+
+
+def granted_fields(claim: Claim, pool: Pool, allocated: Mapping[str, Any]) -> dict[str, Any]:
+    """The claim's fields with what it was allocated as its baseline."""
+    fields = dict(claim.fields)
+    for resource, field in _BASELINE.items():
+        fields.pop(field, None)
+        if amount := allocated.get(resource):
+            in_pool = field == "concurrency" and pool.gateway_pool
+            fields[field] = {pool.gateway_pool: amount} if in_pool else amount
+    if claim.service_class == "guaranteed":  # its baseline is its limit
+        fields.pop("max_concurrency", None)
+    return fields
+
+
+def _fields(source: Object, pool: Pool | None) -> dict[str, Any]:
+    """An entitlement's fields in the gateway; unchecked."""
+    fields: dict[str, Any] = {"model": "unknown" if pool is None else pool.model}
+    for field, path in _PATHS.items():
+        value: Any = source
+        for step in path:
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is not None:
+            fields[field] = value
+    if pool is not None and pool.gateway_pool and "concurrency" in fields:
+        fields["concurrency"] = {pool.gateway_pool: fields["concurrency"]}
+    return fields
+
+
+def _problem(fields: Mapping[str, Any], pool: Pool | None) -> tuple[str, str] | None:
+    """What the gateway would not take."""
+    only_pool = pool.gateway_pool if pool else ""
+    try:
+        EntitlementConfig.model_validate(fields)
+        model = ModelShape(name=fields["model"], pools=(only_pool or "all",), slots=(1,))
+        terms_from(fields, model, 0)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_input=False)[0]
+        said = detail.get("ctx", {})
+        message = str(said.get("message") or detail["msg"])
+        return _invalid(str(detail["loc"][0]), message, str(said.get("fix") or "correct it"))
+    except BadTerms as error:
+        return _invalid(error.field, error.message, error.fix)
+    return None
+
+
+def _invalid(field: str, message: str, fix: str) -> tuple[str, str]:
+    path = ".".join(_PATHS.get(field, ("spec", "poolRef")))
+    message = _NAMES.sub(lambda name: ".".join(_PATHS[name[0]]), f"{message}; {fix}")
+    return "Invalid", f"{path}: {message[:1].lower()}{message[1:]}"
+
+
+def _changed(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Whether it is another one's than the one first accepted."""
+    for field in ("tenantId", "poolRef"):
+        if field in status and status[field] != _identity(spec)[field]:
+            message = (
+                f"spec.{field}: it cannot change; undo it, or delete the object and create it anew"
+            )
+            return "ImmutableFieldChanged", message
+    return None
+
+
+def _identity(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a TokenEntitlement never changes, as its status has it."""
+    return {
+        "tenantId": spec["tenantId"],
+        "poolRef": {"name": (spec.get("poolRef") or {}).get("name")},
+    }
+
+
+def identity_of(claim: Claim) -> dict[str, Any]:
+    """What a claim's status says of its identity: as first accepted."""
+    if claim.problem is None:
+        return _identity(claim.source["spec"])
+    return {name: claim.status[name] for name in ("tenantId", "poolRef") if name in claim.status}

@@ -1,0 +1,94 @@
+"""Amounts of a pool's capacity: whole tokens per second, MiB of KV cache, and sequences.
+
+Both allocators count in these units, since extended resources of Kubernetes are whole numbers.
+A request is rounded up, a replica's capacity down.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
+from typing import Any, Final
+
+from controller.records import GROUP
+
+Amounts = tuple[int, int, int]
+"""Tokens per second, MiB, sequences."""
+NOTHING: Final[Amounts] = (0, 0, 0)
+FIELDS: Final = ("tokensPerSecond", "kvCacheGiB", "concurrency")
+"""As TokenPool and TokenEntitlement name them."""
+EXTENDED: Final = (
+    f"{GROUP}/tokens-per-second",
+    f"{GROUP}/kv-cache-mib",
+    f"{GROUP}/concurrency",
+)
+"""As resources of a node."""
+MIB_PER_GIB: Final = 1024
+_QUANTITY: Final = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?\d{1,3}))?"
+)
+_BINARY: Final = {f"{sign}i": 1024**power for power, sign in enumerate("KMGTPE", start=1)}
+_DECIMAL: Final = {sign: Fraction(10) ** (3 * power) for power, sign in enumerate("num kMGTPE", -3)}
+
+
+def parse_quantity(value: object) -> Fraction:
+    """The number that a Kubernetes quantity spells, such as "1k", "1.5Gi", "2e3" or 7.
+
+    Raises ValueError for anything else.
+    """
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        raise ValueError(f"not a quantity: {value!r}")
+    digits, binary, decimal, exponent = match.groups()
+    number = Fraction(digits)
+    if binary:
+        return number * _BINARY[binary]
+    return number * (_DECIMAL[decimal] if decimal else Fraction(10) ** int(exponent or 0))
+
+
+def amounts_of(resources: Mapping[str, Any]) -> Amounts:
+    """What stated resources require, rounded up; absent ones require nothing."""
+    rate, kv_gib, sequences = (resources.get(field) or 0 for field in FIELDS)
+    return ceil(rate), ceil(kv_gib * MIB_PER_GIB), ceil(sequences)
+
+
+def resources_of(amounts: Amounts) -> dict[str, int | float]:
+    """Amounts as an object's fields, without those that are 0."""
+    rate, kv_mib, sequences = amounts
+    kv_gib = kv_mib // MIB_PER_GIB if kv_mib % MIB_PER_GIB == 0 else kv_mib / MIB_PER_GIB
+    stated = zip(FIELDS, (rate, kv_gib, sequences), strict=True)
+    return {field: amount for field, amount in stated if amount}
+
+
+def add(one: Amounts, other: Amounts) -> Amounts:
+    """The sum, by dimension."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def subtract(one: Amounts, other: Amounts) -> Amounts:
+    """The difference, by dimension."""
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+
+
+def smaller(one: Amounts, other: Amounts) -> Amounts:
+    """The smaller amount of each dimension."""
+    return min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2])
+
+
+def within(one: Amounts, other: Amounts) -> bool:
+    """Whether no dimension is more than the other's."""
+    return one[0] <= other[0] and one[1] <= other[1] and one[2] <= other[2]
+
+
+def times(amounts: Amounts, count: int) -> Amounts:
+    """So many of it."""
+    return amounts[0] * count, amounts[1] * count, amounts[2] * count
+
+
+def only(amounts: Amounts, enforced: Amounts) -> Amounts:
+    """The amounts in dimensions where `enforced` is not 0, and 0 in others."""
+    return (
+        amounts[0] if enforced[0] else 0,
+        amounts[1] if enforced[1] else 0,
+        amounts[2] if enforced[2] else 0,
+    )

@@ -1,0 +1,121 @@
+"""Replicas of a pool: those that are ready, and those that it should have."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from controller.allocation import Seat, allocate, total
+from controller.objects import Pool
+from controller.quantity import Amounts, times
+from controller.records import BACKENDS, Call, Object, World
+from gateway.records.record import Record
+
+
+class Backend(Record, frozen=True, kw_only=True):
+    """What serves a pool, as it is now."""
+
+    ready: int
+    """Replicas."""
+    replicas: int | None = None
+    """As its scale subresource has them; None: it has none."""
+    selector: str = ""
+    """Of its pods; "" if unknown."""
+    missing: bool = False
+    """The object that the pool refers to is not there."""
+
+
+class Goal(Record, frozen=True, kw_only=True):
+    """How many replicas a pool should have."""
+
+    replicas: int
+    asked: int
+    """Before the bounds."""
+
+
+def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
+    """The backend of a pool. `engines`: the pods that an InferencePool may select."""
+    if pool.problem:
+        return Backend(ready=0)
+    if pool.backend is None:
+        assumed = pool.replicas
+        if assumed is None:
+            assumed = pool.bounds[0] if pool.bounds else 1
+        return Backend(ready=_bounded(assumed, pool))
+    found = world.backends.get(pool.backend)
+    if found is None:
+        return Backend(ready=0, missing=True)
+    spec, status = found.get("spec") or {}, found.get("status") or {}
+    if pool.backend[0] == "InferencePool":
+        labels = (spec.get("selector") or {}).get("matchLabels") or {}
+        ready = sum(1 for pod in engines if labels and _matches(pod, labels) and _is_ready(pod))
+        return Backend(ready=ready, selector=_selector({"matchLabels": labels}))
+    return Backend(
+        ready=status.get("readyReplicas") or 0,
+        replicas=spec.get("replicas", 1),
+        selector=status.get("hpaPodSelector") or _selector(spec.get("selector") or {}),
+    )
+
+
+def goal_of(pool: Pool, seats: Sequence[Seat], demand: Mapping[tuple[str, str], int]) -> Goal:
+    """Replicas for the demand of the gateways, and for every reserve that the bounds can hold."""
+    if pool.replicas is not None:
+        asked = pool.replicas
+    else:
+        asked = max(
+            _holding(pool, seats),
+            sum(
+                replicas
+                for (model, name), replicas in demand.items()
+                if model == pool.model and pool.gateway_pool in {"", name}
+            ),
+        )
+    return Goal(replicas=_bounded(asked, pool), asked=asked)
+
+
+def scale_calls(pool: Pool, backend: Backend, goal: Goal) -> Iterable[Call]:
+    """The change of the backend's scale, where the pool's bounds let the controller make one."""
+    if pool.bounds is None or pool.backend is None or backend.replicas in {None, goal.replicas}:
+        return
+    kind, name = pool.backend
+    body = {"spec": {"replicas": goal.replicas}}
+    yield Call(verb="patch_scale", resource=BACKENDS[kind], name=name, body=body)
+
+
+def _holding(pool: Pool, seats: Sequence[Seat]) -> int:
+    """Replicas that hold the reserves, of which no more count than the most replicas hold."""
+    wanted = total(seat.wanted for seat in seats)
+    if pool.bounds and _replicas(wanted, pool.per_replica) > pool.bounds[1]:
+        wanted = total(allocate(times(pool.per_replica, pool.bounds[1]), seats).granted.values())
+    return _replicas(wanted, pool.per_replica)
+
+
+def _replicas(wanted: Amounts, per_replica: Amounts) -> int:
+    pairs = zip(wanted, per_replica, strict=True)
+    return max((-(-amount // each) for amount, each in pairs if each), default=0)
+
+
+def _bounded(replicas: int, pool: Pool) -> int:
+    fewest, most = pool.bounds or (0, inf)
+    return int(min(max(replicas, fewest), most))
+
+
+def _matches(pod: Object, labels: Mapping[str, str]) -> bool:
+    return labels.items() <= (pod["metadata"].get("labels") or {}).items()
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _selector(selector: Mapping[str, Any]) -> str:
+    """A label selector as a query has it."""
+    terms = [f"{name}={value}" for name, value in (selector.get("matchLabels") or {}).items()]
+    for rule in selector.get("matchExpressions") or ():
+        key, operator = rule["key"], rule["operator"]
+        if operator in {"In", "NotIn"}:
+            terms.append(f"{key} {operator.lower()} ({','.join(rule['values'])})")
+        else:
+            terms.append(key if operator == "Exists" else f"!{key}")
+    return ",".join(terms)
