@@ -132,10 +132,10 @@ def read_pool(source: Object) -> Pool:
             problem = "spec.perReplica.concurrency: not a positive number; give a replica's slots"
         elif bounds and not 0 <= bounds[0] <= bounds[1]:
             problem = "spec.scaling: minReplicas is above maxReplicas; raise maxReplicas"
-        elif ref and (known := BACKENDS.get(ref["kind"])) is None:
+        elif ref and ref["kind"] not in BACKENDS:
             problem = f"spec.backendRef.kind: known are {', '.join(BACKENDS)}; choose one of them"
-        elif ref and ref.get("apiVersion", known.api_version) != known.api_version:
-            problem = f"spec.backendRef.apiVersion: {known.kind} is of {known.api_version}"
+        elif ref and ref["apiVersion"] != (known := BACKENDS[ref["kind"]].api_version):
+            problem = f"spec.backendRef.apiVersion: a {ref['kind']} is of {known}; write that"
         return Pool(
             name=name,
             source=source,

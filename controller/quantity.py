@@ -27,8 +27,8 @@ MIB_PER_GIB: Final = 1024
 _QUANTITY: Final = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?\d{1,3}))?"
 )
-_BINARY: Final = {f"{sign}i": 1024**power for power, sign in enumerate("KMGTPE", start=1)}
-_DECIMAL: Final = {sign: Fraction(10) ** (3 * power) for power, sign in enumerate("num kMGTPE", -3)}
+_BINARY: Final = {f"{sign}i": 1 << 10 * power for power, sign in enumerate("KMGTPE", start=1)}
+_DECIMAL: Final = {sign: Fraction(f"1e{3 * power}") for power, sign in enumerate("num kMGTPE", -3)}
 
 
 def parse_quantity(value: object) -> Fraction:
@@ -40,10 +40,11 @@ def parse_quantity(value: object) -> Fraction:
     if match is None:
         raise ValueError(f"not a quantity: {value!r}")
     digits, binary, decimal, exponent = match.groups()
-    number = Fraction(digits)
     if binary:
-        return number * _BINARY[binary]
-    return number * (_DECIMAL[decimal] if decimal else Fraction(10) ** int(exponent or 0))
+        scale = Fraction(_BINARY[binary])
+    else:
+        scale = _DECIMAL[decimal] if decimal else Fraction(f"1e{exponent or 0}")
+    return Fraction(digits) * scale
 
 
 def amounts_of(resources: Mapping[str, Any]) -> Amounts:

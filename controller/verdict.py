@@ -107,9 +107,8 @@ def judge(
         return Verdict(state="Bound", reason="NoReserve", message=claim.remark)
     reason, lease_pod = standing.reason, standing.lease_pod
     if standing.granted is None:
-        before = next((c for c in status.get("conditions") or () if c["type"] == "Bound"), {})
-        if reason == "Waits" and before.get("status") == "False" and before["reason"] in _LOST:
-            reason = before["reason"]
+        if reason == "Waits" and (last := _last_reason(status, "Bound")) in _LOST:
+            reason = last
         message = _waits(claim, pool, reason, standing.lacking)
         return Verdict(state=waiting, reason=reason, message=message, lease_pod=lease_pod)
     message = claim.remark
@@ -235,6 +234,12 @@ def _conditions(
     return result
 
 
+def _last_reason(status: Mapping[str, Any], kind: str) -> str:
+    """The reason of a condition as last written; "" if it never was."""
+    reasons = (each["reason"] for each in status.get("conditions") or () if each["type"] == kind)
+    return next(reasons, "")
+
+
 def _stamp(unix_s: float) -> str:
     return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -260,7 +265,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 def entitlement_events(claim: Claim, verdict: Verdict) -> Iterator[EventNote]:
     """What changed for an entitlement. Of a pool that is not ready, the pool's own event tells."""
     status = claim.status
-    last = next((c["reason"] for c in status.get("conditions") or () if c["type"] == "Bound"), "")
+    last = _last_reason(status, "Bound")
     if (status.get("state"), last) == (verdict.state, verdict.reason) or "PoolNotReady" in {
         last,
         verdict.reason,
@@ -281,9 +286,7 @@ def pool_events(
     pool: Pool, readiness: Readiness, goal: Goal, backend: Backend
 ) -> Iterator[EventNote]:
     """What changed for a pool."""
-    conditions = (pool.source.get("status") or {}).get("conditions") or ()
-    last = next((c["reason"] for c in conditions if c["type"] == "Ready"), "")
-    if last != readiness.reason:
+    if _last_reason(pool.source.get("status") or {}, "Ready") != readiness.reason:
         yield EventNote(
             regarding=pool.source,
             kind="Normal" if readiness.ready else "Warning",

@@ -230,18 +230,17 @@ def delete_call(pod: Object) -> Call:
 def node_calls(world: World, pool: Pool, capacity: Amounts) -> tuple[list[Call], float]:
     """The changes of a pool's virtual node, and when its heartbeat is due."""
     name = node_name(world.namespace, pool.name)
-    node = world.nodes.get(name)
+    node: Object | None = world.nodes.get(name)
     labels = {POOL_LABEL: pool_label(world.namespace, pool.name), NO_BALANCER: "true"}
     calls, now = [], datetime.fromtimestamp(int(world.now_unix_s), UTC)
     if node is None:
-        body = {
+        node = {
             "apiVersion": NODES.api_version,
             "kind": NODES.kind,
             "metadata": {"name": name, "labels": labels},
             "spec": {"taints": [TAINT]},
         }
-        calls.append(Call(verb="create", resource=NODES, name=name, body=body))
-        node = body
+        calls.append(Call(verb="create", resource=NODES, name=name, body=node))
     elif patch := _identity_patch(node, labels):
         calls.append(Call(verb="patch", resource=NODES, name=name, body=patch))
     status, stamp = node.get("status") or {}, now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -264,7 +263,7 @@ def node_calls(world: World, pool: Pool, capacity: Amounts) -> tuple[list[Call],
         if not same:
             patch[part] = merge_patch(ours, wanted)
     conditions = status.get("conditions") or []
-    last = next((each for each in conditions if each["type"] == "Ready"), {})
+    last: Object = next((each for each in conditions if each["type"] == "Ready"), {})
     beat_s = _unix_s(last.get("lastHeartbeatTime"))
     ready = last.get("status") == "True"
     if patch or not ready or world.now_unix_s >= beat_s + HEARTBEAT_S:
