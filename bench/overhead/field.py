@@ -179,6 +179,8 @@ MAKERS: Final[dict[str, Make]] = {
     "nginx": nginx,
     "litellm": litellm,
 }
+if OLD := os.environ.get("SLUICE_BENCH_OLD"):  # a checkout, or a folder with a compiled one
+    MAKERS["sluice, older"] = partial(sluice, env={"PYTHONPATH": OLD, "PYTHONSAFEPATH": "1"})
 CACHE_AWARE: Final = {
     name: partial(router_command, name, policy="cache_aware")
     for name in ("sglang-router", "vllm-router")
