@@ -5,13 +5,13 @@ check them here again, whatever was in the cluster before a definition, and whoe
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec.structs import replace
 from pydantic import ValidationError
 
-from controller.quantity import FIELDS, MIB_PER_GIB, NOTHING, Amounts, amounts_of
+from controller.allocation import Seat
+from controller.quantity import FIELDS, MIB_PER_GIB, NOTHING, Amounts, amounts_of, only
 from controller.records import BACKENDS, Object
 from gateway.admission.entitlement_terms import BadTerms, ModelShape, instant, terms_from
 from gateway.records.entitlement import CLASSES, RESERVING
@@ -34,6 +34,7 @@ _PATHS: Final = {
 """Field of an entitlement in the gateway -> where a TokenEntitlement has it."""
 _NAMES: Final = re.compile(rf"\b({'|'.join(sorted(set(_PATHS) - {'name', 'tenant'}))})\b")
 """Which in the gateway's words have to be said as the object has them."""
+_IDENTITY: Final = ("tenantId", "poolRef")
 _BASELINE: Final = dict(
     zip(FIELDS, ("tokens_per_second", "kv_cache_gib", "concurrency"), strict=True)
 )
@@ -103,11 +104,18 @@ class Claim(Record, frozen=True, kw_only=True):
         """Whether its class takes a place in the pool."""
         return self.reserving or self.service_class == "elastic"
 
-    def without(self, digests: Collection[str], owner: str) -> "Claim":
-        """The claim without keys that open another entitlement."""
-        left = tuple(digest for digest in self.digests if digest not in digests)
-        remark = f"a key of it opens TokenEntitlement {owner}; give it one of its own"
-        return replace(self, digests=left, remark="; ".join(filter(None, (self.remark, remark))))
+    def seat(self, pool: Pool, held: Amounts | None, *, moving: bool = False) -> Seat:
+        """Its place in a pool."""
+        if held and self.service_class == "guaranteed" and not held[2]:
+            held = None  # it was elastic; without sequences it could send nothing
+        return Seat(
+            name=self.name,
+            created=self.created,
+            reserving=self.reserving,
+            wanted=only(self.wanted, pool.per_replica),
+            held=None if held is None else only(held, pool.per_replica),
+            moving=moving,
+        )
 
     def in_force(self, now_unix_s: float) -> bool:
         """Whether it counts: accepted, not suspended, not expired."""
@@ -116,6 +124,12 @@ class Claim(Record, frozen=True, kw_only=True):
     def expired(self, now_unix_s: float) -> bool:
         """Whether it has ended."""
         return 0 < self.expires_unix_s <= now_unix_s
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What never changes of it, as its status has it: as first accepted."""
+        given = self.status if self.problem else self.source["spec"]
+        return {name: given[name] for name in _IDENTITY if name in given}
 
 
 def read_pool(source: Object) -> Pool:
@@ -130,10 +144,6 @@ def read_pool(source: Object) -> Pool:
         problem = ""
         if per_replica[2] < 1:
             problem = "spec.perReplica.concurrency: not a positive number; give a replica's slots"
-        elif bounds and not 0 <= bounds[0] <= bounds[1]:
-            problem = "spec.scaling: minReplicas is above maxReplicas; raise maxReplicas"
-        elif ref and ref["kind"] not in BACKENDS:
-            problem = f"spec.backendRef.kind: known are {', '.join(BACKENDS)}; choose one of them"
         elif ref and ref["apiVersion"] != (known := BACKENDS[ref["kind"]].api_version):
             problem = f"spec.backendRef.apiVersion: a {ref['kind']} is of {known}; write that"
         return Pool(
@@ -152,15 +162,37 @@ def read_pool(source: Object) -> Pool:
         return Pool(name=name, source=source, problem=problem)
 
 
+def created_of(source: Object) -> int:
+    """When an object was created, in Unix ms."""
+    return round(instant(source["metadata"].get("creationTimestamp")) * 1000)
+
+
 def read_claim(
-    source: Object, pool: Pool | None, digests: Mapping[str, Mapping[str, str]]
+    source: Object,
+    pools: Mapping[str, Pool],
+    digests: Mapping[str, Mapping[str, str]],
+    owners: dict[str, str],
 ) -> Claim:
     """A TokenEntitlement from its object; one that is not accepted says why in `problem`.
 
-    `digests`: of the keys, by Secret and entry.
+    `digests`: of keys, by Secret and entry. `owners`: who has which digest already; grows.
     """
-    spec, status = source.get("spec") or {}, source.get("status") or {}
-    pool_name = str((spec.get("poolRef") or {}).get("name", ""))
+    try:
+        pool = pools.get(source["spec"]["poolRef"]["name"])
+        return _read_claim(source, pool, digests, owners)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # it must not stop others
+        problem = "Invalid", f"spec: {error!r}; compare it with the definition of TokenEntitlement"
+        return Claim(name=source["metadata"]["name"], source=source, problem=problem)
+
+
+def _read_claim(
+    source: Object,
+    pool: Pool | None,
+    digests: Mapping[str, Mapping[str, str]],
+    owners: dict[str, str],
+) -> Claim:
+    spec, status = source["spec"], source.get("status") or {}
+    name: str = source["metadata"]["name"]
     fields = _fields(source, pool)
     problem = _problem(fields, pool) or _changed(spec, status)
     service_class = fields.get("service_class")
@@ -169,26 +201,28 @@ def read_claim(
         fields = {name: fields[name] for name in ("name", "model")} | {"tenant": tenant}
         if _problem(fields, pool) is not None:
             fields = {}
-    found, missing = [], []
-    for key in spec.get("keys") or ():
-        ref = key["secretRef"]
-        if digest := digests.get(ref["name"], {}).get(ref["key"]):
-            found.append(digest)
+    found, wrong = [], []
+    for ref in (key["secretRef"] for key in spec.get("keys") or ()):
+        digest = digests.get(ref["name"], {}).get(ref["key"])
+        if digest is None:
+            wrong.append(f"no key in entry {ref['key']} of Secret {ref['name']}; put one there")
+        elif (owner := owners.setdefault(digest, name)) != name:
+            wrong.append(f"its key opens TokenEntitlement {owner} already; give it another one")
         else:
-            missing.append(f"entry {ref['key']} of Secret {ref['name']}")
+            found.append(digest)
     return Claim(
-        name=source["metadata"]["name"],
+        name=name,
         source=source,
-        created=round(instant(source["metadata"].get("creationTimestamp")) * 1000),
+        created=created_of(source),
         service_class=str(service_class) if service_class in CLASSES else "elastic",
-        pool=pool_name,
+        pool=spec["poolRef"]["name"],
         fields=fields if pool is not None else {},
         wanted=NOTHING if problem else amounts_of(spec.get("resources") or {}),
         digests=tuple(dict.fromkeys(found)),
         expires_unix_s=0.0 if problem else instant(fields.get("expires_at")),
         suspended=bool(spec.get("suspend")),
         problem=problem,
-        remark=f"no key in {' and '.join(missing)}; put one there" if missing else "",
+        remark="; ".join(wrong),
     )
 
 
@@ -244,25 +278,8 @@ def _invalid(field: str, message: str, fix: str) -> tuple[str, str]:
 
 def _changed(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str] | None:
     """Whether it is another one's than the one first accepted."""
-    for field in ("tenantId", "poolRef"):
-        if field in status and status[field] != _identity(spec)[field]:
-            message = (
-                f"spec.{field}: it cannot change; undo it, or delete the object and create it anew"
-            )
-            return "ImmutableFieldChanged", message
+    for field in _IDENTITY:
+        if status.get(field, spec.get(field)) != spec.get(field):
+            fix = "undo it, or delete the object and create it anew"
+            return "ImmutableFieldChanged", f"spec.{field}: it cannot change; {fix}"
     return None
-
-
-def _identity(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a TokenEntitlement never changes, as its status has it."""
-    return {
-        "tenantId": spec["tenantId"],
-        "poolRef": {"name": (spec.get("poolRef") or {}).get("name")},
-    }
-
-
-def identity_of(claim: Claim) -> dict[str, Any]:
-    """What a claim's status says of its identity: as first accepted."""
-    if claim.problem is None:
-        return _identity(claim.source["spec"])
-    return {name: claim.status[name] for name in ("tenantId", "poolRef") if name in claim.status}

@@ -11,11 +11,11 @@ from typing import Literal
 
 from controller import verdict, virtual_node
 from controller.allocation import Seat, allocate, total
-from controller.objects import Claim, Pool, read_claim, read_pool
-from controller.quantity import NOTHING, Amounts, amounts_of, only, times
+from controller.objects import Claim, Pool, created_of, read_claim, read_pool
+from controller.quantity import Amounts, amounts_of, times
 from controller.records import TOKEN_ENTITLEMENTS, TOKEN_POOLS, Call, EventNote, Plan, World
 from controller.scaling import Backend, backend_of, goal_of, scale_calls
-from controller.verdict import Readiness, Standing, Verdict
+from controller.verdict import Readiness, Standing
 from gateway.records.record import Record
 from gateway.records.tenancy import ClusterEntitlement
 
@@ -39,22 +39,22 @@ def plan(world: World, settings: Settings) -> Plan:
         for pod in world.pods.values()
         if virtual_node.POD_LABEL not in (pod["metadata"].get("labels") or {})
     ]
-    draft = _Draft(world, settings)
+    draft = _Draft(world, virtual=settings.allocator == "virtual-node")
     for name, pool in pools.items():
         draft.add_pool(pool, backend_of(pool, world, engines), by_pool.pop(name, {}))
     for name, orphans in by_pool.items():
         for claim in orphans.values():
             draft.add_claim(claim, None, verdict.no_pool(name), None)
-    draft.take_leftovers(pools, claims)
-    return draft.finish()
+    return draft.finish(pools, claims)
 
 
 class _Draft:
     """A plan while it is made, pool by pool."""
 
-    def __init__(self, world: World, settings: Settings) -> None:
+    def __init__(self, world: World, *, virtual: bool) -> None:
         self._world = world
-        self._virtual = settings.allocator == "virtual-node"
+        self._virtual = virtual
+        self._pods = virtual_node.lease_pods(world)
         self._due_unix_s: list[float] = []
         self._nodes: list[Call] = []
         self._leases: list[Call] = []
@@ -65,53 +65,34 @@ class _Draft:
 
     def add_pool(self, pool: Pool, backend: Backend, claims: Mapping[str, Claim]) -> None:
         """Add a pool, and all that name it."""
-        world, readiness = self._world, verdict.readiness_of(pool, backend)
-        capacity = times(pool.per_replica, backend.ready)
-        seated = {
-            name: claim
-            for name, claim in claims.items()
-            if claim.seated and claim.in_force(world.now_unix_s)
-        }
-        standings: dict[str, Standing] = {}
+        readiness = verdict.readiness_of(pool, backend)
+        seated = {name: claim for name, claim in claims.items() if self._takes_place(claim)}
         seats = [_seat(claim, pool) for claim in seated.values()]
-        if self._virtual:
-            calls, due_unix_s = virtual_node.node_calls(world, pool, capacity)
-            self._nodes += calls
-            self._due_unix_s.append(due_unix_s)
-            if readiness.ready:
-                standings, calls = virtual_node.lease_plan(world, pool, seated, capacity)
-                self._leases += calls
-        elif readiness.ready:
-            standings = _standings(seats, capacity)
-        bound, allocated = 0, []
-        for name, claim in claims.items():
-            standing = standings.get(name)
-            if self.add_claim(claim, pool, readiness, standing).bound:
-                bound += 1
-                allocated.append((standing and standing.granted) or NOTHING)
-        goal = goal_of(pool, seats, world.demand)
+        standings = self._standings(pool, backend, seated, seats)
+        bound = [
+            name
+            for name, claim in claims.items()
+            if self.add_claim(claim, pool, readiness, standings.get(name))
+        ]
+        granted = (standings[name].granted for name in bound if name in standings)
+        goal = goal_of(pool, seats, self._world.demand)
         status = verdict.pool_status(
             pool,
             backend,
-            readiness,
             goal,
-            capacity=capacity,
-            allocated=total(allocated),
-            entitlements=(len(claims), bound),
-            now_unix_s=world.now_unix_s,
+            allocated=total(filter(None, granted)),
+            total=len(claims),
+            bound=len(bound),
+            now_unix_s=self._world.now_unix_s,
         )
         self._statuses += verdict.status_calls(TOKEN_POOLS, pool.source, status)
-        self._events += verdict.pool_events(pool, readiness, goal, backend)
+        self._events += verdict.pool_events(pool, backend, goal)
         self._scales += scale_calls(pool, backend, goal)
 
     def add_claim(
-        self,
-        claim: Claim,
-        pool: Pool | None,
-        readiness: Readiness,
-        standing: Standing | None,
-    ) -> Verdict:
-        """Add an entitlement, of a pool or of none that is there."""
+        self, claim: Claim, pool: Pool | None, readiness: Readiness, standing: Standing | None
+    ) -> bool:
+        """Add an entitlement, of a pool or of none that is there. Returns whether it is bound."""
         now_unix_s = self._world.now_unix_s
         result = verdict.judge(claim, pool, readiness, standing, now_unix_s)
         status = verdict.entitlement_status(claim, readiness, result, now_unix_s)
@@ -122,24 +103,41 @@ class _Draft:
         if pool is not None and claim.fields:
             namespace = self._world.namespace
             self._published[claim.name] = verdict.published(claim, pool, result, namespace)
-        return result
+        return result.state == "Bound"
 
-    def take_leftovers(self, pools: Mapping[str, Pool], claims: Sequence[Claim]) -> None:
-        """Remove nodes and pods that nothing stands behind any more."""
+    def finish(self, pools: Mapping[str, Pool], claims: Sequence[Claim]) -> Plan:
+        """The whole plan, once all pools and claims were added."""
+        leases = self._leases
         if self._virtual:
-            now_unix_s = self._world.now_unix_s
-            seated = (c for c in claims if c.seated and c.in_force(now_unix_s) and c.pool in pools)
-            calls = tuple(virtual_node.leftover_calls(self._world, pools, seated))
-            self._leases = [*calls, *self._leases]
-
-    def finish(self) -> Plan:
-        """The whole plan."""
+            seated = (c for c in claims if c.pool in pools and self._takes_place(c))
+            left = virtual_node.leftover_calls(self._world, pools, seated, self._pods)
+            leases = [*left, *leases]
         return Plan(
-            calls=(*self._nodes, *self._leases, *self._statuses, *self._scales),
+            calls=(*self._nodes, *leases, *self._statuses, *self._scales),
             entitlements=self._published,
             events=tuple(self._events),
             next_unix_s=min(self._due_unix_s, default=None),
         )
+
+    def _takes_place(self, claim: Claim) -> bool:
+        return claim.seated and claim.in_force(self._world.now_unix_s)
+
+    def _standings(
+        self, pool: Pool, backend: Backend, claims: Mapping[str, Claim], seats: Sequence[Seat]
+    ) -> dict[str, Standing]:
+        """By the allocator; {} while the pool has no ready replica, when nothing is given up."""
+        capacity = times(pool.per_replica, backend.ready)
+        if self._virtual:
+            calls, due_unix_s = virtual_node.node_calls(self._world, pool, capacity)
+            self._nodes += calls
+            self._due_unix_s.append(due_unix_s)
+        if not backend.ready:
+            return {}
+        if not self._virtual:
+            return _allocated(capacity, seats)
+        standings, calls = virtual_node.lease_plan(self._world, pool, claims, capacity, self._pods)
+        self._leases += calls
+        return standings
 
 
 def _read_claims(world: World, pools: Mapping[str, Pool]) -> list[Claim]:
@@ -147,38 +145,22 @@ def _read_claims(world: World, pools: Mapping[str, Pool]) -> list[Claim]:
 
     A key opens one entitlement: the oldest of those that name it.
     """
-    claims = []
-    for source in world.entitlements.values():
-        if "deletionTimestamp" not in source["metadata"]:
-            ref = (source.get("spec") or {}).get("poolRef") or {}
-            claims.append(read_claim(source, pools.get(ref.get("name", "")), world.digests))
-    claims.sort(key=lambda claim: (claim.created, claim.name))
+    present = [
+        it for it in world.entitlements.values() if "deletionTimestamp" not in it["metadata"]
+    ]
+    present.sort(key=lambda source: (created_of(source), source["metadata"]["name"]))
     owners: dict[str, str] = {}
-    for at, claim in enumerate(claims):
-        taken = [d for d in claim.digests if owners.setdefault(d, claim.name) != claim.name]
-        if taken:
-            claims[at] = claim.without(taken, owners[taken[0]])
-    return claims
+    return [read_claim(source, pools, world.digests, owners) for source in present]
 
 
 def _seat(claim: Claim, pool: Pool) -> Seat:
     """A claim's seat: what it holds is what its status says."""
-    held = None
-    if (allocated := claim.status.get("allocated")) is not None:
-        held = only(amounts_of(allocated), pool.per_replica)
-        if claim.service_class == "guaranteed" and not held[2]:
-            held = None  # it was elastic; without sequences it could send nothing
-    return Seat(
-        name=claim.name,
-        created=claim.created,
-        reserving=claim.reserving,
-        wanted=only(claim.wanted, pool.per_replica),
-        held=held,
-    )
+    allocated = claim.status.get("allocated")
+    return claim.seat(pool, None if allocated is None else amounts_of(allocated))
 
 
-def _standings(seats: Sequence[Seat], capacity: Amounts) -> dict[str, Standing]:
-    """What the internal allocator gives."""
+def _allocated(capacity: Amounts, seats: Sequence[Seat]) -> dict[str, Standing]:
+    """By the internal allocator."""
     result, standings = allocate(capacity, seats), {}
     for seat in seats:
         granted = result.granted.get(seat.name)

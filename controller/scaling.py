@@ -29,7 +29,7 @@ class Goal(Record, frozen=True, kw_only=True):
 
     replicas: int
     asked: int
-    """Before the bounds."""
+    """For all that is wanted, whatever the bounds."""
 
 
 def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
@@ -47,7 +47,7 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
     spec, status = found.get("spec") or {}, found.get("status") or {}
     if pool.backend[0] == "InferencePool":
         labels = (spec.get("selector") or {}).get("matchLabels") or {}
-        ready = sum(1 for pod in engines if labels and _matches(pod, labels) and _is_ready(pod))
+        ready = sum(1 for pod in engines if labels and _serves(pod, labels))
         return Backend(ready=ready, selector=_selector({"matchLabels": labels}))
     return Backend(
         ready=status.get("readyReplicas") or 0,
@@ -59,17 +59,18 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
 def goal_of(pool: Pool, seats: Sequence[Seat], demand: Mapping[tuple[str, str], int]) -> Goal:
     """Replicas for the demand of the gateways, and for every reserve that the bounds can hold."""
     if pool.replicas is not None:
-        asked = pool.replicas
-    else:
-        asked = max(
-            _holding(pool, seats),
-            sum(
-                replicas
-                for (model, name), replicas in demand.items()
-                if model == pool.model and pool.gateway_pool in {"", name}
-            ),
-        )
-    return Goal(replicas=_bounded(asked, pool), asked=asked)
+        return Goal(replicas=_bounded(pool.replicas, pool), asked=pool.replicas)
+    served = sum(
+        replicas
+        for (model, name), replicas in demand.items()
+        if model == pool.model and pool.gateway_pool in {"", name}
+    )
+    wanted = total(seat.wanted for seat in seats)
+    asked = holding = _replicas(wanted, pool.per_replica)
+    if pool.bounds and holding > pool.bounds[1]:  # those that never fit count for nothing
+        most = times(pool.per_replica, pool.bounds[1])
+        holding = _replicas(total(allocate(most, seats).granted.values()), pool.per_replica)
+    return Goal(replicas=_bounded(max(holding, served), pool), asked=max(asked, served))
 
 
 def scale_calls(pool: Pool, backend: Backend, goal: Goal) -> Iterable[Call]:
@@ -79,14 +80,6 @@ def scale_calls(pool: Pool, backend: Backend, goal: Goal) -> Iterable[Call]:
     kind, name = pool.backend
     body = {"spec": {"replicas": goal.replicas}}
     yield Call(verb="patch_scale", resource=BACKENDS[kind], name=name, body=body)
-
-
-def _holding(pool: Pool, seats: Sequence[Seat]) -> int:
-    """Replicas that hold the reserves, of which no more count than the most replicas hold."""
-    wanted = total(seat.wanted for seat in seats)
-    if pool.bounds and _replicas(wanted, pool.per_replica) > pool.bounds[1]:
-        wanted = total(allocate(times(pool.per_replica, pool.bounds[1]), seats).granted.values())
-    return _replicas(wanted, pool.per_replica)
 
 
 def _replicas(wanted: Amounts, per_replica: Amounts) -> int:
@@ -99,14 +92,12 @@ def _bounded(replicas: int, pool: Pool) -> int:
     return int(min(max(replicas, fewest), most))
 
 
-def _matches(pod: Object, labels: Mapping[str, str]) -> bool:
-    return labels.items() <= (pod["metadata"].get("labels") or {}).items()
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
+def _serves(pod: Object, labels: Mapping[str, str]) -> bool:
+    """Whether a pod has these labels, and is ready."""
+    metadata, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or ()
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and "deletionTimestamp" not in pod["metadata"]
+    alike = labels.items() <= (metadata.get("labels") or {}).items()
+    return ready and alike and "deletionTimestamp" not in metadata
 
 
 def _selector(selector: Mapping[str, Any]) -> str:

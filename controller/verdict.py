@@ -1,26 +1,30 @@
-"""What an entitlement and a pool are told: their status, and the events of what changed."""
+"""What entitlements and pools are told: status, conditions, and events of what changed.
+
+A message names no amount that changes with every neighbour: a status is written only where it
+differs, and one that waits would be written with every change of the pool.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from controller.objects import Claim, Pool, granted_fields, identity_of
-from controller.quantity import FIELDS, Amounts, only, resources_of
+from controller.objects import Claim, Pool, granted_fields
+from controller.quantity import FIELDS, Amounts, only, resources_of, times
 from controller.records import Call, EventNote, Object, Resource
 from controller.scaling import Backend, Goal
 from gateway.records.record import Record
 from gateway.records.tenancy import ClusterEntitlement
 
-State = Literal["Bound", "Degraded", "Pending", "Expired"]
-_LOST: Final = frozenset({"Preempted", "CapacityShrunk", "LeaseLost"})
-"""Reasons that stay while what was lost is waited for."""
-_WAITS: Final = {
-    "Waits": "",
+_LOST: Final = {
     "Preempted": "its place was taken for one that is guaranteed; ",
     "CapacityShrunk": "the pool shrank below what was allocated; ",
     "LeaseLost": "its lease pod was preempted, evicted or deleted; ",
-    "GrowthWaits": "it keeps what it had; ",
 }
+"""Reasons that stay while the place is waited for, in words."""
+_QUIET: Final = frozenset({"PoolNotReady", "Scheduling"})
+"""Reasons without events: the pool has one of its own, and schedulers take milliseconds."""
+_NORMAL: Final = frozenset({"Allocated", "NoReserve", "Suspended", "Expired", "ReplicasReady"})
+"""Reasons of events that ask for nothing."""
 
 
 class Readiness(Record, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class Standing(Record, frozen=True, kw_only=True):
 
     granted: Amounts | None
     """None: it has no place. Amounts are of the dimensions that the pool enforces."""
-    reason: str = "Allocated"
+    reason: str
     lacking: Sequence[int] = ()
     """Dimensions in which the pool has too little left for the rest."""
     lease_pod: str = ""
@@ -45,18 +49,13 @@ class Standing(Record, frozen=True, kw_only=True):
 class Verdict(Record, frozen=True, kw_only=True):
     """What follows for one entitlement."""
 
-    state: State
+    state: Literal["Bound", "Degraded", "Pending", "Expired"]
     reason: str
     """Of its condition Bound."""
     message: str = ""
     allocated: Mapping[str, Any] | None = None
     """None: nothing is set aside."""
     lease_pod: str = ""
-
-    @property
-    def bound(self) -> bool:
-        """Whether its requests are served."""
-        return self.state == "Bound"
 
 
 def readiness_of(pool: Pool, backend: Backend) -> Readiness:
@@ -85,9 +84,9 @@ def judge(
     standing: Standing | None,
     now_unix_s: float,
 ) -> Verdict:
-    """The verdict on a claim. `standing` None: it holds nothing, and needs nothing."""
+    """The verdict on a claim. `standing` None: its class takes no place in the pool."""
     status = claim.status
-    waiting: State = "Degraded" if "boundAt" in status else "Pending"
+    waiting: Literal["Degraded", "Pending"] = "Degraded" if "boundAt" in status else "Pending"
     if claim.expired(now_unix_s):
         message = "it has ended; set spec.expiresAt to a later time, or delete it"
         return Verdict(state="Expired", reason="Expired", message=message)
@@ -95,7 +94,7 @@ def judge(
         return Verdict(state="Pending", reason="NotAccepted", message=claim.problem[1])
     if claim.suspended:
         return Verdict(state="Pending", reason="Suspended", message="spec.suspend is true")
-    if pool is None or not readiness.ready:
+    if pool is None or not readiness.ready:  # its place is kept for when the pool is back
         return Verdict(
             state=waiting,
             reason="PoolNotReady",
@@ -105,92 +104,86 @@ def judge(
         )
     if standing is None:
         return Verdict(state="Bound", reason="NoReserve", message=claim.remark)
-    reason, lease_pod = standing.reason, standing.lease_pod
-    if standing.granted is None:
-        if reason == "Waits" and (last := _last_reason(status, "Bound")) in _LOST:
-            reason = last
-        message = _waits(claim, pool, reason, standing.lacking)
-        return Verdict(state=waiting, reason=reason, message=message, lease_pod=lease_pod)
-    message = claim.remark
-    if reason == "GrowthWaits":
-        message = _waits(claim, pool, reason, standing.lacking)
-    allocated = _allocated(claim, pool, standing.granted)
+    reason, message = standing.reason, claim.remark
+    if reason in {"Waits", "Scheduling"} and (last := _last_reason(status, "Bound")) in _LOST:
+        reason = last
+    if reason != "Allocated":
+        message = f"{_LOST.get(reason, '')}{_lack(claim, pool, standing.lacking)}"
+    bound, granted = standing.granted is not None, standing.granted
     return Verdict(
-        state="Bound", reason=reason, message=message, allocated=allocated, lease_pod=lease_pod
+        state="Bound" if bound else waiting,
+        reason=reason,
+        message=message,
+        allocated=None if granted is None else _allocated(claim, pool, granted),
+        lease_pod=standing.lease_pod,
     )
 
 
 def _allocated(claim: Claim, pool: Pool, granted: Amounts) -> dict[str, Any]:
     """Resources as stated, or, where more is waited for, what was granted of them."""
     stated = claim.source["spec"].get("resources") or {}
-    partly, enforced = resources_of(granted), only(claim.wanted, pool.per_replica)
-    pairs = zip(FIELDS, enforced, granted, strict=True)
-    allocated = {f: stated.get(f) if full == has else partly.get(f) for f, full, has in pairs}
+    partly, wanted = resources_of(granted), only(claim.wanted, pool.per_replica)
+    triples = zip(FIELDS, wanted, granted, strict=True)
+    allocated = {f: stated.get(f) if full == has else partly.get(f) for f, full, has in triples}
     return {field: amount for field, amount in allocated.items() if amount}
 
 
-def _waits(claim: Claim, pool: Pool, reason: str, lacking: Sequence[int]) -> str:
-    """Why something waits. It names no free amounts, which change with every neighbour."""
+def _lack(claim: Claim, pool: Pool, lacking: Sequence[int]) -> str:
     if not lacking:
-        return f"{_WAITS[reason]}it waits for the scheduler to bind its lease pod"
-    wanted = resources_of(claim.wanted)
-    asked = " and ".join(f"{FIELDS[at]} {wanted[FIELDS[at]]:g}" for at in lacking)
-    lower = " and ".join(f"resources.{FIELDS[at]}" for at in lacking)
-    few = f"pool {pool.name} has too little left of {asked}"
-    return f"{_WAITS[reason]}{few}; add replicas, or lower {lower}"
+        return "it waits for the scheduler to bind its lease pod"
+    wanted, fields = resources_of(claim.wanted), [FIELDS[at] for at in lacking]
+    asked = " and ".join(f"{field} {wanted[field]:.15g}" for field in fields)
+    lower = " and ".join(f"resources.{field}" for field in fields)
+    return f"pool {pool.name} has too little left for {asked}; add replicas, or lower {lower}"
 
 
 def entitlement_status(
     claim: Claim, readiness: Readiness, verdict: Verdict, now_unix_s: float
 ) -> dict[str, Any]:
     """The whole status that follows."""
-    now, before = _stamp(now_unix_s), claim.status
+    now, before = stamp(now_unix_s), claim.status
+    bound, ended = verdict.state == "Bound", verdict.state == "Expired"
     accepted = claim.problem or ("KeyMissing" if claim.remark else "Accepted", claim.remark)
-    ended = verdict.state == "Expired"
     facts = (
         ("Accepted", claim.problem is None, *accepted),
         ("PoolReady", readiness.ready, readiness.reason, readiness.message),
-        ("Bound", verdict.bound, verdict.reason, verdict.message),
+        ("Bound", bound, verdict.reason, verdict.message),
         ("Expired", ended, "Ended" if ended else "InTime", ""),
     )
     generation = claim.source["metadata"].get("generation", 0)
-    status: dict[str, Any] = {
+    optional = {
+        "message": verdict.message or None,
+        "boundAt": before.get("boundAt", now if bound else None),
+        "allocated": verdict.allocated,
+        "leasePod": verdict.lease_pod or None,
+    }
+    return {
         "observedGeneration": generation,
         "state": verdict.state,
         "conditions": _conditions(before, facts, generation, now),
-        **identity_of(claim),
+        **claim.identity,
+        **{name: value for name, value in optional.items() if value is not None},
     }
-    if verdict.message:
-        status["message"] = verdict.message
-    if verdict.bound or "boundAt" in before:
-        status["boundAt"] = before.get("boundAt", now)
-    if verdict.allocated is not None:
-        status["allocated"] = verdict.allocated
-    if verdict.lease_pod:
-        status["leasePod"] = verdict.lease_pod
-    return status
 
 
 def pool_status(
     pool: Pool,
     backend: Backend,
-    readiness: Readiness,
     goal: Goal,
     *,
-    capacity: Amounts,
     allocated: Amounts,
-    entitlements: tuple[int, int],
+    total: int,
+    bound: int,
     now_unix_s: float,
 ) -> dict[str, Any]:
-    """The whole status that follows. `entitlements`: all that name the pool, and the bound ones."""
+    """The whole status that follows. `total` and `bound`: entitlements that name the pool."""
+    readiness = readiness_of(pool, backend)
     facts = [("Ready", readiness.ready, readiness.reason, readiness.message)]
     if pool.bounds:
-        limited = goal.replicas != goal.asked
-        reason = "TooManyAsked" if goal.asked > goal.replicas else "TooFewAsked"
-        message = f"{goal.asked} asked, {pool.bounds[0]} to {pool.bounds[1]} allowed"
-        facts.append(
-            ("ScalingLimited", limited, reason if limited else "WithinBounds", message * limited)
-        )
+        limited = goal.asked > pool.bounds[1]
+        reason = "TooManyReplicas" if limited else "WithinBounds"
+        message = f"it would take {goal.asked} replicas; raise scaling.maxReplicas" * limited
+        facts.append(("ScalingLimited", limited, reason, message))
     generation = pool.source["metadata"].get("generation", 0)
     before = pool.source.get("status") or {}
     return {
@@ -198,16 +191,16 @@ def pool_status(
         "replicas": backend.ready,
         "desiredReplicas": goal.replicas,
         "selector": backend.selector,
-        "capacity": _measured(capacity, pool.per_replica),
-        "allocated": _measured(allocated, pool.per_replica),
-        "entitlements": {"total": entitlements[0], "bound": entitlements[1]},
-        "conditions": _conditions(before, facts, generation, _stamp(now_unix_s)),
+        "capacity": _measured(times(pool.per_replica, backend.ready), pool),
+        "allocated": _measured(allocated, pool),
+        "entitlements": {"total": total, "bound": bound},
+        "conditions": _conditions(before, facts, generation, stamp(now_unix_s)),
     }
 
 
-def _measured(amounts: Amounts, enforced: Amounts) -> dict[str, Any]:
-    stated = resources_of(amounts)
-    return {f: stated.get(f, 0) for f, each in zip(FIELDS, enforced, strict=True) if each}
+def _measured(amounts: Amounts, pool: Pool) -> dict[str, Any]:
+    stated, enforced = resources_of(amounts), zip(FIELDS, pool.per_replica, strict=True)
+    return {field: stated.get(field, 0) for field, each in enforced if each}
 
 
 def _conditions(
@@ -216,31 +209,21 @@ def _conditions(
     generation: int,
     now: str,
 ) -> list[dict[str, Any]]:
+    """Conditions of (type, whether true, reason, message). The time is of the last transition."""
     known = {condition["type"]: condition for condition in before.get("conditions") or ()}
     result = []
     for kind, true, reason, message in facts:
         status, last = "True" if true else "False", known.get(kind, {})
+        condition = {"type": kind, "status": status, "observedGeneration": generation}
         since = last["lastTransitionTime"] if last.get("status") == status else now
         result.append(
-            {
-                "type": kind,
-                "status": status,
-                "observedGeneration": generation,
-                "lastTransitionTime": since,
-                "reason": reason,
-                "message": message,
-            }
+            {**condition, "lastTransitionTime": since, "reason": reason, "message": message}
         )
     return result
 
 
-def _last_reason(status: Mapping[str, Any], kind: str) -> str:
-    """The reason of a condition as last written; "" if it never was."""
-    reasons = (each["reason"] for each in status.get("conditions") or () if each["type"] == kind)
-    return next(reasons, "")
-
-
-def _stamp(unix_s: float) -> str:
+def stamp(unix_s: float) -> str:
+    """A time as objects have it."""
     return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -256,57 +239,53 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     patch: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge_patch(old, value) or old  # noqa: PLW2901
         if old != value:
-            both = isinstance(old, Mapping) and isinstance(value, Mapping)
-            patch[name] = merge_patch(old, value) if both else value  # type: ignore[arg-type]
+            patch[name] = value
     return patch
 
 
+def _last_reason(status: Mapping[str, Any], kind: str) -> str:
+    """The reason of a condition as last written; "" if it never was."""
+    reasons = (each["reason"] for each in status.get("conditions") or () if each["type"] == kind)
+    return next(reasons, "")
+
+
 def entitlement_events(claim: Claim, verdict: Verdict) -> Iterator[EventNote]:
-    """What changed for an entitlement. Of a pool that is not ready, the pool's own event tells."""
-    status = claim.status
-    last = _last_reason(status, "Bound")
-    if (status.get("state"), last) == (verdict.state, verdict.reason) or "PoolNotReady" in {
-        last,
-        verdict.reason,
-    }:
-        return
-    normal = verdict.reason in {"Allocated", "NoReserve", "Suspended", "Expired"}
-    allocated = verdict.allocated or {}
-    has = ", ".join(f"{field} {amount:g}" for field, amount in allocated.items())
-    yield EventNote(
-        regarding=claim.source,
-        kind="Normal" if normal else "Warning",
-        reason=verdict.reason,
-        message=verdict.message or (f"it has {has}" if has else "it is served"),
-    )
+    """What changed for an entitlement. That its pool is away or back, the pool's events tell."""
+    last = _last_reason(claim.status, "Bound")
+    changed = (claim.status.get("state"), last) != (verdict.state, verdict.reason)
+    if changed and verdict.reason not in _QUIET and last != "PoolNotReady":
+        has = ", ".join(f"{name} {value:.15g}" for name, value in (verdict.allocated or {}).items())
+        yield _event(claim.source, verdict.reason, verdict.message or f"it has {has or 'the rest'}")
 
 
-def pool_events(
-    pool: Pool, readiness: Readiness, goal: Goal, backend: Backend
-) -> Iterator[EventNote]:
+def pool_events(pool: Pool, backend: Backend, goal: Goal) -> Iterator[EventNote]:
     """What changed for a pool."""
+    readiness = readiness_of(pool, backend)
     if _last_reason(pool.source.get("status") or {}, "Ready") != readiness.reason:
-        yield EventNote(
-            regarding=pool.source,
-            kind="Normal" if readiness.ready else "Warning",
-            reason=readiness.reason,
-            message=readiness.message or f"{backend.ready} of {goal.replicas} replicas are ready",
-        )
+        ready = f"{backend.ready} of {goal.replicas} replicas are ready"
+        yield _event(pool.source, readiness.reason, readiness.message or ready)
+
+
+def _event(regarding: Object, reason: str, message: str) -> EventNote:
+    kind: Literal["Normal", "Warning"] = "Normal" if reason in _NORMAL else "Warning"
+    return EventNote(regarding=regarding, kind=kind, reason=reason, message=message)
 
 
 def published(claim: Claim, pool: Pool, verdict: Verdict, namespace: str) -> ClusterEntitlement:
-    """What gateways hold of a claim. Who is suspended or expired is refused by that alone."""
-    seated = claim.seated and verdict.allocated is not None
-    verdicts: dict[str, Literal["", "pending", "degraded"]]
+    """What gateways hold of a claim. One that is suspended or expired is refused for that alone."""
+    verdicts: dict[str, Literal["pending", "degraded"]]
     verdicts = {"Pending": "pending", "Degraded": "degraded"}
+    seated = verdict.allocated is not None
     return ClusterEntitlement(
         name=claim.name,
         fields=granted_fields(claim, pool, verdict.allocated or {}) if seated else claim.fields,
         digests=claim.digests,
         created=claim.created,
         verdict="" if verdict.reason == "Suspended" else verdicts.get(verdict.state, ""),
-        message="" if verdict.bound else verdict.message,
+        message="" if verdict.state == "Bound" else verdict.message,
         suspended=claim.suspended,
         source=f"TokenEntitlement {namespace}/{claim.name}",
         uid=claim.uid,
