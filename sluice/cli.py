@@ -45,6 +45,7 @@ def root(
 COMMANDS: Final = {
     "demo": "sluice.demo.command",
     "serve": "sluice.serve",
+    "controller": "sluice.controller",
     "check": "sluice.check",
     "compress": "sluice.compress.command",
     "schema": "sluice.schema",

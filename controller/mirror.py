@@ -1,0 +1,312 @@
+"""The controller's copy of its part of the cluster: lists, kept current by watches.
+
+Each collection is listed once and watched from there. A version that is too old (410) is listed
+anew, and so is every collection now and then, so that nothing missed stays missed. While the API
+is away the last set stays, and the age of the whole grows.
+
+Secrets are reduced as they arrive: of a key in clear text only its SHA-256 digest stays.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+import math
+import random
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from controller.kube import ApiFailure, Expired, Forbidden, KubeApi, NotFound
+from controller.records import (
+    BACKENDS,
+    NODES,
+    PODS,
+    SECRETS,
+    TOKEN_ENTITLEMENTS,
+    TOKEN_POOLS,
+    Object,
+    Resource,
+    World,
+)
+from controller.virtual_node import POD_LABEL, POOL_LABEL
+from gateway.records.record import Record
+
+WATCH_S: Final = 60
+"""Time limit of one watch. A dead connection is noticed soon after it."""
+SHORT_S: Final = 1.0
+"""After a watch that ended sooner than this there is a pause: a proxy may end each at once."""
+RESYNC_S: Final = 600.0
+"""Collections are listed anew so often, each up to a fifth sooner or later."""
+PAUSES_S: Final = (0.5, 30.0)
+"""Pause after a failure: the first and the longest."""
+PATIENCE: Final = 3
+"""After so many failures in a row a collection is listed, whatever its version."""
+NO_DEMAND: Final[Mapping[tuple[str, str], int]] = MappingProxyType({})
+_HEX: Final = re.compile("[0-9a-f]{64}")
+_log = logging.getLogger("sluice.controller")
+
+
+class Selection(Record, frozen=True):
+    """What is followed: a kind, and a label selector."""
+
+    resource: Resource
+    labels: str = ""
+
+
+def digests_of(secret: Object) -> dict[str, str]:
+    """SHA-256 of the key in each entry, in hex; entries that hold none are absent."""
+    found = {}
+    for entry, encoded in (secret.get("data") or {}).items():
+        try:
+            key = base64.b64decode(encoded).rstrip(b"\r\n")
+        except (binascii.Error, TypeError, ValueError):
+            continue
+        if key.startswith(b"sha256:"):
+            stated = key.removeprefix(b"sha256:").decode("ascii", "replace").lower()
+            if _HEX.fullmatch(stated):
+                found[entry] = stated
+        elif key:
+            found[entry] = hashlib.sha256(key).hexdigest()
+    return found
+
+
+def _reduced(resource: Resource, told: Object) -> Object:
+    """What is kept of an object."""
+    metadata = told["metadata"]
+    if resource == SECRETS:
+        kept = {name: metadata[name] for name in ("name", "resourceVersion")}
+        return {"metadata": kept, "digests": digests_of(told)}
+    metadata.pop("managedFields", None)  # the largest part, which nobody reads here
+    return told
+
+
+def _older(one: Object, other: Object) -> bool:
+    """Whether an object is of an older version than another one. Versions are numbers."""
+    versions = [str(it["metadata"]["resourceVersion"]) for it in (one, other)]
+    return all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+
+
+class _Follower:
+    """One collection."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        selection: Selection,
+        *,
+        on_change: Callable[[], None],
+        optional: bool,
+    ) -> None:
+        """`optional`: where the API refuses to list it, it counts as empty."""
+        self._api = api
+        self._what = selection
+        self._on_change = on_change
+        self._optional = optional
+        self._version = ""
+        """From where to watch on; "": list first."""
+        self._relist_s = 0.0
+        self._failures = 0
+        self._written: dict[str, Object] = {}
+        """Answers to the controller's own writes since the last list began."""
+        self.objects: dict[str, Object] = {}
+        self.heard_s: float | None = None
+        """When the API last said something of it, by the event loop's clock; None: never."""
+
+    async def run(self) -> None:
+        """Follow, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            try:
+                if self._version and began_s < self._relist_s:
+                    await self._watch()
+                else:
+                    await self._list()
+                    continue
+            except Expired:
+                self._version = ""
+                self._failures += 1
+            except ApiFailure as error:
+                self._failed(error)
+            else:
+                if loop.time() - began_s >= SHORT_S:
+                    continue
+            first, longest = PAUSES_S
+            pause_s = min(longest, first * 2 ** min(self._failures, 10))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    def written(self, name: str, told: Object | None) -> None:
+        """Take over the answer to a write of the controller's own, ahead of the watch."""
+        held = self.objects.get(name)
+        if told is None:
+            self.objects.pop(name, None)  # if it lingers, the watch brings it back
+        elif held is None or _older(held, told):
+            self.objects[name] = self._written[name] = _reduced(self._what.resource, told)
+
+    async def _list(self) -> None:
+        self._written = {}
+        listing = await self._api.list(self._what.resource, labels=self._what.labels)
+        objects = {
+            it["metadata"]["name"]: _reduced(self._what.resource, it) for it in listing.objects
+        }
+        for name, own in self._written.items():  # which the list may have been too early for
+            if name not in objects or _older(objects[name], own):
+                objects[name] = own
+        changed = self.heard_s is None or _versions(objects) != _versions(self.objects)
+        self.objects, self._version = objects, listing.version
+        self._relist_s = asyncio.get_running_loop().time() + RESYNC_S * random.uniform(0.8, 1.2)
+        self._heard()
+        if changed:
+            self._on_change()
+
+    async def _watch(self) -> None:
+        limit_s = round(WATCH_S * random.uniform(0.9, 1.1))
+        async for kind, told in self._api.watch(
+            self._what.resource, self._version, labels=self._what.labels, limit_s=limit_s
+        ):
+            self._version = told["metadata"]["resourceVersion"]
+            self._heard()
+            if kind != "BOOKMARK":
+                self._apply(kind, told)
+        self._heard()
+
+    def _apply(self, kind: str, told: Object) -> None:
+        name = told["metadata"]["name"]
+        own = self._written.get(name)
+        if own is not None and (_older(told, own) or _versions({"": told}) == _versions({"": own})):
+            return  # known from the write's own answer
+        if kind == "DELETED":
+            self.objects.pop(name, None)
+        else:
+            self.objects[name] = _reduced(self._what.resource, told)
+        self._on_change()
+
+    def _heard(self) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
+        if self._failures >= PATIENCE:
+            _log.info("the API answers again for %s", self._what.resource.plural)
+        self._failures = 0
+
+    def _failed(self, error: ApiFailure) -> None:
+        self._failures += 1
+        if self._failures == PATIENCE:  # a short break is no news
+            plural = self._what.resource.plural
+            _log.warning("%s: the last set stays, since it cannot be read: %s", plural, error)
+            self._version = ""
+        refused = isinstance(error, NotFound) or (
+            isinstance(error, Forbidden) and self.heard_s is None
+        )
+        if self._optional and refused:  # the kind is not installed, or not meant for this one
+            first, self.heard_s = self.heard_s is None, asyncio.get_running_loop().time()
+            if first:
+                _log.warning("%s count as none: %s", self._what.resource.plural, error)
+                self._on_change()
+
+
+class Mirror:
+    """All collections that the plan needs, and those of backends while TokenPools name them."""
+
+    def __init__(self, api: KubeApi, *, virtual_nodes: bool, on_change: Callable[[], None]) -> None:
+        """`on_change` is called after each change that others made."""
+        self._api = api
+        self._on_change = on_change
+        self._always = [Selection(it) for it in (TOKEN_POOLS, TOKEN_ENTITLEMENTS, SECRETS)]
+        if virtual_nodes:
+            self._always += [Selection(NODES, POOL_LABEL), Selection(PODS, POD_LABEL)]
+        self._followers: dict[Selection, _Follower] = {}
+        self._running: dict[Selection, asyncio.Task[None]] = {}
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self) -> None:
+        """Follow all of them, for ever."""
+        async with self._tasks:
+            self._adjust()
+            await asyncio.Event().wait()
+
+    def age_s(self) -> float:
+        """For how long the API has said nothing of some collection; infinite before it has."""
+        heard = [it.heard_s for it in self._followers.values() if it.heard_s is not None]
+        return asyncio.get_running_loop().time() - min(heard) if heard else math.inf
+
+    def world(
+        self, now_unix_s: float, demand: Mapping[tuple[str, str], int] = NO_DEMAND
+    ) -> World | None:
+        """What is known now; None while some collection was never read."""
+        if not self._followers or any(it.heard_s is None for it in self._followers.values()):
+            return None
+        pods: dict[str, Object] = {}
+        for selection, follower in self._followers.items():
+            if selection.resource == PODS:
+                pods |= follower.objects
+        own = f"{self._api.namespace}."
+        return World(
+            namespace=self._api.namespace,
+            now_unix_s=now_unix_s,
+            pools=dict(self._of(TOKEN_POOLS)),
+            entitlements=dict(self._of(TOKEN_ENTITLEMENTS)),
+            digests={name: it["digests"] for name, it in self._of(SECRETS).items()},
+            backends={
+                (kind, name): it
+                for kind, resource in BACKENDS.items()
+                for name, it in self._of(resource).items()
+            },
+            pods=pods,
+            nodes={
+                name: it
+                for name, it in self._of(NODES, POOL_LABEL).items()
+                if it["metadata"]["labels"][POOL_LABEL].startswith(own)
+            },
+            demand=demand,
+        )
+
+    def written(self, resource: Resource, name: str, told: Object | None) -> None:
+        """Take over the answer to a write of the controller's own; None: the object is gone."""
+        for selection in self._always:
+            if selection.resource == resource:
+                self._followers[selection].written(name, told)
+
+    def _of(self, resource: Resource, labels: str = "") -> Mapping[str, Object]:
+        follower = self._followers.get(Selection(resource, labels))
+        return {} if follower is None else follower.objects
+
+    def _changed(self) -> None:
+        self._adjust()
+        self._on_change()
+
+    def _adjust(self) -> None:
+        """Follow what the objects read so far refer to, and nothing else."""
+        wanted = {*self._always}
+        for pool in self._of(TOKEN_POOLS).values():
+            reference = pool["spec"].get("backendRef") or {}
+            resource = BACKENDS.get(str(reference.get("kind")))
+            if resource is None:
+                continue
+            wanted.add(Selection(resource))
+            found = self._of(resource).get(str(reference.get("name")))
+            if resource.kind == "InferencePool" and found and (labels := _selector(found)):
+                wanted.add(Selection(PODS, labels))
+        for selection in wanted - self._followers.keys():
+            follower = self._followers[selection] = _Follower(
+                self._api,
+                selection,
+                on_change=self._changed,
+                optional=selection not in self._always,
+            )
+            self._running[selection] = self._tasks.create_task(follower.run())
+        for selection in self._followers.keys() - wanted:
+            del self._followers[selection]
+            self._running.pop(selection).cancel()
+
+
+def _selector(pool: Object) -> str:
+    """The label selector of an InferencePool's pods."""
+    selector = pool["spec"].get("selector") or {}
+    labels = selector.get("matchLabels", selector)
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+def _versions(objects: Mapping[str, Object]) -> dict[str, str]:
+    return {name: it["metadata"]["resourceVersion"] for name, it in objects.items()}
