@@ -210,8 +210,10 @@ def _failure(status: int, body: bytes) -> ApiFailure:
         words = f"the API answered {status}"
     if status in (401, 403):
         return Forbidden(words)
-    if status == 429 or status >= 500:
+    if status in (429, 502, 503, 504):
         return Away(words)
+    if status >= 500:  # such as of a webhook that fails: of this call alone
+        return ApiFailure(words)
     kinds = {404: NotFound, 409: Conflict, 410: Expired}
     return kinds.get(status, Invalid)(words)
 

@@ -35,6 +35,8 @@ PLAN_PAUSE_S: Final = 5.0
 """After a plan that failed."""
 RESYNC_S: Final = 60.0
 """There is a pass at least so often."""
+OWN_PASSES: Final = 20
+"""After so many passes in a row that changed something, there is a pause: they seem not to end."""
 STUCK_S: Final = 300.0
 """A leader whose passes get on so little is not healthy."""
 NODE_BEAT_S: Final = 10.0
@@ -73,6 +75,10 @@ class Controller:
         )
         self._planned_s: float | None = None
         """When a plan was last made, while plans fail; None: they do not."""
+        self._plan_s = 0.0
+        """How long the last one took to make."""
+        self._own_passes = 0
+        """Passes in a row that changed something."""
         self._told_away = False
 
     async def run(self) -> None:
@@ -113,6 +119,7 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._publisher.run(epoch))
                 tasks.create_task(self._passes())
+                tasks.create_task(self._writes.send_events())
                 if self._settings.allocator == "virtual-node":
                     tasks.create_task(self._beats())
         except ExceptionGroup as failed:
@@ -136,7 +143,7 @@ class Controller:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(again_s):
                     await self._changed.wait()
-            await asyncio.sleep(TOGETHER_S)
+            await asyncio.sleep(max(TOGETHER_S, self._plan_s))  # at most half of a core
 
     async def _pass(self) -> float:
         """One pass; returns after how many seconds the next one is due without a change."""
@@ -155,13 +162,14 @@ class Controller:
                 self._planned_s = began_s
             self.figures.passes.labels("failed").inc()
             return PLAN_PAUSE_S
-        self._planned_s = None
+        self._planned_s, self._plan_s = None, loop.time() - began_s
         self._publisher.publish(planned.entitlements)
         self._count(planned)
         succeeded = await self._writes.carry_out(planned.calls)
-        await self._writes.tell(planned.events)
+        self._writes.tell(planned.events)
         self.figures.passes.labels("done").inc()
-        if succeeded:  # what was written may lead to more
+        self._own_passes = self._own_passes + 1 if succeeded else 0
+        if succeeded and self._own_passes < OWN_PASSES:  # what was written may lead to more
             return 0.0
         next_s = math.inf if planned.next_unix_s is None else planned.next_unix_s - time.time()
         return max(0.0, min(RESYNC_S, next_s, self._writes.retry_s()))

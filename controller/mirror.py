@@ -16,6 +16,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Final
 
@@ -164,13 +165,15 @@ class _Follower:
 
     async def _watch(self) -> None:
         limit_s = round(WATCH_S * random.uniform(0.9, 1.1))
-        async for kind, told in self._api.watch(
+        watch = self._api.watch(
             self._what.resource, self._version, labels=self._what.labels, limit_s=limit_s
-        ):
-            self._version = told["metadata"]["resourceVersion"]
-            self._heard()
-            if kind != "BOOKMARK":
-                self._apply(kind, told)
+        )
+        async with aclosing(watch) as changes:
+            async for kind, told in changes:
+                self._version = told["metadata"]["resourceVersion"]
+                self._heard()
+                if kind != "BOOKMARK":
+                    self._apply(kind, told)
         self._heard()
 
     def _apply(self, kind: str, told: Object) -> None:

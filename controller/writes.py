@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -26,6 +26,8 @@ PAUSES_S: Final = (0.5, 60.0)
 NODE_LEASE_S: Final = 40
 NODE_LEASES: Final = "kube-node-lease"
 MAX_NOTE: Final = 1024
+MAX_EVENTS: Final = 10_000
+"""That wait to be sent; further ones are lost."""
 DOING: Final = {
     "create": "create",
     "patch": "change",
@@ -59,6 +61,7 @@ class Writes:
         """Call -> failures in a row, and when it may be made again."""
         self._blocked: set[str] = set()
         """What the calls that failed in this pass hold up."""
+        self._events: asyncio.Queue[Call] = asyncio.Queue()
         self.progress_s = 0.0
         """When the last call ended."""
 
@@ -120,21 +123,19 @@ class Writes:
             self.progress_s = loop.time()
         return True
 
-    async def tell(self, events: Iterable[EventNote]) -> None:
-        """Send events, but not of what could not be written: the next pass has them again.
+    def tell(self, events: Iterable[EventNote]) -> None:
+        """Send events soon, but not of what could not be written: the next pass has them again."""
+        for note in events:
+            subject = f"{note.regarding['kind']} None {note.regarding['metadata']['name']}"
+            if subject not in self._blocked and self._events.qsize() < MAX_EVENTS:
+                self._events.put_nowait(self._event(note))
 
-        They are lost where the API refuses them.
-        """
-
-        async def send(note: EventNote) -> bool:
+    async def send_events(self) -> NoReturn:
+        """Send events as they come, beside the passes. They are lost where the API refuses them."""
+        while True:
+            event = await self._events.get()
             with contextlib.suppress(ApiFailure):
-                await self._api.make(self._event(note))
-            return True
-
-        def subject(note: EventNote) -> str:
-            return f"{note.regarding['kind']} None {note.regarding['metadata']['name']}"
-
-        await _at_once((it for it in events if subject(it) not in self._blocked), send)
+                await self._api.make(event)
 
     def _event(self, note: EventNote) -> Call:
         metadata = note.regarding["metadata"]

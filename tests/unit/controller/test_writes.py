@@ -1,0 +1,168 @@
+"""The calls of a plan: in order, some together, and again where they failed."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from controller.health import Figures
+from controller.kube import ApiFailure, Away, Conflict, Invalid, NotFound
+from controller.records import NODES, PODS, TOKEN_ENTITLEMENTS, Call, EventNote, Object, Resource
+from controller.writes import AT_ONCE, Writes
+from tests.virtual_time import run
+
+
+class Api:
+    """Records calls; some fail."""
+
+    namespace = "team"
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.most = 0
+        self.failing: dict[str, ApiFailure] = {}
+        self._running = 0
+
+    async def make(self, call: Call) -> Object:
+        name = f"{call.verb} {call.name}"
+        self.made.append(name)
+        self._running += 1
+        self.most = max(self.most, self._running)
+        await asyncio.sleep(0.01)
+        self._running -= 1
+        if name in self.failing:
+            raise self.failing[name]
+        return {"metadata": {"name": call.name}}
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.api = Api()
+        self.leads = True
+        self.written: list[tuple[str, bool]] = []
+        self.writes = Writes(
+            self.api,  # type: ignore[arg-type]
+            may_write=lambda: self.leads,
+            written=self._written,
+            figures=Figures(),
+            identity="one",
+        )
+
+    def _written(self, resource: Resource, name: str, told: Object | None) -> None:
+        self.written.append((name, told is not None))
+
+
+def played(play: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def scene() -> None:
+        await play(Scene())
+
+    run(scene())
+
+
+def status(name: str) -> Call:
+    return Call(verb="patch_status", resource=TOKEN_ENTITLEMENTS, name=name)
+
+
+def pod(verb: Any, name: str, **body: Any) -> Call:
+    return Call(verb=verb, resource=PODS, name=name, body=body)
+
+
+def test_calls_are_made_in_order_and_statuses_together() -> None:
+    async def play(scene: Scene) -> None:
+        first = [Call(verb="create", resource=NODES, name="node"), pod("delete", "a-1-x")]
+        last = [pod("create", "a-1-y")]
+        statuses = [status(f"s{i}") for i in range(100)]
+        assert await scene.writes.carry_out([*first, *statuses, *last])
+        assert scene.api.made[:2] == ["create node", "delete a-1-x"]
+        assert scene.api.made[-1] == "create a-1-y"
+        assert sorted(scene.api.made[2:-1]) == sorted(f"patch_status s{i}" for i in range(100))
+        assert scene.api.most == AT_ONCE
+        assert scene.written[:2] == [("node", True), ("a-1-x", False)]
+
+    played(play)
+
+
+def test_what_failed_holds_up_the_same_entitlement_alone() -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["delete a-1-x"] = Conflict("another uid")
+        calls = [pod("delete", "a-1-x"), pod("create", "a-1-y"), pod("create", "b-2-z")]
+        assert await scene.writes.carry_out(calls)
+        assert scene.api.made == ["delete a-1-x", "create b-2-z"]
+        # Nor does the second half go ahead while the first one waits for its next try.
+        await scene.writes.carry_out(calls)
+        assert "create a-1-y" not in scene.api.made
+
+    played(play)
+
+
+def test_a_failure_is_logged_once_and_tried_again_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["create a-1-x"] = Invalid("no such priority class")
+        for _ in range(3600):
+            assert not await scene.writes.carry_out([pod("create", "a-1-x", size=1)])
+            await asyncio.sleep(1)
+        assert 60 <= len(scene.api.made) <= 75
+        assert caplog.messages == ["cannot create Pod a-1-x: no such priority class"]
+        assert 0 < scene.writes.retry_s() <= 60
+        # What says something else is tried at once.
+        tries = len(scene.api.made)
+        await scene.writes.carry_out([pod("create", "a-1-x", size=2)])
+        assert len(scene.api.made) == tries + 1
+        scene.api.failing.clear()
+        await asyncio.sleep(60)
+        assert await scene.writes.carry_out([pod("create", "a-1-x", size=2)])
+        assert scene.writes.retry_s() == float("inf")
+
+    with caplog.at_level(logging.WARNING, "sluice.controller"):
+        played(play)
+
+
+def test_what_is_gone_already_counts_as_deleted() -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["delete a-1-x"] = NotFound("gone")
+        assert await scene.writes.carry_out([pod("delete", "a-1-x")])
+        assert scene.written == [("a-1-x", False)]
+
+    played(play)
+
+
+def test_an_api_that_is_away_ends_the_pass() -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["patch_status s3"] = Away("nobody answers")
+        with pytest.raises(Away, match="nobody answers"):
+            await scene.writes.carry_out([*(status(f"s{i}") for i in range(100)), status("z")])
+        assert len(scene.api.made) < 50
+
+    played(play)
+
+
+def test_who_leads_no_more_writes_no_more() -> None:
+    async def play(scene: Scene) -> None:
+        scene.leads = False
+        assert not await scene.writes.carry_out([pod("create", "a-1-x"), status("s")])
+        assert scene.api.made == []
+
+    played(play)
+
+
+def test_events_of_what_could_not_be_written_wait_for_the_next_pass() -> None:
+    def note(name: str) -> EventNote:
+        metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}"}
+        regarding = {"apiVersion": "v1", "kind": "TokenEntitlement", "metadata": metadata}
+        return EventNote(regarding=regarding, kind="Normal", reason="Allocated", message="it has")
+
+    async def play(scene: Scene) -> None:
+        scene.api.failing["patch_status s1"] = Invalid("no")
+        sending = asyncio.ensure_future(scene.writes.send_events())
+        await scene.writes.carry_out([status("s1"), status("s2")])
+        scene.writes.tell([note("s1"), note("s2")])
+        await asyncio.sleep(1)
+        sending.cancel()
+        told = [name for name in scene.api.made if name.startswith("create ")]
+        assert [name.partition(".")[0] for name in told] == ["create s2"]
+
+    played(play)
