@@ -123,6 +123,16 @@ def test_a_small_one_that_gave_way_first_keeps_its_place_if_a_larger_one_had_to_
     assert allocate((0, 0, 8), seats).granted == {"g": (0, 0, 5), "small": (0, 0, 1)}
 
 
+def test_what_is_left_over_goes_back_before_an_older_one_that_waits_gets_it() -> None:
+    seats = [
+        elastic("waits", 0, 3),
+        elastic("large", 1, 6, 6),
+        elastic("small", 2, 3, 3),
+        guaranteed("g", 3, 5),
+    ]
+    assert set(allocate((0, 0, 9), seats).granted) == {"g", "small"}
+
+
 def test_one_that_does_not_fit_holds_up_none_after_it() -> None:
     seats = [guaranteed("huge", 1, 99), guaranteed("g", 2, 4), elastic("e", 3, 4)]
     assert set(allocate((0, 0, 10), seats).granted) == {"g", "e"}

@@ -39,6 +39,11 @@ def node(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
+def pool_of(cluster: Cluster) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.objects["TokenPool"]["qwen"]["status"]
+    return status
+
+
 def step(cluster: Cluster) -> list[tuple[str, str]]:
     """One plan and the scheduler's answer; what changed."""
     result = cluster.plan()
@@ -112,8 +117,9 @@ def test_labels_and_taint_come_back() -> None:
     cluster = virtual(token_pool())
     before = copy.deepcopy(node(cluster))
     node(cluster)["metadata"]["labels"] = {"sluice.dev/pool": "team.qwen"}
-    node(cluster)["spec"]["taints"] = []
+    node(cluster)["spec"]["taints"] = [{"key": "example.com/ours", "effect": "NoSchedule"}]
     cluster.settle()
+    assert node(cluster)["spec"]["taints"].pop(0)["key"] == "example.com/ours"
     assert node(cluster) == before
 
 
@@ -192,7 +198,10 @@ def test_a_smaller_one_and_another_class_take_the_place_of_the_old_one(
     result = cluster.plan()
     cluster.apply(result.calls)
     assert [verb for verb, _ in changes(result)] == ["delete", "create"]
-    assert cluster.plan().entitlements["a"].verdict == ""  # although its new pod is not bound yet
+    for _ in range(2):  # its new pod is not bound yet
+        result = cluster.plan()
+        assert result.entitlements["a"].verdict == ""
+        cluster.apply(result.calls)
     cluster.settle()
     assert cluster.states() == {"a": "Bound", "b": "Bound"}
 
@@ -214,6 +223,37 @@ def test_a_larger_one_follows_the_old_one_where_only_its_place_makes_it_fit() ->
     cluster.settle()
     assert cluster.status("a")["allocated"] == {"concurrency": 6}
     assert cluster.states() == {"a": "Bound", "b": "Bound"}
+
+
+def test_of_two_that_grow_the_second_counts_on_no_room_of_the_first() -> None:
+    pool = token_pool(perReplica={"concurrency": 14})
+    cluster = virtual(pool, entitlement("a"), entitlement("b", age=1))
+    for age, name in enumerate("ab"):
+        cluster.put(entitlement(name, age=age, resources={"concurrency": 6}))
+    assert step(cluster) == [("delete", "b"), ("create", "a"), ("create", "b")]
+    cluster.settle()
+    assert pool_of(cluster)["allocated"] == {"concurrency": 12}
+
+
+def test_a_place_that_went_to_another_while_its_pod_was_replaced_is_lost() -> None:
+    cluster = virtual(token_pool(), entitlement("a"), entitlement("b"), entitlement("c", age=1))
+    cluster.put(entitlement("c", age=1, resources={"concurrency": 5}))
+    cluster.settle()
+    cluster.put(entitlement("a", resources={"concurrency": 3}))
+    assert step(cluster) == [("delete", "a"), ("create", "a")]
+    cluster.settle()
+    assert cluster.states() == {"a": "Degraded", "b": "Bound", "c": "Bound"}
+
+
+def test_who_loses_in_a_pool_that_shrinks_leaves_its_node_and_waits() -> None:
+    pool = token_pool(replicas=2)
+    cluster = virtual(pool, *(entitlement(name, age=age) for age, name in enumerate("abc")))
+    cluster.put(token_pool(replicas=1))
+    assert step(cluster) == [("patch_status", "sluice"), ("delete", "c")]
+    assert step(cluster) == [("create", "c")]
+    cluster.settle()
+    assert "nodeName" not in lease(cluster, "c")["spec"]
+    assert "the pool shrank" in cluster.status("c")["message"]
 
 
 def test_a_larger_one_that_fits_nowhere_keeps_its_pod() -> None:
