@@ -229,8 +229,9 @@ def stamp(unix_s: float) -> str:
 
 def status_calls(resource: Resource, source: Object, status: Mapping[str, Any]) -> Iterator[Call]:
     """The patch of an object's status, where it differs."""
-    if patch := merge_patch(source.get("status") or {}, status):
-        name, body = source["metadata"]["name"], {"status": patch}
+    before = source.get("status") or {}
+    if before != status:
+        name, body = source["metadata"]["name"], {"status": merge_patch(before, status)}
         yield Call(verb="patch_status", resource=resource, name=name, body=body)
 
 
@@ -239,9 +240,9 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     patch: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merge_patch(old, value) or old  # noqa: PLW2901
-        if old != value:
+        if isinstance(old, dict) and isinstance(value, dict) and old != value:
+            patch[name] = merge_patch(old, value)
+        elif old != value:
             patch[name] = value
     return patch
 
