@@ -12,7 +12,7 @@ from gateway.fleet.kubernetes import PODS, POOLS, SLICES, KubernetesApi, sets_of
 from gateway.ports import Sets
 from gateway.records.attempt import ClusterAccess
 from gateway.settings.worker import source_of
-from tests.kube import KubeServer, pod, slice_of
+from tests.kube.discovery import KubeServer, pod, slice_of
 from tests.name_server import NameServer
 
 NAMESPACE = "ns"

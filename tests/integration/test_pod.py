@@ -14,7 +14,7 @@ from gateway.fleet.kubernetes import SLICES
 from sluice.children import free_ports
 from sluice.hash_key import hashed_key
 from tests.chart import HELM, Manifest, rendered
-from tests.kube import KubeServer, slice_of
+from tests.kube.discovery import KubeServer, slice_of
 from tests.pod import Pod
 
 pytestmark = [

@@ -23,7 +23,7 @@ from gateway.fleet.kubernetes import (
 from gateway.ports import DiscoveryFailure
 from gateway.records.attempt import ClusterAccess, FoundEngine
 from gateway.settings.worker import source_of
-from tests.kube import KubeServer, pod, slice_of
+from tests.kube.discovery import KubeServer, pod, slice_of
 
 PATH = PODS.format("ns")
 
