@@ -180,8 +180,15 @@ def _class_problems(given: Object, old: Object | None) -> Iterator[str]:
         yield "value: Forbidden: maximum allowed value of a user defined priority is 1000000000"
 
 
-def _event_problems(event: Object, _old: Object | None) -> Iterator[str]:
+def _event_problems(event: Object, old: Object | None) -> Iterator[str]:
     _check_times(event, "eventTime")
+    before = event if old is None else old
+    for field, value in event.items():
+        if field not in ("metadata", "series") and before.get(field) != value:
+            yield f"{field}: Invalid value: field is immutable"
+    series = event.get("series")
+    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
+        yield "series.count: Invalid value: should be at least 2, and lastObservedTime is required"
     if not event.get("eventTime"):
         yield "eventTime: Required value"
     for field in ("reportingController", "reportingInstance", "action", "reason"):
@@ -193,12 +200,12 @@ def _event_problems(event: Object, _old: Object | None) -> Iterator[str]:
         yield 'type: Invalid value: "": has invalid value'
     if len(event.get("note", "")) > 1024:
         yield "note: Invalid value: can have at most 1024 characters"
-    namespace = (event.get("regarding") or {}).get("namespace", "")
-    if namespace != event["metadata"]["namespace"] and (
-        namespace or event["metadata"]["namespace"] not in ("default", "kube-system")
+    namespace = event["metadata"]["namespace"]
+    if not event.get("regarding", {}).get("namespace") and namespace not in (
+        "default",
+        "kube-system",
     ):
-        where = f'involvedObject.namespace: Invalid value: "{namespace}"'
-        yield f"{where}: does not match event.namespace"
+        yield 'involvedObject.namespace: Invalid value: "": does not match event.namespace'
 
 
 def _lease_problems(lease: Object, _old: Object | None) -> Iterator[str]:

@@ -256,7 +256,8 @@ class Cluster:
             changed = self.store.changed
             self.settle()
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), STEP_S)
+                async with asyncio.timeout(STEP_S):
+                    await changed.wait()
 
     # -- the API server
 
@@ -282,6 +283,8 @@ class Cluster:
                 raise Refused(401, "Unauthorized", "Unauthorized")
             if path in ("/version", "/healthz", "/livez", "/readyz"):
                 answer = {"gitVersion": "v1.34.0-emulated", "major": "1", "minor": "34"}
+            elif path.strip("/").count("/") == (1 if path.startswith("/api/") else 2):
+                answer = self._discovery(path)
             else:
                 target = self._target(path)
                 self._authorize(user, target, _verb(method, target, params), params)
@@ -309,6 +312,19 @@ class Cluster:
             await _send(send, injected.code, injected.status)
         else:
             await _send(send, status, answer)
+
+    def _discovery(self, path: str) -> Object:
+        """What a version of a group has. Raises Refused with 404."""
+        named = path.strip("/").removeprefix("apis/").removeprefix("api/")
+        found = [s.resource for s in self.store.served.values() if s.resource.api_version == named]
+        if not found:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
+        resources = [
+            {"name": r.plural, "kind": r.kind, "namespaced": r.namespaced, "verbs": []}
+            for r in found
+        ]
+        head = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": named}
+        return {**head, "resources": resources}
 
     def _target(self, path: str) -> _Target:
         """Raises Refused with 404."""
@@ -431,7 +447,8 @@ class Cluster:
                 await _line(send, "BOOKMARK", {**head, "metadata": version})
                 told = since
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(left_s, BOOKMARK_S))
+                async with asyncio.timeout(min(left_s, BOOKMARK_S)):
+                    await changed.wait()
         if self._server is not None:
             await send({"type": "http.response.body", "body": b""})
 

@@ -322,11 +322,9 @@ def _tolerated(pod: Object, taint: Object) -> bool:
 def _tolerates(toleration: Object, taint: Object) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
-    exists = toleration.get("operator", "Equal") == "Exists"
-    if not toleration.get("key"):
-        return exists
-    same: bool = toleration.get("value", "") == taint.get("value", "")
-    return (exists or same) and bool(toleration["key"] == taint["key"])
+    key, exists = toleration.get("key"), toleration.get("operator") == "Exists"
+    same = bool(toleration.get("value", "") == taint.get("value", ""))
+    return (exists or same) if key == taint["key"] else (exists and not key)
 
 
 def _with_condition(obj: Object, condition: Object, store: Store) -> Object:

@@ -231,8 +231,10 @@ class Store:
         for wanted, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
             given = (options.get("preconditions") or {}).get(wanted)
             if given and given != metadata[wanted]:
-                why = f"Precondition failed: {what} in precondition: {given}, {what} in object meta"
-                raise _conflict(served, name, f"{why}: {metadata[wanted]}")
+                why = (
+                    f"the {what} in the precondition ({given}) does not match the {what} in record"
+                )
+                raise _conflict(served, name, f"{why} ({metadata[wanted]})")
         finalizers = [f for f in metadata.get("finalizers") or () if f not in PROPAGATION.values()]
         held = PROPAGATION.get(options.get("propagationPolicy", ""))
         finalizers += [held] if held else []
@@ -496,7 +498,7 @@ def _built_in() -> Iterable[Served]:
             resource = Resource(
                 kind=kind, plural=plural, group=group, version=version, namespaced=namespaced
             )
-            yield Served(resource=resource, unconditional=kind not in ("Lease", "Event"))
+            yield Served(resource=resource, unconditional=kind != "Lease")
     yield Served(resource=Resource(kind="Pod", plural="pods"), status=True)
     yield Served(resource=Resource(kind="Node", plural="nodes", namespaced=False), status=True)
     yield Served(resource=NAMESPACES, status=True)
