@@ -36,9 +36,10 @@ REASONS: Final[Mapping[int, str]] = {
     405: "method_not_allowed",
     408: "request_timeout",
     409: """
-        entitlement_changed entitlement_exists entitlement_in_file entitlement_in_use key_ambiguous
-        key_exists key_in_file key_rotating tenant_changed tenant_exists tenant_in_file
-        tenant_in_use too_many_keys too_many_tenants worker_discovered worker_exists""",
+        entitlement_changed entitlement_exists entitlement_in_cluster entitlement_in_file
+        entitlement_in_use key_ambiguous key_exists key_in_file key_rotating tenant_changed
+        tenant_exists tenant_in_file tenant_in_use too_many_keys too_many_tenants worker_discovered
+        worker_exists""",
     412: "entitlement_changed tenant_changed",
     413: "request_too_large",
     415: "unsupported_content_encoding unsupported_content_type",

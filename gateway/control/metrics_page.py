@@ -111,6 +111,7 @@ class MetricsPage:
     reload: Callable[[], ReloadStatus] = ReloadStatus
     tls: Callable[[], Certificates | None] = lambda: None
     token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple
+    cluster_age_s: Callable[[], float | None] = lambda: None
 
     def collect(self) -> Iterator[Family]:
         """All families."""
@@ -208,6 +209,11 @@ class MetricsPage:
         for name, text, value in (
             ("store_up", "1 when the state store answers.", int(self.store_up())),
             ("replicas", "Live replicas, this one included.", self.replicas()),
+            (
+                "cluster_age_seconds",
+                "Age of what is known of the Kubernetes cluster's entitlements.",
+                self.cluster_age_s(),
+            ),
             (
                 "config_last_reload_successful",
                 "1 when the configuration file, as last read, is in force.",

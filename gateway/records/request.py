@@ -58,6 +58,10 @@ class Principal(Record, frozen=True, kw_only=True):
     """From this time on the gateway answers its keys with 403; None for never."""
     suspended: bool = False
     """The gateway answers its keys with 403 until an admin resumes the entitlement."""
+    verdict: str = ""
+    """`pending` or `degraded`: the gateway answers its requests with 503."""
+    message: str = ""
+    """The verdict in words."""
     compress: bool = True
     """Whether its prompts may be compressed."""
     trusted_usage: bool = False

@@ -149,10 +149,8 @@ class ClusterEntitlement(Record, frozen=True, kw_only=True, omit_defaults=True):
 class ClusterState(Record, frozen=True, kw_only=True):
     """What the control plane published, or the part of it that changed."""
 
-    epoch: int = 0
-    """Of the writer; each controller that takes over has a greater one."""
-    revision: int = 0
-    """Of the last write; writers count on from one another's."""
+    version: tuple[int, int] = (0, 0)
+    """The writer's epoch, greater for each controller that takes over, and the revision."""
     whole: bool = False
     """Whether these are all entitlements."""
     entitlements: tuple[ClusterEntitlement, ...] = ()

@@ -136,6 +136,12 @@ def _server(document: Document, config: Config) -> Problems:
         ("server", "workers"): unfit_workers(config),
         ("state", "url"): unfit_limits(config) if limits_tenants(config) else None,
         ("server", "management_port"): unfit_ports(config),
+        ("state", "controller"): (
+            "a controller publishes through Redis, and state.url names none",
+            "set state.url to redis://HOST:6379/0, the controller's, or remove the section",
+        )
+        if config.state.controller is not None and not config.state.shared
+        else None,
     }
     yield from ((path, *problem) for path, problem in unfit.items() if problem is not None)
     if server.viewer_key is not None and server.viewer_key == server.admin_key:
@@ -518,7 +524,7 @@ def _reservations(reserved: Sequence[_Reserved], shape: ModelShape) -> Problems:
 def remarks(config: Config) -> list[str]:
     """One line for each setting of a valid configuration that may surprise."""
     lines = []
-    if not config.entitlements and not config.auth.jwt:
+    if not config.entitlements and not config.auth.jwt and config.state.controller is None:
         lines.append("no entitlements: the gateway is open to any key, or none")
     if not config.administered:
         reads = config.server.viewer_key is not None or config.server.admin_keys

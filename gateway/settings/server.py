@@ -324,6 +324,17 @@ class ServerConfig(Section):
     """How long streams may continue after SIGTERM."""
 
 
+class ControllerConfig(Section):
+    """Entitlements that `sluice controller` reads from TokenEntitlement objects of Kubernetes.
+
+    With this section every model's entitlements have limits, and nobody comes in without a key.
+    """
+
+    stale_after_s: Annotated[Seconds, Field(ge=30)] = 3600.0
+    """Time without news of the cluster after which its entitlements of class spot and preemptible
+    are refused; elastic after twice, guaranteed and dedicated after three times as long."""
+
+
 class StateConfig(Section):
     """Where admission counters and learned values are kept and shared."""
 
@@ -336,6 +347,8 @@ class StateConfig(Section):
     fail_mode: Literal["local_share", "closed"] = "local_share"
     """While shared state is unreachable: local_share enforces this process's share of each limit,
     closed answers 503."""
+    controller: ControllerConfig | None = None
+    """Entitlements of a Kubernetes cluster, which come through Redis. Absent: none."""
 
     @property
     def shared(self) -> bool:

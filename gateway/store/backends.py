@@ -2,12 +2,15 @@
 
 import importlib
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gateway.ports import Directory
 from gateway.replicas.bus import NoteStore
 from gateway.store.sqlite_directory import SqliteDirectory
 from gateway.store.sqlite_file import SqliteNotes
+
+if TYPE_CHECKING:
+    from gateway.store.redis.cluster import ClusterStore
 
 Backend = Literal["memory", "sqlite", "redis"]
 
@@ -35,6 +38,12 @@ def open_directory(url: str) -> Directory:
             module = importlib.import_module("gateway.store.redis.directory")
             directory: Directory = module.RedisDirectory(url)
             return directory
+
+
+def open_cluster(url: str) -> "ClusterStore":
+    """What a cluster's controller publishes in Redis; it does not connect yet."""
+    store: ClusterStore = importlib.import_module("gateway.store.redis.cluster").ClusterStore(url)
+    return store
 
 
 def open_notes(url: str, replica: str) -> NoteStore | None:

@@ -19,7 +19,7 @@ from gateway.ports import AccountView, PoolView, TokenPools
 from gateway.records.entitlement import Entitlement
 from gateway.records.tenancy import Denial, DirectoryChange, Row, fingerprint
 from gateway.tenancy.changes import AdminChanges, Audit, Planned, new_uid
-from gateway.tenancy.rights import EntitlementInForce, entitlement_fields
+from gateway.tenancy.rights import CLUSTER, EntitlementInForce, entitlement_fields
 from gateway.tenancy.tenancy import Tenancy
 
 LIVE_KEYS: Final = 2
@@ -146,9 +146,11 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
                 )
             counters = {
                 "origin": entry.origin,
+                "source": entry.source or None,
+                "message": entry.message or None,
                 "created": terms.created,
                 "revision": entry.revision,
-                "state": state,
+                "state": entry.verdict or state,
                 "usage": usage,
             }
             rows.append({**self._fields(entry), **counters})
@@ -161,7 +163,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
     def _fields(self, entry: EntitlementInForce) -> dict[str, object]:
         return {
             **fields_from(entry.terms, self._shapes[entry.terms.model]),
-            "suspended": entry.terms.suspended,
+            "suspended": entry.suspended,
             "keys": [fingerprint(digest) for digest in entry.digests],
         }
 
@@ -201,6 +203,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
             entry, file = self._current(name, version), self._tenancy.file
             stated = entitlement_fields(name, file, self._known)
             before, origin = ({}, "admin") if stated is None else stated[:2]
+            if origin == CLUSTER and fields.keys() - {"expires_at"}:
+                raise _of_cluster(entry)
             for field in ("name", "model"):
                 if fields.get(field, before[field]) != before[field]:
                     fix = "leave it out, or create another entitlement"
@@ -217,8 +221,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
             denials: tuple[Denial, ...] = ()
             if "expires_at" in fields:  # also where its section changes, or leaves and returns
                 denials = (self._denial("ends", name, instant(checked.get("expires_at"))),)
-            put = self._row(row, fields=checked, of=of)
-            return DirectoryChange(puts=(put,), denials=denials), what
+            puts = () if origin == CLUSTER else (self._row(row, fields=checked, of=of),)
+            return DirectoryChange(puts=puts, denials=denials), what
 
         warning = await self._change(name, who, work)
         return {**await self.get(name), **warning}
@@ -249,6 +253,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
 
         async def work() -> Planned:
             entry, inflight = self._current(name, version), 0
+            if entry.origin == CLUSTER:
+                raise _of_cluster(entry)
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
@@ -287,6 +293,8 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
 
         async def work() -> Planned:
             entry = self._current(name, version)
+            if entry.origin == CLUSTER:
+                raise _of_cluster(entry)
             if len(entry.digests) >= LIVE_KEYS:
                 raise Conflict(
                     f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.", reason="too_many_keys"
@@ -362,6 +370,14 @@ def _reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
     if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
         return ()
     return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
+
+
+def _of_cluster(entry: EntitlementInForce) -> Conflict:
+    return Conflict(
+        f"'{entry.terms.name}' is stated by {entry.source} in the cluster. Change or delete that "
+        "object (kubectl); here you can suspend it, have it expire, or revoke a key.",
+        reason="entitlement_in_cluster",
+    )
 
 
 def _refused(error: BadTerms) -> BadRequest:

@@ -22,6 +22,8 @@ from gateway.records.tenancy import TokenIdentity
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
 UNREAD_RETRY_S: Final = 1.0
+VERDICT_RETRY_S: Final = 5.0
+"""Retry-After where a cluster's controller has to find capacity."""
 MAX_TOKENS: Final = 10_000
 """Tokens remembered; the oldest is forgotten first, and verified again."""
 VERIFIED_FOR_S: Final = 300.0
@@ -310,8 +312,8 @@ def authenticate(
     """
     if keyring.unread:
         raise Unavailable(
-            "This gateway started while its state store was away, and does not know yet which "
-            "keys are revoked. Try again.",
+            "This gateway does not know yet which keys are valid and which keys are revoked: it "
+            "could not read that since it started. Try again.",
             reason="keys_not_read",
             retry_after_s=UNREAD_RETRY_S,
             should_retry=True,
@@ -370,6 +372,8 @@ def entitled(
 ) -> Principal:
     """The principal with the entitlement that a request for this model uses. Raises Forbidden.
 
+    Raises Unavailable where a cluster's controller withholds it.
+
     `asked` is the entitlement that the client names; `members` are the body's, of which
     `service_tier` chooses among several entitlements for one model. `adapter` is the LoRA adapter
     of the model that the request is for: a key with a list of models opens it by its own name.
@@ -383,6 +387,7 @@ def entitled(
             )
         if asked is not None and asked != principal.entitlement and principal is not OPEN:
             raise _not_yours(asked, model, (principal,))
+        _check_bound(principal)
         return principal
     choices = principal.of(model, adapter)
     if not choices:
@@ -404,7 +409,20 @@ def entitled(
             wanted = _TIERS.get(bytes(tier), frozenset())
             chosen = next((p for p in choices if p.service_class in wanted), chosen)
     _check_live(chosen, now_unix_s)
+    _check_bound(chosen)
     return chosen
+
+
+def _check_bound(principal: Principal) -> None:
+    if principal.verdict:
+        why, reason = principal.message.rstrip("."), f"entitlement_{principal.verdict}"
+        raise Unavailable(
+            f"The entitlement '{principal.entitlement}' is {principal.verdict}: "
+            f"{why or 'the cluster has no capacity for it now'}.",
+            reason=reason,
+            retry_after_s=VERDICT_RETRY_S,
+            should_retry=True,
+        )
 
 
 def _not_yours(asked: str, model: str, choices: tuple[Principal, ...]) -> Forbidden:

@@ -1,4 +1,4 @@
-"""What one process knows of the directory: rows and denials, joined in any order.
+"""What one process knows of the directory: rows and denials, joined in any order; and of a cluster.
 
 A join of two states, each of which may have lost writes, is the same whoever joins first:
 
@@ -8,6 +8,9 @@ A join of two states, each of which may have lost writes, is the same whoever jo
 
 Of two rows of one name with two uids (a directory lost the first, and a second one was made) the
 later stays, and the directory denies the other one.
+
+What a cluster's controller grants replaces what an earlier controller, or an earlier revision of
+its own, granted; never the other way round. Rights that nobody confirms degrade in the end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +18,24 @@ from typing import Final
 
 import msgspec
 
-from gateway.records.tenancy import Denial, Row, RowId, RowKind
+from gateway.records.record import Record
+from gateway.records.tenancy import (
+    ClusterEntitlement,
+    ClusterState,
+    Denial,
+    Row,
+    RowId,
+    RowKind,
+)
 
 _encode: Final = msgspec.json.Encoder().encode
 _NONE: Final[Mapping[str, Row]] = {}
+STALE_AFTER: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("preemptible", "spot"), 1),
+    "elastic": 2,
+    **dict.fromkeys(("guaranteed", "dedicated"), 3),
+}
+"""Service class -> how many times `stale_after_s` without news of the cluster it is served."""
 
 
 def later_row(first: Row, second: Row) -> Row:
@@ -43,10 +60,42 @@ def strictness(denial: Denial) -> float:
     return denial.value
 
 
+def stale_classes(age_s: float, stale_after_s: float) -> frozenset[str]:
+    """The service classes that are degraded when news of the cluster is that old."""
+    return frozenset(c for c, times in STALE_AFTER.items() if age_s > times * stale_after_s)
+
+
+class KnownCluster(Record, frozen=True, kw_only=True):
+    """The entitlements that a cluster grants, as its controller published them last."""
+
+    version: tuple[int, int] = (0, 0)
+    entitlements: Mapping[str, ClusterEntitlement] = {}
+    stale: frozenset[str] = frozenset()
+    """Service classes that nobody confirmed for too long."""
+
+
+def joined(
+    known: KnownCluster, state: ClusterState | None, stale: frozenset[str]
+) -> tuple[KnownCluster, set[str]]:
+    """What is known after news, and the entitlements that it changes. An older set is no news."""
+    before, changed = known.entitlements, set(known.entitlements if stale != known.stale else ())
+    known = msgspec.structs.replace(known, stale=stale)
+    if state is None or state.version < known.version:
+        return known, changed
+    news, gone = {each.name: each for each in state.entitlements}, set(state.removed)
+    names = news.keys() | (before.keys() if state.whole else gone)
+    changed |= {name for name in names if before.get(name) != news.get(name)}
+    if names:  # not for each heartbeat, because 100,000 are many
+        kept = {} if state.whole else {n: each for n, each in before.items() if n not in gone}
+        before = {**kept, **news}
+    return KnownCluster(version=state.version, entitlements=before, stale=stale), changed
+
+
 class Known:
-    """Rows and denials of one process. Look-ups take constant time."""
+    """What one process knows. Look-ups take constant time."""
 
     def __init__(self) -> None:
+        self.cluster = KnownCluster()
         self.rows: dict[RowId, Row] = {}
         self.denials: dict[str, Denial] = {}
         self.revisions: dict[str, int] = {}

@@ -1,15 +1,19 @@
-"""Rights in force: a pure function of the file, the directory's rows, and the denials.
+"""Rights in force: a pure function of the file, a cluster's grants, the directory's rows, denials.
 
 Computed anew on every change, by name; nothing remembers what was joined before.
 
 - Where the file has a section, it counts. Administrators change an entitlement of the file until
   its section changes; to a tenant of the file they only add keys.
+- Where it has none and a cluster's controller grants the entitlement, that counts. What it may not
+  use now (a verdict), or what nobody confirmed for long, is there, and serves nobody.
+- Last come those that administrators made.
 - A key opens while its tenant, or its entitlement, is there: of a key that administrators made,
   the very one that it was made for.
 - Denials come last: revoked digests open nothing, suspensions and ends restrict whatever has
   their name, in the file or made here.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
@@ -25,6 +29,10 @@ from gateway.records.tenancy import FileTenant, Row, TenancyFile
 from gateway.tenancy.known import Known
 
 LIMIT_FIELDS = KeyLimits.__struct_fields__
+CLUSTER = "kubernetes"
+"""Origin of what a cluster's controller grants."""
+STALE = "nothing was heard of the cluster for too long"
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class EntitlementInForce(Record, frozen=True, kw_only=True):
@@ -34,10 +42,18 @@ class EntitlementInForce(Record, frozen=True, kw_only=True):
     digests: tuple[str, ...] = ()
     """Of its own live keys, in hex."""
     origin: str = "file"
-    """`file` or `admin`."""
+    """`file`, `kubernetes` or `admin`."""
     uid: str = ""
     """"" for one of the file."""
     revision: int = 0
+    source: str = ""
+    """Of one of a cluster: the object that states it."""
+    verdict: str = ""
+    """Of one of a cluster: `pending` or `degraded`; it is then suspended in its token pool."""
+    message: str = ""
+    """The verdict in words."""
+    suspended: bool = False
+    """By administrators or in the cluster."""
 
 
 class NotServed(Exception):
@@ -82,6 +98,8 @@ def entitlement_fields(
 ) -> tuple[Mapping[str, object], str, str] | None:
     """(fields, origin, uid) of an entitlement, before denials; None if there is none."""
     section, row = file.entitlements.get(name), known.row("entitlement", name)
+    if section is None and (granted := known.cluster.entitlements.get(name)) is not None:
+        return {**granted.fields, "name": name}, CLUSTER, granted.uid
     if section is None:
         return None if row is None or row.of else (row.fields, "admin", row.uid)
     # A section that changed since replaces the change, unless the whole file is older.
@@ -104,20 +122,31 @@ def entitlement_of(
         return None
     fields, origin, uid = stated
     section, row = file.entitlements.get(name), known.row("entitlement", name)
+    granted = known.cluster.entitlements[name] if origin == CLUSTER else None
     model: Any = fields.get("model")
     if model not in shapes:
         raise NotServed(f"is for model {model}, which is not configured")
-    place = section.place if section is not None else row.created if row is not None else 0
+    made = granted or row
+    place = section.place if section is not None else made.created if made is not None else 0
     subject = f"entitlement {name}"
     terms = terms_from(fields, shapes[model], place)
+    suspended, verdict, message = known.suspended(subject), "", ""
+    if granted is not None:
+        suspended, verdict = suspended or granted.suspended, granted.verdict
+        message = granted.message
+        if not verdict and terms.service_class in known.cluster.stale:
+            verdict, message = "degraded", STALE
     terms = msgspec.structs.replace(
         terms,
-        suspended=known.suspended(subject),
+        suspended=suspended or verdict != "",
         expires_unix_s=_earlier(terms.expires_unix_s, known.ends_unix_s(subject)) or 0.0,
     )
     own = [] if section is None else list(section.digests)
-    for key in known.own_keys_of(name).values():
-        own += key.digests if key.of == uid else ()
+    if granted is not None:
+        own += filter(_DIGEST.fullmatch, granted.digests)
+    else:
+        for key in known.own_keys_of(name).values():
+            own += key.digests if key.of == uid else ()
     # A denied digest opens nothing, also as it was once a tenant's key.
     live = [
         d
@@ -130,6 +159,10 @@ def entitlement_of(
         origin=origin,
         uid=uid,
         revision=known.revisions.get(subject, 0),
+        source="" if granted is None else granted.source,
+        verdict=verdict,
+        message=message,
+        suspended=suspended,
     )
 
 

@@ -1,9 +1,9 @@
 """The tenants, entitlements and keys of one process: rights in force, told to whoever needs them.
 
-Rights are computed by `gateway.tenancy.rights` from the file, the directory and its
-denials, by name, whenever one of these changes; a reload is nothing but another file. What changed
-is told to the keyring (keys), to the store (terms), and to those who count limits. After a failure
-of the store, the next poll sends the change again.
+Rights are computed by `gateway.tenancy.rights` from the file, a cluster's grants, the directory and
+its denials, by name, whenever one of these changes; a reload is nothing but another file. What
+changed is told to the keyring (keys), to the store (terms), and to those who count limits. After a
+failure of the store, the next poll sends the change again.
 """
 
 import asyncio
@@ -22,10 +22,17 @@ from gateway.ports import Directory, TokenPools
 from gateway.records.entitlement import Entitlement, MeanRate
 from gateway.records.limit import UNLIMITED, Limit
 from gateway.records.request import Principal
-from gateway.records.tenancy import NO_FILE, Denial, DirectoryChange, RowId, TenancyFile
+from gateway.records.tenancy import (
+    NO_FILE,
+    ClusterState,
+    Denial,
+    DirectoryChange,
+    RowId,
+    TenancyFile,
+)
 from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
 from gateway.tenancy.keyring import Keyring
-from gateway.tenancy.known import owner_of_key
+from gateway.tenancy.known import joined, owner_of_key
 from gateway.tenancy.rights import (
     EntitlementInForce,
     NotServed,
@@ -50,6 +57,11 @@ REVOKED: Final = (
     "the configuration file lists keys of %d entitlements (%s) that an administrator revoked: they "
     "stay revoked. Give others"
 )
+
+TWICE: Final = "entitlement %s is stated by %s, and by the file or administrators, which %s"
+CONTROLLER: Final = "the entitlements of the cluster"
+"""In `Keyring.unread`, until its controller's first set is read."""
+DIRECTORY: Final = "tenants"
 
 _log = logging.getLogger("sluice.tenancy")
 
@@ -158,6 +170,10 @@ class Tenancy(DirectorySync):
         self._limits_changed = limits_changed
         self._count_limits = count_limits
         self._limits: dict[str, tuple[Limit, ...]] = {}
+        self._regranted: set[str] = set()
+        """Entitlements of a cluster to compute anew."""
+        self._twice = set[str]()
+        """Those that something else states, too, which was logged."""
 
     async def begin(self, file: TenancyFile) -> None:
         """Read the directory, and apply the file; alone while the directory is away."""
@@ -180,6 +196,7 @@ class Tenancy(DirectorySync):
             rows = paused(list(self.known.rows))
             made = [name async for kind, name in rows if kind == "entitlement"]
             # All of them: their models may have other pools now.
+            made += self.known.cluster.entitlements
             await self._compute({*self.index.entries, *file.entitlements, *made}, tenants)
             revoked, changed = [], []
             for name, section in file.entitlements.items():
@@ -210,8 +227,22 @@ class Tenancy(DirectorySync):
                     (entitlements if of == "entitlement" else tenants).add(owner)
         await self._compute(entitlements, tenants)
         if self.was_read:  # only now: until then revoked keys would open
-            self.keyring.unread.clear()
+            self.keyring.unread.discard(DIRECTORY)
         await self.settle()
+
+    async def take_cluster(self, state: ClusterState | None, stale: frozenset[str]) -> None:
+        """Apply what a cluster's controller published, and that these classes of it are stale."""
+        self.keyring.open = False  # also while the cluster grants nothing
+        async with self.lock:
+            cluster, changed = await asyncio.to_thread(joined, self.known.cluster, state, stale)
+            self.known.cluster = cluster
+            self._regranted |= changed
+            if self._regranted:
+                await self._compute(set(self._regranted), set())
+                self._regranted.clear()
+                await self.settle()
+            if state is not None:
+                self.keyring.unread.discard(CONTROLLER)
 
     async def settle(self) -> None:
         keyless = self.known.denials.get(KEYLESS.id)
@@ -325,6 +356,16 @@ class Tenancy(DirectorySync):
             problem = f"no longer fits its model ({error})"
         except Exception as error:  # noqa: BLE001 - a row of another version
             problem = f"makes no sense here ({error!r})"
+        granted, row = (
+            self.known.cluster.entitlements.get(name),
+            self.known.row("entitlement", name),
+        )
+        in_file, made = name in self.file.entitlements, row is not None and not row.of
+        if granted is None or not (in_file or made):
+            self._twice.discard(name)
+        elif name not in self._twice:
+            self._twice.add(name)
+            _log.warning(TWICE, name, granted.source, "count" if in_file else "do not count")
         if not problem:
             self.foreign.discard(name)
         elif name not in self.foreign:
@@ -352,7 +393,9 @@ class Tenancy(DirectorySync):
                 service_class=terms.service_class,
                 model=terms.model,
                 expires_unix_s=terms.expires_unix_s or None,
-                suspended=terms.suspended,
+                suspended=entry.suspended,
+                verdict=entry.verdict,
+                message=entry.message,
                 compress=terms.compress,
                 trusted_usage=terms.trusted_usage,
                 tokens_per_s=terms.tokens_per_s,

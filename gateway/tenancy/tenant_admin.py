@@ -160,7 +160,7 @@ class TenantAdmin(AdminChanges[TenantInForce]):
         """Delete a tenant and its keys; requests run on.
 
         Refused if it is in the file, and while entitlements name it, whose keys and tokens would
-        still open. `force` deletes these, too, unless the file has one of them.
+        still open. `force` deletes these, too, unless the file or a cluster states one.
         """
 
         async def work() -> Planned:
@@ -168,14 +168,18 @@ class TenantAdmin(AdminChanges[TenantInForce]):
             if name in self._tenancy.file.tenants:
                 raise _in_file(name, "Remove it there and reload, or suspend it.")
             own = self._tenancy.entitlements_of(name)
-            in_file = [
-                entitlement for entitlement in own if entitlement in self._tenancy.file.entitlements
+            file, cluster = self._tenancy.file.entitlements, self._known.cluster.entitlements
+            stated = [
+                f"'{e}' is in the configuration file: remove it there and reload"
+                if e in file
+                else f"'{e}' is stated by {cluster[e].source}: delete that object"
+                for e in own
+                if e in file or e in cluster
             ]
-            if own and (in_file or not force):
+            if own and (stated or not force):
                 fix = (
-                    f"'{in_file[0]}' is in the configuration file: remove it there and reload, or "
-                    "suspend the tenant."
-                    if in_file
+                    f"{stated[0]}, or suspend the tenant."
+                    if stated
                     else "Delete these first, or all at once: DELETE with ?force=true, "
                     "`sluice tenant delete --force`."
                 )

@@ -231,6 +231,7 @@ class Gateway:
                 lambda: self.reloading.status,
                 lambda: self.certificates,
                 lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
+                lambda: None if self.pools.cluster is None else self.pools.cluster.age_s,
             ),
             ring=self.ring,
             peers=self.replicas.peers,

@@ -11,7 +11,7 @@ from gateway.fleet.rotation import Rotation
 from gateway.metrics import Metrics
 from gateway.records.record import Record
 from gateway.settings import Config
-from gateway.store.backends import backend_of, open_directory
+from gateway.store.backends import backend_of, open_cluster, open_directory
 from gateway.upstream import HttpUpstream
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import served_model
@@ -64,13 +64,17 @@ async def look(config: Config) -> list[LiveFinding]:
             )
         )
         if backend_of(config.state.address) == "redis":  # another host's; nothing is changed there
-            directory, problem, fix = open_directory(config.state.address), "", ""
+            url, problem, fix = config.state.address, "", ""
+            directory, cluster = open_directory(url), open_cluster(url)
             try:
                 await directory.read(0, "")
+                if config.state.controller is not None and await cluster.read(0) is None:
+                    problem, fix = "no controller has published", "see `sluice controller`'s log"
             except StateFailure as error:
                 problem, fix = str(error), "start it, or correct state.url and its password"
             finally:
                 await directory.close()
+                await cluster.close()
             ready = not problem
             findings.append(
                 LiveFinding(pool="state", worker="store", ready=ready, problem=problem, fix=fix)

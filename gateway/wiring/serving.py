@@ -260,7 +260,7 @@ def run(
     workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
     shortage = allow_open_files(_connections(config), workers)
     if warns:
-        if not config.entitlements:
+        if not config.entitlements and config.state.controller is None:
             _log.warning("no entitlements are configured: the gateway is open to any key or none")
         for warning in (loopback_of_many(config), shortage):
             if warning is not None:

@@ -37,14 +37,15 @@ from gateway.settings.token_pools import (
     tenancy_file,
     worker_shares,
 )
-from gateway.store.backends import backend_of, open_directory, sqlite_path
+from gateway.store.backends import backend_of, open_cluster, open_directory, sqlite_path
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.sqlite_leases import SqliteLeases
-from gateway.store.upkeep import ModelSpec, StoreUpkeep
+from gateway.store.upkeep import DEMAND_EVERY_S, ModelSpec, StoreUpkeep
 from gateway.tenancy.changes import Audit
+from gateway.tenancy.cluster_sync import ClusterSync
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
 from gateway.tenancy.keyring import Keyring
-from gateway.tenancy.tenancy import Tenancy
+from gateway.tenancy.tenancy import CONTROLLER, DIRECTORY, Tenancy
 from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
 from gateway.wiring.auth import issuer_rules, token_verifier
@@ -54,13 +55,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sluice.pools")
 
-UNREAD: Final = (
-    "the directory of tenants was not read: requests get 503 until it answers, because "
-    "administrators may have revoked keys there"
-)
+UNREAD: Final = "not read yet, so that requests get 503, because keys may be revoked there: %s"
 SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
 SWEEP_EVERY_S = 3600.0
+CLUSTER_EVERY_S = 1.0
 
 
 class AdmissionRuntime:
@@ -91,8 +90,8 @@ class AdmissionRuntime:
         self.shapes = {name: shape_of(model) for name, model in by_name.items()}
         self.tokens = token_verifier(config, metrics, clock)
         self.keyring = Keyring(limits=limits_of(config), verifier=self.tokens)
-        if config.administered and backend_of(self._url) != "memory":
-            self.keyring.unread = {"tenants"}
+        self.keyring.unread = _unread(config)
+        self.cluster: ClusterSync | None = None
         trail = Audit(time.time)
         token_pools = {name: TokenPool(base_terms(model)) for name, model in self._managed.items()}
         self.store, self._saved = self._open_store(config, token_pools)
@@ -179,6 +178,38 @@ class AdmissionRuntime:
         self.snapshots: tuple[PoolSnapshot, ...] = ()
         """Counters at the last refresh, for /metrics."""
 
+    @asynccontextmanager
+    async def _in_step_with_cluster(self, stale_after_s: float) -> AsyncIterator[None]:
+        """Take over what a cluster's controller publishes, and tell it the demand."""
+        store = open_cluster(self._url)
+        self.cluster = ClusterSync(
+            store.read, self.tenancy, stale_after_s=stale_after_s, clock=self._clock
+        )
+
+        async def report() -> None:
+            """Of the models that this process leads; 0 is not known yet."""
+            led = set(cast("RedisLeases", self.store).led)
+            await store.report(
+                {
+                    name: {
+                        pool: desired
+                        for place, pool in enumerate(model.pools)
+                        if (desired := self.upkeep.desired_replicas(name, place))
+                    }
+                    for name, model in self._managed.items()
+                    if name in led
+                }
+            )
+
+        chores = BackgroundTasks()
+        await self.cluster.poll()
+        chores.start(_often(CLUSTER_EVERY_S, self.cluster.poll), _often(DEMAND_EVERY_S, report))
+        try:
+            yield
+        finally:
+            await chores.close()
+            await store.close()
+
     async def _count_limits(self) -> None:
         """A request is counted where it gets a managed model's lease."""
         if self.shapes.keys() - self._managed.keys():
@@ -232,8 +263,11 @@ class AdmissionRuntime:
                 await self.tokens.start()
             # If an admin may have created entitlements, serve no request before they are known.
             await self.tenancy.start(tenancy_file(self._config))
+            if (controller := self._config.state.controller) is not None:
+                in_step = self._in_step_with_cluster(controller.stale_after_s)
+                await closing.enter_async_context(in_step)
             if self.keyring.unread:
-                _log.warning(UNREAD)
+                _log.warning(UNREAD, ", ".join(sorted(self.keyring.unread)))
             if self._saved is not None:
                 closing.push_async_callback(self._saved.close)
                 await self._saved.start()
@@ -371,6 +405,13 @@ class AdmissionRuntime:
         for series in (self._gone_entitlements, self._gone_tenants):
             series.sweep()
         await self.budgets.sweep()
+
+
+def _unread(config: Config) -> set[str]:
+    """What has to be read before any key opens."""
+    administered = config.administered and backend_of(config.state.address) != "memory"
+    needed = {DIRECTORY: administered, CONTROLLER: config.state.controller is not None}
+    return {name for name, is_needed in needed.items() if is_needed}
 
 
 async def _often(every_s: float, work: Callable[[], Awaitable[None]]) -> None:

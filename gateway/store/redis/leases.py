@@ -176,6 +176,11 @@ class RedisLeases:
         """Settlements and other posts dropped because too many waited for Redis."""
         return sum(model.link.dropped_total for model in self._models.values())
 
+    @property
+    def led(self) -> tuple[str, ...]:
+        """Models whose capacity this process publishes."""
+        return tuple(name for name, model in self._models.items() if model.leads)
+
     def replicas(self, model: str) -> int:
         """Gateways that share the model, as last reported."""
         return self._models[model].replicas

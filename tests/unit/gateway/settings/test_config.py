@@ -300,6 +300,8 @@ BAD: list[tuple[str, str, int, list[str]]] = [
     ("redis without a host", BASE + "state: {url: 'redis:///0'}\n", 30, ["no host"]),
     ("redis with a name", BASE + "state: {url: 'redis://h/main'}\n", 30, ["not the number of a database"]),  # noqa: E501
     ("redis with a time-out", BASE + "state: {url: 'redis://h/0?socket_timeout=60'}\n", 30, ["an option that is not supported"]),  # noqa: E501
+    ("a controller without Redis", BASE + "state: {controller: {}}\n", 30, ["state.controller", "publishes through Redis", "redis://HOST:6379/0"]),  # noqa: E501
+    ("a controller that is stale at once", BASE + "state: {url: 'redis://h/0', controller: {stale_after_s: 1}}\n", 30, ["at least 30"]),  # noqa: E501
     ("other state", BASE + "state: {url: 'mysql://h'}\n", 30, ["use memory://"]),
     ("ejection", BASE + "health: {eject_s: 90}\n", 30, ["below eject_s (90)", "at least 90"]),
     ("held bodies", edited("  port: 8080", "  max_held_body_bytes: 1000\n  port: 8080"), 3, ["below max_body_bytes", "at least 33554432"]),  # noqa: E501

@@ -85,6 +85,12 @@ def test_each_of_them_alone_is_enough(stated: str) -> None:
     assert managed(config, config.models[0])
 
 
+def test_with_a_clusters_controller_every_model_is() -> None:
+    state = "state: {url: 'redis://h:6379/0', controller: {}}\n"
+    config = read(FLEET + state)
+    assert all(managed(config, model) for model in config.models)
+
+
 def test_base_terms_are_those_of_every_listed_worker() -> None:
     terms = base_terms(read(ENTITLED).models[0])
     assert terms.slots == (8, 2)

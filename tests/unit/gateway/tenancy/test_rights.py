@@ -1,4 +1,4 @@
-"""Rights are what the file and the directory grant, less what was denied."""
+"""Rights are what the file, a cluster and the directory grant, less what was denied."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.records.request import TenantKey
-from gateway.records.tenancy import Denial, Row, TenancyFile, fingerprint
-from gateway.tenancy.known import Known
+from gateway.records.tenancy import (
+    NO_FILE,
+    ClusterEntitlement,
+    ClusterState,
+    Denial,
+    Row,
+    TenancyFile,
+    fingerprint,
+)
+from gateway.tenancy.known import Known, KnownCluster, joined
 from gateway.tenancy.rights import entitlement_of, tenant_of
 from tests.tenancy_fakes import SHAPES, file_key, file_of, section
 
@@ -115,9 +123,49 @@ REVOKED = st.builds(Denial, what=st.just("gone"), subject=st.sampled_from(DIGEST
 DENIALS = st.lists(RESTRICTIONS | REVOKED, max_size=4)
 
 
-def known_of(rows: list[Row], denials: list[Denial]) -> Known:
+def grant(
+    name: str,
+    digest: str = DIGESTS[0],
+    verdict: Any = "",
+    suspended: bool = False,
+    service_class: str = "elastic",
+) -> ClusterEntitlement:
+    fields = {"tenant": "acme", "model": MODEL_OF[name], "service_class": service_class}
+    return ClusterEntitlement(
+        name=name,
+        fields=fields,
+        digests=(digest,),
+        created=7,
+        verdict=verdict,
+        suspended=suspended,
+        source=f"TokenEntitlement team/{name}",
+        uid="u1",
+    )
+
+
+GRANTS = st.lists(
+    st.builds(
+        grant,
+        st.sampled_from(["chat", "code"]),
+        st.sampled_from(DIGESTS),
+        st.sampled_from(["", "", "pending", "degraded"]),
+        st.booleans(),
+        st.sampled_from(["elastic", "spot"]),
+    ),
+    max_size=2,
+    unique_by=lambda granted: granted.name,
+)
+STALE = st.sampled_from([frozenset[str](), frozenset({"spot"}), frozenset({"spot", "elastic"})])
+
+
+def granting(grants: list[ClusterEntitlement], stale: frozenset[str] = frozenset()) -> KnownCluster:
+    return KnownCluster(entitlements={each.name: each for each in grants}, stale=stale)
+
+
+def known_of(rows: list[Row], denials: list[Denial], cluster: KnownCluster | None = None) -> Known:
     known = Known()
     known.take(rows, denials)
+    known.cluster = cluster or KnownCluster()
     return known
 
 
@@ -141,11 +189,14 @@ def in_force(file: TenancyFile, known: Known) -> Iterator[tuple[str, str, int]]:
                     yield found.sha256, name, at
 
 
-@given(files(), ROWS, DENIALS)
+CLUSTERS = st.builds(granting, GRANTS, STALE)
+
+
+@given(files(), ROWS, DENIALS, CLUSTERS)
 def test_nothing_that_was_denied_is_in_force(
-    file: TenancyFile, rows: list[Row], denials: list[Denial]
+    file: TenancyFile, rows: list[Row], denials: list[Denial], cluster: KnownCluster
 ) -> None:
-    known = known_of(rows, denials)
+    known = known_of(rows, denials, cluster)
     for digest, entitlement, at in in_force(file, known):
         assert not known.gone(digest)
         for subject in ("tenant acme", f"entitlement {entitlement}", f"key {digest}"):
@@ -153,18 +204,131 @@ def test_nothing_that_was_denied_is_in_force(
             assert not 0 < known.ends_unix_s(subject) <= at
 
 
-@given(files(), ROWS, DENIALS, st.data())
+@given(files(), ROWS, DENIALS, CLUSTERS, st.data())
 def test_a_denial_adds_no_right(
-    file: TenancyFile, rows: list[Row], denials: list[Denial], data: st.DataObject
+    file: TenancyFile,
+    rows: list[Row],
+    denials: list[Denial],
+    cluster: KnownCluster,
+    data: st.DataObject,
 ) -> None:
     """Of a row made here, its uid is denied together with its digests."""
-    before = set(in_force(file, known_of(rows, denials)))
+    before = set(in_force(file, known_of(rows, denials, cluster)))
     deleted = [(row.uid, *row.digests) for row in rows if row.kind != "entitlement" or not row.of]
     revoked = data.draw(st.sampled_from([*((digest,) for digest in DIGESTS), *deleted]))
     gone = [Denial(what="gone", subject=each) for each in revoked]
     last = msgspec.structs.replace(data.draw(RESTRICTIONS), value=1.0, changed=4)
     more = data.draw(st.sampled_from([gone, [last]]))
-    assert set(in_force(file, known_of(rows, [*denials, *more]))) <= before
+    assert set(in_force(file, known_of(rows, [*denials, *more], cluster))) <= before
+
+
+def stated(file: TenancyFile, known: Known, name: str) -> tuple[str, str] | None:
+    """Who states an entitlement, and its verdict."""
+    entry = entitlement_of(name, file, known, SHAPES)
+    return None if entry is None else (entry.origin, entry.verdict)
+
+
+@given(files(), ROWS, DENIALS, CLUSTERS)
+def test_of_one_name_the_file_counts_then_the_cluster_then_what_was_made_here(
+    file: TenancyFile, rows: list[Row], denials: list[Denial], cluster: KnownCluster
+) -> None:
+    known, granted = known_of(rows, denials, cluster), cluster.entitlements
+    for name in ("chat", "code"):
+        found = entitlement_of(name, file, known, SHAPES)
+        if name in file.entitlements:
+            assert found is not None
+            assert (found.origin, found.source) == ("file", "")
+        elif name in granted:
+            assert found is not None
+            assert (found.origin, found.source) == ("kubernetes", f"TokenEntitlement team/{name}")
+            assert set(found.digests) <= set(granted[name].digests)
+            withheld = granted[name].verdict or found.terms.service_class in cluster.stale
+            assert bool(found.verdict) == bool(withheld)
+            assert found.terms.suspended or not withheld
+        else:
+            without = entitlement_of(name, file, known_of(rows, denials), SHAPES)
+            assert found == without
+
+
+@given(files(), ROWS, DENIALS, CLUSTERS)
+def test_what_left_every_source_opens_nothing(
+    file: TenancyFile, rows: list[Row], denials: list[Denial], cluster: KnownCluster
+) -> None:
+    """What a cluster withdrew leaves what the others grant, as if it had never been there."""
+    nothing = ClusterState(version=(9, 9), whole=True)
+    left, _ = joined(cluster, nothing, frozenset())
+    known = known_of(rows, denials, left)
+    assert list(in_force(file, known)) == list(in_force(file, known_of(rows, denials)))
+    assert list(in_force(NO_FILE, known_of([], denials, left))) == []
+
+
+STATES = st.lists(
+    st.builds(
+        ClusterState,
+        version=st.tuples(st.integers(0, 2), st.integers(1, 3)),
+        whole=st.just(value=True),
+        entitlements=GRANTS.map(tuple),
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda state: state.version,
+)
+
+
+@given(files(), ROWS, DENIALS, STATES, st.data())
+def test_in_which_order_anything_is_heard_never_matters(
+    file: TenancyFile,
+    rows: list[Row],
+    denials: list[Denial],
+    states: list[ClusterState],
+    data: st.DataObject,
+) -> None:
+    """Of what a cluster published, the newest of the greatest epoch counts."""
+    rights = []
+    for _ in range(2):
+        known = Known()
+        heard: list[Any] = [*rows, *denials, *states]
+        for each in data.draw(st.permutations(heard)):
+            if isinstance(each, ClusterState):
+                known.cluster, _ = joined(known.cluster, each, frozenset())
+            elif isinstance(each, Row):
+                known.take([each], ())
+            else:
+                known.take((), [each])
+        newest = max(states, key=lambda state: state.version)
+        assert known.cluster == KnownCluster(
+            version=newest.version, entitlements={e.name: e for e in newest.entitlements}
+        )
+        rights.append(sorted(in_force(file, known)))
+    assert rights[0] == rights[1]
+
+
+@given(GRANTS, GRANTS, STALE, STALE)
+def test_what_news_of_a_cluster_changes_is_told(
+    before: list[ClusterEntitlement],
+    after: list[ClusterEntitlement],
+    stale: frozenset[str],
+    then: frozenset[str],
+) -> None:
+    """In parts as in whole; nothing is told of a heartbeat."""
+    known = granting(before, stale)
+    ahead = {each.name: each for each in after}
+    gone = tuple(known.entitlements.keys() - ahead.keys())
+    whole = ClusterState(version=(1, 1), whole=True, entitlements=tuple(after))
+    part = ClusterState(
+        version=(1, 1),
+        entitlements=tuple(e for e in after if known.entitlements.get(e.name) != e),
+        removed=gone,
+    )
+    names = known.entitlements.keys() | ahead.keys()
+    for state in (whole, part):
+        later, changed = joined(known, state, then)
+        assert later == KnownCluster(version=(1, 1), entitlements=ahead, stale=then)
+        differ = {n for n in names if known.entitlements.get(n) != ahead.get(n)}
+        assert differ <= changed <= names
+        assert changed == differ or stale != then
+    heartbeat = ClusterState(version=(1, 1))
+    assert joined(later, heartbeat, then) == (later, set())
 
 
 @pytest.mark.parametrize(("denied", "expected"), [(40.0, 40.0), (60.0, 50.0), (0.0, 50.0)])

@@ -1,0 +1,63 @@
+"""Keeps tenancy in step with what a cluster's controller publishes.
+
+The age of the news is what its publisher says by the store's clock, and grows here while nothing
+arrives, or only an older set. Service classes that nobody confirmed for long become stale.
+"""
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gateway.errors import StateFailure
+from gateway.records.tenancy import ClusterState
+from gateway.tenancy.known import stale_classes
+from gateway.tenancy.tenancy import Tenancy
+
+STALE: Final = (
+    "the last news of the cluster, of older controllers apart, is %.0f s old: its entitlements of "
+    "these classes get 503: %s"
+)
+
+_log = logging.getLogger("sluice.tenancy")
+
+
+class ClusterSync:
+    """Reads what a controller publishes, and tells tenancy."""
+
+    def __init__(
+        self,
+        read: Callable[[int], Awaitable[ClusterState | None]],
+        tenancy: Tenancy,
+        *,
+        stale_after_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`read` gives what changed after a revision; `clock` monotonic, in seconds."""
+        self._read = read
+        self._tenancy = tenancy
+        self._stale_after_s = stale_after_s
+        self._clock = clock
+        self._known_s = clock()
+        """When the cluster was as it is known here."""
+
+    @property
+    def age_s(self) -> float:
+        """Since the cluster was as it is known here; without any news since the start."""
+        return max(0.0, self._clock() - self._known_s)
+
+    async def poll(self) -> None:
+        """Read what changed. Never raises."""
+        try:
+            known, state = self._tenancy.known.cluster, None
+            with contextlib.suppress(StateFailure):  # the directory logs that Redis is away
+                state = await self._read(known.version[1])
+            if state is not None and state.version >= known.version:
+                self._known_s = self._clock() - state.age_s
+            stale = stale_classes(self.age_s, self._stale_after_s)
+            if stale != known.stale:
+                of = ", ".join(sorted(stale)) or "none"
+                _log.warning(STALE, self.age_s, of)
+            await self._tenancy.take_cluster(state, stale)
+        except Exception:  # noqa: BLE001 - a defect must not end the task
+            _log.exception("keeping the cluster's entitlements in step failed")
