@@ -209,11 +209,7 @@ class MetricsPage:
         for name, text, value in (
             ("store_up", "1 when the state store answers.", int(self.store_up())),
             ("replicas", "Live replicas, this one included.", self.replicas()),
-            (
-                "cluster_age_seconds",
-                "Age of what is known of the Kubernetes cluster's entitlements.",
-                self.cluster_age_s(),
-            ),
+            ("cluster_age_seconds", "Age of the cluster's entitlements.", self.cluster_age_s()),
             (
                 "config_last_reload_successful",
                 "1 when the configuration file, as last read, is in force.",

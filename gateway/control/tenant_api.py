@@ -119,7 +119,7 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
             if name in targets_met:
                 row["slo"] = targets_met[name]
             if (account := accounts.get(name)) is not None:
-                row["state"] = account.state
+                row["state"] = principal.verdict or account.state
                 row["usage"] = {
                     "in_flight": dict(zip(shape.pools, account.inflight, strict=False)),
                     "kv_bytes": account.kv_bytes,

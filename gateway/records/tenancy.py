@@ -146,6 +146,9 @@ class ClusterEntitlement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of that object."""
 
 
+NOT_GRANTED: Final = ClusterEntitlement(name="", fields={})
+
+
 class ClusterState(Record, frozen=True, kw_only=True):
     """What the control plane published, or the part of it that changed."""
 

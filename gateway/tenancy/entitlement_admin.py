@@ -146,11 +146,11 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
                 )
             counters = {
                 "origin": entry.origin,
-                "source": entry.source or None,
-                "message": entry.message or None,
+                "source": entry.granted.source or None,
+                "message": entry.granted.message or None,
                 "created": terms.created,
                 "revision": entry.revision,
-                "state": entry.verdict or state,
+                "state": entry.granted.verdict or state,
                 "usage": usage,
             }
             rows.append({**self._fields(entry), **counters})
@@ -374,8 +374,8 @@ def _reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
 
 def _of_cluster(entry: EntitlementInForce) -> Conflict:
     return Conflict(
-        f"'{entry.terms.name}' is stated by {entry.source} in the cluster. Change or delete that "
-        "object (kubectl); here you can suspend it, have it expire, or revoke a key.",
+        f"'{entry.terms.name}' is stated by {entry.granted.source} in the cluster. Change that "
+        "object (kubectl), or delete it. Here you can suspend or expire it, or revoke a key.",
         reason="entitlement_in_cluster",
     )
 

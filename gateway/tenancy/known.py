@@ -30,12 +30,9 @@ from gateway.records.tenancy import (
 
 _encode: Final = msgspec.json.Encoder().encode
 _NONE: Final[Mapping[str, Row]] = {}
-STALE_AFTER: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("preemptible", "spot"), 1),
-    "elastic": 2,
-    **dict.fromkeys(("guaranteed", "dedicated"), 3),
-}
+STALE_AFTER: Final = {"preemptible": 1, "spot": 1, "elastic": 2, "guaranteed": 3, "dedicated": 3}
 """Service class -> how many times `stale_after_s` without news of the cluster it is served."""
+STALE: Final = "nothing was heard of the cluster for too long"
 
 
 def later_row(first: Row, second: Row) -> Row:
@@ -72,6 +69,14 @@ class KnownCluster(Record, frozen=True, kw_only=True):
     entitlements: Mapping[str, ClusterEntitlement] = {}
     stale: frozenset[str] = frozenset()
     """Service classes that nobody confirmed for too long."""
+
+    def granted(self, name: str) -> ClusterEntitlement:
+        """One of them, with its verdict as far as it is known."""
+        granted = self.entitlements[name]
+        service_class = granted.fields.get("service_class") or "elastic"
+        if granted.verdict or service_class not in self.stale:
+            return granted
+        return msgspec.structs.replace(granted, verdict="degraded", message=STALE)
 
 
 def joined(

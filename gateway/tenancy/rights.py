@@ -25,13 +25,18 @@ from gateway.records.entitlement import Entitlement
 from gateway.records.limit import KeyLimits, key_limits
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
-from gateway.records.tenancy import FileTenant, Row, TenancyFile
+from gateway.records.tenancy import (
+    NOT_GRANTED,
+    ClusterEntitlement,
+    FileTenant,
+    Row,
+    TenancyFile,
+)
 from gateway.tenancy.known import Known
 
 LIMIT_FIELDS = KeyLimits.__struct_fields__
 CLUSTER = "kubernetes"
 """Origin of what a cluster's controller grants."""
-STALE = "nothing was heard of the cluster for too long"
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -46,12 +51,8 @@ class EntitlementInForce(Record, frozen=True, kw_only=True):
     uid: str = ""
     """"" for one of the file."""
     revision: int = 0
-    source: str = ""
-    """Of one of a cluster: the object that states it."""
-    verdict: str = ""
-    """Of one of a cluster: `pending` or `degraded`; it is then suspended in its token pool."""
-    message: str = ""
-    """The verdict in words."""
+    granted: ClusterEntitlement = NOT_GRANTED
+    """By a cluster. With a verdict it is suspended in its token pool."""
     suspended: bool = False
     """By administrators or in the cluster."""
 
@@ -122,31 +123,23 @@ def entitlement_of(
         return None
     fields, origin, uid = stated
     section, row = file.entitlements.get(name), known.row("entitlement", name)
-    granted = known.cluster.entitlements[name] if origin == CLUSTER else None
+    granted = known.cluster.granted(name) if origin == CLUSTER else NOT_GRANTED
     model: Any = fields.get("model")
     if model not in shapes:
         raise NotServed(f"is for model {model}, which is not configured")
-    made = granted or row
-    place = section.place if section is not None else made.created if made is not None else 0
+    place = section.place if section is not None else row.created if row is not None else 0
     subject = f"entitlement {name}"
-    terms = terms_from(fields, shapes[model], place)
-    suspended, verdict, message = known.suspended(subject), "", ""
-    if granted is not None:
-        suspended, verdict = suspended or granted.suspended, granted.verdict
-        message = granted.message
-        if not verdict and terms.service_class in known.cluster.stale:
-            verdict, message = "degraded", STALE
+    terms = terms_from(fields, shapes[model], granted.created or place)
+    suspended = known.suspended(subject) or granted.suspended
     terms = msgspec.structs.replace(
         terms,
-        suspended=suspended or verdict != "",
+        suspended=suspended or granted.verdict != "",
         expires_unix_s=_earlier(terms.expires_unix_s, known.ends_unix_s(subject)) or 0.0,
     )
     own = [] if section is None else list(section.digests)
-    if granted is not None:
-        own += filter(_DIGEST.fullmatch, granted.digests)
-    else:
-        for key in known.own_keys_of(name).values():
-            own += key.digests if key.of == uid else ()
+    own += filter(_DIGEST.fullmatch, granted.digests)
+    for key in known.own_keys_of(name).values() if origin != CLUSTER else ():
+        own += key.digests if key.of == uid else ()
     # A denied digest opens nothing, also as it was once a tenant's key.
     live = [
         d
@@ -159,9 +152,7 @@ def entitlement_of(
         origin=origin,
         uid=uid,
         revision=known.revisions.get(subject, 0),
-        source="" if granted is None else granted.source,
-        verdict=verdict,
-        message=message,
+        granted=granted,
         suspended=suspended,
     )
 

@@ -207,7 +207,7 @@ async def test_nobody_reads_a_set_that_is_half_written(
 async def test_a_gateway_that_missed_more_than_is_kept_reads_all(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "GONE_KEPT", 3)
+    monkeypatch.setattr(cluster, "MISSED_MOST", 3)
     writer, late, prompt = make(), Reader(make()), Reader(make())
     names = [f"e{number}" for number in range(9)]
     await writer.publish(1, granted(*names), age_s=0.0)

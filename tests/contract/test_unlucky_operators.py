@@ -2,10 +2,11 @@
 
 Any history of changes on gateways that share a directory, which may be away, come back empty or be
 replaced by an older copy of itself; gateways reload or start again with files that differ, whose
-sections leave and return. Always: what was denied with success (a key revoked, an entitlement or a
+sections leave and return. A cluster grants an entitlement and withdraws it, of which gateways hear
+late and in any order. Always: what was denied with success (a key revoked, an entitlement or a
 tenant deleted) opens nothing at the gateway that answered. Once the directory answers and every
 gateway has polled: it opens nothing anywhere, what was suspended is suspended, what was made is
-there and opens, and all gateways know the same.
+there and opens, as does what the cluster grants, and all gateways know the same.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ from bench.common.fleet import RedisServer
 from gateway.errors import Refusal, StateFailure
 from gateway.ports import Directory
 from gateway.records.tenancy import (
+    ClusterEntitlement,
+    ClusterState,
     DirectoryChange,
     DirectoryState,
     FileEntitlement,
@@ -46,7 +49,9 @@ MANY: Final = 35
 """Revocations in a row."""
 OWN_KEYS: Final = ("file-key-1", "file-key-2")
 """Of the file's entitlement `f`; sections list the first, or both."""
-ENTITLEMENTS: Final = ("a", "f")
+OF_CLUSTER: Final = "cluster-key"
+"""Of the cluster's entitlement `c`."""
+ENTITLEMENTS: Final = ("a", "f", "c")
 TENANTS: Final = ("acme", "team")
 """The file lists `acme`, with its key `sk-web`."""
 WHAT: Final = (
@@ -62,7 +67,7 @@ ENDING: Final = frozenset({"delete", "delete_tenant", "revoke", "revoke_tenant_k
 OPERATIONS: Final = st.one_of(
     st.tuples(st.sampled_from(WHAT), st.sampled_from(ENTITLEMENTS)),
     st.tuples(st.sampled_from(WHAT_OF_TENANTS), st.sampled_from(TENANTS)),
-).filter(lambda each: each not in {("create", "f"), ("create_tenant", "acme")})
+).filter(lambda each: each not in {("create", "f"), ("create", "c"), ("create_tenant", "acme")})
 WHICH: Final = st.integers(0, 7)
 """One of those there are: what is drawn depends on no answer."""
 AT: Final = st.integers(0, GATEWAYS - 1)
@@ -80,6 +85,19 @@ def edition_of(number: int) -> TenancyFile:
     f = section("f", *keys, digest=str(number), place=2, slo_target_ms=100 + number)
     web = file_key("web", entitlements=("f",))
     return file_of("acme", entitlements=[*base, f], unix_s=100.0 * (number + 1), web=web)
+
+
+def granted(revision: int, *, grants: bool) -> ClusterState:
+    """What the cluster's controller publishes: its entitlement, or nothing."""
+    entitlement = ClusterEntitlement(
+        name="c",
+        fields={"tenant": "team", "model": "m", "slo_target_ms": revision},
+        digests=(digest(OF_CLUSTER).hex(),),
+        source="TokenEntitlement team/c",
+        uid="u",
+    )
+    entitlements = (entitlement,) if grants else ()
+    return ClusterState(version=(1, revision), whole=True, entitlements=entitlements)
 
 
 class Shared:
@@ -199,6 +217,8 @@ class OperatorsMachine(RuleBasedStateMachine):
         self.shared = type(self).opener()
         self.keys = [Key("entitlement", "f", secret) for secret in OWN_KEYS]
         self.keys.append(Key("tenant", "acme", "sk-web", "web"))
+        self.keys.append(Key("entitlement", "c", OF_CLUSTER))
+        self.published = [granted(1, grants=True)]
         self.said: dict[str, bool] = {
             f"there {of}": False for of in ("entitlement a", "tenant team")
         }
@@ -348,6 +368,18 @@ class OperatorsMachine(RuleBasedStateMachine):
     def poll(self, at: int) -> None:
         self.run(self.rigs[at].sync.poll())
 
+    @rule(grants=st.booleans())
+    def cluster_publishes(self, *, grants: bool) -> None:
+        revision = self.published[-1].version[1] + 1
+        self.published = [*self.published[-2:], granted(revision, grants=grants)]
+
+    @rule(at=AT, which=st.integers(-3, -1))
+    def cluster_is_heard(self, at: int, which: int) -> None:
+        self.hear(at, self.published[max(which, -len(self.published))])
+
+    def hear(self, at: int, state: ClusterState) -> None:
+        self.run(self.rigs[at].tenancy.take_cluster(state, frozenset()))
+
     # -- what befalls them
 
     @rule()
@@ -445,6 +477,8 @@ class OperatorsMachine(RuleBasedStateMachine):
             heard += all(rig.sync.up for rig in self.rigs)
             if heard == 3:
                 break
+        for at in range(GATEWAYS):
+            self.hear(at, self.published[-1])
         known = [rig.tenancy.known for rig in self.rigs]
         assert all(one.rows == known[0].rows for one in known[1:])
         assert all(meant(one) == meant(known[0]) for one in known[1:])
@@ -475,6 +509,8 @@ class OperatorsMachine(RuleBasedStateMachine):
         edition = self.editions[at]
         if key.secret in OWN_KEYS:
             return edition != 2 and OWN_KEYS.index(key.secret) <= edition
+        if key.secret == OF_CLUSTER:
+            return bool(self.published[-1].entitlements)
         if key.owner in ("f", "acme"):
             return edition != 2
         return self.said.get(f"there {key.kind} {key.owner}", True)

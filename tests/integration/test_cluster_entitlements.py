@@ -95,7 +95,8 @@ def test_an_entitlements_life(own_server: RedisServer, controller: Controller) -
         assert message in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 5
         assert get(fleet.url, KEY, "/v1/models").json()["data"][0]["id"] == MODEL
-        assert get(fleet.url, KEY, "/v1/sluice/me").status_code == 200
+        mine = get(fleet.url, KEY, "/v1/sluice/me").json()
+        assert mine["state"] == "degraded"
         shown = admin(fleet.url, "GET", "/admin/entitlements/search").json()
         assert (shown["state"], shown["message"]) == ("degraded", message)
         assert (shown["origin"], shown["source"]) == ("kubernetes", "TokenEntitlement team/search")

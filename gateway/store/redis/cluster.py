@@ -21,10 +21,8 @@ from gateway.store.redis.route import Session, lua, route_of, script
 MAX_ENTITLEMENTS: Final = 100_000
 BATCH: Final = 250
 """Entitlements in one call, which has to come within TIMEOUT_S."""
-READ_MOST: Final = 2_000
-"""Most changes that are read one by one."""
-GONE_KEPT: Final = 10_000
-"""Removed names that are kept for gateways that missed them."""
+MISSED_MOST: Final = 2_000
+"""Changes that a gateway may have missed; after more it reads all."""
 DEMAND_S: Final = 60.0
 """How long a measured demand counts."""
 _PARTS: Final = ("head", "rows", "changed", "gone", "demand")
@@ -76,7 +74,7 @@ class ClusterStore:
             for at in range(0, most, BATCH):
                 some = puts[at : at + BATCH]
                 done, *told = await self._run(
-                    *("write", self._revision, GONE_KEPT, epoch, int(begins and at == 0)),
+                    *("write", self._revision, MISSED_MOST, epoch, int(begins and at == 0)),
                     *(int(at + BATCH >= most), round(age_s * 1e6), len(some)),
                     *(part for e in some for part in (e.name, _encode(e))),
                     *removes[at : at + BATCH],
@@ -109,7 +107,7 @@ class ClusterStore:
 
         Raises StateFailure.
         """
-        head = await self._run("read", since, READ_MOST)
+        head = await self._run("read", since, MISSED_MOST)
         if not head or head[2] != b"1":
             return None
         rows, whole = [row for row in head[5] if row], head[4] != b"1"
@@ -121,7 +119,7 @@ class ClusterStore:
                 found.update(zip(pairs[::2], pairs[1::2], strict=True))
             rows = list(found.values())
             # What changed meanwhile is read again; unless a writer began, whose rows are not all.
-            after = await self._run("read", int(head[1]), READ_MOST)
+            after = await self._run("read", int(head[1]), MISSED_MOST)
             if after[2:3] != [b"1"] or after[4] != b"1":
                 return None
         try:  # in a thread, because 100,000 are many
@@ -141,8 +139,7 @@ class ClusterStore:
         if demand:
             at_s = b"%d " % int((await self._session.call("TIME"))[0])
             fields = (part for m, pools in demand.items() for part in (m, at_s + _encode(pools)))
-            forgets = ("EXPIRE", self._demand, 3600)
-            await self._session.pipeline([("HSET", self._demand, *fields), forgets])
+            await self._session.call("HSET", self._demand, *fields)
 
     async def close(self) -> None:
         """Close the connection."""

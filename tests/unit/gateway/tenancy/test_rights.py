@@ -225,7 +225,7 @@ def test_a_denial_adds_no_right(
 def stated(file: TenancyFile, known: Known, name: str) -> tuple[str, str] | None:
     """Who states an entitlement, and its verdict."""
     entry = entitlement_of(name, file, known, SHAPES)
-    return None if entry is None else (entry.origin, entry.verdict)
+    return None if entry is None else (entry.origin, entry.granted.verdict)
 
 
 @given(files(), ROWS, DENIALS, CLUSTERS)
@@ -237,13 +237,16 @@ def test_of_one_name_the_file_counts_then_the_cluster_then_what_was_made_here(
         found = entitlement_of(name, file, known, SHAPES)
         if name in file.entitlements:
             assert found is not None
-            assert (found.origin, found.source) == ("file", "")
+            assert (found.origin, found.granted.source) == ("file", "")
         elif name in granted:
             assert found is not None
-            assert (found.origin, found.source) == ("kubernetes", f"TokenEntitlement team/{name}")
+            assert (found.origin, found.granted.source) == (
+                "kubernetes",
+                f"TokenEntitlement team/{name}",
+            )
             assert set(found.digests) <= set(granted[name].digests)
             withheld = granted[name].verdict or found.terms.service_class in cluster.stale
-            assert bool(found.verdict) == bool(withheld)
+            assert bool(found.granted.verdict) == bool(withheld)
             assert found.terms.suspended or not withheld
         else:
             without = entitlement_of(name, file, known_of(rows, denials), SHAPES)
