@@ -1,9 +1,8 @@
 """Configuration -> tenancy, and the shapes and terms of token pools, for policy and adapters.
 
 A model is managed if one of its entitlements states a service class or a limit, or a cluster's
-controller may. A model that is
-not managed only checks keys: its requests are counted and spill over, but are never refused for
-load.
+controller may. A model that is not managed only checks keys: its requests are counted and spill
+over, but are never refused for load.
 """
 
 import hashlib
@@ -39,12 +38,16 @@ def managed(config: Config, model: ModelConfig) -> bool:
     Limits of tenants and keys are counted where a lease is taken, so with them every model is. So
     is it with a cluster's controller, which may grant any model's entitlements limits.
     """
-    return (config.state.controller is not None or limits_tenants(config)) or any(
-        "service_class" in e.model_fields_set
-        or e.budgets
-        or any(getattr(e, name) is not None for name in LIMITS)
-        for e in config.entitlements
-        if e.model == model.name
+    return (
+        config.state.controller is not None
+        or limits_tenants(config)
+        or any(
+            "service_class" in e.model_fields_set
+            or e.budgets
+            or any(getattr(e, name) is not None for name in LIMITS)
+            for e in config.entitlements
+            if e.model == model.name
+        )
     )
 
 

@@ -356,10 +356,8 @@ class Tenancy(DirectorySync):
             problem = f"no longer fits its model ({error})"
         except Exception as error:  # noqa: BLE001 - a row of another version
             problem = f"makes no sense here ({error!r})"
-        granted, row = (
-            self.known.cluster.entitlements.get(name),
-            self.known.row("entitlement", name),
-        )
+        granted = self.known.cluster.entitlements.get(name)
+        row = self.known.row("entitlement", name)
         in_file, made = name in self.file.entitlements, row is not None and not row.of
         if granted is None or not (in_file or made):
             self._twice.discard(name)

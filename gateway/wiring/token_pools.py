@@ -188,18 +188,15 @@ class AdmissionRuntime:
 
         async def report() -> None:
             """Of the models that this process leads; 0 is not known yet."""
-            led = set(cast("RedisLeases", self.store).led)
-            await store.report(
-                {
-                    name: {
-                        pool: desired
-                        for place, pool in enumerate(model.pools)
-                        if (desired := self.upkeep.desired_replicas(name, place))
-                    }
-                    for name, model in self._managed.items()
-                    if name in led
+            demand = {
+                name: {
+                    pool: desired
+                    for place, pool in enumerate(self._managed[name].pools)
+                    if (desired := self.upkeep.desired_replicas(name, place))
                 }
-            )
+                for name in cast("RedisLeases", self.store).led
+            }
+            await store.report(demand)
 
         chores = BackgroundTasks()
         await self.cluster.poll()

@@ -12,7 +12,9 @@ import pytest
 from bench.common.fleet import MODEL, Fleet, RedisServer
 from gateway.errors import StateFailure
 from gateway.records.tenancy import ClusterEntitlement
+from gateway.settings import parse
 from gateway.store.redis.cluster import ClusterStore, Fenced
+from gateway.wiring.live_check import look
 from sluice.hash_key import hashed_key
 from tests.asking import admin, bearer, entitlement, get, post, until
 
@@ -201,6 +203,21 @@ def _listens(fleet: Fleet) -> bool:
         return bool(httpx.get(fleet.url + "/health", trust_env=False).status_code)
     except httpx.TransportError:
         return False
+
+
+async def test_a_live_check_tells_whether_a_controller_publishes(own_server: RedisServer) -> None:
+    text = f"""
+version: 1
+state: {{url: "{own_server.url}", controller: {{}}}}
+models: [{{name: m, pools: {{p: {{max_model_len: 8, max_num_seqs: 1, workers: ["http://a.invalid"]}}}}}}]
+"""
+    config = parse(text, "sluice.yaml", {})
+    found = [each for each in await look(config) if each.pool == "state"]
+    assert [(f.ready, f.problem) for f in found] == [(False, "no controller has published")]
+    store = ClusterStore(own_server.url)
+    await store.publish(0, {}, age_s=0.0)
+    await store.close()
+    assert [each.ready for each in await look(config) if each.pool == "state"] == [True]
 
 
 def test_the_controller_hears_what_the_models_need(

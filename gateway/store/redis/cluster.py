@@ -10,6 +10,7 @@ here retries.
 
 import asyncio
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -136,10 +137,10 @@ class ClusterStore:
 
     async def report(self, demand: Mapping[str, Mapping[str, int]]) -> None:
         """Have the controller know desired replicas by model and pool. Raises StateFailure."""
-        if demand:
-            at_s = b"%d " % int((await self._session.call("TIME"))[0])
-            fields = (part for m, pools in demand.items() for part in (m, at_s + _encode(pools)))
-            await self._session.call("HSET", self._demand, *fields)
+        at_s = b"%d " % int((await self._session.call("TIME"))[0])
+        measured = [(model, at_s + _encode(pools)) for model, pools in demand.items() if pools]
+        if measured:
+            await self._session.call("HSET", self._demand, *chain(*measured))
 
     async def close(self) -> None:
         """Close the connection."""
