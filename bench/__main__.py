@@ -41,6 +41,10 @@ BENCHES = {
         "how cost grows with 2,000 workers, 100,000 entitlements, 10,000 leases",
         {"scale": "scale.run:run"},
     ),
+    "controller": Bench(
+        "a controller that starts on 100 pools with 1,000 entitlements, and one change",
+        {"controller": "controller.run:run"},
+    ),
     "soak": Bench(
         "half an hour of mixed load, cancels and errors: memory, leases, exact books",
         {"soak": "soak.run:run"},

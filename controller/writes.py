@@ -188,19 +188,26 @@ class Writes:
 
 
 async def _at_once(items: Iterable[T], make: Callable[[T], Awaitable[bool]]) -> bool:
-    """Await `make` of each, AT_ONCE at a time; whether any was true. Raises the first failure."""
-    left, results = iter(items), list[bool]()
+    """Await `make` of each, AT_ONCE at a time; whether any was true. Raises the first ApiFailure.
+
+    Workers end by themselves then: a task group that a failure ends may swallow a cancellation.
+    """
+    left, results, failures = iter(items), list[bool](), list[ApiFailure]()
 
     async def worker() -> None:
         for item in left:
-            results.append(await make(item))
+            try:
+                results.append(await make(item))
+            except ApiFailure as error:
+                failures.append(error)
+            if failures:
+                return
 
-    try:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(AT_ONCE):
-                workers.create_task(worker())
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(AT_ONCE):
+            workers.create_task(worker())
+    if failures:
+        raise failures[0]
     return any(results)
 
 

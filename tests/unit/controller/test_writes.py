@@ -1,6 +1,7 @@
 """The calls of a plan: in order, some together, and again where they failed."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,6 +24,9 @@ class Api:
         self.made: list[str] = []
         self.most = 0
         self.failing: dict[str, ApiFailure] = {}
+        self.takes_s: dict[str, float] = {}
+        self.cleanup_s = 0.0
+        """Closing a connection takes its time, too."""
         self._running = 0
 
     async def make(self, call: Call) -> Object:
@@ -30,8 +34,11 @@ class Api:
         self.made.append(name)
         self._running += 1
         self.most = max(self.most, self._running)
-        await asyncio.sleep(0.01)
-        self._running -= 1
+        try:
+            await asyncio.sleep(self.takes_s.get(name, 0.01))
+        finally:
+            self._running -= 1
+            await asyncio.sleep(self.cleanup_s)
         if name in self.failing:
             raise self.failing[name]
         return {"metadata": {"name": call.name}}
@@ -164,5 +171,29 @@ def test_events_of_what_could_not_be_written_wait_for_the_next_pass() -> None:
         sending.cancel()
         told = [name for name in scene.api.made if name.startswith("create ")]
         assert [name.partition(".")[0] for name in told] == ["create s2"]
+
+    played(play)
+
+
+def test_a_cancellation_counts_also_at_the_moment_of_a_failure() -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["patch_status s0"] = Away("nobody answers")
+        scene.api.takes_s["patch_status s0"] = 0.005
+        scene.api.cleanup_s = 0.004
+        for moment_s in (0.001, 0.006, 0.008, 0.01, 0.012, 0.02):
+            ended: list[str] = []
+
+            async def passes(ended: list[str] = ended) -> None:
+                try:
+                    with contextlib.suppress(Away):
+                        await scene.writes.carry_out([status(f"s{i}") for i in range(100)])
+                    await asyncio.sleep(10**6)
+                finally:
+                    ended.append("")
+
+            task = asyncio.ensure_future(passes())
+            asyncio.get_running_loop().call_later(moment_s, task.cancel)
+            await asyncio.sleep(60)
+            assert ended, f"cancelled after {moment_s} s, it goes on"
 
     played(play)

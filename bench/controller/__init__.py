@@ -1,0 +1,1 @@
+"""The control plane on Kubernetes, at scale."""
