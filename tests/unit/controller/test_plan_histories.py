@@ -102,3 +102,22 @@ def test_a_plan_counts_no_more_than_the_capacity_and_settles(
     check(cluster)
     claims = cluster.objects["TokenEntitlement"]
     assert result.entitlements.keys() == (claims.keys() if cluster.objects["TokenPool"] else set())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    claims=st.dictionaries(NAMES, st.tuples(CLASSES, RESOURCES), min_size=1),
+    ready=st.integers(0, 4),
+)
+def test_both_allocators_come_to_the_same_verdicts(
+    claims: dict[str, tuple[str, dict[str, Any]]], ready: int
+) -> None:
+    verdicts = []
+    for allocator in ("internal", "virtual-node"):
+        cluster = Cluster(allocator, token_pool(**POOL))
+        cluster.backends["Deployment", "engines"] = deployment(ready=ready)
+        for name, (service_class, resources) in claims.items():
+            change(cluster, ("put", name, service_class, resources))
+        published = cluster.settle().entitlements
+        verdicts.append((cluster.states(), {name: it.fields for name, it in published.items()}))
+    assert verdicts[0] == verdicts[1]
