@@ -34,7 +34,7 @@ class Seat(Record, frozen=True, kw_only=True):
     """It gave its place up for another one, which it does not have yet: it loses it first."""
 
     @property
-    def kept(self) -> Amounts:
+    def retained(self) -> Amounts:
         """What counts of what it holds: no more than it still wants."""
         return smaller(self.held or NOTHING, self.wanted)
 
@@ -59,16 +59,16 @@ def fit_held(capacity: Amounts, seats: Iterable[Seat]) -> dict[str, Amounts]:
     """What of the held places a capacity still holds."""
     held = [seat for seat in seats if seat.held is not None]
     held.sort(key=lambda seat: (seat.moving, not seat.reserving, *_age(seat)))
-    used = total(seat.kept for seat in held)
+    used = total(seat.retained for seat in held)
     count = len(held)
     while count and not within(used, capacity):
         count -= 1
-        used = subtract(used, held[count].kept)
-    fit = {seat.name: seat.kept for seat in held[:count]}
+        used = subtract(used, held[count].retained)
+    fit = {seat.name: seat.retained for seat in held[:count]}
     for seat in held[count:]:  # those that fit beside what stayed keep theirs
-        if within(more := add(used, seat.kept), capacity):
+        if within(more := add(used, seat.retained), capacity):
             used = more
-            fit[seat.name] = seat.kept
+            fit[seat.name] = seat.retained
     return fit
 
 
@@ -92,9 +92,9 @@ def allocate(capacity: Amounts, seats: Sequence[Seat]) -> Allocation:
         granted[seat.name] = seat.wanted
     lost = [seat for seat in elastic if seat.held is not None and seat.name not in granted]
     for seat in lost:  # more may be free than was needed
-        if within(add(used, seat.kept), capacity):
-            granted[seat.name] = seat.kept
-            used = add(used, seat.kept)
+        if within(add(used, seat.retained), capacity):
+            granted[seat.name] = seat.retained
+            used = add(used, seat.retained)
     for seat in elastic:
         more = subtract(seat.wanted, granted.get(seat.name, NOTHING))
         if granted.get(seat.name) != seat.wanted and within(add(used, more), capacity):
@@ -114,10 +114,10 @@ def allocate(capacity: Amounts, seats: Sequence[Seat]) -> Allocation:
 def total(amounts: Iterable[Amounts]) -> Amounts:
     """Their sum."""
     rate = kv_mib = sequences = 0
-    for each in amounts:
-        rate += each[0]
-        kv_mib += each[1]
-        sequences += each[2]
+    for amount in amounts:
+        rate += amount[0]
+        kv_mib += amount[1]
+        sequences += amount[2]
     return rate, kv_mib, sequences
 
 

@@ -201,7 +201,7 @@ def _read_claim(
         fields = {name: fields[name] for name in ("name", "model")} | {"tenant": tenant}
         if _problem(fields, pool) is not None:
             fields = {}
-    found, wrong = [], []
+    opening, wrong = [], []
     for ref in (key["secretRef"] for key in spec.get("keys") or ()):
         digest = digests.get(ref["name"], {}).get(ref["key"])
         if digest is None:
@@ -209,7 +209,7 @@ def _read_claim(
         elif (owner := owners.setdefault(digest, name)) != name:
             wrong.append(f"its key opens TokenEntitlement {owner} already; give it another one")
         else:
-            found.append(digest)
+            opening.append(digest)
     return Claim(
         name=name,
         source=source,
@@ -218,7 +218,7 @@ def _read_claim(
         pool=spec["poolRef"]["name"],
         fields=fields if pool is not None else {},
         wanted=NOTHING if problem else amounts_of(spec.get("resources") or {}),
-        digests=tuple(dict.fromkeys(found)),
+        digests=tuple(dict.fromkeys(opening)),
         expires_unix_s=0.0 if problem else instant(fields.get("expires_at")),
         suspended=bool(spec.get("suspend")),
         problem=problem,

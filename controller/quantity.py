@@ -61,24 +61,24 @@ def resources_of(amounts: Amounts) -> dict[str, int | float]:
     return {field: amount for field, amount in stated if amount}
 
 
-def add(one: Amounts, other: Amounts) -> Amounts:
+def add(left: Amounts, right: Amounts) -> Amounts:
     """The sum, by dimension."""
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+    return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
 
-def subtract(one: Amounts, other: Amounts) -> Amounts:
+def subtract(left: Amounts, right: Amounts) -> Amounts:
     """The difference, by dimension."""
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+    return left[0] - right[0], left[1] - right[1], left[2] - right[2]
 
 
-def smaller(one: Amounts, other: Amounts) -> Amounts:
+def smaller(left: Amounts, right: Amounts) -> Amounts:
     """The smaller amount of each dimension."""
-    return min(one[0], other[0]), min(one[1], other[1]), min(one[2], other[2])
+    return min(left[0], right[0]), min(left[1], right[1]), min(left[2], right[2])
 
 
-def within(one: Amounts, other: Amounts) -> bool:
-    """Whether no dimension is more than the other's."""
-    return one[0] <= other[0] and one[1] <= other[1] and one[2] <= other[2]
+def within(left: Amounts, right: Amounts) -> bool:
+    """Whether no dimension of `left` is above that of `right`."""
+    return left[0] <= right[0] and left[1] <= right[1] and left[2] <= right[2]
 
 
 def times(amounts: Amounts, count: int) -> Amounts:

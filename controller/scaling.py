@@ -41,10 +41,10 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
         if assumed is None:
             assumed = pool.bounds[0] if pool.bounds else 1
         return Backend(ready=_bounded(assumed, pool))
-    found = world.backends.get(pool.backend)
-    if found is None:
+    source = world.backends.get(pool.backend)
+    if source is None:
         return Backend(ready=0, missing=True)
-    spec, status = found.get("spec") or {}, found.get("status") or {}
+    spec, status = source.get("spec") or {}, source.get("status") or {}
     if pool.backend[0] == "InferencePool":
         labels = (spec.get("selector") or {}).get("matchLabels") or {}
         ready = sum(1 for pod in engines if labels and _serves(pod, labels))
@@ -84,7 +84,7 @@ def scale_calls(pool: Pool, backend: Backend, goal: Goal) -> Iterable[Call]:
 
 def _replicas(wanted: Amounts, per_replica: Amounts) -> int:
     pairs = zip(wanted, per_replica, strict=True)
-    return max((-(-amount // each) for amount, each in pairs if each), default=0)
+    return max((-(-amount // unit) for amount, unit in pairs if unit), default=0)
 
 
 def _bounded(replicas: int, pool: Pool) -> int:
@@ -95,7 +95,7 @@ def _bounded(replicas: int, pool: Pool) -> int:
 def _serves(pod: Object, labels: Mapping[str, str]) -> bool:
     """Whether a pod has these labels, and is ready."""
     metadata, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or ()
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    ready = any(it["type"] == "Ready" and it["status"] == "True" for it in conditions)
     alike = labels.items() <= (metadata.get("labels") or {}).items()
     return ready and alike and "deletionTimestamp" not in metadata
 

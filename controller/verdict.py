@@ -200,7 +200,7 @@ def pool_status(
 
 def _measured(amounts: Amounts, pool: Pool) -> dict[str, Any]:
     stated, enforced = resources_of(amounts), zip(FIELDS, pool.per_replica, strict=True)
-    return {field: stated.get(field, 0) for field, each in enforced if each}
+    return {field: stated.get(field, 0) for field, amount in enforced if amount}
 
 
 def _conditions(
@@ -249,8 +249,8 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 def _last_reason(status: Mapping[str, Any], kind: str) -> str:
     """The reason of a condition as last written; "" if it never was."""
-    reasons = (each["reason"] for each in status.get("conditions") or () if each["type"] == kind)
-    return next(reasons, "")
+    conditions = status.get("conditions") or ()
+    return next((it["reason"] for it in conditions if it["type"] == kind), "")
 
 
 def entitlement_events(claim: Claim, verdict: Verdict) -> Iterator[EventNote]:

@@ -82,7 +82,7 @@ def test_none_that_reserves_loses_for_an_elastic_one(capacity: Amounts, seats: l
     )
     for seat in seats:
         if seat.reserving and seat.name in result.outgrown:
-            assert not within(add(reserved, seat.kept), capacity)
+            assert not within(add(reserved, seat.retained), capacity)
         assert not (seat.reserving and seat.name in result.preempted)
 
 
@@ -92,7 +92,7 @@ def test_no_place_is_taken_that_was_not_needed(capacity: Amounts, seats: list[Se
     used = total(result.granted.values())
     for seat in seats:
         if seat.name in result.preempted | result.outgrown:
-            assert not within(add(used, seat.kept), capacity)
+            assert not within(add(used, seat.retained), capacity)
 
 
 @given(CAPACITY, seats_of())
@@ -106,10 +106,10 @@ def test_what_is_held_stays_while_it_fits(seats: list[Seat], spare: int) -> None
     held = total(seat.held or NOTHING for seat in seats)
     capacity = add(held, (spare, spare, spare))
     result = allocate(capacity, seats)
-    assert fit_held(capacity, seats) == {s.name: s.kept for s in seats if s.held is not None}
+    assert fit_held(capacity, seats) == {s.name: s.retained for s in seats if s.held is not None}
     for seat in seats:
         if seat.reserving and seat.held is not None:
-            assert within(seat.kept, result.granted[seat.name])
+            assert within(seat.retained, result.granted[seat.name])
 
 
 def test_the_newest_elastic_ones_give_way_and_no_more_than_needed() -> None:
