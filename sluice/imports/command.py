@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,11 +12,12 @@ import typer
 
 from gateway.settings import ConfigError
 from gateway.settings.source import MAX_BYTES, Document, read
+from sluice.imports import crd as of_crd
 from sluice.imports import litellm as of_litellm
 from sluice.imports import production_stack as of_stack
 from sluice.imports.litellm_api import fetch
 from sluice.imports.report import Report, told
-from sluice.imports.sections import problems_of, references, written
+from sluice.imports.sections import dumped, problems_of, references, written
 from sluice.terminal import JsonOption, echo_json, stop
 
 MAX_DUMP_BYTES: Final = 512 << 20
@@ -63,18 +65,62 @@ def production_stack(
     _finish(of_stack.convert(document, report), [report], output, as_json=as_json)
 
 
+@import_.command("crd")
+def crd(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Manifests; those of `kubectl get -o yaml`, too."),
+    ],
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """TokenEntitlements, with their TokenPools and Secrets: the section `entitlements`."""
+    manifests, reports = [], []
+    for file in files:
+        text = _text(file)
+        line = 0
+        for part in _NEXT_DOCUMENT.split(text):
+            above, line = line, line + part.count("\n")
+            if not _HAS_CONTENT.search(part):
+                continue
+            # Lines before it are empty, so that the report has the file's own.
+            document = _read(file, "\n" * above + part)
+            report = _report(file, document)
+            manifests += [(manifest, report) for manifest in of_crd.objects_of(document.data)]
+            reports.append(report)
+    config = of_crd.convert(manifests)
+    _finish(config, reports, output, as_json=as_json, whole=False)
+
+
+_NEXT_DOCUMENT: Final = re.compile(r"^---(?=\s)", re.MULTILINE)
+_HAS_CONTENT: Final = re.compile(r"^\s*[^#\s]", re.MULTILINE)
+
+
 def _document(file: Path) -> tuple[Document, Report]:
+    document = _read(file, _text(file))
+    return document, _report(file, document)
+
+
+def _report(file: Path, document: Document) -> Report:
+    return Report(str(file), lambda path: document.key_place(path).line)
+
+
+def _text(file: Path) -> str:
     try:
         with file.open("rb") as opened:
-            text = opened.read(MAX_BYTES + 1).decode()
-        document = read(text, str(file), {})
+            return opened.read(MAX_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         stop(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8'}", 2)
+
+
+def _read(file: Path, text: str) -> Document:
+    try:
+        document = read(text, str(file), {})
     except ConfigError as error:
         stop(str(error), 2)
     if document.problems:
         stop(str(ConfigError(document.problems)), 2)
-    return document, Report(str(file), lambda path: document.key_place(path).line)
+    return document
 
 
 def _dump(source: str) -> Any:
@@ -93,13 +139,23 @@ def _dump(source: str) -> Any:
 
 
 def _finish(
-    config: dict[str, Any], reports: list[Report], output: Path | None, *, as_json: bool
+    config: dict[str, Any],
+    reports: list[Report],
+    output: Path | None,
+    *,
+    as_json: bool,
+    whole: bool = True,
 ) -> None:
-    """Print the report and write the file. Exit 1 if there is nothing to write."""
+    """Print the report and write the file. Exit 1 if there is nothing to write.
+
+    `whole`: it is a gateway's file, not sections to put into one.
+    """
     lines = [line for report in reports for line in report.lines]
     counts = Counter(line.fate for line in lines)
     text = ""
-    if config:
+    if config and not whole:
+        text = dumped(config, "Sections to put into the gateway's sluice.yaml.")
+    elif config:
         try:
             text = written(config, "Imported; `mode: observe` decides nothing until it is removed.")
         except ConfigError as error:

@@ -4,7 +4,7 @@ Every setting must be accounted for. What no part of the import speaks of, `rest
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Final, Literal
 
@@ -36,10 +36,10 @@ class Line(Record, frozen=True, kw_only=True):
     note: str
 
 
-def told(lines: Sequence[Line]) -> Iterator[str]:
+def told(lines: Sequence[Line], heads: Mapping[Fate, str] = _HEADS) -> Iterator[str]:
     """The lines for a person: losses first, then what to set or check; each reason once."""
     counts = Counter(line.fate for line in lines)
-    for fate, head in _HEADS.items():
+    for fate, head in heads.items():
         groups: dict[tuple[str, str], list[str]] = {}
         for line in lines:
             if line.fate == fate:

@@ -57,11 +57,16 @@ def _row(dumper: yaml.SafeDumper, row: Row) -> yaml.Node:
 _Dumper.add_representer(Row, _row)
 
 
-def written(config: Mapping[str, Any], head: str) -> str:
-    """The file's text under a comment. Raises ConfigError if `sluice check` would refuse it."""
+def dumped(config: Mapping[str, Any], head: str) -> str:
+    """Text of these sections under a comment."""
     comment = "".join(f"# {line}\n" for line in head.splitlines())
     body = yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, width=1_000, allow_unicode=True)
-    text = f"{comment}{body}"
+    return f"{comment}{body}"
+
+
+def written(config: Mapping[str, Any], head: str) -> str:
+    """The file's text under a comment. Raises ConfigError if `sluice check` would refuse it."""
+    text = dumped(config, head)
     parse(text, "sluice.yaml", _environment(text, config))
     return text
 

@@ -1,7 +1,9 @@
 """`sluice entitlement`: who may use which model of a running gateway, and how much of it."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from sluice.operate import tables
@@ -213,6 +215,52 @@ def revoke(
 ) -> None:
     """End a key at once."""
     _change(client, "DELETE", name, "keys", fingerprint)
+
+
+@entitlement.command()
+@connected
+def export(
+    client: AdminClient,
+    crd: Annotated[
+        bool, typer.Option("--crd", help="As TokenPools and TokenEntitlements of Kubernetes.")
+    ] = False,
+    pool: Annotated[
+        str | None, typer.Option(help="Only this pool of the models.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-c",
+            "--config",
+            help="The gateway's file: it knows hashes of keys, and rates of pools.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print all entitlements as manifests; on stderr, what these cannot say."""
+    from sluice.config_file import load_or_exit
+    from sluice.imports.report import Report, told
+    from sluice.operate import crd_export
+
+    if not crd:
+        stop("give --crd: manifests are the only form", 2)
+    config = None if file is None else load_or_exit(file)
+    report = Report("the gateway")
+    objects = crd_export.manifests(
+        client.rows("entitlements"),
+        client.call("GET", "pools"),
+        client.rows("budgets"),
+        report,
+        pool=pool,
+        config=config,
+    )
+    if client.as_json:
+        lines = [msgspec.to_builtins(line) for line in report.lines]
+        echo_json({"manifests": objects, "lines": lines})
+        return
+    typer.echo(crd_export.text_of(objects), nl=False)
+    for line in told(report.lines, crd_export.HEADS):
+        typer.echo(line, err=True)
 
 
 @entitlement.command()

@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from typer.testing import Result
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet, RedisServer
 from tests.asking import post
+from tests.crds import misfits
 from tests.running import sluice
 
 
@@ -184,3 +186,26 @@ def test_a_deleted_tenant_leaves_nothing_that_opens(tmp_path: Path) -> None:
         fleet.start_replica(fleet.replicas[0])
         fleet.wait_ready(fleet.replicas[0])
         assert open_to([*keys, *fresh]) == [401, 401, 200, 200]
+
+
+def test_what_a_gateway_grants_becomes_manifests_and_a_file_again(tmp_path: Path) -> None:
+    digest = f"sha256:{'ab' * 32}"
+    terms = {"service_class": "guaranteed", "concurrency": 8, "api_keys": [digest]}
+    config = {"entitlements": [{"name": "chat", "tenant": "acme", "model": MODEL, **terms}]}
+    with Fleet(short=1, long=0, config=config) as fleet:
+        made(fleet, "entitlement", "create", "Batch", "--tenant", "acme", "--model", MODEL)
+        made(fleet, "entitlement", "suspend", "Batch")
+        found = said(fleet, "entitlement", "export", "--crd", "-c", str(fleet.replicas[0].file))
+    assert found.exit_code == 0
+    objects = [o for o in yaml.safe_load_all(found.stdout) if o]
+    assert [problem for o in objects if o["kind"] != "Secret" for problem in misfits(o)] == []
+    by_name = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    assert by_name["Secret", "chat-key"]["stringData"] == {"api-key": digest}
+    assert by_name["TokenEntitlement", "batch"]["spec"]["suspend"] is True
+    (pool,) = [o["spec"] for o in objects if o["kind"] == "TokenPool"]
+    assert (pool["model"], pool["replicas"]) == (MODEL, 1)
+    assert "make the Secret of each key" in found.stderr
+    manifests = tmp_path / "manifests.yaml"
+    manifests.write_text(found.stdout, encoding="utf-8")
+    section = yaml.safe_load(sluice("import", "crd", manifests).stdout)
+    assert section["entitlements"][0] == config["entitlements"][0]
