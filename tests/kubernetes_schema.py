@@ -20,16 +20,26 @@ import yaml
 TARGET: Final = Path(__file__).with_name("kubernetes.schema.json")
 DEFINITIONS: Final = "kubernetes-json-schema/v1.37.0-local-strict/_definitions.json"
 KINDS: Final = (
+    "admissionregistration.v1.ValidatingAdmissionPolicy",
+    "admissionregistration.v1.ValidatingAdmissionPolicyBinding",
     "apps.v1.Deployment",
     "apps.v1.StatefulSet",
     "autoscaling.v2.HorizontalPodAutoscaler",
     "core.v1.ConfigMap",
+    "core.v1.Secret",
     "core.v1.Service",
     "core.v1.ServiceAccount",
     "networking.v1.NetworkPolicy",
     "policy.v1.PodDisruptionBudget",
+    "rbac.v1.ClusterRole",
+    "rbac.v1.ClusterRoleBinding",
     "rbac.v1.Role",
     "rbac.v1.RoleBinding",
+    "scheduling.v1.PriorityClass",
+)
+
+DEFINITION: Final = (
+    "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
 )
 
 
@@ -38,7 +48,7 @@ def main(wheel: Path, crds: list[Path]) -> None:
     with zipfile.ZipFile(wheel) as opened:
         known = json.loads(opened.read(f"kubernetes_validate/{DEFINITIONS}"))["$defs"]
     parts: dict[str, Any] = {}
-    wanted = [f"io.k8s.api.{kind}" for kind in KINDS]
+    wanted = [*(f"io.k8s.api.{kind}" for kind in KINDS), DEFINITION]
     while wanted:
         name = wanted.pop()
         if name not in parts:
@@ -46,6 +56,7 @@ def main(wheel: Path, crds: list[Path]) -> None:
             parts[name] = json.loads(text)
             wanted += re.findall(r"#/\$defs/([\w.-]+)", text)
     kinds = {kind.rpartition(".")[2]: f"io.k8s.api.{kind}" for kind in KINDS}
+    kinds["CustomResourceDefinition"] = DEFINITION
     for crd in crds:
         spec = yaml.safe_load(crd.read_text(encoding="utf-8"))["spec"]
         kind = spec["names"]["kind"]

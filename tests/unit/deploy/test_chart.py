@@ -10,13 +10,15 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
+from controller.virtual_node import node_name
 
 from gateway.control.roles import Role, role_for
 from gateway.settings import load
 from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
 from tests.chart import helm as run_helm
 from tests.chart import rendered as render
-from tests.unit.deploy.files import ROOT, alerts, instruction, load_yaml, rules
+from tests.crds import definitions, misfits
+from tests.unit.deploy.files import ROOT, alerts, instruction, load_yaml, parse, rules
 
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed (make helm)")
 pytestmark = [pytest.mark.helm, needs_helm]
@@ -52,6 +54,8 @@ def one(manifests: list[Manifest], kind: str, name: str = "sluice") -> Any:
 
 def problems_of(manifest: Manifest) -> list[str]:
     """What the Kubernetes API refuses about a manifest."""
+    if manifest["kind"] in definitions():
+        return misfits(manifest)
     schema = {"$ref": f"#/$defs/{API['kinds'][manifest['kind']]}", "$defs": API["$defs"]}
     found = jsonschema_rs.Draft202012Validator(schema).iter_errors(manifest)
     return [f"{manifest['kind']}: {error.message} at {error.instance_path}" for error in found]
@@ -73,10 +77,10 @@ def test_helm_lint_has_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
-def test_ten_files_of_values_render_as_before(values: Path) -> None:
+def test_twelve_files_of_values_render_as_before(values: Path) -> None:
     golden = golden_of(values).read_text(encoding="utf-8")
     assert golden_text(rendered(values)) == golden, "if that is meant: make chart"
-    assert len(VALUES) == 10
+    assert len(VALUES) == 12
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
@@ -104,6 +108,36 @@ def test_alerts_link_their_runbooks(base: str) -> None:
 def test_the_kubernetes_api_accepts_the_recipes(recipe: Path) -> None:
     manifests = list(yaml.safe_load_all(recipe.read_text(encoding="utf-8")))
     assert [problem for each in manifests for problem in problems_of(each)] == []
+
+
+def test_the_kubernetes_api_accepts_what_the_page_shows() -> None:
+    page = (ROOT / "docs/operate/kubernetes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = [m for block in blocks for m in yaml.safe_load_all(block) if "apiVersion" in m]
+    assert {m["kind"] for m in shown} == {"TokenPool", "TokenEntitlement"}
+    assert [problem for each in shown for problem in problems_of(each)] == []
+    recipe = (ROOT / "deploy/kubernetes/tokenpool.yaml").read_text(encoding="utf-8")
+    pool, entitlement, _ = yaml.safe_load_all(recipe)
+    del pool["spec"]["scaling"]
+    assert shown == [pool, entitlement]
+    (model,) = load_yaml(CHART / "values.yaml")["config"]["models"]
+    own = model["pools"][pool["spec"]["pool"]]
+    assert pool["spec"]["model"] == model["name"]
+    assert pool["spec"]["perReplica"] == {
+        "concurrency": own["max_num_seqs"],
+        "tokensPerSecond": own["tokens_per_second"],
+        "kvCacheGiB": own["kv_cache_gib"],
+    }
+
+
+def test_autoscalers_of_a_token_pool_scale_the_one_that_is_shown() -> None:
+    pool = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/tokenpool.yaml").read_text("utf-8")))
+    reference = {"apiVersion": pool["apiVersion"], "kind": pool["kind"], **pool["metadata"]}
+    for name, own in (("hpa", "Deployment"), ("keda", None)):
+        (of_pool,) = yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}-tokenpool.yaml").open())
+        (plain,) = yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}.yaml").open())
+        assert of_pool["spec"]["scaleTargetRef"] == reference
+        assert plain["spec"]["scaleTargetRef"].get("kind") == own
 
 
 def test_engines_drain_with_an_operator_s_key_and_see_no_secret_of_the_gateway() -> None:
@@ -275,6 +309,124 @@ def test_pods_roll_only_for_what_a_reload_cannot_change() -> None:
     assert digest() != digest("--set=config.server.max_connections=99")
 
 
+# -- the control plane
+
+CONTROLLER = ("--set=redis.enabled=true", "--set=controller.enabled=true")
+
+
+def verbs_of(manifests: list[Manifest], kind: str = "Role") -> dict[str, set[str]]:
+    """Namespace and resource -> verbs, of the controller's roles."""
+    found: dict[str, set[str]] = {}
+    for manifest in manifests:
+        if manifest["kind"] == kind and manifest["metadata"]["name"].endswith("-controller"):
+            for rule in manifest["rules"]:
+                for resource in rule["resources"]:
+                    place = f"{manifest['metadata'].get('namespace', '')}/{resource}"
+                    found.setdefault(place, set()).update(rule["verbs"])
+    return found
+
+
+def test_the_controller_has_rights_in_one_namespace_until_it_keeps_nodes() -> None:
+    internal = render(*CONTROLLER, "--set=controller.namespace=tokens")
+    own = verbs_of(internal)
+    assert {place.partition("/")[0] for place in own} == {"tokens"}
+    assert own["tokens/pods"] == own["tokens/secrets"] == {"list", "watch"}
+    assert verbs_of(internal, "ClusterRole") == {}
+    assert not {"ClusterRole", "ClusterRoleBinding", "PriorityClass"} & {
+        manifest["kind"] for manifest in internal
+    }
+    virtual = render(
+        *CONTROLLER, "--set=controller.namespace=tokens,controller.allocator=virtual-node"
+    )
+    more = verbs_of(virtual)
+    assert {k: v - own.get(k, set()) for k, v in more.items() if v != own.get(k)} == {
+        "tokens/pods": {"create", "delete"},
+        "kube-node-lease/leases": {"create", "patch"},
+    }
+    assert set(verbs_of(virtual, "ClusterRole")) == {"/nodes", "/nodes/status"}
+    for manifest in virtual:
+        if manifest["kind"].endswith("Binding") and "subjects" in manifest:
+            (subject,) = manifest["subjects"]
+            expected = "sluice-controller" if "controller" in str(manifest["roleRef"]) else "sluice"
+            assert (subject["name"], subject["namespace"]) == (expected, "prod")
+
+
+def test_nodes_that_are_no_pool_s_are_out_of_the_controller_s_reach() -> None:
+    option = "--set=controller.namespace=tokens,controller.allocator=virtual-node"
+    policy = one(render(*CONTROLLER, option), "ValidatingAdmissionPolicy", "prod-sluice-controller")
+    spec = policy["spec"]
+    (condition,) = spec["matchConditions"]
+    assert "'system:serviceaccount:prod:sluice-controller'" in condition["expression"]
+    (validation,) = spec["validations"]
+    (prefix,) = re.findall(r"startsWith\('(.*)'\)", validation["expression"])
+    assert node_name("tokens", "qwen3-8b").startswith(prefix)
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    verbs = verbs_of(render(*CONTROLLER, option), "ClusterRole")
+    assert set(rule["resources"]) == {place.strip("/") for place in verbs}
+    older = render(*CONTROLLER, option, "--kube-version=1.29.0")
+    assert "ValidatingAdmissionPolicy" not in {manifest["kind"] for manifest in older}
+
+
+def test_the_controller_runs_with_the_gateways_redis_and_sees_no_key_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLUICE_STATE_URL", "redis://r:6379/0")
+    for options in (
+        ("--set=redis.enabled=true", "--set=redis.passwordSecret.name=p"),
+        ("--set=redis.url=redis://r:6379/0",),
+        ("--set=redis.urlSecret.name=url",),
+    ):
+        manifests = render("--set=controller.enabled=true", *options)
+        container = gateway_of(manifests, "sluice-controller")
+        assert container["env"] == gateway_of(manifests)["env"]
+        assert "envFrom" not in container
+        parse(container["args"])
+    policy = one(render(*CONTROLLER), "NetworkPolicy", "sluice-redis")
+    admitted = [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for peer in policy["spec"]["ingress"][0]["from"]
+    ]
+    assert admitted == ["gateway", "controller"]
+
+
+def test_gateways_listen_to_the_controller_once_it_is_there() -> None:
+    def state(*options: str) -> Any:
+        config = one(render(*options), "ConfigMap")["data"]["sluice.yaml"]
+        return yaml.safe_load(config)["state"].get("controller")
+
+    assert state() is None
+    assert state(*CONTROLLER) == {"stale_after_s": 3600}
+    own = "--set=config.state.controller.stale_after_s=600"
+    assert state(*CONTROLLER, own) == {"stale_after_s": 600}
+
+    def digest(*options: str) -> str:
+        annotations = one(render(*options), "Deployment")["spec"]["template"]["metadata"]
+        return str(annotations["annotations"]["sluice/restart-digest"])
+
+    assert digest(*CONTROLLER[:1]) != digest(*CONTROLLER)
+
+
+def test_what_is_the_cluster_s_is_installed_once() -> None:
+    option = "--set=controller.allocator=virtual-node"
+    manifests = render(*CONTROLLER, option)
+    kinds = {m["metadata"]["name"]: m for m in manifests if m["kind"].endswith("Definition")}
+    assert list(kinds.values()) == sorted(definitions().values(), key=lambda c: str(c["metadata"]))
+    classes = {
+        m["metadata"]["name"]: (m["value"], m["preemptionPolicy"])
+        for m in manifests
+        if m["kind"] == "PriorityClass"
+    }
+    assert classes["sluice-reserved"][1] == "PreemptLowerPriority"
+    assert classes["sluice-elastic"][1] == "Never"
+    assert classes["sluice-reserved"][0] > classes["sluice-elastic"][0] > 0
+    second = render(
+        *CONTROLLER, option, "--set=controller.crds=false,controller.priorityClasses=false"
+    )
+    assert not {"CustomResourceDefinition", "PriorityClass"} & {m["kind"] for m in second}
+    off = {m["kind"] for m in render("--set=redis.enabled=true")}
+    assert not {"CustomResourceDefinition", "PriorityClass", "ClusterRole"} & off
+
+
 # -- what is refused
 
 
@@ -308,6 +460,8 @@ def refusal(*options: str) -> str:
         ("--set-json=config.entitlements=[{}]", "missing propert"),
         ("--set=redis.url=redis://:secret@redis:6379/0", "/redis/url"),
         ("--set=service.type=Ingress", "/service/type"),
+        ("--set=controller.allocator=kubelet", "/controller/allocator"),
+        ("--set=controller.namespace=A_b", "/controller/namespace"),
     ],
 )
 def test_the_schema_refuses_mistakes_and_names_their_place(option: str, said: str) -> None:
@@ -326,6 +480,12 @@ def test_the_schema_refuses_mistakes_and_names_their_place(option: str, said: st
         (["redis.enabled=true", "config.state.url=memory://"], "leave config.state.url at"),
         (["terminationGracePeriodSeconds=37"], "must be 38 or more"),
         (['env=[{"name":"SLUICE_STATE_URL","value":"sqlite:///s"}]'], "Set config.state.url"),
+        (["controller.enabled=true"], "or controller.enabled=false"),
+        (
+            ["controller.enabled=true", "config.state.url=redis://r:6379/0"],
+            "Set redis.enabled=true, redis.url or redis.urlSecret.name",
+        ),
+        (["config.state.controller.stale_after_s=60"], "or leave it out"),
         (["config.server.workers=2"], "set replicas"),
         (["config.server.management_port=0"], "must be a number above 0"),
         (["config.server.host=127.0.0.1"], "must be 0.0.0.0"),

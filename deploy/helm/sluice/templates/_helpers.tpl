@@ -18,6 +18,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: gateway
 {{- end }}
 
+{{- define "sluice.controller" -}}
+{{ include "sluice.selector" . }}
+app.kubernetes.io/component: controller
+{{- end }}
+
 {{- define "sluice.labels" -}}
 {{ include "sluice.selector" . }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -34,6 +39,21 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- else }}
 {{- default "default" .Values.serviceAccount.name }}
 {{- end }}
+{{- end }}
+
+{{- define "sluice.controllerAccount" -}}
+{{- with .Values.controller.serviceAccount }}
+{{- if .create }}
+{{- default (printf "%s-controller" (include "sluice.fullname" $)) .name }}
+{{- else }}
+{{- default "default" .name }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of the TokenPools, TokenEntitlements, their Secrets and engines. */}}
+{{- define "sluice.controllerNamespace" -}}
+{{- default .Release.Namespace .Values.controller.namespace }}
 {{- end }}
 
 {{/* Most pods that may run at once. */}}
@@ -71,7 +91,9 @@ spend each limit twice, or the next one could not mount a ReadWriteOnce volume. 
 {{- $config := omit .Values.config "server" }}
 {{- range $reloaded }}{{- $config = omit $config . }}{{- end }}
 {{- $server := omit .Values.config.server "admin_key" "viewer_key" "admin_keys" }}
-{{- list $config $server $models | toJson | sha256sum }}
+{{- $parts := list $config $server $models }}
+{{- if .Values.controller.enabled }}{{ $parts = append $parts "state.controller" }}{{ end }}
+{{- toJson $parts | sha256sum }}
 {{- end }}
 
 {{/* Kind of discovery in `config` -> its namespaces ("": the release's), as JSON. */}}
