@@ -13,10 +13,12 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import typer.main
+from prometheus_client import CollectorRegistry
 
 import gateway.pipeline.dispatcher
 import gateway.pipeline.pipeline
 from bench.__main__ import BENCHES
+from controller.health import Figures
 from gateway import errors
 from gateway.admission.terms import DenialReason
 from gateway.control.metrics_page import MetricsPage
@@ -103,6 +105,14 @@ def metric_families() -> dict[str, list[str]]:
         name = family.name + ("_total" if family.type == "counter" else "")
         found[name] = list(family.labels)
     return found
+
+
+def controller_families() -> dict[str, list[str]]:
+    """The same of the controller's own port."""
+    metrics = [m for m in vars(Figures()).values() if not isinstance(m, CollectorRegistry)]
+    return {
+        m._name + ("_total" if m._type == "counter" else ""): list(m._labelnames) for m in metrics
+    }
 
 
 def test_files_named_in_the_architecture_exist() -> None:
@@ -229,17 +239,21 @@ def test_the_pipeline_calls_its_stages_in_that_order() -> None:
 
 
 def test_every_metric_is_described_and_every_described_metric_exists() -> None:
-    described = {
-        code_of(row[0])[0]: [label for label in row[1].split(", ") if label]
-        for row in rows_of(section_of("docs/operate/metrics.md", "Metrics"))
-        if row[0].startswith("`sluice_") and len(row) == 3
-    }
-    assert described == metric_families()
+    for section, families in (
+        ("Metrics", metric_families()),
+        ("Controller", controller_families()),
+    ):
+        described = {
+            code_of(row[0])[0]: [label for label in row[1].split(", ") if label]
+            for row in rows_of(section_of("docs/operate/metrics.md", section))
+            if row[0].startswith("`sluice_") and len(row) == 3
+        }
+        assert described == families
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_metrics_named_anywhere_exist(page: Path) -> None:
-    known = set(metric_families())
+    known = {*metric_families(), *controller_families()}
     named = set(re.findall(r"\bsluice_[a-z_]+", page.read_text(encoding="utf-8")))
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import typer.main
 import yaml
 
 from gateway.fleet.engine_metrics import ALIASES
@@ -20,7 +19,6 @@ from gateway.metrics import Histogram, Metrics
 from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
-from sluice.cli import app, register
 from tests.unit.deploy.files import (
     DASHBOARDS,
     PROMETHEUS,
@@ -30,13 +28,14 @@ from tests.unit.deploy.files import (
     instruction,
     load_yaml,
     ours,
+    parse,
     pyproject,
     queries,
     rules,
     servers,
     services,
 )
-from tests.unit.test_docs import metric_families, section_of
+from tests.unit.test_docs import controller_families, metric_families, section_of
 
 RULE_TESTS = sorted(PROMETHEUS.glob("tests/*.yml"))
 SCRAPED = {"job", "instance"}
@@ -93,16 +92,6 @@ def test_every_command_of_ours_is_a_command_line_of_sluice() -> None:
     assert len(ours()) == 5
     for service in ours().values():
         parse(service.get("command") or json.loads(instruction("CMD")))
-
-
-def parse(command: list[str]) -> None:
-    """Parse as the `sluice` command does, without running it."""
-    if not app.registered_commands:
-        register()
-    group: Any = typer.main.get_command(app)
-    with group.make_context("sluice", list(command), resilient_parsing=False) as context:
-        name, verb, rest = group.resolve_command(context, list(command))
-        verb.make_context(name, rest, parent=context)
 
 
 def test_mocks_are_what_the_gateway_s_configuration_says() -> None:
@@ -241,6 +230,7 @@ def known_metrics() -> dict[str, set[str] | None]:
     sglang = {n for names in ALIASES.values() for n in names if n.startswith("sglang:")}
     known: dict[str, set[str] | None] = dict.fromkeys(recorded() | {"up", "ALERTS"} | sglang)
     known |= {name: labels | SCRAPED for name, labels in gateway_metrics().items()}
+    known |= {name: set(labels) | SCRAPED for name, labels in controller_families().items()}
     known |= {name: labels | SCRAPED | {"pool"} for name, labels in engine_metrics().items()}
     return known
 
