@@ -7,6 +7,7 @@ import jsonschema_rs
 import yaml
 
 from tests.chart import CHART
+from tests.kube.crd import completed, problems
 from tests.kubernetes_schema import bare, closed
 
 FILES = sorted((CHART / "files/crds").glob("*.yaml"))
@@ -26,9 +27,16 @@ def schema_of(kind: str) -> dict[str, Any]:
     return schema
 
 
-def misfits(manifest: dict[str, Any]) -> list[str]:
-    """What the schema refuses, and fields that it does not know. Its rules in CEL are not asked."""
-    schema = closed(bare(schema_of(manifest["kind"])))
-    schema["properties"]["metadata"] = {"type": "object"}
-    errors = jsonschema_rs.Draft202012Validator(schema).iter_errors(manifest)
-    return [f"{manifest['kind']}: {error.message} at {error.instance_path}" for error in errors]
+def misfits(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
+    """What schema and rules refuse, and unknown fields. `old`: the object before its change."""
+    schema = schema_of(manifest["kind"])
+    named = closed(bare(schema))
+    named["properties"]["metadata"] = {"type": "object"}
+    errors = jsonschema_rs.Draft202012Validator(named).iter_errors(manifest)
+    found = [f"{manifest['kind']}: {error.message} at {error.instance_path}" for error in errors]
+
+    def whole(stated: dict[str, Any]) -> dict[str, Any]:
+        return {**completed(schema, stated), "metadata": stated["metadata"]}
+
+    before = None if old is None else whole(old)
+    return found or list(problems(schema, whole(manifest), before))

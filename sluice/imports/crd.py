@@ -4,29 +4,18 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from pydantic import ValidationError
-
+from controller.objects import read_claim, read_pool
+from controller.records import TOKEN_ENTITLEMENTS, TOKEN_POOLS, Object
 from gateway.settings.source import KeyPath
-from gateway.settings.tenants import EntitlementConfig
 from sluice.imports.report import Report
 from sluice.imports.sections import Row, variable
 
-_AMOUNTS: Final = {
-    "resources": {
-        "tokensPerSecond": "tokens_per_second",
-        "kvCacheGiB": "kv_cache_gib",
-        "concurrency": "concurrency",
-    },
-    "limits": {
-        "tokensPerSecond": "max_tokens_per_second",
-        "kvCacheGiB": "max_kv_cache_gib",
-        "concurrency": "max_concurrency",
-    },
-}
-Manifest = tuple[KeyPath, dict[str, Any]]
+Manifest = tuple[KeyPath, Object]
 """An object and its place in its file."""
+Objects = Mapping[tuple[str, str], Object]
+"""By kind and name."""
 
 
 def objects_of(data: object) -> list[Manifest]:
@@ -41,61 +30,50 @@ def objects_of(data: object) -> list[Manifest]:
 
 def convert(manifests: list[tuple[Manifest, Report]]) -> dict[str, Any]:
     """The section; empty if no entitlement can be one of the file."""
-    objects: dict[tuple[str, str], dict[str, Any]] = {}
-    for (_, manifest), _ in manifests:
-        objects[str(manifest.get("kind")), _name(manifest)] = manifest
+    objects = {
+        (str(manifest.get("kind")), str(_mapping(manifest, "metadata").get("name"))): manifest
+        for (_, manifest), _ in manifests
+    }
     sections = []
     for (path, manifest), report in manifests:
-        kind, spec = manifest.get("kind"), _mapping(manifest, "spec")
-        if kind == "TokenEntitlement":
+        kind = manifest.get("kind")
+        if kind == TOKEN_ENTITLEMENTS.kind:
             section = _entitlement(path, manifest, objects, report)
             if section is not None:
                 sections.append(section)
-        elif kind == "TokenPool":
+        elif kind == TOKEN_POOLS.kind:
+            model = _mapping(manifest, "spec").get("model")
             report.approximated(
                 (*path, "spec"),
-                f"the file's own: models[].pools of `{spec.get('model')}` has workers and slots",
+                f"the file's own: models[].pools of `{model}` has workers and slots",
             )
         elif kind != "Secret":
             report.left_out(path, f"no {kind} is read")
     return {"entitlements": sections} if sections else {}
 
 
-def _entitlement(
-    path: KeyPath,
-    manifest: Mapping[str, Any],
-    objects: Mapping[tuple[str, str], dict[str, Any]],
-    report: Report,
-) -> Row | None:
-    spec, name = _mapping(manifest, "spec"), _name(manifest)
+def _entitlement(path: KeyPath, manifest: Object, objects: Objects, report: Report) -> Row | None:
+    """Its section, as the controller reads it."""
+    spec = _mapping(manifest, "spec")
     reference = str(_mapping(spec, "poolRef").get("name"))
-    token_pool = objects.get(("TokenPool", reference))
+    token_pool = objects.get((TOKEN_POOLS.kind, reference))
     if token_pool is None:
         report.left_out((*path, "spec", "poolRef"), f"give the file of the TokenPool {reference}")
         return None
-    pool, qos = _mapping(token_pool, "spec"), _mapping(spec, "qos")
-    section = Row(name=name, tenant=spec.get("tenantId"), model=pool.get("model"))
-    section["service_class"] = qos.get("serviceClass", "elastic")
-    if "sloTargetMs" in qos:
-        section["slo_target_ms"] = qos["sloTargetMs"]
-    for part, fields in _AMOUNTS.items():
-        amounts = _mapping(spec, part)
-        section |= {field: amounts[said] for said, field in fields.items() if said in amounts}
-    if "pool" in pool and "concurrency" in section:
-        section["concurrency"] = {pool["pool"]: section["concurrency"]}
-    if "expiresAt" in spec:
-        section["expires_at"] = str(spec["expiresAt"])
-    try:
-        EntitlementConfig.model_validate(section)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        report.left_out(path, f"{place}: {problem['msg']}")
+    pool = read_pool(token_pool)
+    if pool.problem:
+        report.left_out(path, f"TokenPool {reference}: {pool.problem}")
         return None
-    keys = [_key(key, objects) for key in spec.get("keys", [])]
+    claim = read_claim({**manifest, "status": {}}, {reference: pool}, {}, {})
+    if claim.problem is not None:
+        report.left_out(path, claim.problem[1])
+        return None
+    section = Row({name: claim.fields[name] for name in ("name", "tenant", "model")})
+    section |= claim.fields
+    keys = [_key(_mapping(key, "secretRef"), objects) for key in spec.get("keys") or ()]
     if keys:
         section["api_keys"] = keys
-    if spec.get("suspend"):
+    if claim.suspended:
         report.left_out(
             (*path, "spec", "suspend"), "the file has no such setting: `sluice entitlement suspend`"
         )
@@ -103,29 +81,24 @@ def _entitlement(
     return section
 
 
-def _key(key: Mapping[str, Any], objects: Mapping[tuple[str, str], dict[str, Any]]) -> str:
+def _key(reference: Mapping[str, Any], objects: Objects) -> str:
     """The hash of a key, of its Secret where that was given too, else of a variable."""
-    reference = _mapping(key, "secretRef")
-    secret = objects.get(("Secret", str(reference.get("name"))), {})
-    entry = str(reference.get("key"))
+    name, entry = str(reference.get("name")), str(reference.get("key"))
+    secret = objects.get(("Secret", name), {})
     text = _mapping(secret, "stringData").get(entry)
     try:
-        value = base64.b64decode(_mapping(secret, "data").get(entry, ""), validate=True)
-        value = value if text is None else str(text).encode()
+        encoded = str(_mapping(secret, "data").get(entry, ""))
+        key = base64.b64decode(encoded, validate=True) if text is None else str(text).encode()
     except (ValueError, binascii.Error):
-        value = b""
-    value = value.strip()
-    if not value:
-        return "${" + variable(f"{reference.get('name')}_{entry}") + "}"
-    if value.startswith(b"sha256:"):
-        return value.decode()
-    return f"sha256:{hashlib.sha256(value).hexdigest()}"
+        key = b""
+    key = key.rstrip(b"\r\n")
+    if not key:
+        return "${" + variable(f"{name}_{entry}") + "}"
+    if key.startswith(b"sha256:"):
+        return key.decode(errors="replace")
+    return f"sha256:{hashlib.sha256(key).hexdigest()}"
 
 
 def _mapping(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = data.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _name(manifest: Mapping[str, Any]) -> str:
-    return str(_mapping(manifest, "metadata").get("name"))

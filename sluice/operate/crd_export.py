@@ -14,11 +14,11 @@ from gateway.admission.entitlement_terms import GIB
 from gateway.records.tenancy import fingerprint
 from gateway.settings import Config
 from gateway.settings.model import PoolConfig
-from sluice.imports.report import Report
+from sluice.imports.report import Fate, Report
 
 API_VERSION: Final = "sluice.dev/v1alpha1"
 KEY_ENTRY: Final = "api-key"
-_RESOURCES: Final = (
+_RESOURCES: Final[tuple[tuple[str, str, str], ...]] = (
     # Field of an object, its name in the gateway, and its limit there.
     ("tokensPerSecond", "tokens_per_second", "max_tokens_per_second"),
     ("kvCacheGiB", "kv_cache_gib", "max_kv_cache_gib"),
@@ -30,7 +30,7 @@ _UNSAID: Final = (
     ("trusted_usage", False, "trusted_usage: reports of its proxy will teach no estimates"),
 )
 """Fields that objects do not have, the value that needs no word, and what is lost otherwise."""
-HEADS: Final = {
+HEADS: Final[Mapping[Fate, str]] = {
     "left out": "Left out ({}): objects cannot say it.",
     "approximated": "Set or check ({}): objects say nearly the same.",
 }

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
-from controller.virtual_node import node_name
 
+from controller.virtual_node import node_name
 from gateway.control.roles import Role, role_for
 from gateway.settings import load
 from tests.chart import CHART, HELM, VALUES, Manifest, generated, golden_of, golden_text
@@ -131,13 +131,14 @@ def test_the_kubernetes_api_accepts_what_the_page_shows() -> None:
 
 
 def test_autoscalers_of_a_token_pool_scale_the_one_that_is_shown() -> None:
-    pool = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/tokenpool.yaml").read_text("utf-8")))
+    def recipe(name: str) -> Any:
+        text = (ROOT / f"deploy/kubernetes/{name}.yaml").read_text(encoding="utf-8")
+        return next(yaml.safe_load_all(text))
+
+    pool = recipe("tokenpool")
     reference = {"apiVersion": pool["apiVersion"], "kind": pool["kind"], **pool["metadata"]}
-    for name, own in (("hpa", "Deployment"), ("keda", None)):
-        (of_pool,) = yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}-tokenpool.yaml").open())
-        (plain,) = yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}.yaml").open())
-        assert of_pool["spec"]["scaleTargetRef"] == reference
-        assert plain["spec"]["scaleTargetRef"].get("kind") == own
+    for name in ("hpa-tokenpool", "keda-tokenpool"):
+        assert recipe(name)["spec"]["scaleTargetRef"] == reference
 
 
 def test_engines_drain_with_an_operator_s_key_and_see_no_secret_of_the_gateway() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.records.entitlement import CLASSES
-from tests.crds import definitions, schema_of
+from tests.crds import definitions, misfits, schema_of
 
 KINDS = ("TokenPool", "TokenEntitlement")
 
@@ -82,3 +82,123 @@ def test_an_autoscaler_finds_what_it_needs_of_a_token_pool() -> None:
 def test_service_classes_are_those_of_the_gateway() -> None:
     qos = schema_of("TokenEntitlement")["properties"]["spec"]["properties"]["qos"]
     assert qos["properties"]["serviceClass"]["enum"] == list(CLASSES)
+
+
+POOL: dict[str, Any] = {
+    "apiVersion": "sluice.dev/v1alpha1",
+    "kind": "TokenPool",
+    "metadata": {"name": "p"},
+    "spec": {"model": "m", "perReplica": {"concurrency": 8}},
+}
+ENTITLEMENT: dict[str, Any] = {
+    "apiVersion": "sluice.dev/v1alpha1",
+    "kind": "TokenEntitlement",
+    "metadata": {"name": "e"},
+    "spec": {"tenantId": "t", "poolRef": {"name": "p"}},
+}
+
+
+def changed(base: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """The object with other fields of its spec; None removes one."""
+    merged = {name: value for name, value in {**base["spec"], **spec}.items() if value is not None}
+    return {**base, "spec": merged}
+
+
+def backend(kind: str, version: str) -> dict[str, Any]:
+    return {"backendRef": {"apiVersion": version, "kind": kind, "name": "engines"}}
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        POOL,
+        changed(POOL, **backend("Deployment", "apps/v1")),
+        changed(POOL, **backend("StatefulSet", "apps/v1")),
+        changed(POOL, **backend("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1")),
+        changed(POOL, **backend("InferencePool", "inference.networking.k8s.io/v1")),
+        changed(POOL, scaling={"maxReplicas": 1}, replicas=0),
+        *(
+            changed(POOL, perReplica={"concurrency": 1, "kvCacheGiB": gib})
+            for gib in (1, 0.001, 1.001, 2.3, 16.35, 123456.789, 1_000_000)
+        ),
+        ENTITLEMENT,
+        changed(
+            ENTITLEMENT,
+            qos={"serviceClass": "guaranteed"},
+            resources={"concurrency": 4},
+            limits={"concurrency": 4},
+        ),
+        changed(
+            ENTITLEMENT,
+            resources={"tokensPerSecond": 1, "kvCacheGiB": 1.5},
+            limits={"tokensPerSecond": 1, "kvCacheGiB": 1.5, "concurrency": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_right_is_taken(good: dict[str, Any]) -> None:
+    assert misfits(good) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fix"),
+    [
+        (
+            changed(POOL, **backend("Deployment", "leaderworkerset.x-k8s.io/v1")),
+            "write apps/v1 for",
+        ),
+        (
+            changed(POOL, **backend("InferencePool", "apps/v1")),
+            "inference.networking.k8s.io/v1 for",
+        ),
+        (changed(POOL, scaling={"minReplicas": 3, "maxReplicas": 2}), "or raise maxReplicas"),
+        (changed(POOL, perReplica={"concurrency": 1, "kvCacheGiB": 1.0005}), "round it"),
+        (changed(POOL, perReplica={"concurrency": 1, "kvCacheGiB": 1.9999}), "round it"),
+        ({**POOL, "metadata": {"name": "p" * 64}}, "shorten it"),
+        (changed(ENTITLEMENT, qos={"serviceClass": "guaranteed"}), "give resources.concurrency"),
+        (
+            changed(
+                ENTITLEMENT,
+                qos={"serviceClass": "guaranteed"},
+                resources={"concurrency": 4},
+                limits={"concurrency": 5},
+            ),
+            "raise resources.concurrency, or choose dedicated",
+        ),
+        (
+            changed(
+                ENTITLEMENT, qos={"serviceClass": "preemptible"}, limits={"tokensPerSecond": 9}
+            ),
+            "or choose dedicated, elastic or spot",
+        ),
+        *(
+            (
+                changed(ENTITLEMENT, resources={field: 2}, limits={field: 1}),
+                f"limits.{field} is below resources.{field}; raise the limit",
+            )
+            for field in ("tokensPerSecond", "kvCacheGiB", "concurrency")
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_the_fix(wrong: dict[str, Any], fix: str) -> None:
+    (problem,) = misfits(wrong)
+    assert fix in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (POOL, {"model": "other"}),
+        (POOL, {"pool": "short"}),
+        (changed(POOL, pool="short"), {"pool": "long"}),
+        (changed(POOL, pool="short"), {"pool": None}),
+        (ENTITLEMENT, {"tenantId": "other"}),
+        (ENTITLEMENT, {"poolRef": {"name": "other"}}),
+    ],
+    ids=str,
+)
+def test_what_an_object_is_about_never_changes(old: dict[str, Any], new: dict[str, Any]) -> None:
+    (problem,) = misfits(changed(old, **new), old)
+    assert "create another" in problem
+    assert misfits(old, old) == []

@@ -177,7 +177,7 @@ def test_budgets_and_names_and_objects_of_the_cluster_are_spoken_of() -> None:
     objects, said = exported(
         row("Prod_Chat"),
         row("prod-chat"),
-        row("mine", origin="cluster"),
+        row("mine", origin="kubernetes"),
         budgets=({"scope": "entitlement", "name": "Prod_Chat", "id": "x"},),
     )
     names = [o["metadata"]["name"] for o in objects if o["kind"] == "TokenEntitlement"]
