@@ -12,6 +12,8 @@ from tests.unit.deploy.files import ROOT, pins, pyproject
 LOCKS = ("runtime", "build", "dev")
 PROJECT = pyproject()["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+IMAGE = [line for extra in ("jwt", "k8s", "redis", "otel") for line in EXTRAS[extra]]
+"""What the image holds beyond the package's own."""
 BUILD = pyproject()["dependency-groups"]["build"]
 
 
@@ -29,7 +31,7 @@ def with_extras(requirements: Iterable[str]) -> list[Requirement]:
 @pytest.mark.parametrize(
     ("lock", "requirements"),
     [
-        ("runtime", [*PROJECT["dependencies"], *EXTRAS["jwt"], *EXTRAS["redis"], *EXTRAS["otel"]]),
+        ("runtime", [*PROJECT["dependencies"], *IMAGE]),
         ("build", BUILD),
         ("dev", [*PROJECT["dependencies"], *EXTRAS["dev"], *BUILD]),
     ],
