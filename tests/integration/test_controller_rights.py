@@ -126,8 +126,8 @@ async def controlled(
             yield cluster
         finally:
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            ended, _ = await asyncio.wait([running], timeout=20)
+            assert ended
             await api.close()
             await store.close()
 
