@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import celpy
 import jsonschema_rs
 import pytest
 import yaml
+from celpy.adapter import json_to_cel
 
 from controller.virtual_node import node_name
 from gateway.control.roles import Role, role_for
@@ -359,8 +361,19 @@ def test_nodes_that_are_no_pool_s_are_out_of_the_controller_s_reach() -> None:
     (condition,) = spec["matchConditions"]
     assert "'system:serviceaccount:prod:sluice-controller'" in condition["expression"]
     (validation,) = spec["validations"]
-    (prefix,) = re.findall(r"startsWith\('(.*)'\)", validation["expression"])
-    assert node_name("tokens", "qwen3-8b").startswith(prefix)
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(validation["expression"]))
+
+    def allowed(operation: str, name: str) -> bool:
+        node = json_to_cel({"metadata": {"name": name}})
+        given = {"object": None, "oldObject": node} if operation == "DELETE" else {"object": node}
+        request = json_to_cel({"operation": operation})
+        return bool(program.evaluate({"oldObject": None, **given, "request": request}))
+
+    for operation in ("CREATE", "UPDATE", "DELETE"):
+        assert allowed(operation, node_name("tokens", "qwen3-8b"))
+        assert not allowed(operation, "gpu-node-7")
+        assert not allowed(operation, node_name("other", "qwen3-8b"))
     (rule,) = spec["matchConstraints"]["resourceRules"]
     verbs = verbs_of(render(*CONTROLLER, option), "ClusterRole")
     assert set(rule["resources"]) == {place.strip("/") for place in verbs}
