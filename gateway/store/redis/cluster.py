@@ -123,8 +123,8 @@ class ClusterStore:
             after = await self._run("read", int(head[1]), MISSED_MOST)
             if after[2:3] != [b"1"] or after[4] != b"1":
                 return None
-        try:  # in a thread, because 100,000 are many
-            granted = await asyncio.to_thread(lambda: tuple(map(_row, rows)))
+        try:  # in a thread, because 100,000 are many; a loop, which lets others run in between
+            granted = await asyncio.to_thread(lambda: tuple([_row(row) for row in rows]))
         except msgspec.MsgspecError as error:
             raise StateFailure(f"Redis holds entitlements of another version ({error})") from error
         return ClusterState(
