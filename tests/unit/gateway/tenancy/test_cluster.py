@@ -218,6 +218,17 @@ async def test_of_one_name_the_file_counts_and_then_the_cluster(
     assert rig.asks(made) == "search"
 
 
+async def test_keys_that_administrators_added_do_not_open_what_the_cluster_states() -> None:
+    published = await started(entitling(section("search")))
+    rig = published.rig
+    added = str((await rig.entitlements.add_key("search", WHO))["key"])
+    await published.publish(granted())
+    assert rig.asks(added) == "search"
+    await rig.tenancy.adopt(NO_FILE)
+    assert rig.asks(KEY) == "search"
+    assert refused(published, added) == (401, "invalid_api_key")
+
+
 @pytest.mark.parametrize(
     ("service_class", "times"),
     [("preemptible", 1), ("spot", 1), ("elastic", 2), ("guaranteed", 3), ("dedicated", 3)],
