@@ -25,9 +25,9 @@ _RESOURCES: Final[tuple[tuple[str, str, str], ...]] = (
     ("concurrency", "concurrency", "max_concurrency"),
 )
 _UNSAID: Final = (
-    ("mode", "enforce", "mode: observe; it will refuse"),
-    ("compression", "allow", "compression: refuse; it will be compressed"),
-    ("trusted_usage", False, "trusted_usage: reports of its proxy will teach no estimates"),
+    ("mode", "enforce", "mode: observe. Objects enforce"),
+    ("compression", "allow", "compression: refuse. Its prompts may be compressed"),
+    ("trusted_usage", False, "trusted_usage. Reports of its proxy teach no estimates"),
 )
 """Fields that objects do not have, the value that needs no word, and what is lost otherwise."""
 HEADS: Final[Mapping[Fate, str]] = {
@@ -69,7 +69,7 @@ def manifests(
             if row[field] != silent:
                 report.left_out((*path, field), loss)
         if row["name"] in budgeted:
-            report.left_out((*path, "budgets"), "budgets: give them to its tenant, in the file")
+            report.left_out((*path, "budgets"), "budgets. Give them to its tenant, in the file")
         if row["model"] not in token_pools:
             others = {made["metadata"]["name"] for made in token_pools.values()}
             made = _token_pool(row["model"], shape, report, pool, config, others)
@@ -216,7 +216,8 @@ def _sequences(stated: Any, pool: str | None, path: tuple[str, ...], report: Rep
             report.left_out((*path, "concurrency"), f"its baseline in other pools than {pool}")
         return int(stated.get(pool, 0)) or None
     report.left_out(
-        (*path, "concurrency"), "its split over pools: slots decide it, or export with --pool"
+        (*path, "concurrency"),
+        "its split over pools. The pools' slots decide it; or export with --pool",
     )
     return sum(stated.values()) or None
 
