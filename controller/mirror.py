@@ -84,10 +84,10 @@ def _reduced(resource: Resource, told: Object) -> Object:
     return told
 
 
-def _older(one: Object, other: Object) -> bool:
-    """Whether an object is of an older version than another one. Versions are numbers."""
-    versions = [str(it["metadata"]["resourceVersion"]) for it in (one, other)]
-    return all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+def _later(told: Object, version: str) -> bool:
+    """Whether an object is of a later version. Versions are numbers that grow with each change."""
+    own = str(told["metadata"]["resourceVersion"])
+    return not (own.isdecimal() and version.isdecimal()) or int(own) > int(version)
 
 
 class _Follower:
@@ -139,12 +139,10 @@ class _Follower:
             pause_s = min(longest, first * 2 ** min(self._failures, 10))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
-    def written(self, name: str, told: Object | None) -> None:
+    def written(self, told: Object) -> None:
         """Take over the answer to a write of the controller's own, ahead of the watch."""
-        held = self.objects.get(name)
-        if told is None:
-            self.objects.pop(name, None)  # if it lingers, the watch brings it back
-        elif held is None or _older(held, told):
+        name = told["metadata"]["name"]
+        if _later(told, self._version):  # else the watch has told of it, and of what followed
             self.objects[name] = self._written[name] = _reduced(self._what.resource, told)
 
     async def _list(self) -> None:
@@ -153,9 +151,8 @@ class _Follower:
         objects = {
             it["metadata"]["name"]: _reduced(self._what.resource, it) for it in listing.objects
         }
-        for name, own in self._written.items():  # which the list may have been too early for
-            if name not in objects or _older(objects[name], own):
-                objects[name] = own
+        early = self._written.items()
+        objects |= {name: it for name, it in early if _later(it, listing.version)}
         changed = self.heard_s is None or _versions(objects) != _versions(self.objects)
         self.objects, self._version = objects, listing.version
         self._relist_s = asyncio.get_running_loop().time() + RESYNC_S * random.uniform(0.8, 1.2)
@@ -179,7 +176,7 @@ class _Follower:
     def _apply(self, kind: str, told: Object) -> None:
         name = told["metadata"]["name"]
         own = self._written.get(name)
-        if own is not None and (_older(told, own) or _versions({"": told}) == _versions({"": own})):
+        if own is not None and not _later(told, own["metadata"]["resourceVersion"]):
             return  # known from the write's own answer
         if kind == "DELETED":
             self.objects.pop(name, None)
@@ -265,11 +262,11 @@ class Mirror:
             demand=demand,
         )
 
-    def written(self, resource: Resource, name: str, told: Object | None) -> None:
-        """Take over the answer to a write of the controller's own; None: the object is gone."""
+    def written(self, resource: Resource, told: Object) -> None:
+        """Take over the answer to a write of the controller's own."""
         for selection in self._always:
             if selection.resource == resource:
-                self._followers[selection].written(name, told)
+                self._followers[selection].written(told)
 
     def _of(self, resource: Resource, labels: str = "") -> Mapping[str, Object]:
         follower = self._followers.get(Selection(resource, labels))

@@ -47,7 +47,7 @@ class Writes:
         api: KubeApi,
         *,
         may_write: Callable[[], bool],
-        written: Callable[[Resource, str, Object | None], None],
+        written: Callable[[Resource, Object], None],
         figures: Figures,
         identity: str,
     ) -> None:
@@ -98,9 +98,8 @@ class Writes:
             self._blocked.add(subject)
             return False
         count = functools.partial(self._figures.calls.labels, call.verb, call.resource.kind)
-        gone = call.verb == "delete"
         try:
-            with contextlib.suppress(*([NotFound] if gone else [])):
+            with contextlib.suppress(*([NotFound] if call.verb == "delete" else [])):
                 answer = await self._api.make(call)
         except ApiFailure as error:
             self._blocked.add(subject)
@@ -117,8 +116,8 @@ class Writes:
         else:
             self._failures.pop(key, None)
             count("done").inc()
-            if call.verb != "patch_scale":  # whose answer is a Scale
-                self._written(call.resource, call.name, None if gone else answer)
+            if call.verb not in ("delete", "patch_scale"):  # whose answer is not the object
+                self._written(call.resource, answer)
         finally:
             self.progress_s = loop.time()
         return True

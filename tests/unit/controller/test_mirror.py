@@ -251,7 +251,7 @@ def test_an_own_write_counts_at_once_and_is_not_undone_by_older_news() -> None:
     async def play(scene: Scene) -> None:
         early = await scene.api.put(TOKEN_ENTITLEMENTS, "search", spec={}, status={"state": "1"})
         written = await scene.api.put(TOKEN_ENTITLEMENTS, "search", spec={}, status={"state": "2"})
-        scene.mirror.written(TOKEN_ENTITLEMENTS, "search", copy.deepcopy(written))
+        scene.mirror.written(TOKEN_ENTITLEMENTS, copy.deepcopy(written))
         states: list[str] = []
         for _ in range(20):
             world = scene.mirror.world(0.0)
@@ -259,7 +259,7 @@ def test_an_own_write_counts_at_once_and_is_not_undone_by_older_news() -> None:
             states.append(world.entitlements["search"]["status"]["state"])
             await asyncio.sleep(0)
         assert set(states) == {"2"}
-        scene.mirror.written(TOKEN_ENTITLEMENTS, "search", early)
+        scene.mirror.written(TOKEN_ENTITLEMENTS, early)
         world = scene.mirror.world(0.0)
         assert world is not None
         assert world.entitlements["search"]["status"]["state"] == "2"
@@ -268,6 +268,19 @@ def test_an_own_write_counts_at_once_and_is_not_undone_by_older_news() -> None:
         world = scene.mirror.world(0.0)
         assert world is not None
         assert world.entitlements["search"]["status"]["state"] == "3"
+
+    played(play)
+
+
+def test_an_answer_that_comes_late_brings_nothing_back() -> None:
+    """The watch may tell of a change, and of a deletion after it, before the answer arrives."""
+
+    async def play(scene: Scene) -> None:
+        late = await scene.api.put(TOKEN_POOLS, "first", spec={}, status={"replicas": 1})
+        await scene.api.delete(TOKEN_POOLS, "first")
+        await asyncio.sleep(0.1)
+        scene.mirror.written(TOKEN_POOLS, late)
+        assert scene.pools() == set()
 
     played(play)
 
