@@ -139,7 +139,7 @@ class ClusterUnderTest:
         await self.create_wide("/api/v1/nodes", made)
         if ready:
             await self.beat(name)
-            await self.until(lambda: self._untainted(name))
+            await self.until(lambda: self.is_untainted(name))
         if ready and beats and REAL:
             self._beats[name] = asyncio.create_task(self._keep_beating(name))
         return name
@@ -166,8 +166,12 @@ class ClusterUnderTest:
         if node in self._beats:
             self._beats.pop(node).cancel()
 
-    async def _untainted(self, node: str) -> bool:
+    async def is_untainted(self, node: str) -> bool:
         return [t["key"] for t in await self.taints(node)] == ["sluice.dev/virtual"]
+
+    async def is_unreachable(self, node: str) -> bool:
+        found = [t["effect"] for t in await self.taints(node) if "unreachable" in t["key"]]
+        return sorted(found) == ["NoExecute", "NoSchedule"]
 
     async def taints(self, node: str) -> list[Object]:
         return list((await self.get(f"/api/v1/nodes/{node}"))["spec"].get("taints", ()))
@@ -453,24 +457,27 @@ async def test_the_request_of_a_pod_cannot_be_changed(cluster: ClusterUnderTest)
 # -- nodes
 
 
-async def test_a_new_node_is_tainted_until_it_says_that_it_is_ready(
+async def test_a_node_that_never_said_that_it_is_ready_is_unreachable_after_a_minute(
     cluster: ClusterUnderTest,
 ) -> None:
     node = await cluster.node(ready=False)
-    assert {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"} in [
-        {key: taint[key] for key in ("key", "effect")} for taint in await cluster.taints(node)
-    ]
+    await cluster.until(lambda: cluster.is_untainted(node))  # by no condition
     await cluster.lease("a", node, 1, tolerations=[{"key": "sluice.dev/virtual", **EVER}])
-    await cluster.unschedulable("a")
-    await cluster.beat(node)
     await cluster.bound("a")
+    await cluster.passes(70)
+    await cluster.until(lambda: cluster.is_unreachable(node))
+    await cluster.lease("b", node, 1, tolerations=[{"key": "sluice.dev/virtual", **EVER}])
+    await cluster.unschedulable("b")
+    await cluster.beat(node)
+    await cluster.bound("b")
 
 
 async def test_a_node_without_heartbeat_keeps_only_pods_that_tolerate_it(
     cluster: ClusterUnderTest,
 ) -> None:
     node, _other = await cluster.node(), await cluster.node()
-    brief = {"key": "node.kubernetes.io/unreachable", **EVER, "tolerationSeconds": 1}
+    brief = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", **EVER}
+    brief["tolerationSeconds"] = 1
     for name, more in (("a", []), ("b", [brief])):
         own = [{"key": "sluice.dev/virtual", **EVER}, *more]
         pod = {"tolerations": own} if more else {}
@@ -478,12 +485,7 @@ async def test_a_node_without_heartbeat_keeps_only_pods_that_tolerate_it(
         await cluster.bound(name)
     cluster.silence(node)
     await cluster.passes(60)
-
-    async def is_unreachable() -> bool:
-        effects = [t["effect"] for t in await cluster.taints(node) if "unreachable" in t["key"]]
-        return sorted(effects) == ["NoExecute", "NoSchedule"]
-
-    await cluster.until(is_unreachable)
+    await cluster.until(lambda: cluster.is_unreachable(node))
     found = await cluster.get(f"/api/v1/nodes/{node}")
     ready = next(c for c in found["status"]["conditions"] if c["type"] == "Ready")
     assert ready["status"] == "Unknown"
@@ -492,7 +494,7 @@ async def test_a_node_without_heartbeat_keeps_only_pods_that_tolerate_it(
     await cluster.bound("c")  # as dead as the node is
     await cluster.bound("a")
     await cluster.beat(node)
-    await cluster.until(lambda: cluster._untainted(node))
+    await cluster.until(lambda: cluster.is_untainted(node))
 
 
 async def test_pods_of_a_node_that_is_gone_are_collected(cluster: ClusterUnderTest) -> None:

@@ -134,6 +134,10 @@ def _pod_problems(pod: Object, old: Object | None) -> Iterator[str]:
         if kept != given or images != [{**c, "image": ""} for c in old["spec"]["containers"]]:
             what = "`spec.containers[*].image`, `spec.initContainers[*].image`"
             yield f"spec: Forbidden: pod updates may not change fields other than {what}"
+    for number, toleration in enumerate(spec.get("tolerations", ())):
+        if "tolerationSeconds" in toleration and toleration.get("effect") != "NoExecute":
+            where = f"spec.tolerations[{number}].effect: Invalid value"
+            yield f"{where}: effect must be 'NoExecute' when `tolerationSeconds` is set"
     if not spec.get("containers"):
         yield "spec.containers: Required value"
     for number, container in enumerate(spec.get("containers") or ()):

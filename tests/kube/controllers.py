@@ -187,8 +187,6 @@ class Controllers:
     def _tainted_node(self, node: Object) -> Object:
         conditions = {c["type"]: c["status"] for c in at(node, ["status", "conditions"]) or ()}
         wanted = {"False": NOT_READY, "Unknown": UNREACHABLE}.get(conditions.get("Ready", ""), "")
-        if "Ready" not in conditions:
-            return node  # as it was registered
         name, spec = node["metadata"]["name"], node.get("spec") or {}
         taints = [
             taint
