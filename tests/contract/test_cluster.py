@@ -476,8 +476,8 @@ async def test_a_node_without_heartbeat_keeps_only_pods_that_tolerate_it(
     cluster: ClusterUnderTest,
 ) -> None:
     node, _other = await cluster.node(), await cluster.node()
-    brief = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", **EVER}
-    brief["tolerationSeconds"] = 1
+    until = {"effect": "NoExecute", "tolerationSeconds": 1}
+    brief = {"key": "node.kubernetes.io/unreachable", **EVER, **until}
     for name, more in (("a", []), ("b", [brief])):
         own = [{"key": "sluice.dev/virtual", **EVER}, *more]
         pod = {"tolerations": own} if more else {}

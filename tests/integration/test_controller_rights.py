@@ -94,7 +94,7 @@ def start_engines(cluster: Cluster) -> None:
     for resource in BACKENDS.values():
         spec = {"replicas": 1, "selector": labels}
         cluster.create(resource, {"metadata": {"name": "engines"}, "spec": spec}, "prod")
-        ready = {"status": {"readyReplicas": 1}}
+        ready = {"status": {"replicas": 1, "readyReplicas": 1}}
         cluster.patch(resource, "engines", ready, "prod", sub="status")
     pod = {
         "metadata": {"name": "engine-0", "labels": labels["matchLabels"]},

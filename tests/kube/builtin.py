@@ -29,6 +29,10 @@ def admitted(collection: str, obj: Object, old: Object | None, store: "Store") -
         for field in ("capacity", "allocatable"):
             if field in status:
                 status[field] = _canonical(status[field])
+        for condition in status.get("conditions", ()):  # times have whole seconds
+            for field in ("lastHeartbeatTime", "lastTransitionTime"):
+                if condition.get(field):
+                    condition[field] = re.sub(r"\.\d+", "", condition[field])
         if "capacity" in status:
             status.setdefault("allocatable", status["capacity"])
         if old is None:
@@ -60,6 +64,9 @@ def problems(collection: str, obj: Object, old: Object | None) -> list[str]:
         CLASSES: _class_problems,
         "events.events.k8s.io": _event_problems,
         "leases.coordination.k8s.io": _lease_problems,
+        "secrets": _secret_problems,
+        "deployments.apps": _workload_problems,
+        "statefulsets.apps": _workload_problems,
     }
     return list(checks[collection](obj, old)) if collection in checks else []
 
@@ -93,7 +100,7 @@ def _admit_pod(pod: Object, store: "Store") -> None:
     for field, value in defaults.items():
         spec.setdefault(field, value)
     name = pod["metadata"]["name"]
-    wanted = spec.get("priorityClassName")
+    wanted, given = spec.get("priorityClassName"), spec.get("priority")
     spec["priority"], spec["preemptionPolicy"] = 0, "PreemptLowerPriority"
     if wanted:
         found = store.objects.get((CLASSES, "", wanted))
@@ -101,6 +108,9 @@ def _admit_pod(pod: Object, store: "Store") -> None:
             why = f"no PriorityClass with name {wanted} was found"
             raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {why}')
         spec["priority"], spec["preemptionPolicy"] = found["value"], found["preemptionPolicy"]
+    if given not in (None, spec["priority"]):
+        why = f"the integer value of priority ({given}) must not be provided in pod spec"
+        raise Refused(403, "Forbidden", f'pods "{name}" is forbidden: {why}')
     for key in (NOT_READY, UNREACHABLE):
         if not any(t.get("key", key) == key for t in spec["tolerations"]):
             own = {"key": key, "operator": "Exists", "effect": "NoExecute"}
@@ -215,10 +225,29 @@ def _event_problems(event: Object, old: Object | None) -> Iterator[str]:
 def _lease_problems(lease: Object, _old: Object | None) -> Iterator[str]:
     spec = lease.get("spec") or {}
     _check_times(spec, "renewTime", "acquireTime")
-    if (spec.get("leaseDurationSeconds") or 1) <= 0:
-        yield "spec.leaseDurationSeconds: Invalid value: must be greater than 0"
-    if (spec.get("leaseTransitions") or 0) < 0:
-        yield "spec.leaseTransitions: Invalid value: must be greater than or equal to 0"
+    bounds = {"leaseDurationSeconds": (1, "0"), "leaseTransitions": (0, "or equal to 0")}
+    for field, (least, bound) in bounds.items():
+        value = spec.get(field)
+        if value is not None and not isinstance(value, int):
+            raise Refused(400, "BadRequest", f"Lease cannot be handled as a Lease: {field}")
+        if value is not None and value < least:
+            yield f"spec.{field}: Invalid value: {value}: must be greater than {bound}"
+
+
+def _secret_problems(secret: Object, old: Object | None) -> Iterator[str]:
+    if old is not None and old["type"] != secret["type"]:
+        yield f'type: Invalid value: "{secret["type"]}": field is immutable'
+
+
+def _workload_problems(workload: Object, _old: Object | None) -> Iterator[str]:
+    status, replicas = workload.get("status") or {}, workload["spec"]["replicas"]
+    if replicas < 0:
+        why = "must be greater than or equal to 0"
+        yield f"spec.replicas: Invalid value: {replicas}: {why}"
+    ready = status.get("readyReplicas", 0)
+    if ready > status.get("replicas", 0):
+        why = "cannot be greater than status.replicas"
+        yield f"status.readyReplicas: Invalid value: {ready}: {why}"
 
 
 def _check_times(obj: Mapping[str, Any], *fields: str) -> None:

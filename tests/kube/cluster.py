@@ -11,7 +11,6 @@ cluster holds.
 """
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +22,7 @@ from urllib.parse import parse_qs
 import uvicorn
 import yaml
 
-from controller.records import Resource
+from controller.records import PODS, Resource
 from tests.kube.controllers import Controllers
 from tests.kube.objects import Object, Refused, selected_by_fields, selected_by_labels
 from tests.kube.store import Clock, Served, Store, patched, replaced
@@ -36,6 +35,8 @@ STEP_S: Final = 0.02
 """The controllers look so often, and at each change, in seconds of the system's time."""
 BOOKMARK_S: Final = 0.1
 VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+SUCCESS: Final[Object] = {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+PAGE_MARK: Final = "-next"
 MERGE: Final = "application/merge-patch+json"
 
 
@@ -361,11 +362,18 @@ class Cluster:
             return 201, store.create(served, namespace, data)
         if method == "PUT" and name:
             change = replaced(data)
+            key = (served.collection, namespace, name)
+            if served.by_update and key not in store.objects:
+                return 201, store.create(served, namespace, data)
             return 200, store.update(served, namespace, name, change, sub=sub, replaces=True)
         if method == "PATCH" and name:
             if headers.get("content-type", "").split(";")[0] != MERGE:
                 what = "the body of the request was in an unknown format - accepted media types"
-                raise Refused(415, "UnsupportedMediaType", f"{what} include: {MERGE}")
+                raise Refused(
+                    415,
+                    "UnsupportedMediaType",
+                    f"{what} include: application/json-patch+json, {MERGE}",
+                )
             return 200, store.update(served, namespace, name, patched(data), sub=sub)
         if method == "DELETE":
             options = {**(data or {})}
@@ -374,16 +382,21 @@ class Cluster:
             if "propagationPolicy" in params:
                 options["propagationPolicy"] = params["propagationPolicy"]
             if name:
-                return 200, store.delete(served, namespace, name, options)
+                left = store.delete(served, namespace, name, options)
+                space = namespace if served.resource.namespaced else ""
+                held = (served.collection, space, name) in store.objects
+                return 200, left if held or served.resource == PODS else SUCCESS
             for obj in store.list(served, namespace, _selector(served, params)):
                 metadata = obj["metadata"]
                 store.delete(served, metadata.get("namespace", ""), metadata["name"], options)
-            return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+            return 200, SUCCESS
         what = "the server does not allow this method on the requested resource"
         raise Refused(405, "MethodNotAllowed", what)
 
     def _page(self, target: _Target, params: Mapping[str, str]) -> Object:
         served, token = target.served, params.get("continue", "")
+        if token and token not in self.store.pages and not token.endswith(PAGE_MARK):
+            raise Refused(400, "BadRequest", "invalid continue token: continue key is not valid")
         if token and token not in self.store.pages:
             what = "The provided continue parameter is too old to display a consistent list result"
             raise Refused(410, "Expired", what)
@@ -395,8 +408,7 @@ class Cluster:
         limit = int(params.get("limit") or 0) or len(items)
         metadata: Object = {"resourceVersion": str(version)}
         if items[limit:]:
-            left = f"{version}-{target.namespace}-{len(self.store.pages)}".encode()
-            metadata["continue"] = base64.urlsafe_b64encode(left).decode()
+            metadata["continue"] = f"{version}-{len(self.store.pages)}{PAGE_MARK}"
             metadata["remainingItemCount"] = len(items) - limit
             self.store.pages[metadata["continue"]] = (version, items[limit:])
         resource = served.resource

@@ -3,6 +3,7 @@
 Left out: oneOf and its kin, the cost limits of CEL, Kubernetes' own CEL functions, ratcheting.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -33,6 +34,8 @@ def completed(schema: Object, value: Any) -> Any:
     """A value with its defaults, and without fields that the schema does not have."""
     if isinstance(value, list) and "items" in schema:
         return [completed(schema["items"], item) for item in value]
+    if schema.get("type") == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
     if not isinstance(value, dict):
         return value
     properties, others = schema.get("properties", {}), schema.get("additionalProperties")
@@ -129,7 +132,8 @@ def _item_problems(schema: Object, value: list[Any], old: Any, path: str) -> Ite
         where = f"{path}[{number}]"
         known = _identity(item, keys) if keys else None
         if known is not None and known in seen:
-            yield f"{where}: Duplicate value: {item}"
+            shown = json.dumps(dict(zip(keys or (), known, strict=True)), separators=(",", ":"))
+            yield f"{where}: Duplicate value: {shown}"
         seen.add(known)
         yield from problems(schema.get("items", {}), item, before.get(known), where)
 

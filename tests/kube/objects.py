@@ -98,9 +98,19 @@ def metadata_problems(obj: Object) -> list[str]:
                 f'metadata.labels: Invalid value: "{value}": a valid label must be an empty string '
                 "or consist of at most 63 alphanumeric characters, '-', '_' or '.'"
             )
+    problems += [
+        f'metadata.annotations: Invalid value: "{key}": name part must consist of'
+        for key in metadata.get("annotations") or {}
+        if not _label(key.rpartition("/")[2])
+    ]
+    for number, name in enumerate(metadata.get("finalizers") or ()):
+        if "/" not in name and name not in ("orphan", "foregroundDeletion", "kubernetes"):
+            where = f'metadata.finalizers[{number}]: Invalid value: "{name}"'
+            why = "name is neither a standard finalizer name nor is it fully qualified"
+            problems.append(f"{where}: {why}")
     for owner in metadata.get("ownerReferences") or ():
         problems += [
-            f"metadata.ownerReferences.{field}: Invalid value: must not be empty"
+            f'metadata.ownerReferences.{field}: Invalid value: "": {field} must not be empty'
             for field in ("apiVersion", "kind", "name", "uid")
             if not owner.get(field)
         ]
@@ -162,7 +172,8 @@ def selected_by_fields(selector: str, plural: str) -> Callable[[Object], bool]:
     for part in filter(None, selector.split(",")):
         field, sign, value = re.split(r"(!=|==|=)", part, maxsplit=1)
         if field not in ("metadata.name", "metadata.namespace", *FIELDS.get(plural, ())):
-            raise Refused(400, "BadRequest", f"field label not supported: {field}")
+            what = f'"{field}" is not a known field selector'
+            raise Refused(400, "BadRequest", what)
         tests.append((field.split("."), value, sign != "!="))
 
     def selected(obj: Object) -> bool:

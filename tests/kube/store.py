@@ -65,6 +65,8 @@ class Served:
     generation: bool = False
     unconditional: bool = True
     """An update may leave the resource version out."""
+    by_update: bool = False
+    """An update of one that is not there creates it."""
 
     @property
     def collection(self) -> str:
@@ -172,9 +174,8 @@ class Store:
             why = "metadata.name: Required value: name or generateName is required"
             raise invalid(served.titled, "", [why])
         if metadata.get("resourceVersion"):
-            raise Refused(
-                400, "BadRequest", "resourceVersion should not be set on objects to be created"
-            )
+            what = "resourceVersion should not be set on objects to be created"
+            raise Refused(500, "", what)
         name = metadata["name"]
         if resource.namespaced:
             self._check_namespace(served, namespace, name)
@@ -236,7 +237,11 @@ class Store:
                 )
                 raise _conflict(served, name, f"{why} ({metadata[wanted]})")
         finalizers = [f for f in metadata.get("finalizers") or () if f not in PROPAGATION.values()]
-        held = PROPAGATION.get(options.get("propagationPolicy", ""))
+        policy = options.get("propagationPolicy") or "Background"
+        if policy not in (*PROPAGATION, "Background"):
+            why = f'propagationPolicy: Unsupported value: "{policy}"'
+            raise invalid("DeleteOptions.meta.k8s.io", "", [why])
+        held = PROPAGATION.get(policy)
         finalizers += [held] if held else []
         grace = builtin.grace_s(old, options) if served.collection == "pods" else 0
         known = metadata.get("deletionGracePeriodSeconds")
@@ -246,6 +251,8 @@ class Store:
         key = (served.collection, metadata.get("namespace", ""), name)
         if not finalizers and not grace:
             return self.commit(key, None)
+        if "generation" in metadata and "deletionTimestamp" not in metadata:
+            metadata["generation"] += 1
         metadata.setdefault("deletionTimestamp", self.clock.stamp(grace))
         metadata["deletionGracePeriodSeconds"] = grace
         if finalizers:
@@ -269,10 +276,13 @@ class Store:
         resource = served.resource
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
-        if (obj["apiVersion"], obj["kind"]) != (resource.api_version, resource.kind):
-            what = f"does not match the expected {resource.api_version}, Kind={resource.kind}"
-            given = f"{obj['apiVersion']}, Kind={obj['kind']}"
-            raise Refused(400, "BadRequest", f"the API version in the data ({given}) {what}")
+        if obj["apiVersion"] != resource.api_version:
+            what = f"does not match the expected API version ({resource.api_version})"
+            given = f"the API version in the data ({obj['apiVersion']})"
+            raise Refused(400, "BadRequest", f"{given} {what}")
+        if obj["kind"] != resource.kind:
+            why = f'kind: Invalid value: "{obj["kind"]}": must be {resource.kind}'
+            raise invalid(served.titled, obj.get("metadata", {}).get("name", ""), [why])
 
     def _check_namespace(self, served: Served, namespace: str, name: str) -> None:
         space = self.objects.get(("namespaces", "", namespace))
@@ -290,11 +300,11 @@ class Store:
         if "namespace" in was:
             now.setdefault("namespace", was["namespace"])
         if now["name"] != name or now.get("namespace") != was.get("namespace"):
-            raise Refused(
-                400,
-                "BadRequest",
-                f"the name of the object does not match the name on the URL ({name})",
-            )
+            what = f"the name of the object ({now['name']}) does not match the name on the URL"
+            raise Refused(400, "BadRequest", f"{what} ({name})")
+        if now.get("uid", was["uid"]) != was["uid"] and not replaces:
+            why = f'metadata.uid: Invalid value: "{now["uid"]}": field is immutable'
+            raise invalid(served.titled, name, [why])
         if now.get("uid", was["uid"]) != was["uid"]:
             why = f"Precondition failed: UID in precondition: {now['uid']}, UID in object meta"
             raise _conflict(served, name, f"{why}: {was['uid']}")
@@ -498,7 +508,8 @@ def _built_in() -> Iterable[Served]:
             resource = Resource(
                 kind=kind, plural=plural, group=group, version=version, namespaced=namespaced
             )
-            yield Served(resource=resource, unconditional=kind != "Lease")
+            lease = kind == "Lease"
+            yield Served(resource=resource, unconditional=not lease, by_update=lease)
     yield Served(resource=Resource(kind="Pod", plural="pods"), status=True)
     yield Served(resource=Resource(kind="Node", plural="nodes", namespaced=False), status=True)
     yield Served(resource=NAMESPACES, status=True)
