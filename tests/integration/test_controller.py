@@ -18,6 +18,7 @@ from bench.common.fleet import RedisServer
 from controller.kube import Away
 from controller.loop import LEASE
 from controller.records import (
+    BACKENDS,
     EVENTS,
     LEASES,
     NODES,
@@ -147,6 +148,48 @@ async def test_while_the_api_is_away_the_last_set_stays_and_its_age_grows(
             await asyncio.sleep(0.1)
         assert state.age_s < 2.0
         assert "support" not in await granted(redis_server.url)
+    await gateway.close()
+
+
+async def test_replicas_follow_the_gateways_demand_and_capacity_follows_the_replicas(
+    cluster: Cluster, redis_server: RedisServer
+) -> None:
+    deployments = BACKENDS["Deployment"]
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "engines"}
+    spec: dict[str, Any] = {"pool": "short", "backendRef": reference, "scaling": {"maxReplicas": 3}}
+    cluster.apply(token_pool("chat", **spec), entitlement("search", "chat", 10))
+    cluster.apply(secret("search", "sk-search"))
+
+    def replicas() -> int:
+        found = cluster.get(deployments, "engines", SPACE)
+        return 0 if found is None else int(found["spec"]["replicas"])
+
+    def become_ready(ready: int) -> None:
+        status = {"status": {"replicas": ready, "readyReplicas": ready}}
+        cluster.patch(deployments, "engines", status, SPACE, sub="status")
+
+    gateway = ClusterStore(redis_server.url)
+    async with controlling(cluster, redis_server.url):
+        await until(lambda: states(cluster) == {"search": "Pending"}, lambda: states(cluster))
+        labels = {"app": "engines"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": []}}
+        deployment = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+        cluster.apply(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "engines", "namespace": SPACE},
+                "spec": deployment,
+            }
+        )
+        become_ready(1)
+        await until(lambda: states(cluster) == {"search": "Bound"}, lambda: states(cluster))
+        await gateway.report({"chat": {"short": 2}})
+        await until(lambda: replicas() == 2, replicas)
+        await gateway.report({"chat": {"short": 9}})
+        await until(lambda: replicas() == 3, replicas)
+        become_ready(0)
+        await until(lambda: states(cluster) == {"search": "Degraded"}, lambda: states(cluster))
     await gateway.close()
 
 
