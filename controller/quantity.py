@@ -7,6 +7,7 @@ A request is rounded up, a replica's capacity down.
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ _BINARY: Final = {f"{sign}i": 1 << 10 * power for power, sign in enumerate("KMGT
 _DECIMAL: Final = {sign: Fraction(f"1e{3 * power}") for power, sign in enumerate("num kMGTPE", -3)}
 
 
+@lru_cache(maxsize=4096)  # a plan reads few different ones, each of many pods
 def parse_quantity(value: object) -> Fraction:
     """The number that a Kubernetes quantity spells, such as "1k", "1.5Gi", "2e3" or 7.
 
