@@ -74,7 +74,7 @@ class Controller:
             identity=identity,
         )
         self._planned_s: float | None = None
-        """When a plan was last made, while plans fail; None: they do not."""
+        """Since when plans fail; None: they do not."""
         self._plan_s = 0.0
         """How long the last one took to make."""
         self._own_passes = 0
@@ -125,6 +125,8 @@ class Controller:
         except ExceptionGroup as failed:
             superseded = failed.subgroup(Superseded)
             raise failed if superseded is None else superseded.exceptions[0] from None
+        finally:
+            self.figures.entitlements.clear()  # they are the next leader's to tell
 
     async def _passes(self) -> None:
         loop = asyncio.get_running_loop()
