@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import msgspec
+
 from controller import verdict, virtual_node
 from controller.allocation import Seat, allocate, total
 from controller.objects import Claim, Pool, created_of, read_claim, read_pool
@@ -143,14 +145,20 @@ class _Draft:
 def _read_claims(world: World, pools: Mapping[str, Pool]) -> list[Claim]:
     """All entitlements that are not being deleted, the oldest first.
 
-    A key opens one entitlement: the oldest of those that name it.
+    A key opens one entitlement: the oldest of those that name it. Kubernetes counts seconds; here
+    each is a millisecond younger than the one before, because gateways go by that time alone.
     """
     present = [
         it for it in world.entitlements.values() if "deletionTimestamp" not in it["metadata"]
     ]
     present.sort(key=lambda source: (created_of(source), source["metadata"]["name"]))
     owners: dict[str, str] = {}
-    return [read_claim(source, pools, world.digests, owners) for source in present]
+    claims: list[Claim] = []
+    for source in present:
+        claim = read_claim(source, pools, world.digests, owners)
+        created = max(claim.created, claims[-1].created + 1 if claims else 0)
+        claims.append(msgspec.structs.replace(claim, created=created))
+    return claims
 
 
 def _seat(claim: Claim, pool: Pool) -> Seat:

@@ -134,7 +134,7 @@ async def granted(redis_url: str) -> dict[str, ClusterEntitlement]:
     """What gateways read."""
     store = ClusterStore(redis_url)
     try:
-        state = await store.read(0)
+        state = await store.read()
         return {} if state is None else {it.name: it for it in state.entitlements}
     finally:
         await store.close()

@@ -57,7 +57,7 @@ async def _measured(size: int) -> list[Row]:
                 bound = sum(
                     it.get("status", {}).get("entitlements", {}).get("bound", 0) for it in pools
                 )
-                state = await store.read(0) if bound == size else None
+                state = await store.read() if bound == size else None
                 return state is not None and len(state.entitlements) == size
 
             empty_s, own_s = await _until(all_written, began_s), time.process_time() - own_s
@@ -76,7 +76,7 @@ async def _measured(size: int) -> list[Row]:
 
             async def one_written() -> bool:
                 found = await api.get(TOKEN_ENTITLEMENTS, "entitlement-7")
-                state = await store.read(0)
+                state = await store.read()
                 return found["status"]["observedGeneration"] == generation and any(
                     it.name == "entitlement-7" and it.fields["concurrency"] == 2
                     for it in (() if state is None else state.entitlements)

@@ -62,6 +62,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """`pending` or `degraded`: the gateway answers its requests with 503."""
     message: str = ""
     """The verdict in words."""
+    of_cluster: bool = False
+    """A cluster's controller grants it."""
     compress: bool = True
     """Whether its prompts may be compressed."""
     trusted_usage: bool = False

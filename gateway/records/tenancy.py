@@ -160,6 +160,8 @@ class ClusterState(Record, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     age_s: float = 0.0
     """Since the writer saw the cluster so, by the store's clock."""
+    seen_us: int = 0
+    """When that was, by the same clock, which may be set meanwhile."""
 
 
 class TenancyFile(Record, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Keeps tenancy in step with what a cluster's controller publishes.
 
-The age of the news is what its publisher says by the store's clock, and grows here while nothing
-arrives, or only an older set. Service classes that nobody confirmed for long become stale.
+The age of the news is what its publisher says by the store's clock when it arrives. It grows here
+by the gateway's own, while nothing arrives, the same again, or an older set. Service classes that
+nobody confirmed for long become stale.
 """
 
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -27,19 +27,23 @@ class ClusterSync:
 
     def __init__(
         self,
-        read: Callable[[int], Awaitable[ClusterState | None]],
+        read: Callable[[tuple[int, int]], Awaitable[ClusterState | None]],
         tenancy: Tenancy,
         *,
         stale_after_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """`read` gives what changed after a revision; `clock` monotonic, in seconds."""
+        """`read` gives what changed after a version; `clock` monotonic, in seconds."""
         self._read = read
         self._tenancy = tenancy
         self._stale_after_s = stale_after_s
         self._clock = clock
         self._known_s = clock()
         """When the cluster was as it is known here."""
+        self._seen_us = -1
+        """That time by the store's clock."""
+        self._problem = ""
+        """Why it could not be read the last time."""
 
     @property
     def age_s(self) -> float:
@@ -49,11 +53,16 @@ class ClusterSync:
     async def poll(self) -> None:
         """Read what changed. Never raises."""
         try:
-            known, state = self._tenancy.known.cluster, None
-            with contextlib.suppress(StateFailure):  # the directory logs that Redis is away
-                state = await self._read(known.version[1])
-            if state is not None and state.version >= known.version:
-                self._known_s = self._clock() - state.age_s
+            known, state, problem = self._tenancy.known.cluster, None, ""
+            try:
+                state = await self._read(known.version)
+            except StateFailure as error:
+                problem = str(error)
+            if problem and not self._problem:
+                _log.warning("what the cluster grants cannot be read: %s", problem)
+            self._problem = problem
+            if state and state.version >= known.version and state.seen_us != self._seen_us:
+                self._known_s, self._seen_us = self._clock() - state.age_s, state.seen_us
             stale = stale_classes(self.age_s, self._stale_after_s)
             if stale != known.stale:
                 of = ", ".join(sorted(stale)) or "none"

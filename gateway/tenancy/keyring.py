@@ -46,8 +46,10 @@ class _Entry:
         self.key = key
         """None for a key of an entitlement's own."""
         name = key.tenant if key is not None else principal.entitlement if principal else ""
-        self.owner = (key is not None, name)
-        """Of several who have one digest, the first has it: entitlements before tenants."""
+        of_cluster = principal is not None and principal.of_cluster
+        self.owner = (of_cluster, key is not None, name)
+        """Of several who have one digest, the first has it: entitlements before tenants, and what
+        a cluster grants last, because whoever may grant there must not take others' keys."""
 
 
 class KnownToken:
@@ -234,7 +236,7 @@ class Keyring:
         bucket = self._buckets.get(digest[:PREFIX], ())
         return [
             ("tenant" if of_tenant else "entitlement", name)
-            for of_tenant, name in (entry.owner for entry in bucket if entry.digest == digest)
+            for _, of_tenant, name in (entry.owner for entry in bucket if entry.digest == digest)
         ]
 
     def of_token(

@@ -131,6 +131,8 @@ def entitlement_of(
     subject = f"entitlement {name}"
     terms = terms_from(fields, shapes[model], granted.created or place)
     suspended = known.suspended(subject) or granted.suspended
+    if suspended:  # no capacity will change that
+        granted = msgspec.structs.replace(granted, verdict="", message="")
     terms = msgspec.structs.replace(
         terms,
         suspended=suspended or granted.verdict != "",

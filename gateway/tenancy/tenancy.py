@@ -34,6 +34,7 @@ from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
 from gateway.tenancy.keyring import Keyring
 from gateway.tenancy.known import joined, owner_of_key
 from gateway.tenancy.rights import (
+    CLUSTER,
     EntitlementInForce,
     NotServed,
     TenantInForce,
@@ -394,6 +395,7 @@ class Tenancy(DirectorySync):
                 suspended=entry.suspended,
                 verdict=entry.granted.verdict,
                 message=entry.granted.message,
+                of_cluster=entry.origin == CLUSTER,
                 compress=terms.compress,
                 trusted_usage=terms.trusted_usage,
                 tokens_per_s=terms.tokens_per_s,

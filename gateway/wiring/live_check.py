@@ -68,8 +68,12 @@ async def look(config: Config) -> list[LiveFinding]:
             directory, cluster = open_directory(url), open_cluster(url)
             try:
                 await directory.read(0, "")
-                if config.state.controller is not None and await cluster.read(0) is None:
-                    problem, fix = "no controller has published", "see `sluice controller`'s log"
+                if (expected := config.state.controller) is not None:
+                    news, fix = await cluster.read(), "see `sluice controller`'s log"
+                    if news is None:
+                        problem = "no controller has published"
+                    elif news.age_s > expected.stale_after_s:
+                        problem = f"the controller's last news is {news.age_s:.0f} s old"
             except StateFailure as error:
                 problem, fix = str(error), "start it, or correct state.url and its password"
             finally:

@@ -53,7 +53,7 @@ class Reader:
         self.last = ClusterState()
 
     async def read(self) -> ClusterState | None:
-        state = await self.store.read(self.last.version[1])
+        state = await self.store.read(self.last.version)
         if state is not None:
             assert state.version >= self.last.version
             if state.whole:
@@ -85,7 +85,7 @@ async def test_a_gateway_holds_what_the_controller_published(make: Make) -> None
 
 async def test_an_empty_set_is_news_to_a_gateway_that_waits_for_it(make: Make) -> None:
     await make().publish(0, {}, age_s=0.0)
-    state = await make().read(0)
+    state = await make().read()
     assert state is not None
     assert (state.whole, state.entitlements) == (True, ())
 
@@ -198,7 +198,7 @@ async def test_nobody_reads_a_set_that_is_half_written(
 
     async def spied(*arguments: object) -> Any:
         answer = await run(*arguments)
-        halves.append(await other.read(0))
+        halves.append(await other.read())
         return answer
 
     monkeypatch.setattr(writer, "_run", spied)
@@ -258,7 +258,7 @@ async def test_a_redis_that_is_away_is_told_as_such(own_server: RedisServer) -> 
     own_server.kill()
     for call in (
         store.publish(1, granted("a"), age_s=0.0),
-        store.read(0),
+        store.read(),
         store.demand(),
         store.report({"m": {"short": 1}}),
     ):
@@ -266,5 +266,90 @@ async def test_a_redis_that_is_away_is_told_as_such(own_server: RedisServer) -> 
             await call
     own_server.start()
     await store.publish(1, granted("a"), age_s=0.0)
-    assert await store.read(0) is not None
+    assert await store.read() is not None
     await store.close()
+
+
+async def test_what_another_version_wrote_is_left_out_alone(
+    make: Make, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it was another before, since it may be withheld now."""
+    writer, reader, late = make(), Reader(make()), Reader(make())
+    await writer.publish(1, granted("a", "b"), age_s=0.0)
+    await reader.read()
+    await writer.publish(1, granted("a", "b", verdict="pending"), age_s=0.0)
+    with redis_server.client() as client:
+        row = b'{"name":"b","fields":{},"verdict":"quarantined"}'
+        client.hset("sluice:1:{cluster}:rows", "b", row)
+    for each in (reader, late):
+        await each.read()
+        assert each.held == granted("a", verdict="pending")
+        assert "['b']: Invalid enum value 'quarantined'" in caplog.text
+        caplog.clear()
+
+
+async def test_a_later_controllers_set_is_read_whatever_its_revision(
+    make: Make, redis_server: RedisServer
+) -> None:
+    """Redis was emptied, and its clock is behind since: revisions begin lower."""
+    reader = Reader(make())
+    await make().publish(1, granted("a", "b"), age_s=0.0)
+    await reader.read()
+    reader.last = ClusterState(version=(1, reader.last.version[1] + 3_600_000))
+    with redis_server.client() as client:
+        client.flushall()
+    await make().publish(2, granted("b"), age_s=0.0)
+    await reader.read()
+    assert reader.held == granted("b")
+
+
+async def test_a_write_that_was_cut_off_goes_on_where_it_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow Redis that fails one call of hundreds gets 100,000 written all the same."""
+    monkeypatch.setattr(cluster, "BATCH", 2)
+    names = [f"e{number}" for number in range(7)]
+    writer, reader = make(), Reader(make())
+    sent: list[object] = []
+    run, fails = writer._run, [False, False, True]
+
+    async def cut(*arguments: object) -> Any:
+        if fails and fails.pop(0):
+            raise StateFailure("no answer from Redis within 0.25 s")
+        sent.extend(each for each in arguments if each in names)
+        return await run(*arguments)
+
+    monkeypatch.setattr(writer, "_run", cut)
+    with pytest.raises(StateFailure):
+        await writer.publish(1, granted(*names), age_s=0.0)
+    assert await reader.read() is None
+    await writer.publish(1, granted(*names), age_s=0.0)
+    await reader.read()
+    assert reader.held == granted(*names)
+    assert sorted(map(str, sent)) == names
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_a_change_that_was_cut_off_is_read_as_a_change(
+    make: Make, monkeypatch: pytest.MonkeyPatch, *, arrived: bool
+) -> None:
+    """Whether or not Redis did what it did not answer."""
+    writer, reader = make(), Reader(make())
+    await writer.publish(1, granted("a", "b"), age_s=0.0)
+    await reader.read()
+    run = writer._run
+
+    async def cut(*arguments: object) -> Any:
+        if arrived:
+            await run(*arguments)
+        raise StateFailure("no answer from Redis within 0.25 s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "_run", cut)
+        with pytest.raises(StateFailure):
+            await writer.publish(1, granted("a", "c"), age_s=0.0)
+    await writer.publish(1, granted("a", "c"), age_s=0.0)
+    state = await reader.read()
+    assert reader.held == granted("a", "c")
+    assert state is not None
+    assert state.whole is arrived

@@ -133,7 +133,7 @@ async def test_while_the_api_is_away_the_last_set_stays_and_its_age_grows(
         before = await granted(redis_server.url)
         await cluster.stop()
         await asyncio.sleep(2.5)
-        state = await gateway.read(0)
+        state = await gateway.read()
         assert state is not None
         assert state.age_s >= 2.0
         assert await granted(redis_server.url) == before
@@ -141,7 +141,7 @@ async def test_while_the_api_is_away_the_last_set_stays_and_its_age_grows(
         await cluster.start()
         await until(lambda: states(cluster).get("trial") == "Bound", lambda: states(cluster))
         for _ in range(200):
-            state = await gateway.read(0)
+            state = await gateway.read()
             assert state is not None
             if state.age_s < 2.0:
                 break

@@ -3,12 +3,13 @@
 One writer at a time: each controller that takes over has a greater epoch, and `lua/cluster.lua`
 refuses a lower one. Revisions only grow, also over servers that were emptied, so that a gateway
 never takes an older set for news. A writer that has not written before, or whose last write the
-server lost, writes all anew; gateways read nothing before a write is complete. Back goes the demand
-that they measured. All keys share one hash tag, and contain the number of their layout. Nothing
-here retries.
+server lost, writes all anew; gateways read nothing before a write is complete. What another version
+wrote is left out, alone. Back goes the demand that they measured. All keys share one hash tag, and
+contain the number of their layout. Nothing here retries.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
@@ -30,6 +31,7 @@ _PARTS: Final = ("head", "rows", "changed", "gone", "demand")
 _encode: Final = msgspec.json.Encoder().encode
 _row: Final = msgspec.json.Decoder(ClusterEntitlement).decode
 _pools: Final = msgspec.json.Decoder(dict[str, int]).decode
+_log = logging.getLogger("sluice.tenancy")
 
 
 class Fenced(SluiceError):
@@ -49,8 +51,8 @@ class ClusterStore:
         *self._keys, self._demand = [f"sluice:1:{{cluster}}:{part}" for part in _PARTS]
         self._session = Session(route_of(url), self._demand)
         self._script = script("cluster", lua("cluster"))
-        self._held: Mapping[str, ClusterEntitlement] | None = None
-        """What Redis holds of this writer; None if that is not certain."""
+        self._held: dict[str, ClusterEntitlement] | None = None
+        """What Redis holds of this writer at that revision; None if that is not certain."""
         self._revision = 0
         """Of this writer's last write."""
 
@@ -67,28 +69,32 @@ class ClusterStore:
         if (many := len(entitlements)) > MAX_ENTITLEMENTS:
             raise StateFailure(f"{many} entitlements: gateways take {MAX_ENTITLEMENTS} at most")
         for _ in range(2):  # the second time after Redis lost writes
-            begins, held = self._held is None, self._held or {}
-            self._held = None  # not certain until all is written
+            held = self._held or {}
             puts = [e for name, e in entitlements.items() if held.get(name) != e]
             removes = [name for name in held if name not in entitlements]
             kept, most = 0, max(len(puts), len(removes), 1)
             for at in range(0, most, BATCH):
-                some = puts[at : at + BATCH]
+                some, gone = puts[at : at + BATCH], removes[at : at + BATCH]
                 done, *told = await self._run(
-                    *("write", self._revision, MISSED_MOST, epoch, int(begins and at == 0)),
+                    *("write", self._revision, MISSED_MOST, epoch, int(self._held is None)),
                     *(int(at + BATCH >= most), round(age_s * 1e6), len(some)),
                     *(part for e in some for part in (e.name, _encode(e))),
-                    *removes[at : at + BATCH],
+                    *gone,
                 )
                 if int(done) < 0:
                     raise Fenced(int(told[0]))
                 if not int(done):
                     break
                 self._revision, kept = map(int, told)
+                # A write that is cut off goes on here, unless its last call arrived after all.
+                self._held = held
+                held.update({e.name: e for e in some})
+                for name in gone:
+                    del held[name]
             else:
                 if kept == many:  # a server short of memory may have dropped the rows alone
-                    self._held = dict(entitlements)
                     return
+            self._held = None
         raise StateFailure("Redis lost writes, again and again; or another controller writes")
 
     async def demand(self) -> dict[tuple[str, str], int]:
@@ -103,36 +109,34 @@ class ClusterStore:
 
     # -- a gateway
 
-    async def read(self, since: int) -> ClusterState | None:
-        """What changed after a revision; None while nothing is published whole.
+    async def read(self, known: tuple[int, int] = (0, 0)) -> ClusterState | None:
+        """What changed after a version; None while nothing as new is published whole.
 
         Raises StateFailure.
         """
-        head = await self._run("read", since, MISSED_MOST)
-        if not head or head[2] != b"1":
+        head = await self._run("read", known[1], MISSED_MOST, known[0])
+        if not head or head[2] != b"1" or (int(head[0]), int(head[1])) < known:
             return None
-        rows, whole = [row for row in head[5] if row], head[4] != b"1"
+        found, whole = dict(zip(head[6], head[7], strict=True)), head[5] != b"1"
         if whole:
-            cursor, found = b"", dict[bytes, bytes]()
+            cursor = b""
             while cursor != b"0":
                 scan = ("HSCAN", self._keys[1], cursor or b"0", "COUNT", BATCH)
                 cursor, pairs = await self._session.call(*scan)
                 found.update(zip(pairs[::2], pairs[1::2], strict=True))
-            rows = list(found.values())
             # What changed meanwhile is read again; unless a writer began, whose rows are not all.
-            after = await self._run("read", int(head[1]), MISSED_MOST)
-            if after[2:3] != [b"1"] or after[4] != b"1":
+            after = await self._run("read", int(head[1]), MISSED_MOST, head[0])
+            if after[2:3] != [b"1"] or after[5] != b"1":
                 return None
-        try:  # in a thread, because 100,000 are many; a loop, which lets others run in between
-            granted = await asyncio.to_thread(lambda: tuple([_row(row) for row in rows]))
-        except msgspec.MsgspecError as error:
-            raise StateFailure(f"Redis holds entitlements of another version ({error})") from error
+        # In a thread, because 100,000 are many; its loop lets others run in between.
+        granted, unread = await asyncio.to_thread(_read, found)
         return ClusterState(
             version=(int(head[0]), int(head[1])),
             whole=whole,
-            entitlements=granted,
-            removed=tuple([name.decode() for name in head[6]]),
+            entitlements=tuple(granted),
+            removed=(*[name.decode() for name in head[8]], *unread),
             age_s=int(head[3]) / 1e6,
+            seen_us=int(head[4]),
         )
 
     async def report(self, demand: Mapping[str, Mapping[str, int]]) -> None:
@@ -149,3 +153,17 @@ class ClusterStore:
     async def _run(self, *arguments: object) -> Any:
         call = (len(self._keys), *self._keys, *arguments)
         return (await self._session.run(self._script, [call]))[0]
+
+
+def _read(found: Mapping[bytes, bytes | None]) -> tuple[list[ClusterEntitlement], list[str]]:
+    """Entitlements by name, and the names of those that are none here: they open nothing."""
+    granted, unread = [], []
+    for name, row in found.items():
+        try:
+            granted.append(_row(row or b""))
+        except msgspec.MsgspecError as error:
+            unread.append(name.decode())
+            problem = error
+    if unread:
+        _log.warning("the cluster grants what makes no sense here: %s: %s", unread[:5], problem)
+    return granted, unread

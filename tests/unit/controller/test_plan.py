@@ -209,6 +209,22 @@ def test_gateways_get_the_fields_of_their_configuration() -> None:
     assert published.created == 1_767_225_600_000
 
 
+def test_gateways_can_tell_the_age_of_those_that_were_applied_together() -> None:
+    """They bind reserves by the time of creation alone: equal ones all together, or none."""
+    names = ["c", "a", "b"]
+    cluster = Cluster(
+        "internal",
+        token_pool(),
+        *(entitlement(name, "guaranteed", resources={"concurrency": 1}) for name in names),
+        entitlement("later", age=1),
+    )
+    published = cluster.settle().entitlements
+    assert [name for name, _ in sorted(published.items(), key=lambda item: item[1].created)] == [
+        *("a", "b", "c", "later")
+    ]
+    assert len({each.created for each in published.values()}) == len(published)
+
+
 def test_a_key_opens_the_oldest_that_names_it_and_a_missing_one_is_told() -> None:
     keys = [{"secretRef": {"name": "keys", "key": "search"}}]
     lost = [{"secretRef": {"name": "keys", "key": "lost"}}]

@@ -9,15 +9,15 @@
 -- ARGV[1]  read or write
 -- ARGV[2]  the revision that the caller knows last
 -- ARGV[3]  how many changes a reader may have missed; after more it has to read all
--- ARGV[4]  write, as the following: the writer's epoch
--- ARGV[5]  1: all that was written before goes
+-- ARGV[4]  the writer's epoch, or that of what the reader knows
+-- ARGV[5]  write, as the following; 1: all that was written before goes
 -- ARGV[6]  1: this call completes the write
 -- ARGV[7]  age of the writer's knowledge in microseconds
 -- ARGV[8]  how many rows follow; then their names and JSON, then the names to remove
 --
 -- write returns {1, revision, rows}, {0} where ARGV[2] is not the last revision, or {-1, epoch} if
--- a newer one wrote. read returns {epoch, revision, complete, age, 1, {rows}, {removed}}, with 0
--- and no rows where the caller has to read all, or {} if nothing was written.
+-- a newer one wrote. read returns {epoch, revision, complete, age, at, 1, {names}, {rows},
+-- {removed}}, with 0 and no names where the caller has to read all, or {} if nothing was written.
 
 local HEAD, ROWS, CHANGED, GONE = unpack(KEYS)
 local call, since, most = redis.call, tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -29,22 +29,23 @@ local epoch, revision, floor, complete, at =
 
 if ARGV[1] == 'read' then
   if not epoch then return {} end
-  local age, later, rows, removed = whole(math.max(0, now - at)), '(' .. ARGV[2], {}, {}
+  local age, later = whole(math.max(0, now - at)), '(' .. ARGV[2]
   local many = call('ZCOUNT', CHANGED, later, '+inf') + call('ZCOUNT', GONE, later, '+inf')
-  if since < tonumber(floor) or many > most then
-    return {epoch, revision, complete, age, '0', rows, removed}
+  if epoch ~= ARGV[4] or since < tonumber(floor) or many > most then
+    return {epoch, revision, complete, age, at, '0', {}, {}, {}}
   end
-  for i, name in ipairs(call('ZRANGEBYSCORE', CHANGED, later, '+inf')) do
+  local names, rows = call('ZRANGEBYSCORE', CHANGED, later, '+inf'), {}
+  for i, name in ipairs(names) do
     rows[i] = call('HGET', ROWS, name)
   end
-  removed = call('ZRANGEBYSCORE', GONE, later, '+inf')
-  return {epoch, revision, complete, age, '1', rows, removed}
+  local removed = call('ZRANGEBYSCORE', GONE, later, '+inf')
+  return {epoch, revision, complete, age, at, '1', names, rows, removed}
 end
 
 local begins, removes = ARGV[5] == '1', 9 + 2 * ARGV[8]
 if epoch and tonumber(epoch) > tonumber(ARGV[4]) then return {-1, epoch} end
 if not begins and revision ~= ARGV[2] then return {0} end
-if begins then call('DEL', ROWS, CHANGED, GONE) end
+if begins then call('UNLINK', ROWS, CHANGED, GONE) end  -- DEL takes 70 ms for 100,000
 if begins or #ARGV > 8 then
   -- Above what any reader may know of a server that was emptied.
   revision = whole(math.max(tonumber(revision or '0') + 1, since + 1, now / 1000))

@@ -39,19 +39,24 @@ class Published:
         self.epoch = 1
         self.age_s = 0.0
         self.away = False
+        self.beats = 0
+        self.silent = False
+        """Nobody writes any more; Redis answers."""
         self.sync = ClusterSync(
             self.read, rig.tenancy, stale_after_s=STALE_AFTER_S, clock=clock or rig.clock
         )
 
-    async def read(self, since: int) -> ClusterState | None:
+    async def read(self, known: tuple[int, int]) -> ClusterState | None:
         if self.away:
             raise StateFailure("away")
-        whole, version = since < self.revision, (self.epoch, self.revision)
+        whole, version = known[1] < self.revision, (self.epoch, self.revision)
+        self.beats += not self.silent
         return ClusterState(
             version=version,
             whole=whole,
             entitlements=self.entitlements if whole else (),
             age_s=self.age_s,
+            seen_us=self.beats,
         )
 
     async def publish(self, *entitlements: ClusterEntitlement) -> None:
@@ -262,7 +267,8 @@ async def test_what_is_stale_is_told_once(caplog: pytest.LogCaptureFixture) -> N
         published.rig.clock.advance(1.0)
         await published.sync.poll()
     assert published.sync.age_s == 350.0
-    assert [record.args and record.args[1] for record in caplog.records] == [  # type: ignore[index]
+    told = [record.args for record in caplog.records if "classes get 503" in record.message]
+    assert [args and args[1] for args in told] == [  # type: ignore[index]
         "preemptible, spot",
         "elastic, preemptible, spot",
         "dedicated, elastic, guaranteed, preemptible, spot",
@@ -301,3 +307,59 @@ async def test_what_makes_no_sense_is_left_out_and_the_rest_serves() -> None:
         assert refused(published, key) == (401, "invalid_api_key")
     with pytest.raises(Forbidden):
         published.rig.asks(KEY, model="n")
+
+
+@pytest.mark.parametrize("set_by_s", [-5000.0, 5000.0])
+async def test_its_age_grows_whatever_the_stores_clock_says(set_by_s: float) -> None:
+    """Which somebody sets, or which is another server's since a failover."""
+    published = await started()
+    await published.publish(granted(service_class="spot"))
+    published.silent = True
+    published.age_s = max(0.0, set_by_s)
+    await published.sync.poll()
+    assert published.rig.asks(KEY) == "search"
+    published.rig.clock.advance(STALE_AFTER_S + 1.0)
+    published.age_s = max(0.0, STALE_AFTER_S + 1.0 + set_by_s)
+    await published.sync.poll()
+    assert refused(published) == (503, "entitlement_degraded")
+    published.silent = False
+    published.age_s = 0.0
+    await published.sync.poll()
+    assert published.rig.asks(KEY) == "search"
+
+
+async def test_what_is_refused_to_be_read_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A Redis that answers, but not this: the directory would not log it."""
+    caplog.set_level(logging.WARNING)
+    published = await started()
+    published.away = True
+    for _ in range(3):
+        await published.sync.poll()
+    assert [record.getMessage() for record in caplog.records] == [
+        "what the cluster grants cannot be read: away"
+    ]
+
+
+async def test_a_cluster_takes_no_key_from_the_file_or_administrators() -> None:
+    """Whoever may create objects there may know the digest of a key, which is no secret."""
+    published = await started(entitling(section("zeta", digest("sk-file").hex())))
+    rig = published.rig
+    await rig.tenants.create({"name": "team"}, WHO)
+    await rig.entitle("yota", tenant="team")
+    web = await rig.add("web", "team")
+    await published.publish(
+        granted("alpha", "sk-file", verdict="pending"), granted("beta", web), granted()
+    )
+    assert (rig.asks("sk-file"), rig.asks(web), rig.asks(KEY)) == ("zeta", "yota", "search")
+    await rig.tenancy.adopt(NO_FILE)
+    assert refused(published, "sk-file") == (503, "entitlement_pending")
+
+
+async def test_one_that_is_withheld_and_suspended_is_told_as_suspended() -> None:
+    published = await started()
+    await published.publish(granted(verdict="degraded", message="no replica"))
+    suspended = await published.rig.entitlements.suspend("search", WHO)
+    assert (suspended["state"], suspended["message"]) == ("suspended", None)
+    assert refused(published) == (403, "entitlement_suspended")
+    resumed = await published.rig.entitlements.suspend("search", WHO, undo=True)
+    assert (resumed["state"], resumed["message"]) == ("degraded", "no replica")
