@@ -241,7 +241,7 @@ class Mirror:
         for selection, follower in self._followers.items():
             if selection.resource == PODS:
                 pods |= follower.objects
-        own = f"{self._api.namespace}."
+        own = f"{self._api.namespace}."[:54]  # a longer label has a hash from there on
         return World(
             namespace=self._api.namespace,
             now_unix_s=now_unix_s,

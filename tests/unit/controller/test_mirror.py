@@ -14,6 +14,7 @@ from controller.kube import Away, Change, Expired, Listing, NotFound
 from controller.mirror import RESYNC_S, WATCH_S, Mirror, digests_of
 from controller.records import (
     BACKENDS,
+    NODES,
     PODS,
     SECRETS,
     TOKEN_ENTITLEMENTS,
@@ -21,16 +22,15 @@ from controller.records import (
     Object,
     Resource,
 )
-from controller.virtual_node import POD_LABEL
+from controller.virtual_node import POD_LABEL, POOL_LABEL, pool_label
 from tests.virtual_time import run
 
 
 class Api:
     """Collections of one namespace, with their history."""
 
-    namespace = "team"
-
     def __init__(self) -> None:
+        self.namespace = "team"
         self.objects: dict[Resource, dict[str, Object]] = {}
         self.version = 100
         self.oldest = 0
@@ -288,6 +288,21 @@ def test_an_answer_that_comes_late_brings_nothing_back() -> None:
 def test_lease_pods_are_followed_where_the_scheduler_allocates() -> None:
     async def play(scene: Scene) -> None:
         assert (PODS, POD_LABEL) in scene.api.watching
+
+    played(play, virtual_nodes=True)
+
+
+@pytest.mark.parametrize("namespace", ["team", "n" * 60])
+def test_virtual_nodes_are_those_of_the_own_namespace(namespace: str) -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.namespace = namespace
+        for name, space in (("own", namespace), ("other", "team-two"), ("another", "a")):
+            labels = {POOL_LABEL: pool_label(space, "chat")}
+            metadata = {"name": name, "resourceVersion": "999", "labels": labels}
+            scene.mirror.written(NODES, {"metadata": metadata})
+        world = scene.mirror.world(0.0)
+        assert world is not None
+        assert set(world.nodes) == {"own"}
 
     played(play, virtual_nodes=True)
 
