@@ -8,6 +8,8 @@ copy of a row comes back, a denial holds. Last come the tokens (JWT) that stand 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+import msgspec
+
 from gateway.records.record import Record
 from gateway.records.request import TenantKey
 
@@ -146,6 +148,7 @@ class ClusterEntitlement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Of that object."""
 
 
+STALE: Final = "nothing was heard of the cluster for too long"
 NOT_GRANTED: Final = ClusterEntitlement(name="", fields={})
 
 
@@ -162,6 +165,23 @@ class ClusterState(Record, frozen=True, kw_only=True):
     """Since the writer saw the cluster so, by the store's clock."""
     seen_us: int = 0
     """When that was, by the same clock, which may be set meanwhile."""
+
+
+class KnownCluster(Record, frozen=True, kw_only=True):
+    """The entitlements that a cluster grants, as its controller published them last."""
+
+    version: tuple[int, int] = (0, 0)
+    entitlements: Mapping[str, ClusterEntitlement] = {}
+    stale: frozenset[str] = frozenset()
+    """Service classes that nobody confirmed for too long."""
+
+    def granted(self, name: str) -> ClusterEntitlement:
+        """One of them, with its verdict as far as it is known."""
+        granted = self.entitlements[name]
+        service_class = granted.fields.get("service_class") or "elastic"
+        if granted.verdict or service_class not in self.stale:
+            return granted
+        return msgspec.structs.replace(granted, verdict="degraded", message=STALE)
 
 
 class TenancyFile(Record, frozen=True, kw_only=True):

@@ -18,21 +18,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.records.record import Record
-from gateway.records.tenancy import (
-    ClusterEntitlement,
-    ClusterState,
-    Denial,
-    Row,
-    RowId,
-    RowKind,
-)
+from gateway.records.tenancy import ClusterState, Denial, KnownCluster, Row, RowId, RowKind
 
 _encode: Final = msgspec.json.Encoder().encode
 _NONE: Final[Mapping[str, Row]] = {}
 STALE_AFTER: Final = {"preemptible": 1, "spot": 1, "elastic": 2, "guaranteed": 3, "dedicated": 3}
 """Service class -> how many times `stale_after_s` without news of the cluster it is served."""
-STALE: Final = "nothing was heard of the cluster for too long"
 
 
 def later_row(first: Row, second: Row) -> Row:
@@ -60,23 +51,6 @@ def strictness(denial: Denial) -> float:
 def stale_classes(age_s: float, stale_after_s: float) -> frozenset[str]:
     """The service classes that are degraded when news of the cluster is that old."""
     return frozenset(c for c, times in STALE_AFTER.items() if age_s > times * stale_after_s)
-
-
-class KnownCluster(Record, frozen=True, kw_only=True):
-    """The entitlements that a cluster grants, as its controller published them last."""
-
-    version: tuple[int, int] = (0, 0)
-    entitlements: Mapping[str, ClusterEntitlement] = {}
-    stale: frozenset[str] = frozenset()
-    """Service classes that nobody confirmed for too long."""
-
-    def granted(self, name: str) -> ClusterEntitlement:
-        """One of them, with its verdict as far as it is known."""
-        granted = self.entitlements[name]
-        service_class = granted.fields.get("service_class") or "elastic"
-        if granted.verdict or service_class not in self.stale:
-            return granted
-        return msgspec.structs.replace(granted, verdict="degraded", message=STALE)
 
 
 def joined(

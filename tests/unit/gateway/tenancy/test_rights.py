@@ -14,11 +14,12 @@ from gateway.records.tenancy import (
     ClusterEntitlement,
     ClusterState,
     Denial,
+    KnownCluster,
     Row,
     TenancyFile,
     fingerprint,
 )
-from gateway.tenancy.known import Known, KnownCluster, joined
+from gateway.tenancy.known import Known, joined
 from gateway.tenancy.rights import entitlement_of, tenant_of
 from tests.tenancy_fakes import SHAPES, file_key, file_of, section
 
