@@ -130,6 +130,8 @@ def entitlement_of(
     place = section.place if section is not None else row.created if row is not None else 0
     subject = f"entitlement {name}"
     terms = terms_from(fields, shapes[model], granted.created or place)
+    if origin == CLUSTER:  # of another version it may have classes that admission cannot weigh
+        msgspec.convert(msgspec.structs.asdict(terms), Entitlement)
     suspended = known.suspended(subject) or granted.suspended
     if suspended:  # no capacity will change that
         granted = msgspec.structs.replace(granted, verdict="", message="")

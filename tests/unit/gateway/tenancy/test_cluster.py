@@ -296,6 +296,7 @@ async def test_what_makes_no_sense_is_left_out_and_the_rest_serves() -> None:
         granted("other", "sk-other", model="unheard-of"),
         granted("wrong", "sk-wrong", concurrency={"nowhere": 2}),
         granted("typed", "sk-typed", tokens_per_second="many"),
+        granted("classed", "sk-classed", service_class="platinum"),
         ClusterEntitlement(
             name="hex", fields={"tenant": "acme", "model": "m"}, digests=("zz" * 32, "ab")
         ),
@@ -303,7 +304,7 @@ async def test_what_makes_no_sense_is_left_out_and_the_rest_serves() -> None:
     )
     assert published.rig.asks(KEY) == "search"
     assert published.rig.names() == ["hex", "search"]
-    for key in ("sk-other", "sk-wrong", "sk-typed"):
+    for key in ("sk-other", "sk-wrong", "sk-typed", "sk-classed"):
         assert refused(published, key) == (401, "invalid_api_key")
     with pytest.raises(Forbidden):
         published.rig.asks(KEY, model="n")
