@@ -136,7 +136,10 @@ def _text(value: object) -> str:
         return ", ".join(f"{name}={amount}" for name, amount in value.items())
     if isinstance(value, list):
         return ("; " if value and isinstance(value[0], Mapping) else ", ").join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    # Also what comes from elsewhere, such as a cluster's reasons, leaves the terminal as it is.
+    return "".join(c if c.isprintable() else " " for c in str(value))
 
 
 def echo_changes(changes: Iterable[Mapping[str, Any]], none: str) -> None:

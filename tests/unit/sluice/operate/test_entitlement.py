@@ -18,7 +18,7 @@ from typer.testing import Result
 
 from gateway.errors import StateFailure
 from gateway.payload.head import digest_of
-from sluice.operate.tables import listing
+from sluice.operate.tables import card, listing
 from tests.control import ADMIN_KEY
 from tests.running import sluice
 from tests.tenancy_fakes import TenancyRig
@@ -98,6 +98,12 @@ def test_a_tenant_s_life(gateway: Gateway) -> None:
         *("resume", "suspend", "change", "create"),
     ]
     assert len(gateway.json("audit", "--limit", "2")) == 2
+
+
+def test_a_reason_from_elsewhere_leaves_the_terminal_as_it_is() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(card({"message": "no \x1b[31mplace\x9b2J\r[b]now"}))
+    assert "no  [31mplace 2J [b]now" in shown.getvalue()
 
 
 def test_tables_show_what_people_look_for(gateway: Gateway) -> None:
