@@ -63,10 +63,7 @@ BENCHES = {
     ),
     "changing-fleet": Bench(
         "engines come and go by every source and by the load, 1,000 reloads: no request fails",
-        {
-            **_of("changing_fleet.run", "sources", "reloads"),
-            "scaling": "changing_fleet.run:run",
-        },
+        _of("changing_fleet.run", "sources", "reloads", "scaling"),
     ),
     "replicas": Bench(
         "four gateways on one Redis: limits, a killed one, Redis away, restarts",

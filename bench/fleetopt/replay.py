@@ -47,7 +47,8 @@ Few tokens a second, so that two cores carry five engines, the gateway and the c
 WINDOW: Final = 8192
 TRAFFIC: Final = "synthetic:prompt=600,answer=40,spread=0.6"
 LOG_RATE, LOG_S = 2.5, scaled_s(60.0, 20.0)
-RATE: Final = 13.0
+RATE: Final = 12.5
+"""Of 85 % of four engines it leaves 3 % to the sample: three are past saturation."""
 SLO_MS: Final = 2500
 MIN_ENGINES: Final = 4
 MAX_CHUNKS_PER_S: Final = 3000.0
