@@ -18,6 +18,7 @@ from controller.election import micro_time
 from controller.health import Figures
 from controller.kube import ApiFailure, Away, Conflict, KubeApi, NotFound
 from controller.records import EVENTS, GROUP, LEASES, PODS, Call, EventNote, Object, Resource
+from controller.virtual_node import POOL_LABEL
 
 AT_ONCE: Final = 16
 """Most status patches in flight."""
@@ -66,23 +67,40 @@ class Writes:
         """When the last call ended."""
 
     async def carry_out(self, calls: Iterable[Call]) -> bool:
-        """Make the calls in order, status patches AT_ONCE at a time; whether any succeeded.
+        """Make the calls in order, some AT_ONCE at a time; whether any succeeded.
 
-        What follows on a failed call about the same object, or the same entitlement's lease pods,
-        is left to a later pass. Raises Away.
+        Status patches are made together. So are lease pods, deleted ones first, and new ones in
+        the order of their pool. What follows on a failed call about the same object, or the same
+        entitlement's lease pods, is left to a later pass. Raises Away.
         """
         calls, succeeded = tuple(calls), False
         self._blocked = set()
         planned = {_key(call) for call in calls} if self._failures else set[str]()
         self._failures = {key: it for key, it in self._failures.items() if key in planned}
-        for together, group in itertools.groupby(calls, lambda it: it.verb == "patch_status"):
-            if together:
+        for kind, group in itertools.groupby(calls, _kind):
+            if kind == "status":
                 succeeded |= await _at_once(group, self._make)
-            else:
+            elif kind == "pods":
+                deletes, by_pool = [], dict[str, list[Call]]()
                 for call in group:
-                    succeeded |= await self._make(call)
+                    if call.verb == "delete":
+                        deletes.append(call)
+                    else:
+                        pool = call.body["metadata"]["labels"][POOL_LABEL]
+                        by_pool.setdefault(pool, []).append(call)
+                succeeded |= await _at_once(deletes, self._make)
+                succeeded |= await _at_once(by_pool.values(), self._in_order)
+            else:
+                succeeded |= await self._in_order(group)
         self._figures.waiting.set(len(self._failures))
         return succeeded
+
+    async def _in_order(self, calls: Iterable[Call]) -> bool:
+        """Whether any was made. Raises Away."""
+        made = False
+        for call in calls:
+            made |= await self._make(call)
+        return made
 
     def retry_s(self) -> float:
         """Until a failed call may be made again; infinite where none failed."""
@@ -208,6 +226,13 @@ async def _at_once(items: Iterable[T], make: Callable[[T], Awaitable[bool]]) -> 
     if failures:
         raise failures[0]
     return any(results)
+
+
+def _kind(call: Call) -> str:
+    """Which calls are made together."""
+    if call.verb == "patch_status":
+        return "status"
+    return "pods" if call.resource == PODS else ""
 
 
 def _key(call: Call) -> str:

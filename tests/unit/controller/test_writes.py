@@ -11,6 +11,7 @@ import pytest
 from controller.health import Figures
 from controller.kube import ApiFailure, Away, Conflict, Invalid, NotFound
 from controller.records import NODES, PODS, TOKEN_ENTITLEMENTS, Call, EventNote, Object, Resource
+from controller.virtual_node import POOL_LABEL
 from controller.writes import AT_ONCE, Writes
 from tests.virtual_time import run
 
@@ -72,7 +73,9 @@ def status(name: str) -> Call:
     return Call(verb="patch_status", resource=TOKEN_ENTITLEMENTS, name=name)
 
 
-def pod(verb: Any, name: str, **body: Any) -> Call:
+def pod(verb: Any, name: str, pool: str = "p", **body: Any) -> Call:
+    if verb == "create":
+        body["metadata"] = {"name": name, "labels": {POOL_LABEL: pool}}
     return Call(verb=verb, resource=PODS, name=name, body=body)
 
 
@@ -87,6 +90,23 @@ def test_calls_are_made_in_order_and_statuses_together() -> None:
         assert sorted(scene.api.made[2:-1]) == sorted(f"patch_status s{i}" for i in range(100))
         assert scene.api.most == AT_ONCE
         assert sorted(scene.written) == sorted(["node", *(f"s{i}" for i in range(100)), "a-1-y"])
+
+    played(play)
+
+
+def test_pods_of_pools_are_made_together_and_of_a_pool_in_order() -> None:
+    async def play(scene: Scene) -> None:
+        pools = {
+            f"p{number}": [f"p{number}-{place}-x" for place in range(3)] for number in range(40)
+        }
+        calls = [pod("create", name, pool) for pool, names in pools.items() for name in names]
+        calls.append(pod("delete", "old-1-x"))
+        assert await scene.writes.carry_out(calls)
+        assert scene.api.made[0] == "delete old-1-x"
+        for names in pools.values():
+            made = [call for call in scene.api.made if call.removeprefix("create ") in names]
+            assert made == [f"create {name}" for name in names]
+        assert scene.api.most == AT_ONCE
 
     played(play)
 
