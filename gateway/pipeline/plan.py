@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.admission.terms import AdmissionRequest
-from gateway.errors import BadRequest, ContextLengthExceeded, NotFound
+from gateway.errors import BadRequest, ContextLengthExceeded, Forbidden, NotFound, Unavailable
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Prefix
 from gateway.payload.body import TakesLong, is_heavy, read_body
 from gateway.payload.counting import category_from_header
@@ -339,6 +339,13 @@ async def admit(
     )
     try:
         return await store.admit(ask)
+    except Forbidden as refusal:
+        if not principal.of_cluster or refusal.reason == "entitlement_expired":
+            raise
+        # Other gateways heard first that it is withheld, or this one has not told the store yet.
+        text = f"The entitlement '{principal.entitlement}' is just being changed. Try again."
+        reason = "entitlement_pending"
+        raise Unavailable(text, reason=reason, retry_after_s=1.0, should_retry=True) from None
     except BadRequest as refusal:
         lowest = lowest_cost_tokens(estimate)
         if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:

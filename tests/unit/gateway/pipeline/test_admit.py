@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.terms import AdmissionRequest
+from gateway.admission.denials import refusal_of
+from gateway.admission.terms import AdmissionRequest, Denial, DenialReason
+from gateway.errors import Refusal
 from gateway.pipeline import plan as estimating
 from gateway.pipeline.plan import admit
 from gateway.records.endpoint import CHAT, TOKENIZE, Endpoint
@@ -83,3 +85,31 @@ async def test_what_costs_nothing_asks_for_nothing(
     await admit(store, served, OWNER, "l", lengths, Plan(pool=0, alternates=(), reason="test"))
     assert (store.ask.money, store.ask.most_money) == (money, 0)
     assert (store.ask.estimate_tokens > 0, store.ask.most_tokens > 0) == (endpoint is CHAT,) * 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "of_cluster", "told"),
+    [
+        ("entitlement_suspended", True, (503, "entitlement_pending")),
+        ("entitlement_unknown", True, (503, "entitlement_pending")),
+        ("entitlement_expired", True, (403, "entitlement_expired")),
+        ("entitlement_suspended", False, (403, "entitlement_suspended")),
+        ("entitlement_unknown", False, (403, "entitlement_unknown")),
+    ],
+)
+async def test_what_the_store_heard_of_a_cluster_first_is_asked_again(
+    reason: DenialReason, told: tuple[int, str], *, of_cluster: bool
+) -> None:
+    """Clients repeat a 503, and then the gateway knows why; a 403 is final for them."""
+
+    class Refusing(FakeStore):
+        async def admit(self, ask: AdmissionRequest) -> Lease:
+            raise refusal_of(Denial(reason=reason), ask.entitlement, 0.0)
+
+    served, plan = served_model(), Plan(pool=0, alternates=(), reason="test")
+    facts = estimating.read(CHAT, chat_body(), RequestHead())
+    lengths = estimating.estimate(served, CHAT, facts, OWNER)
+    who = Principal(entitlement="e", tenant="t", of_cluster=of_cluster)
+    with pytest.raises(Refusal) as caught:
+        await admit(Refusing(), served, who, "l", lengths, plan)
+    assert (caught.value.status, caught.value.reason) == told
