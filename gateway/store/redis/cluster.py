@@ -10,6 +10,7 @@ contain the number of their layout. Nothing here retries.
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import SluiceError, StateFailure
-from gateway.records.tenancy import ClusterEntitlement, ClusterState
+from gateway.records.tenancy import NOT_GRANTED, ClusterEntitlement, ClusterState
 from gateway.store.redis.route import Session, lua, route_of, script
 
 MAX_ENTITLEMENTS: Final = 100_000
@@ -55,6 +56,8 @@ class ClusterStore:
         """What Redis holds of this writer at that revision; None if that is not certain."""
         self._revision = 0
         """Of this writer's last write."""
+        self._sent_us = 0
+        """Orders its calls: one that Redis did not answer in time may come after the next."""
 
     # -- the controller
 
@@ -72,27 +75,29 @@ class ClusterStore:
             held = self._held or {}
             puts = [e for name, e in entitlements.items() if held.get(name) != e]
             removes = [name for name in held if name not in entitlements]
-            kept, most = 0, max(len(puts), len(removes), 1)
+            stored, most = 0, max(len(puts), len(removes), 1)
             for at in range(0, most, BATCH):
                 some, gone = puts[at : at + BATCH], removes[at : at + BATCH]
-                done, *told = await self._run(
+                # Until Redis answers, each of these is written again, or removed.
+                held.update(dict.fromkeys([*gone, *(e.name for e in some)], NOT_GRANTED))
+                self._sent_us = max(self._sent_us + 1, time.time_ns() // 1_000)
+                done, *answer = await self._run(
                     *("write", self._revision, MISSED_MOST, epoch, int(self._held is None)),
-                    *(int(at + BATCH >= most), round(age_s * 1e6), len(some)),
+                    *(int(at + BATCH >= most), round(age_s * 1e6), self._sent_us, len(some)),
                     *(part for e in some for part in (e.name, _encode(e))),
                     *gone,
                 )
                 if int(done) < 0:
-                    raise Fenced(int(told[0]))
+                    raise Fenced(int(answer[0]))
                 if not int(done):
                     break
-                self._revision, kept = map(int, told)
-                # A write that is cut off goes on here, unless its last call arrived after all.
-                self._held = held
+                self._revision, stored = map(int, answer)
+                self._held = held  # a write that is cut off goes on here
                 held.update({e.name: e for e in some})
                 for name in gone:
                     del held[name]
             else:
-                if kept == many:  # a server short of memory may have dropped the rows alone
+                if stored == many:  # a server short of memory may have dropped the rows alone
                     return
             self._held = None
         raise StateFailure("Redis lost writes, again and again; or another controller writes")
@@ -114,10 +119,14 @@ class ClusterStore:
 
         Raises StateFailure.
         """
-        head = await self._run("read", known[1], MISSED_MOST, known[0])
-        if not head or head[2] != b"1" or (int(head[0]), int(head[1])) < known:
+        answer = await self._run("read", known[1], MISSED_MOST, known[0])
+        if not answer:
             return None
-        found, whole = dict(zip(head[6], head[7], strict=True)), head[5] != b"1"
+        epoch, revision, complete, age_us, seen_us, changes, names, rows, removed = answer
+        version, whole = (int(epoch), int(revision)), changes != b"1"
+        if complete != b"1" or version < known:
+            return None
+        found = dict(zip(names, rows, strict=True))
         if whole:
             cursor = b""
             while cursor != b"0":
@@ -125,18 +134,18 @@ class ClusterStore:
                 cursor, pairs = await self._session.call(*scan)
                 found.update(zip(pairs[::2], pairs[1::2], strict=True))
             # What changed meanwhile is read again; unless a writer began, whose rows are not all.
-            after = await self._run("read", int(head[1]), MISSED_MOST, head[0])
+            after = await self._run("read", version[1], MISSED_MOST, epoch)
             if after[2:3] != [b"1"] or after[5] != b"1":
                 return None
         # In a thread, because 100,000 are many; its loop lets others run in between.
         granted, unread = await asyncio.to_thread(_read, found)
         return ClusterState(
-            version=(int(head[0]), int(head[1])),
+            version=version,
             whole=whole,
             entitlements=tuple(granted),
-            removed=(*[name.decode() for name in head[8]], *unread),
-            age_s=int(head[3]) / 1e6,
-            seen_us=int(head[4]),
+            removed=(*[name.decode() for name in removed], *unread),
+            age_s=int(age_us) / 1e6,
+            seen_us=int(seen_us),
         )
 
     async def report(self, demand: Mapping[str, Mapping[str, int]]) -> None:

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  head     hash: epoch and revision of the last write; floor: whoever read less has to
 --                   read all; complete: 0 between the calls of one write; at: the server's time in
---                   microseconds of which the writer's knowledge is
+--                   microseconds of which the writer's knowledge is; sent: ARGV[8] of that write
 -- KEYS[2]  rows     hash: name -> JSON
 -- KEYS[3]  changed  sorted set: names, by the revision of their last write
 -- KEYS[4]  gone     sorted set: the last names that were removed, by revision
@@ -13,9 +13,10 @@
 -- ARGV[5]  write, as the following; 1: all that was written before goes
 -- ARGV[6]  1: this call completes the write
 -- ARGV[7]  age of the writer's knowledge in microseconds
--- ARGV[8]  how many rows follow; then their names and JSON, then the names to remove
+-- ARGV[8]  a number that grows with the writer's calls
+-- ARGV[9]  how many rows follow; then their names and JSON, then the names to remove
 --
--- write returns {1, revision, rows}, {0} where ARGV[2] is not the last revision, or {-1, epoch} if
+-- write returns {1, revision, rows}, {0} where writes up to ARGV[2] were lost, or {-1, epoch} if
 -- a newer one wrote. read returns {epoch, revision, complete, age, at, 1, {names}, {rows},
 -- {removed}}, with 0 and no names where the caller has to read all, or {} if nothing was written.
 
@@ -24,8 +25,8 @@ local call, since, most = redis.call, tonumber(ARGV[2]), tonumber(ARGV[3])
 local function whole(number) return string.format('%.0f', number) end
 local clock = call('TIME')
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
-local epoch, revision, floor, complete, at =
-  unpack(call('HMGET', HEAD, 'epoch', 'revision', 'floor', 'complete', 'at'))
+local epoch, revision, floor, complete, at, sent =
+  unpack(call('HMGET', HEAD, 'epoch', 'revision', 'floor', 'complete', 'at', 'sent'))
 
 if ARGV[1] == 'read' then
   if not epoch then return {} end
@@ -42,15 +43,17 @@ if ARGV[1] == 'read' then
   return {epoch, revision, complete, age, at, '1', names, rows, removed}
 end
 
-local begins, removes = ARGV[5] == '1', 9 + 2 * ARGV[8]
+local begins, removes = ARGV[5] == '1', 10 + 2 * ARGV[9]
 if epoch and tonumber(epoch) > tonumber(ARGV[4]) then return {-1, epoch} end
-if not begins and revision ~= ARGV[2] then return {0} end
+-- A later revision of this epoch is the writer's own, whose answer it did not get.
+if not begins and (epoch ~= ARGV[4] or tonumber(revision) < since) then return {0} end
+if epoch == ARGV[4] and tonumber(sent) >= tonumber(ARGV[8]) then return {0} end  -- too late
 if begins then call('UNLINK', ROWS, CHANGED, GONE) end  -- DEL takes 70 ms for 100,000
-if begins or #ARGV > 8 then
+if begins or #ARGV > 9 then
   -- Above what any reader may know of a server that was emptied.
   revision = whole(math.max(tonumber(revision or '0') + 1, since + 1, now / 1000))
 end
-for i = 9, removes - 1, 2 do
+for i = 10, removes - 1, 2 do
   call('HSET', ROWS, ARGV[i], ARGV[i + 1])
   call('ZADD', CHANGED, revision, ARGV[i])
   call('ZREM', GONE, ARGV[i])
@@ -65,5 +68,5 @@ if begins or call('ZCARD', GONE) > most then
   floor = revision
 end
 call('HSET', HEAD, 'epoch', ARGV[4], 'revision', revision, 'floor', floor, 'complete', ARGV[6],
-  'at', whole(now - ARGV[7]))
+  'at', whole(now - ARGV[7]), 'sent', ARGV[8])
 return {1, revision, call('HLEN', ROWS)}
