@@ -24,6 +24,8 @@ from gateway.store.redis.route import Session, lua, route_of, script
 MAX_ENTITLEMENTS: Final = 100_000
 BATCH: Final = 250
 """Entitlements in one call, which has to come within TIMEOUT_S."""
+SCAN_S: Final = 2.0
+"""For each answer of a whole read, which begins anew where one does not come."""
 MISSED_MOST: Final = 2_000
 """Changes that a gateway may have missed; after more it reads all."""
 DEMAND_S: Final = 60.0
@@ -131,7 +133,7 @@ class ClusterStore:
             cursor = b""
             while cursor != b"0":
                 scan = ("HSCAN", self._keys[1], cursor or b"0", "COUNT", BATCH)
-                cursor, pairs = await self._session.call(*scan)
+                cursor, pairs = await self._session.call(*scan, limit_s=SCAN_S)
                 found.update(zip(pairs[::2], pairs[1::2], strict=True))
             # What changed meanwhile is read again; unless a writer began, whose rows are not all.
             after = await self._run("read", version[1], MISSED_MOST, epoch)
