@@ -15,8 +15,8 @@ from gateway.tenancy.known import stale_classes
 from gateway.tenancy.tenancy import Tenancy
 
 STALE: Final = (
-    "the last news of the cluster, of older controllers apart, is %.0f s old: its entitlements of "
-    "these classes get 503: %s"
+    "the last news of the cluster is %.0f s old, not counting what replaced controllers wrote: "
+    "its entitlements of these classes get 503: %s"
 )
 
 _log = logging.getLogger("sluice.tenancy")

@@ -4,8 +4,8 @@ One writer at a time: each controller that takes over has a greater epoch, and `
 refuses a lower one. Revisions only grow, also over servers that were emptied, so that a gateway
 never takes an older set for news. A writer that has not written before, or whose last write the
 server lost, writes all anew; gateways read nothing before a write is complete. What another version
-wrote is left out, alone. Back goes the demand that they measured. All keys share one hash tag, and
-contain the number of their layout. Nothing here retries.
+wrote is left out, alone. Gateways write the demand that they measured, and the controller reads it.
+All keys share one hash tag, and contain the number of their layout. Nothing here retries.
 """
 
 import asyncio

@@ -22,7 +22,7 @@
 
 local HEAD, ROWS, CHANGED, GONE = unpack(KEYS)
 local call, since, most = redis.call, tonumber(ARGV[2]), tonumber(ARGV[3])
-local function whole(number) return string.format('%.0f', number) end
+local function digits(number) return string.format('%.0f', number) end
 local clock = call('TIME')
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
 local epoch, revision, floor, complete, at, sent =
@@ -30,7 +30,7 @@ local epoch, revision, floor, complete, at, sent =
 
 if ARGV[1] == 'read' then
   if not epoch then return {} end
-  local age, later = whole(math.max(0, now - at)), '(' .. ARGV[2]
+  local age, later = digits(math.max(0, now - at)), '(' .. ARGV[2]
   local many = call('ZCOUNT', CHANGED, later, '+inf') + call('ZCOUNT', GONE, later, '+inf')
   if epoch ~= ARGV[4] or since < tonumber(floor) or many > most then
     return {epoch, revision, complete, age, at, '0', {}, {}, {}}
@@ -51,7 +51,7 @@ if epoch == ARGV[4] and tonumber(sent) >= tonumber(ARGV[8]) then return {0} end 
 if begins then call('UNLINK', ROWS, CHANGED, GONE) end  -- DEL takes 70 ms for 100,000
 if begins or #ARGV > 9 then
   -- Above what any reader may know of a server that was emptied.
-  revision = whole(math.max(tonumber(revision or '0') + 1, since + 1, now / 1000))
+  revision = digits(math.max(tonumber(revision or '0') + 1, since + 1, now / 1000))
 end
 for i = 10, removes - 1, 2 do
   call('HSET', ROWS, ARGV[i], ARGV[i + 1])
@@ -68,5 +68,5 @@ if begins or call('ZCARD', GONE) > most then
   floor = revision
 end
 call('HSET', HEAD, 'epoch', ARGV[4], 'revision', revision, 'floor', floor, 'complete', ARGV[6],
-  'at', whole(now - ARGV[7]), 'sent', ARGV[8])
+  'at', digits(now - ARGV[7]), 'sent', ARGV[8])
 return {1, revision, call('HLEN', ROWS)}
