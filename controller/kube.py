@@ -24,6 +24,8 @@ SILENCE_S: Final = 15.0
 """After its limit, a watch that says nothing is given up."""
 PAGE: Final = 500
 """Objects in one page of a list."""
+MAX_PAGES: Final = 2_000
+"""Of one list: a million objects. What goes on beyond is no sense."""
 SUBRESOURCES: Final = {"patch_status": "status", "patch_scale": "scale"}
 
 
@@ -120,15 +122,20 @@ class LightkubeApi:
 
     async def list(self, resource: Resource, *, labels: str = "") -> Listing:
         params = {"limit": str(PAGE)} | ({"labelSelector": labels} if labels else {})
+        kind = {"apiVersion": resource.api_version, "kind": resource.kind}
         objects: list[Object] = []
-        while True:
-            page = await self._answer("GET", self._path(resource), params=params)
-            kind = {"apiVersion": resource.api_version, "kind": resource.kind}
-            objects += (kind | it for it in page["items"] or ())  # lists may leave it out
-            if not (following := page["metadata"].get("continue")):
-                version = page["metadata"]["resourceVersion"]
-                return Listing(objects=tuple(objects), version=version)
-            params["continue"] = following
+        try:
+            for _ in range(MAX_PAGES):
+                page = await self._answer("GET", self._path(resource), params=params)
+                # The items may leave out their kind.
+                objects.extend(_object(kind | listed) for listed in page["items"] or ())
+                if not (following := page["metadata"].get("continue")):
+                    version = str(page["metadata"]["resourceVersion"])
+                    return Listing(objects=tuple(objects), version=version)
+                params["continue"] = following
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Away(f"no sense in the list of {resource.plural}") from error
+        raise Away(f"no end of the list of {resource.plural}")
 
     async def watch(
         self, resource: Resource, version: str, *, labels: str = "", limit_s: int
@@ -153,30 +160,41 @@ class LightkubeApi:
                         if event["type"] == "ERROR":
                             told = event["object"]
                             raise _failure(told.get("code", 500), orjson.dumps(told))
-                        yield event["type"], event["object"]
+                        named = event["type"] != "BOOKMARK"
+                        yield event["type"], _object(event["object"], named=named)
         except (httpx.HTTPError, httpx.StreamError, OSError, ConfigError) as error:
             raise Away(_words(error)) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Away(f"no sense in the watch of {resource.plural}") from error
 
     async def get(self, resource: Resource, name: str) -> Object:
-        return await self._answer("GET", self._path(resource, name))
+        return await self._object("GET", self._path(resource, name))
 
     async def make(self, call: Call) -> Object:
         if call.verb == "create":
             path = self._path(call.resource, namespace=call.namespace)
-            return await self._answer("POST", path, body=call.body)
+            return await self._object("POST", path, body=call.body)
         subresource = SUBRESOURCES.get(call.verb, "")
         path = self._path(call.resource, call.name, subresource, namespace=call.namespace)
         if call.verb != "delete":
-            return await self._answer("PATCH", path, body=call.body)
+            return await self._object("PATCH", path, body=call.body)
         body = {"preconditions": {"uid": call.uid}} if call.uid else {}
-        return await self._answer("DELETE", path, body=body)
+        answer: Object = await self._answer("DELETE", path, body=body)
+        return answer
 
     def _path(self, resource: Resource, *more: str, namespace: str | None = None) -> str:
         root = f"/apis/{resource.group}" if resource.group else "/api"
         space = f"/namespaces/{namespace or self.namespace}" if resource.namespaced else ""
         return "/".join([f"{root}/{resource.version}{space}", resource.plural, *filter(None, more)])
+
+    async def _object(
+        self, method: str, path: str, *, body: Mapping[str, Any] | None = None
+    ) -> Object:
+        answer = await self._answer(method, path, body=body)
+        try:
+            return _object(answer)
+        except (KeyError, TypeError) as error:
+            raise Away(f"no sense in the answer to {method} {path}") from error
 
     async def _answer(
         self,
@@ -185,7 +203,7 @@ class LightkubeApi:
         *,
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-    ) -> Object:
+    ) -> Any:
         content = None if body is None else orjson.dumps(body)
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
@@ -193,13 +211,22 @@ class LightkubeApi:
                 method, path, params=params, content=content, headers={"content-type": kind}
             )
             if response.is_success:
-                answer: Object = orjson.loads(response.content)
-                return answer
+                return orjson.loads(response.content)
         except (httpx.HTTPError, OSError, ConfigError) as error:
             raise Away(_words(error)) from error
         except ValueError as error:
             raise Away(f"no sense in the answer to {method} {path}") from error
         raise _failure(response.status_code, response.content)
+
+
+def _object(told: Any, *, named: bool = True) -> Object:
+    """What was told, if it is an object of some version. Raises KeyError or TypeError."""
+    metadata: Mapping[str, Any] = told["metadata"]
+    for field in ("resourceVersion", *(["name"] if named else [])):
+        if not isinstance(metadata[field], str):
+            raise TypeError(f"metadata.{field} is no text")
+    result: Object = told
+    return result
 
 
 def _failure(status: int, body: bytes) -> ApiFailure:

@@ -20,7 +20,8 @@ from contextlib import aclosing
 from types import MappingProxyType
 from typing import Final
 
-from controller.kube import ApiFailure, Expired, Forbidden, KubeApi, NotFound
+from controller.kube import ApiFailure, Away, Expired, Forbidden, Invalid, KubeApi, NotFound
+from controller.objects import read_pool
 from controller.records import (
     BACKENDS,
     NODES,
@@ -110,6 +111,8 @@ class _Follower:
         """From where to watch on; "": list first."""
         self._relist_s = 0.0
         self._failures = 0
+        self.unread = False
+        """Not listed yet, and not for want of an answer: this kind alone fails."""
         self._written: dict[str, Object] = {}
         """Answers to the controller's own writes since the last list began."""
         self.objects: dict[str, Object] = {}
@@ -157,7 +160,8 @@ class _Follower:
         self.objects, self._version = objects, listing.version
         self._relist_s = asyncio.get_running_loop().time() + RESYNC_S * random.uniform(0.8, 1.2)
         self._heard()
-        if changed:
+        if changed or self.unread:
+            self.unread = False
             self._on_change()
 
     async def _watch(self) -> None:
@@ -169,9 +173,11 @@ class _Follower:
             async for kind, told in changes:
                 self._version = told["metadata"]["resourceVersion"]
                 self._heard()
+                self._recovered()
                 if kind != "BOOKMARK":
                     self._apply(kind, told)
         self._heard()
+        self._recovered()
 
     def _apply(self, kind: str, told: Object) -> None:
         name = told["metadata"]["name"]
@@ -186,6 +192,8 @@ class _Follower:
 
     def _heard(self) -> None:
         self.heard_s = asyncio.get_running_loop().time()
+
+    def _recovered(self) -> None:
         if self._failures >= PATIENCE:
             _log.info("the API answers again for %s", self._what.resource.plural)
         self._failures = 0
@@ -195,15 +203,20 @@ class _Follower:
         if self._failures == PATIENCE:  # a short break is no news
             plural = self._what.resource.plural
             _log.warning("%s: the last set stays, since it cannot be read: %s", plural, error)
+        if self._failures >= PATIENCE:  # where only watches fail, lists have to do
             self._version = ""
         refused = isinstance(error, NotFound) or (
-            isinstance(error, Forbidden) and self.heard_s is None
+            isinstance(error, Forbidden | Invalid) and self.heard_s is None
         )
         if self._optional and refused:  # the kind is not installed, or not meant for this one
             first, self.heard_s = self.heard_s is None, asyncio.get_running_loop().time()
             if first:
                 _log.warning("%s count as none: %s", self._what.resource.plural, error)
                 self._on_change()
+        never = self._optional and self.heard_s is None
+        if never and self._failures >= PATIENCE and not (self.unread or isinstance(error, Away)):
+            self.unread = True
+            self._on_change()
 
 
 class Mirror:
@@ -235,10 +248,11 @@ class Mirror:
         self, now_unix_s: float, demand: Mapping[tuple[str, str], int] = NO_DEMAND
     ) -> World | None:
         """What is known now; None while some collection was never read."""
-        if not self._followers or any(it.heard_s is None for it in self._followers.values()):
+        followers = self._followers.items()
+        if not followers or any(it.heard_s is None and not it.unread for _, it in followers):
             return None
         pods: dict[str, Object] = {}
-        for selection, follower in self._followers.items():
+        for selection, follower in followers:
             if selection.resource == PODS:
                 pods |= follower.objects
         own = f"{self._api.namespace}."[:54]  # a longer label has a hash from there on
@@ -260,6 +274,7 @@ class Mirror:
                 if it["metadata"]["labels"][POOL_LABEL].startswith(own)
             },
             demand=demand,
+            unread=frozenset(selection.resource.kind for selection, it in followers if it.unread),
         )
 
     def written(self, resource: Resource, told: Object) -> None:
@@ -280,12 +295,12 @@ class Mirror:
         """Follow what the objects read so far refer to, and nothing else."""
         wanted = {*self._always}
         for pool in self._of(TOKEN_POOLS).values():
-            reference = pool["spec"].get("backendRef") or {}
-            resource = BACKENDS.get(str(reference.get("kind")))
+            kind, name = read_pool(pool).backend or ("", "")
+            resource = BACKENDS.get(kind)
             if resource is None:
                 continue
             wanted.add(Selection(resource))
-            found = self._of(resource).get(str(reference.get("name")))
+            found = self._of(resource).get(name)
             if resource.kind == "InferencePool" and found and (labels := _selector(found)):
                 wanted.add(Selection(PODS, labels))
         for selection in wanted - self._followers.keys():
@@ -303,8 +318,7 @@ class Mirror:
 
 def _selector(pool: Object) -> str:
     """The label selector of an InferencePool's pods."""
-    selector = pool["spec"].get("selector") or {}
-    labels = selector.get("matchLabels", selector)
+    labels = ((pool.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 

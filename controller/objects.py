@@ -6,8 +6,9 @@ check them here again, whatever was in the cluster before a definition, and whoe
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
+import msgspec
 from pydantic import ValidationError
 
 from controller.allocation import Seat
@@ -35,9 +36,48 @@ _PATHS: Final = {
 _NAMES: Final = re.compile(rf"\b({'|'.join(sorted(set(_PATHS) - {'name', 'tenant'}))})\b")
 """Which in the gateway's words have to be said as the object has them."""
 _IDENTITY: Final = ("tenantId", "poolRef")
+_MALFORMED: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""Raised by the reading of an object that an older definition let in. It must not stop others."""
+MAX_TEXT: Final = 1000
+"""Characters of a problem that are told."""
+MAX_REPLICAS: Final = 1_000_000
+"""The most that a TokenPool's status can say."""
+MAX_PER_REPLICA: Final = 10**12
+"""Of any amount, so that a pool's capacity is a number of 64 bits."""
 _BASELINE: Final = dict(
     zip(FIELDS, ("tokens_per_second", "kv_cache_gib", "concurrency"), strict=True)
 )
+
+
+class _Condition(TypedDict):
+    type: str
+    status: str
+    lastTransitionTime: str
+    reason: str
+
+
+class _Status(TypedDict, total=False):
+    """What is read of the status of either kind."""
+
+    state: str
+    boundAt: str
+    leasePod: str
+    tenantId: str
+    poolRef: dict[str, Any]
+    allocated: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e16)]]
+    conditions: list[_Condition]
+    replicas: int
+    selector: str
+
+
+def status_of(source: Object) -> Mapping[str, Any]:
+    """An object's status as last written; {} where it is of another shape."""
+    status: Mapping[str, Any] = source.get("status") or {}
+    try:
+        msgspec.convert(status, _Status)
+    except msgspec.ValidationError:
+        return {}
+    return status
 
 
 class Pool(Record, frozen=True, kw_only=True):
@@ -45,6 +85,8 @@ class Pool(Record, frozen=True, kw_only=True):
 
     name: str
     source: Object
+    status: Mapping[str, Any] = {}
+    """As last written."""
     model: str = ""
     gateway_pool: str = ""
     """The only pool of the model that it is; "": all of them."""
@@ -65,6 +107,8 @@ class Claim(Record, frozen=True, kw_only=True):
 
     name: str
     source: Object
+    status: Mapping[str, Any] = {}
+    """As last written."""
     created: int = 0
     """Unix ms."""
     service_class: str = "elastic"
@@ -82,11 +126,6 @@ class Claim(Record, frozen=True, kw_only=True):
     """Why it is not accepted: reason and message."""
     remark: str = ""
     """What is wrong with its keys."""
-
-    @property
-    def status(self) -> Mapping[str, Any]:
-        """As last written."""
-        return self.source.get("status") or {}
 
     @property
     def uid(self) -> str:
@@ -134,32 +173,40 @@ class Claim(Record, frozen=True, kw_only=True):
 
 def read_pool(source: Object) -> Pool:
     """A TokenPool from its object; one that cannot be used says why in `problem`."""
-    name, spec = source["metadata"]["name"], source.get("spec") or {}
+    name, spec, status = source["metadata"]["name"], source.get("spec") or {}, status_of(source)
     try:
         stated, scaling, ref = spec["perReplica"], spec.get("scaling"), spec.get("backendRef")
-        rate, kv_gib, sequences = (stated.get(field) or 0 for field in FIELDS)
+        rate, kv_gib, sequences = (float(stated.get(field) or 0) for field in FIELDS)
         per_replica = int(rate), int(kv_gib * MIB_PER_GIB), int(sequences)
-        bounds = scaling and (int(scaling.get("minReplicas", 1)), int(scaling["maxReplicas"]))
+        replicas = spec.get("replicas")
+        bounds = scaling and (_count(scaling.get("minReplicas", 1)), _count(scaling["maxReplicas"]))
         backend = ref and (str(ref["kind"]), str(ref["name"]))
         problem = ""
         if per_replica[2] < 1:
             problem = "spec.perReplica.concurrency: not a positive number; give a replica's slots"
+        elif not 0 <= min(per_replica) <= max(per_replica) <= MAX_PER_REPLICA:
+            problem = f"spec.perReplica: an amount is not in 0 to {MAX_PER_REPLICA}; correct it"
         elif ref and ref["apiVersion"] != (known := BACKENDS[ref["kind"]].api_version):
             problem = f"spec.backendRef.apiVersion: a {ref['kind']} is of {known}; write that"
         return Pool(
             name=name,
             source=source,
+            status=status,
             model=str(spec["model"]),
             gateway_pool=str(spec.get("pool") or ""),
             backend=backend or None,
             per_replica=per_replica,
             bounds=bounds or None,
-            replicas=spec.get("replicas"),
+            replicas=None if replicas is None else _count(replicas),
             problem=problem,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"spec: {error!r}; compare it with the definition of TokenPool"
-        return Pool(name=name, source=source, problem=problem)
+    except _MALFORMED as error:
+        problem = f"spec: {error!r:.{MAX_TEXT}}; compare it with the definition of TokenPool"
+        return Pool(name=name, source=source, status=status, problem=problem)
+
+
+def _count(replicas: object) -> int:
+    return min(max(int(str(replicas)), 0), MAX_REPLICAS)
 
 
 def created_of(source: Object) -> int:
@@ -180,9 +227,10 @@ def read_claim(
     try:
         pool = pools.get(source["spec"]["poolRef"]["name"])
         return _read_claim(source, pool, digests, owners)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # it must not stop others
-        problem = "Invalid", f"spec: {error!r}; compare it with the definition of TokenEntitlement"
-        return Claim(name=source["metadata"]["name"], source=source, problem=problem)
+    except _MALFORMED as error:
+        said = f"spec: {error!r:.{MAX_TEXT}}; compare it with the definition of TokenEntitlement"
+        name, status = source["metadata"]["name"], status_of(source)
+        return Claim(name=name, source=source, status=status, problem=("Invalid", said))
 
 
 def _read_claim(
@@ -191,7 +239,7 @@ def _read_claim(
     digests: Mapping[str, Mapping[str, str]],
     owners: dict[str, str],
 ) -> Claim:
-    spec, status = source["spec"], source.get("status") or {}
+    spec, status = source["spec"], status_of(source)
     name: str = source["metadata"]["name"]
     fields = _fields(source, pool)
     problem = _problem(fields, pool) or _changed(spec, status)
@@ -213,6 +261,7 @@ def _read_claim(
     return Claim(
         name=name,
         source=source,
+        status=status,
         created=created_of(source),
         service_class=str(service_class) if service_class in CLASSES else "elastic",
         pool=spec["poolRef"]["name"],

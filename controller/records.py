@@ -73,6 +73,8 @@ class World(Record, frozen=True, kw_only=True):
     """Virtual nodes."""
     demand: Mapping[tuple[str, str], int] = {}
     """(model, pool of the gateway) -> replicas that the gateways' demand requires."""
+    unread: frozenset[str] = frozenset()
+    """Kinds of backends, or Pod, that the API fails to list, while it lists others."""
 
 
 class Call(Record, frozen=True, kw_only=True):

@@ -1,11 +1,10 @@
 """Replicas of a pool: those that are ready, and those that it should have."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from controller.allocation import Seat, allocate, total
-from controller.objects import Pool
+from controller.objects import MAX_REPLICAS, Pool
 from controller.quantity import Amounts, times
 from controller.records import BACKENDS, Call, Object, World
 from gateway.records.record import Record
@@ -42,6 +41,10 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
             assumed = pool.bounds[0] if pool.bounds else 1
         return Backend(ready=_bounded(assumed, pool))
     source = world.backends.get(pool.backend)
+    needed = {pool.backend[0], *(["Pod"] if pool.backend[0] == "InferencePool" else [])}
+    if needed & world.unread:  # nothing is taken away for that
+        replicas, selector = pool.status.get("replicas", 0), pool.status.get("selector", "")
+        return Backend(ready=replicas, selector=selector)
     if source is None:
         return Backend(ready=0, missing=True)
     spec, status = source.get("spec") or {}, source.get("status") or {}
@@ -88,8 +91,8 @@ def _replicas(wanted: Amounts, per_replica: Amounts) -> int:
 
 
 def _bounded(replicas: int, pool: Pool) -> int:
-    fewest, most = pool.bounds or (0, inf)
-    return int(min(max(replicas, fewest), most))
+    fewest, most = pool.bounds or (0, MAX_REPLICAS)
+    return min(max(replicas, fewest), most)
 
 
 def _serves(pod: Object, labels: Mapping[str, str]) -> bool:

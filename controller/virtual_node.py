@@ -96,8 +96,12 @@ def lease_pods(world: World) -> LeasePods:
 
 def requests_of(pod: Object) -> Amounts:
     """What a lease pod takes of its node."""
-    requests = pod["spec"]["containers"][0]["resources"]["requests"]
-    rate, kv_mib, sequences = (ceil(parse_quantity(requests.get(name, 0))) for name in EXTENDED)
+    requests = [
+        (each.get("resources") or {}).get("requests") or {} for each in pod["spec"]["containers"]
+    ]  # others may have put containers beside it
+    rate, kv_mib, sequences = (
+        sum(ceil(parse_quantity(each.get(name, 0))) for each in requests) for name in EXTENDED
+    )
     return rate, kv_mib, sequences
 
 

@@ -27,7 +27,13 @@ NOW = 1_800_000_000.0
 def token_pool(name: str = "qwen", **spec: Any) -> Object:
     """A TokenPool that assumes one replica of 10 sequences."""
     stated = {"model": "Qwen/Qwen3-8B", "perReplica": {"concurrency": 10}, **spec}
-    return {"metadata": {"name": name, "uid": f"pool-{name}", "generation": 1}, "spec": stated}
+    metadata = {
+        "name": name,
+        "uid": f"pool-{name}",
+        "generation": 1,
+        "resourceVersion": "1",
+    }
+    return {"metadata": metadata, "spec": stated}
 
 
 def entitlement(
@@ -38,6 +44,7 @@ def entitlement(
         "name": name,
         "uid": f"{name}-0000-0000",
         "generation": 1,
+        "resourceVersion": "1",
         "creationTimestamp": f"2026-01-01T00:{age // 60:02}:{age % 60:02}Z",
     }
     stated = {
@@ -70,6 +77,7 @@ class Cluster:
         }
         self.backends: dict[tuple[str, str], Object] = {}
         self.digests: dict[str, dict[str, str]] = {}
+        self.unread = frozenset[str]()
         self.demand: dict[tuple[str, str], int] = {}
         self._uids = itertools.count(1)
         for each in objects:
@@ -104,6 +112,7 @@ class Cluster:
             pods=self.objects["Pod"],
             nodes=self.objects["Node"],
             demand=self.demand,
+            unread=self.unread,
         )
 
     def plan(self) -> Plan:
@@ -128,8 +137,8 @@ class Cluster:
             elif call.verb == "delete":
                 assert held.pop(call.name)["metadata"]["uid"] == call.uid
             else:
-                part = {"patch_status": {"status"}, "patch": {"metadata", "spec"}}[call.verb]
-                assert call.body.keys() <= part
+                part = {"patch_status": "status", "patch": "spec"}[call.verb]
+                assert call.body.keys() <= {"metadata", part}
                 _merge(held[call.name], copy.deepcopy(call.body))
 
     def _scale(self, call: Call) -> None:
@@ -235,6 +244,8 @@ def _merge(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
         if value is None:
             target.pop(name, None)
         elif isinstance(value, Mapping):
-            _merge(target.setdefault(name, {}), value)
+            if not isinstance(target.get(name), dict):
+                target[name] = {}
+            _merge(target[name], value)
         else:
             target[name] = value

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.kube import Away, Change, Expired, Listing, NotFound
+from controller.kube import ApiFailure, Away, Change, Expired, Forbidden, Listing, NotFound
 from controller.mirror import RESYNC_S, WATCH_S, Mirror, digests_of
 from controller.records import (
     BACKENDS,
@@ -38,6 +38,9 @@ class Api:
         self.away = False
         self.absent: set[Resource] = set()
         """Kinds that the cluster does not have."""
+        self.unwatched: set[Resource] = set()
+        self.failing: set[Resource] = set()
+        """Kinds that the API fails to list."""
         self.lists: list[tuple[Resource, str]] = []
         self.watching: list[tuple[Resource, str]] = []
         self._history: list[tuple[int, Resource, str, Object]] = []
@@ -76,6 +79,8 @@ class Api:
             raise Away("nobody answers")
         if resource in self.absent:
             raise NotFound("no such kind")
+        if resource in self.failing:
+            raise ApiFailure("conversion webhook failed")
         objects = copy.deepcopy(tuple(self.objects.get(resource, {}).values()))
         return Listing(objects=objects, version=str(self.version))
 
@@ -86,6 +91,8 @@ class Api:
         ends_s, mine = loop.time() + limit_s, (resource, labels)
         if self.away:
             raise Away("nobody answers")
+        if resource in self.unwatched:
+            raise Forbidden("watch is not allowed")
         if int(version) < self.oldest:
             raise Expired("too old")
         self.watching.append(mine)
@@ -111,6 +118,14 @@ class Api:
         async with self._news:
             self._history.append((self.version, resource, kind, copy.deepcopy(told)))
             self._news.notify_all()
+
+
+POOL: dict[str, Any] = {"model": "m", "perReplica": {"concurrency": 1}}
+LWS = {
+    "apiVersion": "leaderworkerset.x-k8s.io/v1",
+    "kind": "LeaderWorkerSet",
+    "name": "engine",
+}
 
 
 class Scene:
@@ -216,9 +231,10 @@ def test_only_backends_that_token_pools_name_are_read() -> None:
         assert not world.backends
         assert not world.pods
         reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "engine"}
-        await scene.api.put(TOKEN_POOLS, "first", spec={"backendRef": reference})
-        other = {"kind": "InferencePool", "name": "pool"}
-        await scene.api.put(TOKEN_POOLS, "second", spec={"backendRef": other})
+        await scene.api.put(TOKEN_POOLS, "first", spec=POOL | {"backendRef": reference})
+        version = "inference.networking.k8s.io/v1"
+        other = {"apiVersion": version, "kind": "InferencePool", "name": "pool"}
+        await scene.api.put(TOKEN_POOLS, "second", spec=POOL | {"backendRef": other})
         await asyncio.sleep(1)
         world = scene.mirror.world(0.0)
         assert world is not None
@@ -238,11 +254,72 @@ def test_only_backends_that_token_pools_name_are_read() -> None:
 def test_a_kind_of_backend_that_the_cluster_lacks_counts_as_empty() -> None:
     async def play(scene: Scene) -> None:
         scene.api.absent.add(BACKENDS["LeaderWorkerSet"])
-        reference = {"kind": "LeaderWorkerSet", "name": "engine"}
-        await scene.api.put(TOKEN_POOLS, "first", spec={"backendRef": reference})
+        await scene.api.put(TOKEN_POOLS, "first", spec=POOL | {"backendRef": LWS})
         await asyncio.sleep(1_000)
         assert scene.pools() == {"first"}
         assert scene.mirror.age_s() < 100
+
+    played(play)
+
+
+def test_a_kind_of_backend_that_cannot_be_listed_holds_nothing_else_up() -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing.add(BACKENDS["LeaderWorkerSet"])
+        await scene.api.put(BACKENDS["LeaderWorkerSet"], "engine", spec={})
+        await scene.api.put(TOKEN_POOLS, "first", spec=POOL | {"backendRef": LWS})
+        await asyncio.sleep(60)
+        world = scene.mirror.world(0.0)
+        assert world is not None
+        assert world.unread == {"LeaderWorkerSet"}
+        scene.api.failing.clear()
+        await asyncio.sleep(60)
+        world = scene.mirror.world(0.0)
+        assert world is not None
+        assert not world.unread
+        assert set(world.backends) == {("LeaderWorkerSet", "engine")}
+
+    played(play)
+
+
+def test_where_only_watches_fail_lists_have_to_do_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.unwatched.add(TOKEN_POOLS)
+        await scene.api.interrupt()
+        await asyncio.sleep(RESYNC_S / 2)
+        listed = [resource for resource, _ in scene.api.lists].count(TOKEN_POOLS)
+        assert 5 < listed < 30
+        await scene.api.put(TOKEN_POOLS, "late", spec=POOL)
+        await asyncio.sleep(60)
+        assert "late" in scene.pools()
+        assert scene.mirror.age_s() < 100
+        assert len([line for line in caplog.messages if "watch is not allowed" in line]) == 1
+
+    played(play)
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"backendRef": "x"}, {"backendRef": [1]}])
+def test_a_malformed_token_pool_stops_nothing(spec: object) -> None:
+    async def play(scene: Scene) -> None:
+        await scene.api.put(TOKEN_POOLS, "broken", spec=spec)
+        await scene.api.put(TOKEN_POOLS, "good", spec=POOL)
+        await asyncio.sleep(1)
+        assert scene.pools() >= {"broken", "good"}
+
+    played(play)
+
+
+def test_a_late_answer_brings_back_nothing_that_was_deleted_since() -> None:
+    async def play(scene: Scene) -> None:
+        answer = await scene.api.put(TOKEN_ENTITLEMENTS, "search", spec={}, status={})
+        await scene.api.delete(TOKEN_ENTITLEMENTS, "search")
+        await asyncio.sleep(1)
+        scene.mirror.written(TOKEN_ENTITLEMENTS, "search", answer)
+        await asyncio.sleep(1)
+        world = scene.mirror.world(0.0)
+        assert world is not None
+        assert not world.entitlements
 
     played(play)
 

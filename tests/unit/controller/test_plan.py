@@ -1,5 +1,6 @@
 """What a plan tells objects and gateways, and which replicas it asks for."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -336,6 +337,70 @@ def test_an_object_that_cannot_be_read_stops_no_other() -> None:
         result.entitlements[name].verdict == "pending"
         for name in result.entitlements.keys() - {"a"}
     )
+
+
+CONDITION = {"type": "Bound", "status": "True", "reason": "x", "lastTransitionTime": "x"}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "x",
+        [],
+        {"conditions": "x"},
+        {"conditions": [None]},
+        {"conditions": [CONDITION | {"reason": None}]},
+        {"allocated": [4]},
+        {"allocated": {"concurrency": "4"}},
+        {"allocated": {"concurrency": 1e308}},
+        {"boundAt": 7},
+    ],
+)
+@ALLOCATORS
+def test_a_status_of_another_shape_is_written_anew(allocator: str, status: Any) -> None:
+    cluster = Cluster(allocator, token_pool(), token_pool("other"), entitlement("search"))
+    cluster.objects["TokenEntitlement"]["search"]["status"] = copy.deepcopy(status)
+    cluster.objects["TokenPool"]["other"]["status"] = copy.deepcopy(status)
+    assert not cluster.settle().calls
+    assert cluster.states() == {"search": "Bound"}
+    assert cluster.condition("search", "Bound")["reason"] == "Allocated"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"replicas": "x"},
+        {"replicas": [1]},
+        {"replicas": 1e308},
+        {"perReplica": {"concurrency": 1e308}},
+        {"perReplica": {"concurrency": 1, "kvCacheGiB": 1e308}},
+        {"scaling": {"maxReplicas": 1e308}},
+    ],
+)
+@ALLOCATORS
+def test_a_pool_beyond_its_definition_stops_no_other(allocator: str, spec: dict[str, Any]) -> None:
+    cluster = Cluster(allocator, token_pool(), token_pool("other", **spec), entitlement("search"))
+    assert not cluster.settle().calls
+    assert cluster.states() == {"search": "Bound"}
+
+
+def test_a_backend_that_cannot_be_read_keeps_its_replicas() -> None:
+    cluster = Cluster("internal", token_pool(backendRef=DEPLOYMENT), entitlement("search"))
+    cluster.backends["Deployment", "engines"] = deployment(ready=2)
+    cluster.settle()
+    cluster.backends.clear()
+    cluster.unread = frozenset({"Deployment"})
+    assert not cluster.plan().calls
+    cluster.unread = frozenset()
+    assert cluster.settle().entitlements["search"].verdict == "degraded"
+
+
+def test_replicas_that_nothing_bounds_stay_within_what_a_status_can_say() -> None:
+    resources = {"concurrency": 1_000_000}
+    claims = [entitlement(name, age=age, resources=resources) for age, name in enumerate("ab")]
+    cluster = Cluster("internal", token_pool(perReplica={"concurrency": 1}), *claims)
+    cluster.settle()
+    assert pool_of(cluster)["desiredReplicas"] == 1_000_000
 
 
 def test_events_are_of_transitions() -> None:
