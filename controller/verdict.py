@@ -185,7 +185,7 @@ def pool_status(
         message = f"it would take {goal.asked} replicas; raise scaling.maxReplicas" * limited
         facts.append(("ScalingLimited", limited, reason, message))
     generation = pool.source["metadata"].get("generation", 0)
-    before = pool.source.get("status") or {}
+    before = pool.status
     return {
         "observedGeneration": generation,
         "replicas": backend.ready,
@@ -228,11 +228,20 @@ def stamp(unix_s: float) -> str:
 
 
 def status_calls(resource: Resource, source: Object, status: Mapping[str, Any]) -> Iterator[Call]:
-    """The patch of an object's status, where it differs."""
-    before = source.get("status") or {}
+    """The patch of an object's status, where it differs.
+
+    It requires the version that was read: of another object of that name, created since, such a
+    patch would say in part what the former one had, and what it can never change.
+    """
+    before = source.get("status")
     if before != status:
-        name, body = source["metadata"]["name"], {"status": merge_patch(before, status)}
-        yield Call(verb="patch_status", resource=resource, name=name, body=body)
+        before = before if isinstance(before, dict) else {}
+        metadata = source["metadata"]
+        body = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"]},
+            "status": merge_patch(before, status),
+        }
+        yield Call(verb="patch_status", resource=resource, name=metadata["name"], body=body)
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +274,7 @@ def entitlement_events(claim: Claim, verdict: Verdict) -> Iterator[EventNote]:
 def pool_events(pool: Pool, backend: Backend, goal: Goal) -> Iterator[EventNote]:
     """What changed for a pool."""
     readiness = readiness_of(pool, backend)
-    if _last_reason(pool.source.get("status") or {}, "Ready") != readiness.reason:
+    if _last_reason(pool.status, "Ready") != readiness.reason:
         ready = f"{backend.ready} of {goal.replicas} replicas are ready"
         yield _event(pool.source, readiness.reason, readiness.message or ready)
 

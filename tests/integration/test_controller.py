@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +357,44 @@ def _change(cluster: Cluster) -> None:
     smaller = {"spec": {"resources": {"concurrency": 5}}}
     cluster.patch(TOKEN_ENTITLEMENTS, "search", smaller, SPACE)
     cluster.delete(TOKEN_ENTITLEMENTS, "trial", SPACE)
+
+
+class Recreating:
+    """An API where an entitlement is replaced by one of the same name just before its status."""
+
+    def __init__(self, api: Any, replace: Callable[[], None]) -> None:
+        self._api = api
+        self._replace = replace
+        self.replaced = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    async def make(self, call: Call) -> Object:
+        if call.verb == "patch_status" and call.name == "search" and not self.replaced:
+            self.replaced = True
+            self._replace()
+        made: Object = await self._api.make(call)
+        return made
+
+
+async def test_an_entitlement_created_anew_has_nothing_of_the_former_one(
+    cluster: Cluster, redis_server: RedisServer
+) -> None:
+    cluster.apply(token_pool("chat"), entitlement("search", "chat", 6, tenantId="former"))
+
+    def replace() -> None:
+        cluster.delete(TOKEN_ENTITLEMENTS, "search", SPACE)
+        cluster.apply(entitlement("search", "chat", 60, tenantId="latter"))
+
+    async with controlling(cluster, redis_server.url, around=lambda api: Recreating(api, replace)):
+        await until(lambda: states(cluster) == {"search": "Pending"}, lambda: states(cluster))
+        await asyncio.sleep(0.5)
+        found = cluster.get(TOKEN_ENTITLEMENTS, "search", SPACE)
+        assert found is not None
+        assert found["status"]["tenantId"] == "latter"
+        assert found["status"].keys().isdisjoint({"boundAt", "allocated"})
+        assert (await granted(redis_server.url))["search"].verdict == "pending"
 
 
 class Cut:
