@@ -96,7 +96,7 @@ class Election:
         """Wait until this candidate holds the Lease; returns the epoch."""
         loop = asyncio.get_running_loop()
         seen: Mapping[str, Any] | None = None
-        seen_s = 0.0
+        seen_s, failing = 0.0, False
         while True:
             try:
                 lease = await self._looked_up()
@@ -109,10 +109,13 @@ class Election:
                     epoch = max(int(spec.get("leaseTransitions") or 0), self._floor) + 1
                     await self._take(lease, epoch)
                     return epoch
+                failing = False
             except Conflict:  # another one was faster
                 pass
             except ApiFailure as error:
-                _log.debug("the Lease %s cannot be taken: %s", self._name, error)
+                if not failing:
+                    _log.warning("the Lease %s cannot be taken: %s", self._name, error)
+                failing = True
             await _pause()
 
     async def _looked_up(self) -> Object | None:

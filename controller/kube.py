@@ -168,16 +168,16 @@ class LightkubeApi:
             raise Away(f"no sense in the watch of {resource.plural}") from error
 
     async def get(self, resource: Resource, name: str) -> Object:
-        return await self._object("GET", self._path(resource, name))
+        return _object(await self._answer("GET", self._path(resource, name)))
 
     async def make(self, call: Call) -> Object:
         if call.verb == "create":
             path = self._path(call.resource, namespace=call.namespace)
-            return await self._object("POST", path, body=call.body)
+            return _object(await self._answer("POST", path, body=call.body))
         subresource = SUBRESOURCES.get(call.verb, "")
         path = self._path(call.resource, call.name, subresource, namespace=call.namespace)
         if call.verb != "delete":
-            return await self._object("PATCH", path, body=call.body)
+            return _object(await self._answer("PATCH", path, body=call.body))
         body = {"preconditions": {"uid": call.uid}} if call.uid else {}
         answer: Object = await self._answer("DELETE", path, body=body)
         return answer
@@ -186,15 +186,6 @@ class LightkubeApi:
         root = f"/apis/{resource.group}" if resource.group else "/api"
         space = f"/namespaces/{namespace or self.namespace}" if resource.namespaced else ""
         return "/".join([f"{root}/{resource.version}{space}", resource.plural, *filter(None, more)])
-
-    async def _object(
-        self, method: str, path: str, *, body: Mapping[str, Any] | None = None
-    ) -> Object:
-        answer = await self._answer(method, path, body=body)
-        try:
-            return _object(answer)
-        except (KeyError, TypeError) as error:
-            raise Away(f"no sense in the answer to {method} {path}") from error
 
     async def _answer(
         self,
@@ -220,13 +211,13 @@ class LightkubeApi:
 
 
 def _object(told: Any, *, named: bool = True) -> Object:
-    """What was told, if it is an object of some version. Raises KeyError or TypeError."""
-    metadata: Mapping[str, Any] = told["metadata"]
-    for field in ("resourceVersion", *(["name"] if named else [])):
-        if not isinstance(metadata[field], str):
-            raise TypeError(f"metadata.{field} is no text")
-    result: Object = told
-    return result
+    """What was told, if it is an object of some version. Raises Away."""
+    metadata = told.get("metadata") if isinstance(told, dict) else None
+    fields = ("resourceVersion", "name")[: 1 + named]
+    if isinstance(metadata, dict) and all(isinstance(metadata.get(it), str) for it in fields):
+        result: Object = told
+        return result
+    raise Away("the API's answer is no object")
 
 
 def _failure(status: int, body: bytes) -> ApiFailure:

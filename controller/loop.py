@@ -35,6 +35,8 @@ PLAN_PAUSE_S: Final = 5.0
 """After a plan that failed."""
 RESYNC_S: Final = 60.0
 """There is a pass at least so often."""
+WRITING_S: Final = 3.0
+"""A pass that takes longer leaves its other calls to the next one, where there is news."""
 OWN_PASSES: Final = 20
 """After so many passes in a row that changed something, there is a pause: they seem not to end."""
 STUCK_S: Final = 300.0
@@ -68,7 +70,7 @@ class Controller:
         self._election = Election(api, name=LEASE, identity=identity, unix_s=time.time)
         self._writes = Writes(
             api,
-            may_write=lambda: self._election.leads,
+            may_write=self._may_write,
             written=self._mirror.written,
             figures=self.figures,
             identity=identity,
@@ -79,6 +81,8 @@ class Controller:
         """How long the last one took to make."""
         self._own_passes = 0
         """Passes in a row that changed something."""
+        self._write_until_s = 0.0
+        """Then a pass makes way for news."""
         self._told_away = False
 
     async def run(self) -> None:
@@ -167,6 +171,7 @@ class Controller:
         self._planned_s, self._plan_s = None, loop.time() - began_s
         self._publisher.publish(planned.entitlements)
         self._count(planned)
+        self._write_until_s = loop.time() + max(WRITING_S, self._plan_s)
         succeeded = await self._writes.carry_out(planned.calls)
         self._writes.tell(planned.events)
         self.figures.passes.labels("done").inc()
@@ -175,6 +180,10 @@ class Controller:
             return 0.0
         next_s = math.inf if planned.next_unix_s is None else planned.next_unix_s - time.time()
         return max(0.0, min(RESYNC_S, next_s, self._writes.retry_s()))
+
+    def _may_write(self) -> bool:
+        late = asyncio.get_running_loop().time() > self._write_until_s and self._changed.is_set()
+        return self._election.leads and not late
 
     async def _beats(self) -> None:
         failing = False

@@ -41,10 +41,10 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
             assumed = pool.bounds[0] if pool.bounds else 1
         return Backend(ready=_bounded(assumed, pool))
     source = world.backends.get(pool.backend)
-    needed = {pool.backend[0], *(["Pod"] if pool.backend[0] == "InferencePool" else [])}
-    if needed & world.unread:  # nothing is taken away for that
-        replicas, selector = pool.status.get("replicas", 0), pool.status.get("selector", "")
-        return Backend(ready=replicas, selector=selector)
+    kinds = {pool.backend[0], "Pod" if pool.backend[0] == "InferencePool" else ""}
+    if kinds & world.unread:  # nothing is taken away for that
+        status = pool.status
+        return Backend(ready=status.get("replicas", 0), selector=status.get("selector", ""))
     if source is None:
         return Backend(ready=0, missing=True)
     spec, status = source.get("spec") or {}, source.get("status") or {}

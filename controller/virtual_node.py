@@ -75,8 +75,8 @@ class _Place(Record, frozen=True, kw_only=True):
 
 
 def node_name(namespace: str, pool: str) -> str:
-    """The name of a pool's virtual node."""
-    return _short(f"sluice-{namespace}-{pool}", 253)
+    """The name of a pool's virtual node. A namespace has no dot, so that no other has this name."""
+    return _short(f"sluice-{namespace}.{pool}", 253)
 
 
 def pool_label(namespace: str, pool: str) -> str:

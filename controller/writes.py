@@ -26,6 +26,8 @@ PAUSES_S: Final = (0.5, 60.0)
 """Before a failed call is made again: after the first failure, and the longest."""
 NODE_LEASE_S: Final = 40
 NODE_LEASES: Final = "kube-node-lease"
+SILENT_CONFLICTS: Final = 2
+"""In a row. Somebody was faster; more of them say that an object is another one's."""
 MAX_NOTE: Final = 1024
 MAX_EVENTS: Final = 10_000
 """That wait to be sent; further ones are lost."""
@@ -127,7 +129,7 @@ class Writes:
             count("conflict" if isinstance(error, Conflict) else "failed").inc()
             if isinstance(error, Away):
                 raise
-            if not failures and not isinstance(error, Conflict):
+            if failures == (SILENT_CONFLICTS if isinstance(error, Conflict) else 0):
                 what = f"{DOING[call.verb]} {call.resource.kind} {call.name}"
                 _log.warning("cannot %s: %s", what, error)
             return False
@@ -149,10 +151,16 @@ class Writes:
 
     async def send_events(self) -> NoReturn:
         """Send events as they come, beside the passes. They are lost where the API refuses them."""
+        failing = False
         while True:
             event = await self._events.get()
-            with contextlib.suppress(ApiFailure):
+            try:
                 await self._api.make(event)
+                failing = False
+            except ApiFailure as error:
+                if not failing:
+                    _log.warning("events are lost: %s", error)
+                failing = True
 
     def _event(self, note: EventNote) -> Call:
         metadata = note.regarding["metadata"]
@@ -178,30 +186,41 @@ class Writes:
         return Call(verb="create", resource=EVENTS, name=name, body=body)
 
     async def beat(self, nodes: Iterable[Object]) -> None:
-        """Renew the Leases of virtual nodes, as a kubelet does for its node's."""
+        """Renew the Leases of virtual nodes. Raises the first ApiFailure, once all were tried."""
+        failures: list[ApiFailure] = []
 
         async def renew(node: Object) -> bool:
-            name = node["metadata"]["name"]
-            spec = {
-                "holderIdentity": name,
-                "leaseDurationSeconds": NODE_LEASE_S,
-                "renewTime": micro_time(time.time()),
-            }
-            renewal = Call(
-                verb="patch", resource=LEASES, name=name, body={"spec": spec}, namespace=NODE_LEASES
-            )
             try:
-                await self._api.make(renewal)
-            except NotFound:
-                owner = {"apiVersion": "v1", "kind": "Node", "name": name}
-                owner["uid"] = node["metadata"]["uid"]
-                body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": spec}
-                body["metadata"] = {"name": name, "ownerReferences": [owner]}
-                await self._api.make(structs.replace(renewal, verb="create", body=body))
+                await self._renew(node)
+            except Away:
+                raise
+            except ApiFailure as error:  # of this node alone
+                failures.append(error)
             return True
 
-        with contextlib.suppress(Conflict):
-            await _at_once(nodes, renew)
+        await _at_once(nodes, renew)
+        if failures:
+            raise failures[0]
+
+    async def _renew(self, node: Object) -> None:
+        """Renew the Lease of a virtual node, as a kubelet does for its node's."""
+        name = node["metadata"]["name"]
+        spec = {
+            "holderIdentity": name,
+            "leaseDurationSeconds": NODE_LEASE_S,
+            "renewTime": micro_time(time.time()),
+        }
+        renewal = Call(
+            verb="patch", resource=LEASES, name=name, body={"spec": spec}, namespace=NODE_LEASES
+        )
+        try:
+            await self._api.make(renewal)
+        except NotFound:
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name}
+            owner["uid"] = node["metadata"]["uid"]
+            body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": spec}
+            body["metadata"] = {"name": name, "ownerReferences": [owner]}
+            await self._api.make(structs.replace(renewal, verb="create", body=body))
 
 
 async def _at_once(items: Iterable[T], make: Callable[[T], Awaitable[bool]]) -> bool:

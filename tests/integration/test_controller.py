@@ -22,6 +22,7 @@ from controller.records import (
     EVENTS,
     LEASES,
     NODES,
+    SECRETS,
     TOKEN_ENTITLEMENTS,
     TOKEN_POOLS,
     Call,
@@ -395,6 +396,41 @@ async def test_an_entitlement_created_anew_has_nothing_of_the_former_one(
         assert found["status"]["tenantId"] == "latter"
         assert found["status"].keys().isdisjoint({"boundAt", "allocated"})
         assert (await granted(redis_server.url))["search"].verdict == "pending"
+
+
+class Slow:
+    """An API that takes its time for each status."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    async def make(self, call: Call) -> Object:
+        await asyncio.sleep(1.0 * (call.verb == "patch_status"))
+        made: Object = await self._api.make(call)
+        return made
+
+
+async def test_a_key_is_taken_back_before_a_long_pass_has_ended(
+    cluster: Cluster, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.loop.WRITING_S", 0.2)
+    names = ["search", *(f"other-{at}" for at in range(160))]
+    cluster.apply(token_pool("chat"), secret("search", "sk-former"))
+    cluster.apply(*(entitlement(name, "chat", 1) for name in names))
+    digest = hashlib.sha256(b"sk-latter").hexdigest()
+    async with controlling(cluster, redis_server.url, around=Slow):
+        await until(lambda: "".join(states(cluster).values()) != "")
+        cluster.patch(SECRETS, "search-key", {"data": secret("search", "sk-latter")["data"]}, SPACE)
+        for _ in range(16):
+            found = await granted(redis_server.url)
+            if found["search"].digests == (digest,):
+                break
+            await asyncio.sleep(0.5)
+        assert found["search"].digests == (digest,)
+        assert "" in states(cluster).values()
 
 
 class Cut:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -110,8 +111,9 @@ class ClusterStore:
         measured: dict[tuple[str, str], int] = {}
         for model, value in zip(demand[::2], demand[1::2], strict=True):
             at_s, _, pools = value.partition(b" ")
-            if int(now_s) - int(at_s) <= DEMAND_S:
-                measured.update({(model.decode(), p): n for p, n in _pools(pools).items()})
+            with suppress(ValueError, msgspec.MsgspecError):  # of another version
+                if int(now_s) - int(at_s) <= DEMAND_S:
+                    measured.update({(model.decode(), p): n for p, n in _pools(pools).items()})
         return measured
 
     # -- a gateway

@@ -315,7 +315,7 @@ def test_a_late_answer_brings_back_nothing_that_was_deleted_since() -> None:
         answer = await scene.api.put(TOKEN_ENTITLEMENTS, "search", spec={}, status={})
         await scene.api.delete(TOKEN_ENTITLEMENTS, "search")
         await asyncio.sleep(1)
-        scene.mirror.written(TOKEN_ENTITLEMENTS, "search", answer)
+        scene.mirror.written(TOKEN_ENTITLEMENTS, answer)
         await asyncio.sleep(1)
         world = scene.mirror.world(0.0)
         assert world is not None

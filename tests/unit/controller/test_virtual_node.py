@@ -54,7 +54,7 @@ def step(cluster: Cluster) -> list[tuple[str, str]]:
 
 def test_a_node_has_the_capacity_of_its_pool_and_room_for_nothing_else() -> None:
     cluster = virtual(RICH)
-    assert node(cluster)["metadata"]["name"] == "sluice-team-qwen"
+    assert node(cluster)["metadata"]["name"] == "sluice-team.qwen"
     assert node(cluster)["metadata"]["labels"]["sluice.dev/pool"] == "team.qwen"
     assert node(cluster)["spec"]["taints"] == [
         {"key": "sluice.dev/virtual", "value": "true", "effect": "NoSchedule"}
@@ -101,7 +101,7 @@ def test_a_node_is_heard_of_every_five_minutes_and_when_it_was_thought_dead() ->
     cluster.now_unix_s += 299
     assert not cluster.plan().calls
     cluster.now_unix_s += 1
-    assert changes(cluster.plan()) == [("patch_status", "sluice-team-qwen")]
+    assert changes(cluster.plan()) == [("patch_status", "sluice-team.qwen")]
     cluster.settle()
     (ready,) = node(cluster)["status"]["conditions"]
     assert ready["lastTransitionTime"] < ready["lastHeartbeatTime"] == "2027-01-15T08:05:00Z"
@@ -139,6 +139,7 @@ def test_names_stay_within_what_the_api_takes() -> None:
     assert len(long) == 63
     assert long != pool_label("n" * 63, "p" * 62)
     assert len(node_name("n" * 63, "p" * 253)) == 253
+    assert node_name("team", "a-b") != node_name("team-a", "b")
 
 
 def test_a_lease_pod_takes_its_place_and_runs_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.health import Figures
-from controller.kube import ApiFailure, Away, Conflict, Invalid, NotFound
+from controller.kube import ApiFailure, Away, Conflict, Forbidden, Invalid, NotFound
 from controller.records import NODES, PODS, TOKEN_ENTITLEMENTS, Call, EventNote, Object, Resource
 from controller.virtual_node import POOL_LABEL
 from controller.writes import AT_ONCE, Writes
@@ -25,6 +25,7 @@ class Api:
         self.made: list[str] = []
         self.most = 0
         self.failing: dict[str, ApiFailure] = {}
+        self.refused: ApiFailure | None = None
         self.takes_s: dict[str, float] = {}
         self.cleanup_s = 0.0
         """Closing a connection takes its time, too."""
@@ -40,6 +41,8 @@ class Api:
         finally:
             self._running -= 1
             await asyncio.sleep(self.cleanup_s)
+        if self.refused is not None:
+            raise self.refused
         if name in self.failing:
             raise self.failing[name]
         return {"metadata": {"name": call.name}}
@@ -146,6 +149,51 @@ def test_a_failure_is_logged_once_and_tried_again_ever_more_rarely(
 
     with caplog.at_level(logging.WARNING, "sluice.controller"):
         played(play)
+
+
+def test_an_object_of_somebody_else_is_told_of_and_a_race_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play(scene: Scene) -> None:
+        scene.api.failing["create there"] = Conflict("it exists")
+        for _ in range(10):
+            await scene.writes.carry_out([pod("create", "there")])
+            told.append(len(caplog.messages))
+            await asyncio.sleep(scene.writes.retry_s())
+
+    told: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        played(play)
+    assert told == [0, 0, *[1] * 8]
+    assert caplog.messages == ["cannot create Pod there: it exists"]
+
+
+def test_one_node_whose_lease_is_refused_leaves_the_others_alive() -> None:
+    async def play(scene: Scene) -> None:
+        nodes = [{"metadata": {"name": f"node-{at}", "uid": "1"}} for at in range(2 * AT_ONCE)]
+        scene.api.failing["patch node-0"] = Invalid("no")
+        with pytest.raises(Invalid):
+            await scene.writes.beat(nodes)
+        assert len(scene.api.made) == 2 * AT_ONCE
+
+    played(play)
+
+
+def test_events_that_are_refused_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(scene: Scene) -> None:
+        sending = asyncio.ensure_future(scene.writes.send_events())
+        metadata = {"name": "search", "namespace": "team", "uid": "1"}
+        regarding = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+        for _ in range(3):
+            note = EventNote(regarding=regarding, kind="Normal", reason="Bound", message="")
+            scene.writes.tell([note])
+        scene.api.refused = Forbidden("no right to create events")
+        await asyncio.sleep(1)
+        sending.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        played(play)
+    assert caplog.messages == ["events are lost: no right to create events"]
 
 
 def test_what_is_gone_already_counts_as_deleted() -> None:
