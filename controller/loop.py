@@ -172,8 +172,10 @@ class Controller:
         self._publisher.publish(planned.entitlements)
         self._count(planned)
         self._write_until_s = loop.time() + max(WRITING_S, self._plan_s)
-        succeeded = await self._writes.carry_out(planned.calls)
-        self._writes.tell(planned.events)
+        try:
+            succeeded = await self._writes.carry_out(planned.calls)
+        finally:
+            self._writes.tell(planned.events)
         self.figures.passes.labels("done").inc()
         self._own_passes = self._own_passes + 1 if succeeded else 0
         if succeeded and self._own_passes < OWN_PASSES:  # what was written may lead to more

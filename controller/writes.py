@@ -64,6 +64,8 @@ class Writes:
         """Call -> failures in a row, and when it may be made again."""
         self._blocked: set[str] = set()
         """What the calls that failed in this pass hold up."""
+        self._changed: set[str] = set()
+        """What the calls of this pass changed."""
         self._events: asyncio.Queue[Call] = asyncio.Queue()
         self.progress_s = 0.0
         """When the last call ended."""
@@ -76,7 +78,7 @@ class Writes:
         entitlement's lease pods, is left to a later pass. Raises Away.
         """
         calls, succeeded = tuple(calls), False
-        self._blocked = set()
+        self._blocked, self._changed = set(), set()
         planned = {_key(call) for call in calls} if self._failures else set[str]()
         self._failures = {key: it for key, it in self._failures.items() if key in planned}
         for kind, group in itertools.groupby(calls, _kind):
@@ -135,6 +137,7 @@ class Writes:
             return False
         else:
             self._failures.pop(key, None)
+            self._changed.add(subject)
             count("done").inc()
             if call.verb not in ("delete", "patch_scale"):  # whose answer is not the object
                 self._written(call.resource, answer)
@@ -143,10 +146,10 @@ class Writes:
         return True
 
     def tell(self, events: Iterable[EventNote]) -> None:
-        """Send events soon, but not of what could not be written: the next pass has them again."""
+        """Send events soon, of what was written: the next pass has the others again."""
         for note in events:
             subject = f"{note.regarding['kind']} None {note.regarding['metadata']['name']}"
-            if subject not in self._blocked and self._events.qsize() < MAX_EVENTS:
+            if subject in self._changed and self._events.qsize() < MAX_EVENTS:
                 self._events.put_nowait(self._event(note))
 
     async def send_events(self) -> NoReturn:

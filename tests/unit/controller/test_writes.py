@@ -183,10 +183,10 @@ def test_events_that_are_refused_are_told_of_once(caplog: pytest.LogCaptureFixtu
     async def play(scene: Scene) -> None:
         sending = asyncio.ensure_future(scene.writes.send_events())
         metadata = {"name": "search", "namespace": "team", "uid": "1"}
-        regarding = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-        for _ in range(3):
-            note = EventNote(regarding=regarding, kind="Normal", reason="Bound", message="")
-            scene.writes.tell([note])
+        regarding = {"apiVersion": "v1", "kind": "TokenEntitlement", "metadata": metadata}
+        note = EventNote(regarding=regarding, kind="Normal", reason="Bound", message="")
+        await scene.writes.carry_out([status("search")])
+        scene.writes.tell([note, note, note])
         scene.api.refused = Forbidden("no right to create events")
         await asyncio.sleep(1)
         sending.cancel()
@@ -233,11 +233,14 @@ def test_events_of_what_could_not_be_written_wait_for_the_next_pass() -> None:
     async def play(scene: Scene) -> None:
         scene.api.failing["patch_status s1"] = Invalid("no")
         sending = asyncio.ensure_future(scene.writes.send_events())
-        await scene.writes.carry_out([status("s1"), status("s2")])
-        scene.writes.tell([note("s1"), note("s2")])
+        scene.api.failing["create away"] = Away("nobody answers")
+        with pytest.raises(Away):
+            calls = [status("s1"), status("s2"), pod("create", "away"), status("s3")]
+            await scene.writes.carry_out(calls)
+        scene.writes.tell([note("s1"), note("s2"), note("s3")])
         await asyncio.sleep(1)
         sending.cancel()
-        told = [name for name in scene.api.made if name.startswith("create ")]
+        told = [name for name in scene.api.made if name.startswith("create s")]
         assert [name.partition(".")[0] for name in told] == ["create s2"]
 
     played(play)
