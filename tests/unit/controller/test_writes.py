@@ -234,8 +234,8 @@ def test_events_of_what_could_not_be_written_wait_for_the_next_pass() -> None:
         scene.api.failing["patch_status s1"] = Invalid("no")
         sending = asyncio.ensure_future(scene.writes.send_events())
         scene.api.failing["create away"] = Away("nobody answers")
+        calls = [status("s1"), status("s2"), pod("create", "away"), status("s3")]
         with pytest.raises(Away):
-            calls = [status("s1"), status("s2"), pod("create", "away"), status("s3")]
             await scene.writes.carry_out(calls)
         scene.writes.tell([note("s1"), note("s2"), note("s3")])
         await asyncio.sleep(1)
