@@ -19,6 +19,9 @@ from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
 from gateway.records.tenancy import TokenIdentity
 
+DIRECTORY: Final = "tenants"
+CLUSTER_GRANTS: Final = "the entitlements of the cluster"
+"""In `Keyring.unread`."""
 PREFIX: Final = 4
 OPENED_KEPT: Final = 65_536
 UNREAD_RETRY_S: Final = 1.0
@@ -116,7 +119,8 @@ class Keyring:
         self.open = True
         """Only while there never was an entitlement or a key: deleting the last opens nothing."""
         self.unread: set[str] = set()
-        """Directories to read before any key opens: they may have revoked or suspended it."""
+        """What was not read since the start: before the directory, which may have revoked it, no
+        key opens; before a cluster's grants one that is not known here may be valid."""
         self.held: set[str] = set()
         """Suspended tenants: the gateway refuses all of their keys."""
         self.verifier = verifier
@@ -310,18 +314,12 @@ def authenticate(
     """Who asks, by the SHA-256 digest of the key as presented, and the key if it may be a token.
 
     Raises Unauthorized for a missing or unknown key, Forbidden for an expired or suspended one,
-    KeysAwaited for a token whose key is being read, Unavailable before the directories were read.
+    KeysAwaited for a token whose key is being read, Unavailable before what matters was read.
     """
-    if keyring.unread:
-        raise Unavailable(
-            "This gateway does not know yet which keys are valid and which keys are revoked: it "
-            "could not read that since it started. Try again.",
-            reason="keys_not_read",
-            retry_after_s=UNREAD_RETRY_S,
-            should_retry=True,
-        )
+    if DIRECTORY in keyring.unread:
+        raise _not_read()
     verifier = keyring.verifier
-    if keyring.open and verifier is None:
+    if keyring.open and verifier is None and not keyring.unread:
         return OPEN
     if key_digest is None:
         raise Unauthorized(
@@ -332,6 +330,8 @@ def authenticate(
     if principal is None and verifier is not None and token is not None:
         principal = keyring.of_token(verifier, key_digest, token, now_unix_s)
     if principal is None:
+        if keyring.unread:
+            raise _not_read()
         raise Unauthorized(
             "Incorrect API key provided. Check the key with whoever runs this gateway.",
             reason="invalid_api_key",
@@ -340,6 +340,16 @@ def authenticate(
         raise Forbidden(f"The tenant '{principal.tenant}' is suspended.", reason="tenant_suspended")
     _check_live(principal, now_unix_s)
     return principal
+
+
+def _not_read() -> Unavailable:
+    return Unavailable(
+        "This gateway does not know yet which keys are valid and which keys are revoked: it "
+        "could not read that since it started. Try again.",
+        reason="keys_not_read",
+        retry_after_s=UNREAD_RETRY_S,
+        should_retry=True,
+    )
 
 
 async def authenticate_head(keyring: Keyring, head: RequestHead, now_unix_s: float) -> Principal:

@@ -31,7 +31,7 @@ from gateway.records.tenancy import (
     TenancyFile,
 )
 from gateway.tenancy.directory_sync import DirectorySync, Raced, paused
-from gateway.tenancy.keyring import Keyring
+from gateway.tenancy.keyring import CLUSTER_GRANTS, DIRECTORY, Keyring
 from gateway.tenancy.known import joined, owner_of_key
 from gateway.tenancy.rights import (
     CLUSTER,
@@ -60,9 +60,6 @@ REVOKED: Final = (
 )
 
 TWICE: Final = "entitlement %s is stated by %s, and by the file or administrators, which %s"
-CONTROLLER: Final = "the entitlements of the cluster"
-"""In `Keyring.unread`, until its controller's first set is read."""
-DIRECTORY: Final = "tenants"
 
 _log = logging.getLogger("sluice.tenancy")
 
@@ -243,7 +240,7 @@ class Tenancy(DirectorySync):
                 self._regranted.clear()
                 await self.settle()
             if state is not None:
-                self.keyring.unread.discard(CONTROLLER)
+                self.keyring.unread.discard(CLUSTER_GRANTS)
 
     async def settle(self) -> None:
         keyless = self.known.denials.get(KEYLESS.id)

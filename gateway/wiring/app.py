@@ -37,7 +37,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.records.request import Principal, RequestHead
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
-from gateway.tenancy.keyring import authenticate_head
+from gateway.tenancy.keyring import CLUSTER_GRANTS, authenticate_head
 from gateway.upstream import HttpUpstream
 from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import FleetBill
@@ -250,7 +250,7 @@ class Gateway:
             replicas=self._replicas,
             store_up=self._state_up,
             draining=lambda: self.data_plane.draining,
-            unread=lambda: self.pools.keyring.unread,
+            unread=lambda: self.pools.keyring.unread - {CLUSTER_GRANTS},
             clock=self._clock,
             keys=self.role_keys,
             authenticate=self._authenticate,

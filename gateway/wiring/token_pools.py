@@ -44,8 +44,8 @@ from gateway.store.upkeep import DEMAND_EVERY_S, ModelSpec, StoreUpkeep
 from gateway.tenancy.changes import Audit
 from gateway.tenancy.cluster_sync import ClusterSync
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
-from gateway.tenancy.keyring import Keyring
-from gateway.tenancy.tenancy import CONTROLLER, DIRECTORY, Tenancy
+from gateway.tenancy.keyring import CLUSTER_GRANTS, DIRECTORY, Keyring
+from gateway.tenancy.tenancy import Tenancy
 from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
 from gateway.wiring.auth import issuer_rules, token_verifier
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sluice.pools")
 
-UNREAD: Final = "not read yet, so that requests get 503, because keys may be revoked there: %s"
+UNREAD: Final = "not read yet, so that keys get 503 which may be valid or revoked there: %s"
 SNAPSHOT_EVERY_S = 1.0
 EXTEND_EVERY_S = 1.0
 SWEEP_EVERY_S = 3600.0
@@ -405,9 +405,9 @@ class AdmissionRuntime:
 
 
 def _unread(config: Config) -> set[str]:
-    """What has to be read before any key opens."""
+    """What has to be read before keys open, as `Keyring.unread` says."""
     administered = config.administered and backend_of(config.state.address) != "memory"
-    needed = {DIRECTORY: administered, CONTROLLER: config.state.controller is not None}
+    needed = {DIRECTORY: administered, CLUSTER_GRANTS: config.state.controller is not None}
     return {name for name, is_needed in needed.items() if is_needed}
 
 

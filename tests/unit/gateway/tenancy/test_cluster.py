@@ -8,8 +8,7 @@ import pytest
 from gateway.errors import Conflict, Forbidden, Refusal, StateFailure, Unauthorized, Unavailable
 from gateway.records.tenancy import NO_FILE, ClusterEntitlement, ClusterState, TenancyFile
 from gateway.tenancy.cluster_sync import ClusterSync
-from gateway.tenancy.keyring import authenticate
-from gateway.tenancy.tenancy import CONTROLLER
+from gateway.tenancy.keyring import CLUSTER_GRANTS, authenticate
 from tests.fakes import FakeClock
 from tests.tenancy_fakes import WHO, TenancyRig, digest, entitling, section
 
@@ -66,7 +65,7 @@ class Published:
 
 async def started(file: TenancyFile = NO_FILE) -> Published:
     rig = TenancyRig()
-    rig.keyring.unread = {CONTROLLER}
+    rig.keyring.unread = {CLUSTER_GRANTS}
     return Published(await rig.start(file))
 
 
@@ -92,15 +91,18 @@ async def test_a_key_opens_what_the_cluster_grants_until_it_is_withdrawn() -> No
     assert rig.names() == ["batch"]
 
 
-async def test_before_the_first_set_is_read_no_key_opens_and_never_is_none_needed() -> None:
+async def test_before_the_first_set_is_read_unknown_keys_wait_and_a_key_is_always_needed() -> None:
     published = await started(entitling(section("f", digest("sk-file").hex())))
     published.away = True
     await published.sync.poll()
-    assert refused(published, "sk-file") == (503, "keys_not_read")
-    published.away = False
-    await published.sync.poll()
+    assert refused(published) == (503, "keys_not_read")
     assert published.rig.asks("sk-file") == "f"
+    published.away = False
+    await published.publish()
+    assert refused(published) == (401, "invalid_api_key")
     empty = await started()
+    with pytest.raises(Unauthorized):
+        authenticate(empty.rig.keyring, None, 1.0)
     await empty.publish()
     with pytest.raises(Unauthorized):
         authenticate(empty.rig.keyring, None, 1.0)
