@@ -197,12 +197,12 @@ async def test_the_roles_hold_each_right_that_the_controller_uses_and_no_other(
 
         await until(lambda: replicas() == {2})
         if allocator == "virtual-node":
-            node = "sluice-prod-deployment"
+            node = "sluice-prod.deployment"
             await until(lambda: cluster.get(LEASES, node, "kube-node-lease"))
             cluster.patch(TOKEN_ENTITLEMENTS, "search", {"spec": {"suspend": True}}, "prod")
             cluster.patch(NODES, node, {"spec": {"taints": None}})
             cluster.delete(TOKEN_POOLS, "statefulset", "prod")
-            await until(lambda: found(NODES, "sluice-prod-statefulset") is None)
+            await until(lambda: found(NODES, "sluice-prod.statefulset") is None)
             await until(
                 lambda: not any("search" in p["metadata"]["name"] for p in cluster.list(PODS))
             )
