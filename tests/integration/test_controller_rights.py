@@ -126,13 +126,13 @@ async def controlled(
             yield cluster
         finally:
             running.cancel()
-            ended, _ = await asyncio.wait([running], timeout=20)
+            ended, _ = await asyncio.wait([running], timeout=120)
             assert ended
             await api.close()
             await store.close()
 
 
-async def until(true: Callable[[], object], limit_s: float = 30.0) -> None:
+async def until(true: Callable[[], object], limit_s: float = 300.0) -> None:
     end_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end_s
