@@ -28,7 +28,7 @@ models:
       short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
       long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
 """
-EXTRAS = ("", "redis", "exact", "jwt", "otel", "plan", "train", "bench")
+EXTRAS = ("", "redis", "exact", "jwt", "k8s", "otel", "plan", "train", "bench")
 
 
 class Environment:
@@ -144,6 +144,8 @@ def serves_and_compresses(environment: Environment) -> None:
     ):
         told = environment.sluice("check", "-c", configuration(environment, state, more), code=2)
         assert f"pip install '{hint}'" in told
+    told = environment.sluice("controller", "--namespace", "t", "--state-url", "redis://h", code=2)
+    assert "pip install '.[k8s]'" in told
 
 
 def speaks_to_redis(environment: Environment) -> None:
@@ -174,6 +176,27 @@ def trusts_tokens(environment: Environment) -> None:
     environment.sluice("check", "-c", str(file))
 
 
+def reconciles_objects(environment: Environment) -> None:
+    """A controller whose API server and Redis are away: it starts, and waits for them."""
+    (environment.folder / "kubeconfig").write_text(
+        """
+apiVersion: v1
+kind: Config
+current-context: away
+clusters: [{name: away, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: away, context: {cluster: away, user: nobody}}]
+users: [{name: nobody, user: {}}]
+"""
+    )
+    (port,) = free_ports(1)
+    command = [str(environment.bin / "sluice"), "controller", "--namespace", "team"]
+    command += ["--state-url", "redis://127.0.0.1:1/0", "--port", str(port)]
+    env = {"KUBECONFIG": str(environment.folder / "kubeconfig")}
+    with Children() as children:
+        children.start(command, env=env, quiet=True, silent=True)
+        children.wait_for(f"http://127.0.0.1:{port}/health")
+
+
 def plans(environment: Environment) -> None:
     environment.sluice("plan", "--workload", "azure", "--rate", "10", "--json")
 
@@ -196,6 +219,7 @@ USES = {
     "redis": speaks_to_redis,
     "exact": counts_tokens,
     "jwt": trusts_tokens,
+    "k8s": reconciles_objects,
     "otel": exports_telemetry,
     "plan": plans,
     "train": trains,
