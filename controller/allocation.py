@@ -14,6 +14,7 @@ What comes out and goes in again comes out the same: the plan settles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 from controller.quantity import NOTHING, Amounts, add, smaller, subtract, within
 from gateway.records.record import Record
@@ -113,12 +114,7 @@ def allocate(capacity: Amounts, seats: Sequence[Seat]) -> Allocation:
 
 def total(amounts: Iterable[Amounts]) -> Amounts:
     """Their sum."""
-    rate = kv_mib = sequences = 0
-    for amount in amounts:
-        rate += amount[0]
-        kv_mib += amount[1]
-        sequences += amount[2]
-    return rate, kv_mib, sequences
+    return reduce(add, amounts, NOTHING)
 
 
 def _missing(more: Amounts, used: Amounts, capacity: Amounts) -> tuple[int, ...]:

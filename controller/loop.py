@@ -20,7 +20,7 @@ from controller.election import Election, Superseded
 from controller.health import Figures
 from controller.kube import ApiFailure, Away, KubeApi
 from controller.mirror import Mirror
-from controller.plan import Settings, plan
+from controller.plan import Allocator, plan
 from controller.publisher import Publisher
 from controller.records import Plan
 from controller.writes import Writes
@@ -49,16 +49,15 @@ class Controller:
     """One replica of the control plane."""
 
     def __init__(
-        self, api: KubeApi, store: ClusterStore, *, settings: Settings, identity: str
+        self, api: KubeApi, store: ClusterStore, *, allocator: Allocator, identity: str
     ) -> None:
         """`identity` differs between all processes that ever ran."""
         self.figures = Figures()
-        self._settings = settings
-        self._store = store
+        self._allocator: Allocator = allocator
         self._changed = asyncio.Event()
         self._mirror = Mirror(
             api,
-            virtual_nodes=settings.allocator == "virtual-node",
+            virtual_nodes=allocator == "virtual-node",
             on_change=self._changed.set,
         )
         self._publisher = Publisher(
@@ -124,7 +123,7 @@ class Controller:
                 tasks.create_task(self._publisher.run(epoch))
                 tasks.create_task(self._passes())
                 tasks.create_task(self._writes.send_events())
-                if self._settings.allocator == "virtual-node":
+                if self._allocator == "virtual-node":
                     tasks.create_task(self._beats())
         except ExceptionGroup as failed:
             superseded = failed.subgroup(Superseded)
@@ -161,7 +160,7 @@ class Controller:
         began_s = loop.time()
         try:
             # In a thread, so that the Lease is renewed meanwhile.
-            planned = await asyncio.to_thread(plan, world, self._settings)
+            planned = await asyncio.to_thread(plan, world, self._allocator)
         except Exception:  # noqa: BLE001 - a defect must not end the heartbeats
             if self._planned_s is None:
                 _log.exception("the plan failed; gateways keep the last one")

@@ -17,7 +17,6 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Final
 
 from controller.kube import ApiFailure, Away, Expired, Forbidden, Invalid, KubeApi, NotFound
@@ -33,6 +32,7 @@ from controller.records import (
     Resource,
     World,
 )
+from controller.scaling import selector_of
 from controller.virtual_node import POD_LABEL, POOL_LABEL
 from gateway.records.record import Record
 
@@ -46,7 +46,6 @@ PAUSES_S: Final = (0.5, 30.0)
 """Pause after a failure: the first and the longest."""
 PATIENCE: Final = 3
 """After so many failures in a row a collection is listed, whatever its version."""
-NO_DEMAND: Final[Mapping[tuple[str, str], int]] = MappingProxyType({})
 _HEX: Final = re.compile("[0-9a-f]{64}")
 _log = logging.getLogger("sluice.controller")
 
@@ -156,7 +155,7 @@ class _Follower:
         }
         early = self._written.items()
         objects |= {name: it for name, it in early if _later(it, listing.version)}
-        changed = self.heard_s is None or _versions(objects) != _versions(self.objects)
+        changed = self.heard_s is None or objects != self.objects
         self.objects, self._version = objects, listing.version
         self._relist_s = asyncio.get_running_loop().time() + RESYNC_S * random.uniform(0.8, 1.2)
         self._heard()
@@ -244,9 +243,7 @@ class Mirror:
         heard = [it.heard_s for it in self._followers.values() if it.heard_s is not None]
         return asyncio.get_running_loop().time() - min(heard) if heard else math.inf
 
-    def world(
-        self, now_unix_s: float, demand: Mapping[tuple[str, str], int] = NO_DEMAND
-    ) -> World | None:
+    def world(self, now_unix_s: float, demand: Mapping[tuple[str, str], int] = {}) -> World | None:
         """What is known now; None while some collection was never read."""
         followers = self._followers.items()
         if not followers or any(it.heard_s is None and not it.unread for _, it in followers):
@@ -301,7 +298,7 @@ class Mirror:
                 continue
             wanted.add(Selection(resource))
             found = self._of(resource).get(name)
-            if resource.kind == "InferencePool" and found and (labels := _selector(found)):
+            if resource.kind == "InferencePool" and found and (labels := selector_of(found)):
                 wanted.add(Selection(PODS, labels))
         for selection in wanted - self._followers.keys():
             follower = self._followers[selection] = _Follower(
@@ -314,13 +311,3 @@ class Mirror:
         for selection in self._followers.keys() - wanted:
             del self._followers[selection]
             self._running.pop(selection).cancel()
-
-
-def _selector(pool: Object) -> str:
-    """The label selector of an InferencePool's pods."""
-    labels = ((pool.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
-def _versions(objects: Mapping[str, Object]) -> dict[str, str]:
-    return {name: it["metadata"]["resourceVersion"] for name, it in objects.items()}

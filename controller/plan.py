@@ -18,18 +18,13 @@ from controller.quantity import Amounts, amounts_of, times
 from controller.records import TOKEN_ENTITLEMENTS, TOKEN_POOLS, Call, EventNote, Plan, World
 from controller.scaling import Backend, backend_of, goal_of, scale_calls
 from controller.verdict import Readiness, Standing
-from gateway.records.record import Record
 from gateway.records.tenancy import ClusterEntitlement
 
-
-class Settings(Record, frozen=True, kw_only=True):
-    """How the controller allocates."""
-
-    allocator: Literal["internal", "virtual-node"] = "internal"
-    """virtual-node: by the cluster's scheduler, with a virtual node for each pool."""
+Allocator = Literal["internal", "virtual-node"]
+"""virtual-node: the cluster's scheduler, with a virtual node for each pool."""
 
 
-def plan(world: World, settings: Settings) -> Plan:
+def plan(world: World, allocator: Allocator) -> Plan:
     """What follows from a world. The same world gives the same plan."""
     pools = {name: read_pool(source) for name, source in sorted(world.pools.items())}
     claims = _read_claims(world, pools)
@@ -41,7 +36,7 @@ def plan(world: World, settings: Settings) -> Plan:
         for pod in world.pods.values()
         if virtual_node.POD_LABEL not in (pod["metadata"].get("labels") or {})
     ]
-    draft = _Draft(world, virtual=settings.allocator == "virtual-node")
+    draft = _Draft(world, virtual=allocator == "virtual-node")
     for name, pool in pools.items():
         draft.add_pool(pool, backend_of(pool, world, engines), by_pool.pop(name, {}))
     for name, orphans in by_pool.items():

@@ -25,11 +25,11 @@ EXTENDED: Final = (
 )
 """As resources of a node."""
 MIB_PER_GIB: Final = 1024
-_QUANTITY: Final = re.compile(
-    r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?\d{1,3}))?"
-)
-_BINARY: Final = {f"{sign}i": 1 << 10 * power for power, sign in enumerate("KMGTPE", start=1)}
-_DECIMAL: Final = {sign: Fraction(f"1e{3 * power}") for power, sign in enumerate("num kMGTPE", -3)}
+_QUANTITY: Final = re.compile(r"([+-]?[\d.]+)([KMGTPE]i?|[numk]|[eE][+-]?\d{1,3})?")
+_SCALES: Final = {
+    **{f"{sign}i": Fraction(1 << 10 * power) for power, sign in enumerate("KMGTPE", start=1)},
+    **{sign: Fraction(f"1e{3 * power}") for power, sign in enumerate("num kMGTPE", -3)},
+}
 
 
 @lru_cache(maxsize=4096)  # a plan reads few different ones, each of many pods
@@ -41,12 +41,8 @@ def parse_quantity(value: object) -> Fraction:
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         raise ValueError(f"not a quantity: {value!r}")
-    digits, binary, decimal, exponent = match.groups()
-    if binary:
-        scale = Fraction(_BINARY[binary])
-    else:
-        scale = _DECIMAL[decimal] if decimal else Fraction(f"1e{exponent or 0}")
-    return Fraction(digits) * scale
+    digits, unit = match.groups("")
+    return Fraction(digits) * (_SCALES.get(unit) or Fraction(f"1{unit}"))
 
 
 def amounts_of(resources: Mapping[str, Any]) -> Amounts:

@@ -14,7 +14,7 @@ Object = dict[str, Any]
 GROUP: Final = "sluice.dev"
 
 
-class Resource(Record, frozen=True, kw_only=True):
+class Resource(Record, frozen=True):
     """A kind of API object, and where the API serves it."""
 
     kind: str
@@ -29,28 +29,22 @@ class Resource(Record, frozen=True, kw_only=True):
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-TOKEN_POOLS: Final = Resource(
-    kind="TokenPool", plural="tokenpools", group=GROUP, version="v1alpha1"
-)
+TOKEN_POOLS: Final = Resource("TokenPool", "tokenpools", GROUP, version="v1alpha1")
 TOKEN_ENTITLEMENTS: Final = Resource(
-    kind="TokenEntitlement", plural="tokenentitlements", group=GROUP, version="v1alpha1"
+    "TokenEntitlement", "tokenentitlements", GROUP, version="v1alpha1"
 )
-SECRETS: Final = Resource(kind="Secret", plural="secrets")
-PODS: Final = Resource(kind="Pod", plural="pods")
-NODES: Final = Resource(kind="Node", plural="nodes", namespaced=False)
-EVENTS: Final = Resource(kind="Event", plural="events", group="events.k8s.io")
-LEASES: Final = Resource(kind="Lease", plural="leases", group="coordination.k8s.io")
+SECRETS: Final = Resource("Secret", "secrets")
+PODS: Final = Resource("Pod", "pods")
+NODES: Final = Resource("Node", "nodes", namespaced=False)
+EVENTS: Final = Resource("Event", "events", "events.k8s.io")
+LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
 BACKENDS: Final = {
     resource.kind: resource
     for resource in (
-        Resource(kind="Deployment", plural="deployments", group="apps"),
-        Resource(kind="StatefulSet", plural="statefulsets", group="apps"),
-        Resource(
-            kind="LeaderWorkerSet", plural="leaderworkersets", group="leaderworkerset.x-k8s.io"
-        ),
-        Resource(
-            kind="InferencePool", plural="inferencepools", group="inference.networking.k8s.io"
-        ),
+        Resource("Deployment", "deployments", "apps"),
+        Resource("StatefulSet", "statefulsets", "apps"),
+        Resource("LeaderWorkerSet", "leaderworkersets", "leaderworkerset.x-k8s.io"),
+        Resource("InferencePool", "inferencepools", "inference.networking.k8s.io"),
     )
 }
 """What a TokenPool may refer to, by kind."""

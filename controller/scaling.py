@@ -1,7 +1,6 @@
 """Replicas of a pool: those that are ready, and those that it should have."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from controller.allocation import Seat, allocate, total
 from controller.objects import MAX_REPLICAS, Pool
@@ -51,11 +50,11 @@ def backend_of(pool: Pool, world: World, engines: Sequence[Object]) -> Backend:
     if pool.backend[0] == "InferencePool":
         labels = (spec.get("selector") or {}).get("matchLabels") or {}
         ready = sum(1 for pod in engines if labels and _serves(pod, labels))
-        return Backend(ready=ready, selector=_selector({"matchLabels": labels}))
+        return Backend(ready=ready, selector=selector_of(source))
     return Backend(
         ready=status.get("readyReplicas") or 0,
         replicas=spec.get("replicas", 1),
-        selector=status.get("hpaPodSelector") or _selector(spec.get("selector") or {}),
+        selector=status.get("hpaPodSelector") or selector_of(source),
     )
 
 
@@ -103,8 +102,9 @@ def _serves(pod: Object, labels: Mapping[str, str]) -> bool:
     return ready and alike and "deletionTimestamp" not in metadata
 
 
-def _selector(selector: Mapping[str, Any]) -> str:
-    """A label selector as a query has it."""
+def selector_of(backend: Object) -> str:
+    """The label selector of a backend's pods, as a query has it."""
+    selector = (backend.get("spec") or {}).get("selector") or {}
     terms = [f"{name}={value}" for name, value in (selector.get("matchLabels") or {}).items()]
     for rule in selector.get("matchExpressions") or ():
         key, operator = rule["key"], rule["operator"]

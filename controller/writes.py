@@ -190,22 +190,9 @@ class Writes:
 
     async def beat(self, nodes: Iterable[Object]) -> None:
         """Renew the Leases of virtual nodes. Raises the first ApiFailure, once all were tried."""
-        failures: list[ApiFailure] = []
+        await _at_once(nodes, self._renew)
 
-        async def renew(node: Object) -> bool:
-            try:
-                await self._renew(node)
-            except Away:
-                raise
-            except ApiFailure as error:  # of this node alone
-                failures.append(error)
-            return True
-
-        await _at_once(nodes, renew)
-        if failures:
-            raise failures[0]
-
-    async def _renew(self, node: Object) -> None:
+    async def _renew(self, node: Object) -> bool:
         """Renew the Lease of a virtual node, as a kubelet does for its node's."""
         name = node["metadata"]["name"]
         spec = {
@@ -224,12 +211,14 @@ class Writes:
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": spec}
             body["metadata"] = {"name": name, "ownerReferences": [owner]}
             await self._api.make(structs.replace(renewal, verb="create", body=body))
+        return True
 
 
 async def _at_once(items: Iterable[T], make: Callable[[T], Awaitable[bool]]) -> bool:
-    """Await `make` of each, AT_ONCE at a time; whether any was true. Raises the first ApiFailure.
+    """Await `make` of each, AT_ONCE at a time; whether any was true.
 
-    Workers end by themselves then: a task group that a failure ends may swallow a cancellation.
+    Raises the first ApiFailure, once all were tried, or at Away. Workers end by themselves then: a
+    task group that a failure ends may swallow a cancellation.
     """
     left, results, failures = iter(items), list[bool](), list[ApiFailure]()
 
@@ -239,7 +228,7 @@ async def _at_once(items: Iterable[T], make: Callable[[T], Awaitable[bool]]) -> 
                 results.append(await make(item))
             except ApiFailure as error:
                 failures.append(error)
-            if failures:
+            if any(isinstance(failure, Away) for failure in failures):
                 return
 
     async with asyncio.TaskGroup() as workers:

@@ -62,7 +62,6 @@ def controller(
         refuse("--state-url: not the gateways' Redis", "give redis://HOST:6379/0, as state.url")
     from controller.kube import LightkubeApi, connection
     from controller.loop import Controller
-    from controller.plan import Settings
     from gateway.store.redis.cluster import ClusterStore
 
     try:
@@ -77,7 +76,7 @@ def controller(
     async def serve() -> None:
         api, store = LightkubeApi(cluster, namespace), ClusterStore(state.address)
         identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-        served = Controller(api, store, settings=Settings(allocator=allocator), identity=identity)
+        served = Controller(api, store, allocator=allocator, identity=identity)
         try:
             await _until_told(served, host, port)
         finally:

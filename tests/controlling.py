@@ -11,7 +11,6 @@ from lightkube.config.kubeconfig import KubeConfig
 
 from controller.kube import LightkubeApi, connection
 from controller.loop import LEASE, Controller
-from controller.plan import Settings
 from controller.records import LEASES, PODS, TOKEN_ENTITLEMENTS, Object
 from gateway.records.tenancy import ClusterEntitlement
 from gateway.store.redis.cluster import ClusterStore
@@ -111,8 +110,7 @@ async def controlling(
         LightkubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig())), SPACE),
         ClusterStore(redis_url),
     )
-    settings = Settings(allocator=allocator)
-    controller = Controller(around(api), store, settings=settings, identity=name)
+    controller = Controller(around(api), store, allocator=allocator, identity=name)
     running = asyncio.ensure_future(controller.run())
     try:
         yield controller

@@ -20,7 +20,6 @@ from bench.common.fleet import RedisServer
 from bench.common.report import Report, Row, at_most
 from controller.kube import KubeApi, LightkubeApi, connection
 from controller.loop import Controller
-from controller.plan import Settings
 from controller.records import TOKEN_ENTITLEMENTS, TOKEN_POOLS, Call
 from gateway.store.redis.cluster import ClusterStore
 from tests.controlling import SPACE
@@ -103,7 +102,7 @@ async def _until(holds: Callable[[], Awaitable[bool]], began_s: float) -> float:
 
 @asynccontextmanager
 async def _controlling(api: KubeApi, store: ClusterStore) -> AsyncIterator[None]:
-    controller = Controller(api, store, settings=Settings(), identity="bench")
+    controller = Controller(api, store, allocator="internal", identity="bench")
     running = asyncio.ensure_future(controller.run())
     try:
         yield

@@ -14,7 +14,6 @@ from lightkube.config.kubeconfig import KubeConfig
 from bench.common.fleet import RedisServer
 from controller.kube import LightkubeApi, connection
 from controller.loop import Controller
-from controller.plan import Settings
 from controller.records import (
     BACKENDS,
     LEASES,
@@ -118,9 +117,8 @@ async def controlled(
         cluster.apply(*POOLS.values(), *recipe(), namespace="prod")
         config = connection(KubeConfig.from_dict(cluster.kubeconfig(token)))
         api, store = LightkubeApi(config, "prod"), ClusterStore(redis.url)
-        settings = Settings(allocator=allocator)
         running = asyncio.create_task(
-            Controller(api, store, settings=settings, identity="c_1").run()
+            Controller(api, store, allocator=allocator, identity="c_1").run()
         )
         try:
             yield cluster

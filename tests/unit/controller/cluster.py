@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from controller.plan import Settings, plan
+from controller.plan import Allocator, plan
 from controller.quantity import (
     EXTENDED,
     Amounts,
@@ -70,7 +70,7 @@ class Cluster:
     """Objects by kind and name; patches are merged as the API server merges them."""
 
     def __init__(self, allocator: str = "internal", *objects: Object) -> None:
-        self.settings = Settings(allocator=allocator)  # type: ignore[arg-type]
+        self.allocator: Allocator = allocator  # type: ignore[assignment]
         self.now_unix_s = NOW
         self.objects: dict[str, dict[str, Object]] = {
             kind: {} for kind in ("TokenPool", "TokenEntitlement", "Node", "Pod")
@@ -118,7 +118,7 @@ class Cluster:
     def plan(self) -> Plan:
         """The plan of the present world, which it leaves as it is."""
         before = orjson.dumps(self.objects)
-        result = plan(self.world(), self.settings)
+        result = plan(self.world(), self.allocator)
         assert orjson.dumps(self.objects) == before
         return result
 

@@ -70,7 +70,7 @@ def capacity_of(cluster: Cluster) -> Amounts:
 def check(cluster: Cluster) -> tuple[Call, ...]:
     """Check the plan of the present world; its calls."""
     result = cluster.plan()
-    assert plan(cluster.world(), cluster.settings) == result
+    assert plan(cluster.world(), cluster.allocator) == result
     assert within(reserved(result, PER_REPLICA), capacity_of(cluster))
     pods = defaultdict(list)
     for pod in cluster.objects["Pod"].values():

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from controller.plan import Settings
 from controller.records import Object, Plan
 from controller.virtual_node import node_name, pool_label
 from tests.unit.controller.cluster import NOW, Cluster, entitlement, token_pool
@@ -271,7 +270,7 @@ def test_whoever_had_a_place_from_the_internal_allocator_keeps_it() -> None:
     cluster.settle()
     cluster.put(entitlement("a", age=0))
     cluster.settle()
-    cluster.settings = Settings(allocator="virtual-node")
+    cluster.allocator = "virtual-node"
     for _ in range(4):
         verdicts = {name: it.verdict for name, it in cluster.plan().entitlements.items()}
         assert verdicts == {"a": "pending", "b": "", "c": ""}
