@@ -10,7 +10,7 @@ Rules:
 - When the capacity holds no longer what is held, elastic ones lose it first, then those that
   reserve, the newest first; whoever still fits stays.
 
-What comes out and goes in again comes out the same: the plan settles.
+A result that is given as what is held gives the same result, so that the plan settles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -25,7 +25,7 @@ SILENCE_S: Final = 15.0
 PAGE: Final = 500
 """Objects in one page of a list."""
 MAX_PAGES: Final = 2_000
-"""Of one list: a million objects. What goes on beyond is no sense."""
+"""Of one list: a million objects. A list that goes on is refused."""
 SUBRESOURCES: Final = {"patch_status": "status", "patch_scale": "scale"}
 
 

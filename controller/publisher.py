@@ -1,7 +1,8 @@
 """The way to the gateways: what was planned is published at once, and confirmed every few seconds.
 
 Gateways distrust entitlements that nobody confirms; each confirmation says how old the controller's
-knowledge of the cluster is. What the gateways measured comes back: replicas that demand requires.
+knowledge of the cluster is. Gateways measure how many
+replicas demand requires; the publisher reads that.
 """
 
 import asyncio

@@ -99,7 +99,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
     calls: tuple[Call, ...] = ()
     entitlements: Mapping[str, ClusterEntitlement] = {}
-    """What the gateways are to hold, by name: always the whole."""
+    """All that the gateways shall hold, by name."""
     events: tuple[EventNote, ...] = ()
     next_unix_s: float | None = None
     """When time alone changes the plan: the next expiry."""

@@ -315,7 +315,7 @@ class Cluster:
             await _send(send, status, answer)
 
     def _discovery(self, path: str) -> Object:
-        """What a version of a group has. Raises Refused with 404."""
+        """The resources of a group's version. Raises Refused with 404."""
         named = path.strip("/").removeprefix("apis/").removeprefix("api/")
         found = [s.resource for s in self.store.served.values() if s.resource.api_version == named]
         if not found:
