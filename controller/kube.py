@@ -1,4 +1,4 @@
-"""The Kubernetes API: the port that the control plane uses, and its adapter on lightkube.
+"""The Kubernetes API, as the control plane calls it.
 
 lightkube brings the connection: kubeconfig or service account, its token read anew, client
 certificates. The calls are made on its HTTP client, since its own methods know no bookmarks, no
@@ -6,7 +6,7 @@ deletion of one uid, and no limit of a watch that has fallen silent.
 """
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import httpx
 import orjson
@@ -68,34 +68,6 @@ class Listing(Record, frozen=True, kw_only=True):
 Change = tuple[Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"], Object]
 
 
-class KubeApi(Protocol):
-    """The calls that the control plane makes. All raise ApiFailure."""
-
-    namespace: str
-    """The controller's own."""
-
-    async def list(self, resource: Resource, *, labels: str = "") -> Listing:
-        """All objects of the kind that the label selector matches. Raises Expired, too."""
-
-    def watch(
-        self, resource: Resource, version: str, *, labels: str = "", limit_s: int
-    ) -> AsyncGenerator[Change, None]:
-        """Changes after a version, until the time limit. Raises Expired, too."""
-
-    async def get(self, resource: Resource, name: str) -> Object:
-        """One object of the own namespace."""
-
-    async def make(self, call: Call) -> Object:
-        """Make a change; returns the object, or what the API answers to a deletion.
-
-        A patch with `metadata.resourceVersion` requires that version. What exists already, or is
-        of another version or uid, is a Conflict.
-        """
-
-    async def close(self) -> None:
-        """Close all connections."""
-
-
 def connection(config: KubeConfig | None = None) -> SingleConfig:
     """How to reach the API: a service account's, else kubeconfig's. Raises ValueError, in words."""
     try:
@@ -108,19 +80,22 @@ def connection(config: KubeConfig | None = None) -> SingleConfig:
     return found if found.user is not None else found._replace(user=User())
 
 
-class LightkubeApi:
-    """The port on lightkube's HTTP client."""
+class KubeApi:
+    """The calls that the control plane makes, on lightkube's HTTP client. All raise ApiFailure."""
 
     def __init__(self, config: SingleConfig, namespace: str) -> None:
         self.namespace = namespace
+        """The controller's own."""
         params = ConnectionParams(timeout=httpx.Timeout(REQUEST_S))
         self._client: httpx.AsyncClient = AsyncClient(config, params)
         self._client.headers["user-agent"] = "sluice-controller"
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._client.aclose()
 
     async def list(self, resource: Resource, *, labels: str = "") -> Listing:
+        """All objects of the kind that the label selector matches. Raises Expired, too."""
         params = {"limit": str(PAGE)} | ({"labelSelector": labels} if labels else {})
         kind = {"apiVersion": resource.api_version, "kind": resource.kind}
         objects: list[Object] = []
@@ -140,6 +115,7 @@ class LightkubeApi:
     async def watch(
         self, resource: Resource, version: str, *, labels: str = "", limit_s: int
     ) -> AsyncGenerator[Change, None]:
+        """Changes after a version, until the time limit. Raises Expired, too."""
         params = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -168,9 +144,15 @@ class LightkubeApi:
             raise Away(f"no sense in the watch of {resource.plural}") from error
 
     async def get(self, resource: Resource, name: str) -> Object:
+        """One object of the own namespace."""
         return _object(await self._answer("GET", self._path(resource, name)))
 
     async def make(self, call: Call) -> Object:
+        """Make a change; returns the object, or what the API answers to a deletion.
+
+        A patch with `metadata.resourceVersion` requires that version. What exists already, or is
+        of another version or uid, is a Conflict.
+        """
         if call.verb == "create":
             path = self._path(call.resource, namespace=call.namespace)
             return _object(await self._answer("POST", path, body=call.body))

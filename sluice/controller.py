@@ -60,7 +60,7 @@ def controller(
         state = None
     if state is None or not state.shared:
         refuse("--state-url: not the gateways' Redis", "give redis://HOST:6379/0, as state.url")
-    from controller.kube import LightkubeApi, connection
+    from controller.kube import KubeApi, connection
     from controller.loop import Controller
     from gateway.store.redis.cluster import ClusterStore
 
@@ -74,7 +74,7 @@ def controller(
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     async def serve() -> None:
-        api, store = LightkubeApi(cluster, namespace), ClusterStore(state.address)
+        api, store = KubeApi(cluster, namespace), ClusterStore(state.address)
         identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         served = Controller(api, store, allocator=allocator, identity=identity)
         try:

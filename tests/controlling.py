@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lightkube.config.kubeconfig import KubeConfig
 
-from controller.kube import LightkubeApi, connection
+from controller.kube import KubeApi, connection
 from controller.loop import LEASE, Controller
 from controller.records import LEASES, PODS, TOKEN_ENTITLEMENTS, Object
 from gateway.records.tenancy import ClusterEntitlement
@@ -107,7 +107,7 @@ async def controlling(
 ) -> AsyncIterator[Controller]:
     """A controller that runs during the block. `around` may wrap its API."""
     api, store = (
-        LightkubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig())), SPACE),
+        KubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig())), SPACE),
         ClusterStore(redis_url),
     )
     controller = Controller(around(api), store, allocator=allocator, identity=name)

@@ -18,7 +18,7 @@ from lightkube.config.models import Cluster, User
 
 from bench.common.fleet import RedisServer
 from bench.common.report import Report, Row, at_most
-from controller.kube import KubeApi, LightkubeApi, connection
+from controller.kube import KubeApi, connection
 from controller.loop import Controller
 from controller.records import TOKEN_ENTITLEMENTS, TOKEN_POOLS, Call
 from gateway.store.redis.cluster import ClusterStore
@@ -47,9 +47,9 @@ async def _measured(size: int) -> list[Row]:
         cluster = connection(
             KubeConfig.from_one(cluster=Cluster(server=url), user=User(token=ADMIN))
         )
-        api, store = LightkubeApi(cluster, SPACE), ClusterStore(server.url)
+        api, store = KubeApi(cluster, SPACE), ClusterStore(server.url)
         own_s, began_s = time.process_time(), time.monotonic()
-        async with _controlling(LightkubeApi(cluster, SPACE), ClusterStore(server.url)):
+        async with _controlling(KubeApi(cluster, SPACE), ClusterStore(server.url)):
 
             async def all_written() -> bool:
                 pools = (await api.list(TOKEN_POOLS)).objects

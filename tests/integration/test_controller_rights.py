@@ -12,7 +12,7 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
 from bench.common.fleet import RedisServer
-from controller.kube import LightkubeApi, connection
+from controller.kube import KubeApi, connection
 from controller.loop import Controller
 from controller.records import (
     BACKENDS,
@@ -116,7 +116,7 @@ async def controlled(
         start_engines(cluster)
         cluster.apply(*POOLS.values(), *recipe(), namespace="prod")
         config = connection(KubeConfig.from_dict(cluster.kubeconfig(token)))
-        api, store = LightkubeApi(config, "prod"), ClusterStore(redis.url)
+        api, store = KubeApi(config, "prod"), ClusterStore(redis.url)
         running = asyncio.create_task(
             Controller(api, store, allocator=allocator, identity="c_1").run()
         )

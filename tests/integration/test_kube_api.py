@@ -15,7 +15,7 @@ from controller.kube import (
     Expired,
     Forbidden,
     Invalid,
-    LightkubeApi,
+    KubeApi,
     NotFound,
     connection,
 )
@@ -32,8 +32,8 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @asynccontextmanager
-async def api_of(cluster: Cluster, token: str = "admin-token") -> AsyncIterator[LightkubeApi]:
-    api = LightkubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig(token))), SPACE)
+async def api_of(cluster: Cluster, token: str = "admin-token") -> AsyncIterator[KubeApi]:
+    api = KubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig(token))), SPACE)
     try:
         yield api
     finally:
@@ -62,7 +62,7 @@ async def test_lists_come_in_pages_and_whole(
         assert (await api.list(PODS, labels="a=b")).objects == ()
 
 
-async def watched(api: LightkubeApi, resource: Resource, version: str, many: int) -> list[Change]:
+async def watched(api: KubeApi, resource: Resource, version: str, many: int) -> list[Change]:
     """That many changes after a version."""
     changes: list[Change] = []
     async with aclosing(api.watch(resource, version, limit_s=30)) as watch:
@@ -195,7 +195,7 @@ async def test_a_watch_that_falls_silent_is_given_up(
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         number = server.sockets[0].getsockname()[1]
         config = KubeConfig.from_one(cluster=Server(server=f"http://127.0.0.1:{number}"))
-        api = LightkubeApi(connection(config), SPACE)
+        api = KubeApi(connection(config), SPACE)
         with pytest.raises(Away):
             await watched(api, TOKEN_POOLS, "1", 1)
         await api.close()

@@ -9,16 +9,14 @@ import pytest
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster
 
-from controller.kube import Away, LightkubeApi, connection
+from controller.kube import Away, KubeApi, connection
 from controller.records import TOKEN_POOLS, Call
 
 PATCH = Call(verb="patch", resource=TOKEN_POOLS, name="chat", body={"spec": {}})
 
 
-def api_that(answer: Callable[[httpx.Request], httpx.Response]) -> LightkubeApi:
-    api = LightkubeApi(
-        connection(KubeConfig.from_one(cluster=Cluster(server="http://api"))), "team"
-    )
+def api_that(answer: Callable[[httpx.Request], httpx.Response]) -> KubeApi:
+    api = KubeApi(connection(KubeConfig.from_one(cluster=Cluster(server="http://api"))), "team")
     api._client = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(answer))
     return api
 
