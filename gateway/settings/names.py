@@ -171,12 +171,7 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Problems:
 
 
 def check_tenants(config: Config) -> Problems:
-    """Tenants against their entitlements: what their keys may open.
-
-    With a controller nothing is wrong that a cluster may grant.
-    """
-    if config.state.controller is not None:
-        return
+    """Tenants against their entitlements: what their keys may open."""
     loras = {model.name: model.loras for model in config.models}
     own: dict[str, dict[str, str]] = {}
     for entitlement in config.entitlements:

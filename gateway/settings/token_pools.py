@@ -38,16 +38,13 @@ def managed(config: Config, model: ModelConfig) -> bool:
     Limits of tenants and keys are counted where a lease is taken, so with them every model is. So
     is it with a cluster's controller, which may grant any model's entitlements limits.
     """
-    return (
-        config.state.controller is not None
-        or limits_tenants(config)
-        or any(
-            "service_class" in e.model_fields_set
-            or e.budgets
-            or any(getattr(e, name) is not None for name in LIMITS)
-            for e in config.entitlements
-            if e.model == model.name
-        )
+    may_be = config.state.controller is not None or limits_tenants(config)
+    return may_be or any(
+        "service_class" in e.model_fields_set
+        or e.budgets
+        or any(getattr(e, name) is not None for name in LIMITS)
+        for e in config.entitlements
+        if e.model == model.name
     )
 
 

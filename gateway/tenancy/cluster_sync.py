@@ -42,8 +42,7 @@ class ClusterSync:
         """When the cluster was as it is known here."""
         self._seen_us = -1
         """That time by the store's clock."""
-        self._problem = ""
-        """Why it could not be read the last time."""
+        self._failing = False
 
     @property
     def age_s(self) -> float:
@@ -53,20 +52,18 @@ class ClusterSync:
     async def poll(self) -> None:
         """Read what changed. Never raises."""
         try:
-            known, state, problem = self._tenancy.known.cluster, None, ""
+            known, state = self._tenancy.known.cluster, None
             try:
-                state = await self._read(known.version)
+                state, self._failing = await self._read(known.version), False
             except StateFailure as error:
-                problem = str(error)
-            if problem and not self._problem:
-                _log.warning("what the cluster grants cannot be read: %s", problem)
-            self._problem = problem
+                if not self._failing:
+                    _log.warning("what the cluster grants cannot be read: %s", error)
+                self._failing = True
             if state and state.version >= known.version and state.seen_us != self._seen_us:
                 self._known_s, self._seen_us = self._clock() - state.age_s, state.seen_us
             stale = stale_classes(self.age_s, self._stale_after_s)
             if stale != known.stale:
-                of = ", ".join(sorted(stale)) or "none"
-                _log.warning(STALE, self.age_s, of)
+                _log.warning(STALE, self.age_s, ", ".join(sorted(stale)) or "none")
             await self._tenancy.take_cluster(state, stale)
         except Exception:  # noqa: BLE001 - a defect must not end the task
             _log.exception("keeping the cluster's entitlements in step failed")

@@ -200,11 +200,10 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """
 
         async def work() -> Planned:
-            entry, file = self._current(name, version), self._tenancy.file
+            only_ends, file = fields.keys() <= {"expires_at"}, self._tenancy.file
+            entry = self._current(name, version) if only_ends else self._own(name, version)
             stated = entitlement_fields(name, file, self._known)
             before, origin = ({}, "admin") if stated is None else stated[:2]
-            if origin == CLUSTER and fields.keys() - {"expires_at"}:
-                raise _of_cluster(entry)
             for field in ("name", "model"):
                 if fields.get(field, before[field]) != before[field]:
                     fix = "leave it out, or create another entitlement"
@@ -252,9 +251,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """Delete it. Refused while it has requests in flight, and if it is in the file."""
 
         async def work() -> Planned:
-            entry, inflight = self._current(name, version), 0
-            if entry.origin == CLUSTER:
-                raise _of_cluster(entry)
+            entry, inflight = self._own(name, version), 0
             if entry.origin == "file":
                 raise Conflict(
                     f"'{name}' is in the configuration file and would come back with it. Remove "
@@ -292,9 +289,7 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         key, digest = self._make_key()
 
         async def work() -> Planned:
-            entry = self._current(name, version)
-            if entry.origin == CLUSTER:
-                raise _of_cluster(entry)
+            entry = self._own(name, version)
             if len(entry.digests) >= LIVE_KEYS:
                 raise Conflict(
                     f"'{name}' has {LIVE_KEYS} live keys. Revoke one first.", reason="too_many_keys"
@@ -329,6 +324,17 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """A key of an entitlement's own."""
         full, fields = f"{name}:{fingerprint(digest)}", {"sha256": digest}
         return self._row(Row(kind="key", name=full, uid=new_uid(), of=of, fields=fields))
+
+    def _own(self, name: str, version: int | None) -> EntitlementInForce:
+        """One that administrators may change and delete. Raises Conflict, and as `_current`."""
+        entry = self._current(name, version)
+        if entry.origin == CLUSTER:
+            raise Conflict(
+                f"'{name}' is stated by {entry.granted.source} in the cluster. Change that object "
+                "(kubectl), or delete it. Here you can suspend or expire it, or revoke a key.",
+                reason="entitlement_in_cluster",
+            )
+        return entry
 
     def _terms(self, fields: Mapping[str, Any]) -> Entitlement:
         """The terms that checked fields describe. Raises BadRequest."""
@@ -370,14 +376,6 @@ def _reserved(terms: Entitlement, now_unix_s: float) -> tuple[object, ...]:
     if not terms.reserves or 0 < terms.expires_unix_s <= now_unix_s:
         return ()
     return (terms.baseline, terms.kv_bytes, terms.tokens_per_s)
-
-
-def _of_cluster(entry: EntitlementInForce) -> Conflict:
-    return Conflict(
-        f"'{entry.terms.name}' is stated by {entry.granted.source} in the cluster. Change that "
-        "object (kubectl), or delete it. Here you can suspend or expire it, or revoke a key.",
-        reason="entitlement_in_cluster",
-    )
 
 
 def _refused(error: BadTerms) -> BadRequest:
