@@ -118,18 +118,44 @@ class Prefix(NamedTuple):
 
 NO_PREFIX: Final = Prefix()
 
+TransferKind = Literal["vllm", "sglang"]
+"""Whose protocol hands a prompt's KV from a prefill engine to a decode engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """How a routed pool, whose engines decode, has its prompts computed by another pool."""
+
+    prefill: int
+    """Place of the pool that computes the prompts in `ModelFleet.pools`."""
+    kind: TransferKind
+    skip_below_tokens: int
+    """Uncached prompt tokens below which decode computes the prompt itself; 0: never."""
+    bytes_per_second: float
+    """What is assumed of a transfer before any was seen; 0: nothing."""
+    bootstrap_port: int
+    """Of SGLang's prefill engines; 0 with other kinds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFleet:
     """A model's pools and workers, and how they are called."""
 
     pools: tuple[Pool, ...]
+    """The routed ones in routing's order, then the prefill pools of those in phases."""
     health: HealthRules
     response_affinity: ResponseAffinity
     timeouts: PhaseTimeouts = field(default_factory=PhaseTimeouts)
     max_attempts: int = 3
     reads_metrics: bool = False
     """Whether engines' own figures are read."""
+    phases: Mapping[int, Phases] = field(default_factory=dict)
+    """Of the routed pools in phases, by place; their own engines decode."""
+
+    @property
+    def routed(self) -> tuple[Pool, ...]:
+        """The pools that routing and admission know, in routing's order."""
+        return self.pools[: len(self.pools) - len(self.phases)]
 
     def stored_at(self, response_id: str | None) -> tuple[int, int] | None:
         """(pool, worker) of a stored response; None if that is unknown or the pool is gone."""
