@@ -134,8 +134,8 @@ class KubeApi:
                     for line in filter(None, lines):
                         event = orjson.loads(line)
                         if event["type"] == "ERROR":
-                            told = event["object"]
-                            raise _failure(told.get("code", 500), orjson.dumps(told))
+                            status = event["object"]
+                            raise _failure(status.get("code", 500), orjson.dumps(status))
                         named = event["type"] != "BOOKMARK"
                         yield event["type"], _object(event["object"], named=named)
         except (httpx.HTTPError, httpx.StreamError, OSError, ConfigError) as error:
@@ -192,12 +192,12 @@ class KubeApi:
         raise _failure(response.status_code, response.content)
 
 
-def _object(told: Any, *, named: bool = True) -> Object:
-    """What was told, if it is an object of some version. Raises Away."""
-    metadata = told.get("metadata") if isinstance(told, dict) else None
+def _object(answer: Any, *, named: bool = True) -> Object:
+    """What was answered, if it is an object of some version. Raises Away."""
+    metadata = answer.get("metadata") if isinstance(answer, dict) else None
     fields = ("resourceVersion", "name")[: 1 + named]
-    if isinstance(metadata, dict) and all(isinstance(metadata.get(it), str) for it in fields):
-        result: Object = told
+    if isinstance(metadata, dict) and all(isinstance(metadata.get(field), str) for field in fields):
+        result: Object = answer
         return result
     raise Away("the API's answer is no object")
 

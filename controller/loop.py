@@ -82,7 +82,7 @@ class Controller:
         """Passes in a row that changed something."""
         self._write_until_s = 0.0
         """Then a pass makes way for news."""
-        self._told_away = False
+        self._away_logged = False
 
     async def run(self) -> None:
         """Run until cancelled; the leadership is given back then."""
@@ -138,11 +138,11 @@ class Controller:
             began_s = self._writes.progress_s = loop.time()
             try:
                 again_s = await self._pass()
-                self._told_away = False
+                self._away_logged = False
             except Away as error:
                 again_s = max(TOGETHER_S, self._writes.retry_s())
-                if not self._told_away:
-                    self._told_away = True
+                if not self._away_logged:
+                    self._away_logged = True
                     _log.warning("the pass is left for later: %s", error)
             self.figures.pass_seconds.observe(loop.time() - began_s)
             with contextlib.suppress(TimeoutError):
@@ -201,6 +201,6 @@ class Controller:
             await asyncio.sleep(NODE_BEAT_S)
 
     def _count(self, planned: Plan) -> None:
-        states = Counter(it.verdict or "bound" for it in planned.entitlements.values())
+        states = Counter(granted.verdict or "bound" for granted in planned.entitlements.values())
         for state in ("bound", "pending", "degraded"):
             self.figures.entitlements.labels(state).set(states[state])

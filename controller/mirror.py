@@ -74,19 +74,19 @@ def digests_of(secret: Object) -> dict[str, str]:
     return found
 
 
-def _reduced(resource: Resource, told: Object) -> Object:
+def _reduced(resource: Resource, source: Object) -> Object:
     """What is kept of an object."""
-    metadata = told["metadata"]
+    metadata = source["metadata"]
     if resource == SECRETS:
         kept = {name: metadata[name] for name in ("name", "resourceVersion")}
-        return {"metadata": kept, "digests": digests_of(told)}
+        return {"metadata": kept, "digests": digests_of(source)}
     metadata.pop("managedFields", None)  # the largest part, which nobody reads here
-    return told
+    return source
 
 
-def _later(told: Object, version: str) -> bool:
+def _later(source: Object, version: str) -> bool:
     """Whether an object is of a later version. Versions are numbers that grow with each change."""
-    own = str(told["metadata"]["resourceVersion"])
+    own = str(source["metadata"]["resourceVersion"])
     return not (own.isdecimal() and version.isdecimal()) or int(own) > int(version)
 
 
@@ -141,20 +141,18 @@ class _Follower:
             pause_s = min(longest, first * 2 ** min(self._failures, 10))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
-    def written(self, told: Object) -> None:
+    def written(self, source: Object) -> None:
         """Take over the answer to a write of the controller's own, ahead of the watch."""
-        name = told["metadata"]["name"]
-        if _later(told, self._version):  # else the watch has told of it, and of what followed
-            self.objects[name] = self._written[name] = _reduced(self._what.resource, told)
+        name = source["metadata"]["name"]
+        if _later(source, self._version):  # else the watch has brought it, and of what followed
+            self.objects[name] = self._written[name] = _reduced(self._what.resource, source)
 
     async def _list(self) -> None:
         self._written = {}
         listing = await self._api.list(self._what.resource, labels=self._what.labels)
-        objects = {
-            it["metadata"]["name"]: _reduced(self._what.resource, it) for it in listing.objects
-        }
+        objects = {o["metadata"]["name"]: _reduced(self._what.resource, o) for o in listing.objects}
         early = self._written.items()
-        objects |= {name: it for name, it in early if _later(it, listing.version)}
+        objects |= {name: own for name, own in early if _later(own, listing.version)}
         changed = self.heard_s is None or objects != self.objects
         self.objects, self._version = objects, listing.version
         self._relist_s = asyncio.get_running_loop().time() + RESYNC_S * random.uniform(0.8, 1.2)
@@ -169,24 +167,24 @@ class _Follower:
             self._what.resource, self._version, labels=self._what.labels, limit_s=limit_s
         )
         async with aclosing(watch) as changes:
-            async for kind, told in changes:
-                self._version = told["metadata"]["resourceVersion"]
+            async for kind, source in changes:
+                self._version = source["metadata"]["resourceVersion"]
                 self._heard()
                 self._recovered()
                 if kind != "BOOKMARK":
-                    self._apply(kind, told)
+                    self._apply(kind, source)
         self._heard()
         self._recovered()
 
-    def _apply(self, kind: str, told: Object) -> None:
-        name = told["metadata"]["name"]
+    def _apply(self, kind: str, source: Object) -> None:
+        name = source["metadata"]["name"]
         own = self._written.get(name)
-        if own is not None and not _later(told, own["metadata"]["resourceVersion"]):
+        if own is not None and not _later(source, own["metadata"]["resourceVersion"]):
             return  # known from the write's own answer
         if kind == "DELETED":
             self.objects.pop(name, None)
         else:
-            self.objects[name] = _reduced(self._what.resource, told)
+            self.objects[name] = _reduced(self._what.resource, source)
         self._on_change()
 
     def _heard(self) -> None:
@@ -225,7 +223,7 @@ class Mirror:
         """`on_change` is called after each change that others made."""
         self._api = api
         self._on_change = on_change
-        self._always = [Selection(it) for it in (TOKEN_POOLS, TOKEN_ENTITLEMENTS, SECRETS)]
+        self._always = [Selection(kind) for kind in (TOKEN_POOLS, TOKEN_ENTITLEMENTS, SECRETS)]
         if virtual_nodes:
             self._always += [Selection(NODES, POOL_LABEL), Selection(PODS, POD_LABEL)]
         self._followers: dict[Selection, _Follower] = {}
@@ -240,13 +238,13 @@ class Mirror:
 
     def age_s(self) -> float:
         """For how long the API has said nothing of some collection; infinite before it has."""
-        heard = [it.heard_s for it in self._followers.values() if it.heard_s is not None]
+        heard = [f.heard_s for f in self._followers.values() if f.heard_s is not None]
         return asyncio.get_running_loop().time() - min(heard) if heard else math.inf
 
     def world(self, now_unix_s: float, demand: Mapping[tuple[str, str], int] = {}) -> World | None:
         """What is known now; None while some collection was never read."""
         followers = self._followers.items()
-        if not followers or any(it.heard_s is None and not it.unread for _, it in followers):
+        if not followers or any(f.heard_s is None and not f.unread for _, f in followers):
             return None
         pods: dict[str, Object] = {}
         for selection, follower in followers:
@@ -258,27 +256,27 @@ class Mirror:
             now_unix_s=now_unix_s,
             pools=dict(self._of(TOKEN_POOLS)),
             entitlements=dict(self._of(TOKEN_ENTITLEMENTS)),
-            digests={name: it["digests"] for name, it in self._of(SECRETS).items()},
+            digests={name: secret["digests"] for name, secret in self._of(SECRETS).items()},
             backends={
-                (kind, name): it
+                (kind, name): backend
                 for kind, resource in BACKENDS.items()
-                for name, it in self._of(resource).items()
+                for name, backend in self._of(resource).items()
             },
             pods=pods,
             nodes={
-                name: it
-                for name, it in self._of(NODES, POOL_LABEL).items()
-                if it["metadata"]["labels"][POOL_LABEL].startswith(own)
+                name: node
+                for name, node in self._of(NODES, POOL_LABEL).items()
+                if node["metadata"]["labels"][POOL_LABEL].startswith(own)
             },
             demand=demand,
-            unread=frozenset(selection.resource.kind for selection, it in followers if it.unread),
+            unread=frozenset(what.resource.kind for what, follower in followers if follower.unread),
         )
 
-    def written(self, resource: Resource, told: Object) -> None:
+    def written(self, resource: Resource, source: Object) -> None:
         """Take over the answer to a write of the controller's own."""
         for selection in self._always:
             if selection.resource == resource:
-                self._followers[selection].written(told)
+                self._followers[selection].written(source)
 
     def _of(self, resource: Resource, labels: str = "") -> Mapping[str, Object]:
         follower = self._followers.get(Selection(resource, labels))

@@ -186,8 +186,8 @@ def read_pool(source: Object) -> Pool:
             problem = "spec.perReplica.concurrency: not a positive number; give a replica's slots"
         elif not 0 <= min(per_replica) <= max(per_replica) <= MAX_PER_REPLICA:
             problem = f"spec.perReplica: an amount is not in 0 to {MAX_PER_REPLICA}; correct it"
-        elif ref and ref["apiVersion"] != (known := BACKENDS[ref["kind"]].api_version):
-            problem = f"spec.backendRef.apiVersion: a {ref['kind']} is of {known}; write that"
+        elif ref and ref["apiVersion"] != (served := BACKENDS[ref["kind"]].api_version):
+            problem = f"spec.backendRef.apiVersion: a {ref['kind']} is of {served}; write that"
         return Pool(
             name=name,
             source=source,
@@ -228,9 +228,9 @@ def read_claim(
         pool = pools.get(source["spec"]["poolRef"]["name"])
         return _read_claim(source, pool, digests, owners)
     except _MALFORMED as error:
-        said = f"spec: {error!r:.{MAX_TEXT}}; compare it with the definition of TokenEntitlement"
+        message = f"spec: {error!r:.{MAX_TEXT}}; compare it with the definition of TokenEntitlement"
         name, status = source["metadata"]["name"], status_of(source)
-        return Claim(name=name, source=source, status=status, problem=("Invalid", said))
+        return Claim(name=name, source=source, status=status, problem=("Invalid", message))
 
 
 def _read_claim(
@@ -311,9 +311,9 @@ def _problem(fields: Mapping[str, Any], pool: Pool | None) -> tuple[str, str] | 
         terms_from(fields, model, 0)
     except ValidationError as error:
         detail = error.errors(include_url=False, include_input=False)[0]
-        said = detail.get("ctx", {})
-        message = str(said.get("message") or detail["msg"])
-        return _invalid(str(detail["loc"][0]), message, str(said.get("fix") or "correct it"))
+        words = detail.get("ctx", {})
+        message = str(words.get("message") or detail["msg"])
+        return _invalid(str(detail["loc"][0]), message, str(words.get("fix") or "correct it"))
     except BadTerms as error:
         return _invalid(error.field, error.message, error.fix)
     return None

@@ -143,9 +143,7 @@ def _read_claims(world: World, pools: Mapping[str, Pool]) -> list[Claim]:
     A key opens one entitlement: the oldest of those that name it. Kubernetes counts seconds; here
     each is a millisecond younger than the one before, because gateways go by that time alone.
     """
-    present = [
-        it for it in world.entitlements.values() if "deletionTimestamp" not in it["metadata"]
-    ]
+    present = [s for s in world.entitlements.values() if "deletionTimestamp" not in s["metadata"]]
     present.sort(key=lambda source: (created_of(source), source["metadata"]["name"]))
     owners: dict[str, str] = {}
     claims: list[Claim] = []

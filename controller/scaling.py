@@ -97,7 +97,7 @@ def _bounded(replicas: int, pool: Pool) -> int:
 def _serves(pod: Object, labels: Mapping[str, str]) -> bool:
     """Whether a pod has these labels, and is ready."""
     metadata, conditions = pod["metadata"], (pod.get("status") or {}).get("conditions") or ()
-    ready = any(it["type"] == "Ready" and it["status"] == "True" for it in conditions)
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     alike = labels.items() <= (metadata.get("labels") or {}).items()
     return ready and alike and "deletionTimestamp" not in metadata
 

@@ -210,10 +210,10 @@ def _conditions(
     now: str,
 ) -> list[dict[str, Any]]:
     """Conditions of (type, whether true, reason, message). The time is of the last transition."""
-    known = {condition["type"]: condition for condition in before.get("conditions") or ()}
+    former = {condition["type"]: condition for condition in before.get("conditions") or ()}
     result = []
     for kind, true, reason, message in facts:
-        status, last = "True" if true else "False", known.get(kind, {})
+        status, last = "True" if true else "False", former.get(kind, {})
         condition = {"type": kind, "status": status, "observedGeneration": generation}
         since = last["lastTransitionTime"] if last.get("status") == status else now
         result.append(
@@ -259,7 +259,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 def _last_reason(status: Mapping[str, Any], kind: str) -> str:
     """The reason of a condition as last written; "" if it never was."""
     conditions = status.get("conditions") or ()
-    return next((it["reason"] for it in conditions if it["type"] == kind), "")
+    return next((c["reason"] for c in conditions if c["type"] == kind), "")
 
 
 def entitlement_events(claim: Claim, verdict: Verdict) -> Iterator[EventNote]:

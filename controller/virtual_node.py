@@ -224,14 +224,14 @@ def node_calls(world: World, pool: Pool, capacity: Amounts) -> tuple[list[Call],
         }:
             patch[part] = merge_patch(ours, wanted)
     conditions = status.get("conditions") or []
-    last: Object = next((it for it in conditions if it["type"] == "Ready"), {})
+    last: Object = next((c for c in conditions if c["type"] == "Ready"), {})
     ready = last.get("status") == "True"
     due_unix_s = _unix_s(last.get("lastHeartbeatTime")) + HEARTBEAT_S
     if patch or not ready or world.now_unix_s >= due_unix_s:
         heard = {"type": "Ready", "status": "True", "reason": "VirtualNode", "message": ""}
         heard["lastHeartbeatTime"] = now
         heard["lastTransitionTime"] = last["lastTransitionTime"] if ready else now
-        patch["conditions"] = [*(it for it in conditions if it is not last), heard]
+        patch["conditions"] = [*(c for c in conditions if c is not last), heard]
         body = {"status": patch}
         calls.append(Call(verb="patch_status", resource=NODES, name=name, body=body))
         due_unix_s = _unix_s(now) + HEARTBEAT_S

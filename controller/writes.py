@@ -80,7 +80,7 @@ class Writes:
         calls, succeeded = tuple(calls), False
         self._blocked, self._changed = set(), set()
         planned = {_key(call) for call in calls} if self._failures else set[str]()
-        self._failures = {key: it for key, it in self._failures.items() if key in planned}
+        self._failures = {key: failed for key, failed in self._failures.items() if key in planned}
         for kind, group in itertools.groupby(calls, _kind):
             if kind == "status":
                 succeeded |= await _at_once(group, self._make)
@@ -168,8 +168,8 @@ class Writes:
     def _event(self, note: EventNote) -> Call:
         metadata = note.regarding["metadata"]
         now = micro_time(time.time())
-        told = f"{metadata['uid']} {note.reason} {note.message} {now}"
-        suffix = hashlib.sha256(told.encode()).hexdigest()[:16]
+        occasion = f"{metadata['uid']} {note.reason} {note.message} {now}"
+        suffix = hashlib.sha256(occasion.encode()).hexdigest()[:16]
         name = f"{metadata['name']}.{suffix}"
         regarding = {part: metadata[part] for part in ("name", "namespace", "uid")}
         regarding |= {part: note.regarding[part] for part in ("apiVersion", "kind")}
