@@ -98,8 +98,8 @@ class Controller:
         return not self._election.leads or stuck_s < STUCK_S
 
     def ready(self) -> bool:
-        """Whether the cluster was read once, so that this replica can lead."""
-        return self._mirror.world(time.time()) is not None
+        """Whether the cluster was read once, and the Redis is not another namespace's."""
+        return self._mirror.world(time.time()) is not None and not self._publisher.refused
 
     def age_s(self) -> float:
         """How old the knowledge is by which the last plan was made, in seconds."""

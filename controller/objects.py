@@ -61,6 +61,7 @@ class _Status(TypedDict, total=False):
 
     state: str
     boundAt: str
+    model: str
     leasePod: str
     tenantId: str
     poolRef: dict[str, Any]
@@ -115,8 +116,8 @@ class Claim(Record, frozen=True, kw_only=True):
     pool: str = ""
     """Name of its TokenPool."""
     fields: Mapping[str, Any] = {}
-    """Of its section in the gateway. Where they are not accepted, no more than names it; {}:
-    no gateway could take it."""
+    """Of its section in the gateway. Where they are not accepted, or there is no pool, no more than
+    names it; {}: no gateway could take it."""
     wanted: Amounts = NOTHING
     digests: tuple[str, ...] = ()
     expires_unix_s: float = 0.0
@@ -243,10 +244,11 @@ def _read_claim(
     name: str = source["metadata"]["name"]
     fields = _fields(source, pool)
     problem = _problem(fields, pool) or _changed(spec, status)
-    service_class = fields.get("service_class")
-    if problem is not None:
+    service_class, expires_at = fields.get("service_class"), fields.get("expires_at")
+    if problem is not None or pool is None:
         tenant = status.get("tenantId") or fields.get("tenant")
-        fields = {name: fields[name] for name in ("name", "model")} | {"tenant": tenant}
+        model = status.get("model") if pool is None else pool.model
+        fields = {"name": name, "model": model, "tenant": tenant}
         if _problem(fields, pool) is not None:
             fields = {}
     opening, wrong = [], []
@@ -265,10 +267,10 @@ def _read_claim(
         created=created_of(source),
         service_class=str(service_class) if service_class in CLASSES else "elastic",
         pool=spec["poolRef"]["name"],
-        fields=fields if pool is not None else {},
+        fields=fields,
         wanted=NOTHING if problem else amounts_of(spec.get("resources") or {}),
         digests=tuple(dict.fromkeys(opening)),
-        expires_unix_s=0.0 if problem else instant(fields.get("expires_at")),
+        expires_unix_s=0.0 if problem else instant(expires_at),
         suspended=bool(spec.get("suspend")),
         problem=problem,
         remark="; ".join(wrong),

@@ -97,7 +97,7 @@ class _Draft:
         self._events += verdict.entitlement_events(claim, result)
         if claim.expires_unix_s > now_unix_s:
             self._due_unix_s.append(claim.expires_unix_s)
-        if pool is not None and claim.fields:
+        if claim.fields:
             namespace = self._world.namespace
             self._published[claim.name] = verdict.published(claim, pool, result, namespace)
         return result.state == "Bound"

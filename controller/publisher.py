@@ -1,8 +1,8 @@
 """The way to the gateways: what was planned is published at once, and confirmed every few seconds.
 
 Gateways distrust entitlements that nobody confirms; each confirmation says how old the controller's
-knowledge of the cluster is. Gateways measure how many
-replicas demand requires; the publisher reads that.
+knowledge of the cluster is. Gateways measure how many replicas demand requires; the publisher reads
+that.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from controller.election import Superseded
 from controller.health import Figures
 from gateway.errors import StateFailure
 from gateway.records.tenancy import ClusterEntitlement
-from gateway.store.redis.cluster import ClusterStore, Fenced
+from gateway.store.redis.cluster import ClusterStore, Fenced, OtherNamespace
 
 HEARTBEAT_S: Final = 5.0
 RETRY_S: Final = 1.0
@@ -42,6 +42,8 @@ class Publisher:
         self._planned: Mapping[str, ClusterEntitlement] | None = None
         self._news = asyncio.Event()
         self._failing = False
+        self.refused = False
+        """Because the controller of another namespace tells these gateways."""
         self.demand: Mapping[tuple[str, str], int] = {}
         """(model, pool of the gateway) -> replicas."""
 
@@ -73,6 +75,7 @@ class Publisher:
         except Fenced as error:
             raise Superseded(error.epoch) from error
         except StateFailure as error:
+            self.refused = isinstance(error, OtherNamespace)
             if not self._failing:
                 _log.warning("the gateways cannot be told: %s", error)
             self._failing = True
@@ -80,7 +83,7 @@ class Publisher:
             return
         if self._failing:
             _log.info("the gateways are told again")
-        self._failing = False
+        self._failing = self.refused = False
         self._figures.published.labels("done").inc()
         self._figures.published_at.set_to_current_time()
         if demand != self.demand:

@@ -33,6 +33,8 @@ class Readiness(Record, frozen=True, kw_only=True):
     ready: bool
     reason: str
     message: str = ""
+    on_demand: bool = False
+    """It is not ready, but the first request of one that reserves nothing starts a replica."""
 
 
 class Standing(Record, frozen=True, kw_only=True):
@@ -67,7 +69,8 @@ def readiness_of(pool: Pool, backend: Backend) -> Readiness:
         return Readiness(ready=False, reason="BackendMissing", message=message)
     if not backend.ready:
         message = f"pool {pool.name} has no ready replica; it is back with the first one"
-        return Readiness(ready=False, reason="NoReadyReplica", message=message)
+        on_demand = pool.bounds is not None and not pool.bounds[0]
+        return Readiness(ready=False, reason="NoReadyReplica", message=message, on_demand=on_demand)
     return Readiness(ready=True, reason="ReplicasReady")
 
 
@@ -94,6 +97,9 @@ def judge(
         return Verdict(state="Pending", reason="NotAccepted", message=claim.problem[1])
     if claim.suspended:
         return Verdict(state="Pending", reason="Suspended", message="spec.suspend is true")
+    reserves = claim.seated and any(claim.wanted)
+    if readiness.on_demand and not reserves:  # gateways refuse its requests, and count them
+        return Verdict(state="Bound", reason="NoReserve", message=claim.remark)
     if pool is None or not readiness.ready:  # its place is kept for when the pool is back
         return Verdict(
             state=waiting,
@@ -156,6 +162,7 @@ def entitlement_status(
         "boundAt": before.get("boundAt", now if bound else None),
         "allocated": verdict.allocated,
         "leasePod": verdict.lease_pod or None,
+        "model": claim.fields.get("model"),
     }
     return {
         "observedGeneration": generation,
@@ -284,14 +291,18 @@ def _event(regarding: Object, reason: str, message: str) -> EventNote:
     return EventNote(regarding=regarding, kind=kind, reason=reason, message=message)
 
 
-def published(claim: Claim, pool: Pool, verdict: Verdict, namespace: str) -> ClusterEntitlement:
+def published(
+    claim: Claim, pool: Pool | None, verdict: Verdict, namespace: str
+) -> ClusterEntitlement:
     """What gateways hold of a claim. One that is suspended or expired is refused for that alone."""
     verdicts: dict[str, Literal["pending", "degraded"]]
     verdicts = {"Pending": "pending", "Degraded": "degraded"}
-    seated = verdict.allocated is not None
+    fields = claim.fields
+    if pool is not None and verdict.allocated is not None:
+        fields = granted_fields(claim, pool, verdict.allocated)
     return ClusterEntitlement(
         name=claim.name,
-        fields=granted_fields(claim, pool, verdict.allocated or {}) if seated else claim.fields,
+        fields=fields,
         digests=claim.digests,
         created=claim.created,
         verdict="" if verdict.reason == "Suspended" else verdicts.get(verdict.state, ""),

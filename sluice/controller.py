@@ -74,7 +74,7 @@ def controller(
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
     async def serve() -> None:
-        api, store = KubeApi(cluster, namespace), ClusterStore(state.address)
+        api, store = KubeApi(cluster, namespace), ClusterStore(state.address, namespace)
         identity = f"{socket.gethostname()}_{uuid.uuid4()}"
         served = Controller(api, store, allocator=allocator, identity=identity)
         try:

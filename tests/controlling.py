@@ -108,7 +108,7 @@ async def controlling(
     """A controller that runs during the block. `around` may wrap its API."""
     api, store = (
         KubeApi(connection(KubeConfig.from_dict(cluster.kubeconfig())), SPACE),
-        ClusterStore(redis_url),
+        ClusterStore(redis_url, SPACE),
     )
     controller = Controller(around(api), store, allocator=allocator, identity=name)
     running = asyncio.ensure_future(controller.run())

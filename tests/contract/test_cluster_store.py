@@ -10,7 +10,7 @@ from bench.common.fleet import RedisServer
 from gateway.errors import StateFailure
 from gateway.records.tenancy import ClusterEntitlement, ClusterState
 from gateway.store.redis import cluster
-from gateway.store.redis.cluster import ClusterStore, Fenced
+from gateway.store.redis.cluster import ClusterStore, Fenced, OtherNamespace
 
 pytestmark = pytest.mark.redis
 Make = Callable[[], ClusterStore]
@@ -125,6 +125,27 @@ async def test_who_was_replaced_can_write_no_more(make: Make) -> None:
         assert fenced.value.epoch == 4
     await reader.read()
     assert (reader.held, reader.last.version[0]) == (granted("b"), 4)
+
+
+async def test_the_controller_of_another_namespace_is_refused(
+    make: Make, redis_server: RedisServer
+) -> None:
+    first, other, reader = ClusterStore(redis_server.url, "team"), make(), Reader(make())
+    await first.publish(3, granted("a"), age_s=0.0)
+    for epoch in (3, 4):
+        with pytest.raises(OtherNamespace, match="namespace team publishes in this Redis"):
+            await other.publish(epoch, granted("b"), age_s=0.0)
+    await first.publish(3, granted("a", "c"), age_s=0.0)
+    await first.close()
+    await reader.read()
+    assert reader.held == granted("a", "c")
+    with redis_server.client() as client:  # as the refusal says
+        client.hdel("sluice:1:{cluster}:head", "namespace")
+    with pytest.raises(Fenced):
+        await other.publish(2, granted("b"), age_s=0.0)
+    await other.publish(4, granted("b"), age_s=0.0)
+    await reader.read()
+    assert reader.held == granted("b")
 
 
 async def test_a_controller_that_restarts_goes_on(make: Make) -> None:

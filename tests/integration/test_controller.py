@@ -211,6 +211,25 @@ async def test_forgotten_history_is_read_anew(
             await until(lambda: states(cluster)["trial"] != "Bound", lambda: states(cluster))
 
 
+async def test_where_another_namespace_is_published_it_is_not_ready_and_says_so(
+    cluster: Cluster, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene(cluster)
+    other = ClusterStore(redis_server.url, "other")
+    await other.publish(1, {}, age_s=0.0)
+    await other.close()
+    async with controlling(cluster, redis_server.url) as controller:
+        await until(lambda: any("namespace other" in text for text in caplog.messages))
+        await asyncio.sleep(0.3)
+        assert not controller.ready()
+        assert await granted(redis_server.url) == {}
+        with redis_server.client() as client:
+            client.hdel("sluice:1:{cluster}:head", "namespace")
+        await until(controller.ready)
+        assert await granted(redis_server.url) != {}
+    assert sum("namespace other" in text for text in caplog.messages) == 1
+
+
 async def test_a_failing_call_is_logged_once_and_holds_nothing_else_up(
     cluster: Cluster, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,7 +483,7 @@ async def test_a_second_controller_takes_over_and_the_first_is_fenced(
     async with controlling(cluster, url, around=wrapped) as first:
         await until(lambda: states(cluster) == SETTLED, lambda: states(cluster))
         assert holder() == ("one", 1)
-        late = ClusterStore(url)
+        late = ClusterStore(url, SPACE)
         await late.publish(1, await granted(url), age_s=0.0)  # knows what Redis holds
         async with controlling(cluster, url, name="two"):
             await asyncio.sleep(0.5)

@@ -1,11 +1,12 @@
 """The entitlements that a cluster's controller grants, in Redis: it publishes, gateways read.
 
 One writer at a time: each controller that takes over has a greater epoch, and `lua/cluster.lua`
-refuses a lower one. Revisions only grow, also over servers that were emptied, so that a gateway
-never takes an older set for news. A writer that has not written before, or whose last write the
-server lost, writes all anew; gateways read nothing before a write is complete. What another version
-wrote is left out, alone. Gateways write the demand that they measured, and the controller reads it.
-All keys share one hash tag, and contain the number of their layout. Nothing here retries.
+refuses a lower one, and another namespace's. Revisions only grow, also over servers that were
+emptied, so that a gateway never takes an older set for news. A writer that has not written before,
+or whose last write the server lost, writes all anew; gateways read nothing before a write is
+complete. What another version wrote is left out, alone. Gateways write the demand that they
+measured, and the controller reads it. All keys share one hash tag, and contain the number of their
+layout. Nothing here retries.
 """
 
 import asyncio
@@ -31,6 +32,10 @@ MISSED_MOST: Final = 2_000
 """Changes that a gateway may have missed; after more it reads all."""
 DEMAND_S: Final = 60.0
 """How long a measured demand counts."""
+OTHER: Final = (
+    "the controller of namespace {} publishes in this Redis; give this one a Redis, or a database "
+    "of it, of its own; or, if that one is gone for good: redis-cli HDEL '{}' namespace"
+)
 _PARTS: Final = ("head", "rows", "changed", "gone", "demand")
 _encode: Final = msgspec.json.Encoder().encode
 _row: Final = msgspec.json.Decoder(ClusterEntitlement).decode
@@ -47,11 +52,16 @@ class Fenced(SluiceError):
         """Its own."""
 
 
+class OtherNamespace(StateFailure):
+    """The controller of another namespace publishes here."""
+
+
 class ClusterStore:
     """The set in Redis. One object is used by one controller or one gateway."""
 
-    def __init__(self, url: str) -> None:
-        """`url` as in `route`. Nothing is opened before the first call."""
+    def __init__(self, url: str, namespace: str = "") -> None:
+        """`url` as in `route`; `namespace` the controller's. Nothing is opened before a call."""
+        self._namespace = namespace
         *self._keys, self._demand = [f"sluice:1:{{cluster}}:{part}" for part in _PARTS]
         self._session = Session(route_of(url), self._demand)
         self._script = script("cluster", lua("cluster"))
@@ -70,7 +80,8 @@ class ClusterStore:
         """Have gateways hold exactly these; `age_s` ago the cluster was seen so.
 
         Call it every few seconds, changed or not: gateways distrust what nobody confirms. Raises
-        Fenced if a controller with a greater epoch wrote, and StateFailure.
+        Fenced if a controller with a greater epoch wrote, and StateFailure, which is
+        OtherNamespace where the set is that of another one's objects.
         """
         if (many := len(entitlements)) > MAX_ENTITLEMENTS:
             raise StateFailure(f"{many} entitlements: gateways take {MAX_ENTITLEMENTS} at most")
@@ -86,10 +97,13 @@ class ClusterStore:
                 self._sent_us = max(self._sent_us + 1, time.time_ns() // 1_000)
                 done, *answer = await self._run(
                     *("write", self._revision, MISSED_MOST, epoch, int(self._held is None)),
-                    *(int(at + BATCH >= most), round(age_s * 1e6), self._sent_us, len(some)),
+                    *(int(at + BATCH >= most), round(age_s * 1e6), self._sent_us),
+                    *(self._namespace, len(some)),
                     *(part for e in some for part in (e.name, _encode(e))),
                     *gone,
                 )
+                if int(done) == -2:
+                    raise OtherNamespace(OTHER.format(answer[0].decode(), self._keys[0]))
                 if int(done) < 0:
                     raise Fenced(int(answer[0]))
                 if not int(done):

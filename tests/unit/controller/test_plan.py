@@ -129,6 +129,41 @@ def test_a_pool_without_a_ready_replica_takes_nothing_away(allocator: str) -> No
     assert cluster.states() == {"a": "Bound", "s": "Bound", "older": "Pending"}
 
 
+@ALLOCATORS
+@pytest.mark.parametrize(("service_class", "spec"), [("spot", {}), ("elastic", {"resources": {}})])
+def test_the_demand_of_those_without_a_reserve_starts_the_first_replica(
+    allocator: str, service_class: str, spec: dict[str, Any]
+) -> None:
+    pool = token_pool(backendRef=DEPLOYMENT, scaling={"minReplicas": 0, "maxReplicas": 3})
+    cluster = Cluster(allocator, pool, entitlement("s", service_class, **spec))
+    cluster.backends["Deployment", "engines"] = deployment(ready=0)
+    result = cluster.settle()
+    assert (result.entitlements["s"].verdict, scales(result)) == ("", [])  # gateways count it
+    assert cluster.condition("s", "PoolReady")["reason"] == "NoReadyReplica"
+    cluster.demand = {("Qwen/Qwen3-8B", "short"): 1}
+    cluster.settle()
+    assert cluster.backends["Deployment", "engines"]["spec"]["replicas"] == 1
+    cluster.put(entitlement("s", "elastic", resources={"concurrency": 11}))
+    cluster.settle()
+    assert cluster.states() == {"s": "Degraded"}  # what it reserves starts replicas
+    assert cluster.backends["Deployment", "engines"]["spec"]["replicas"] == 2
+
+
+@ALLOCATORS
+def test_of_a_pool_that_is_gone_gateways_keep_the_reason(allocator: str) -> None:
+    cluster = Cluster(allocator, token_pool(), entitlement("a", "guaranteed"))
+    cluster.settle()
+    gone = cluster.objects["TokenPool"].pop("qwen")
+    granted = cluster.settle().entitlements["a"]
+    assert granted.verdict == "degraded"
+    assert "there is no TokenPool qwen" in granted.message
+    assert granted.fields == {"name": "a", "model": "Qwen/Qwen3-8B", "tenant": "acme"}
+    cluster.settle()
+    cluster.put(gone)
+    assert cluster.settle().entitlements["a"].fields["concurrency"] == 4
+    assert cluster.states() == {"a": "Bound"}
+
+
 def test_of_a_pool_that_is_not_there_the_message_says_so() -> None:
     cluster = Cluster("internal", entitlement("a"))
     cluster.settle()
