@@ -82,5 +82,6 @@ class PeriodicTask:
     async def _run(self) -> None:
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._stop.wait()
             await self._work()

@@ -143,7 +143,8 @@ class Telemetry:
 
         threading.Thread(target=shut_down, daemon=True).start()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), _CLOSE_S)
+            async with asyncio.timeout(_CLOSE_S):
+                await ended.wait()
 
     def _asked(self, trace_id: int, parent: Context) -> bool:
         """What the sampler of the environment says; asking it takes some microseconds."""

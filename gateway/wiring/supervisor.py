@@ -242,7 +242,8 @@ class Replica:
                 )
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ending.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await ending.wait()
                 self.clean = True
 
     def reload(self) -> None:

@@ -8,6 +8,24 @@ import pytest
 from gateway.background_task import BackgroundTasks, PeriodicTask
 
 
+async def test_who_is_cancelled_while_it_waits_for_the_end_is_cancelled() -> None:
+    """Also in the very turn in which the wait ends."""
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    for turns in range(5):
+        task = PeriodicTask(work, 60.0)
+        task.start()
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(task.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not closing.done() and closing.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+
+
 async def test_closing_cancels_all_and_waits_for_their_last_words() -> None:
     ended: list[int] = []
 
