@@ -87,7 +87,7 @@ def _well_formed(extra: list[str] | None, config: Path, diff: str | None) -> Non
 
 def _shortened(config: Config, text: str) -> list[str]:
     """One notice per worker whose URL the file ends in /v1, which the gateway adds itself."""
-    pools = [pool for model in config.models for pool in model.pools.values()]
+    pools = [pool for model in config.models for pool in model.all_pools.values()]
     urls = {worker.url for pool in pools for worker in pool.workers}
     return [
         f"{url}/v1 is read as {url}, for the gateway adds the path: remove /v1"
@@ -158,7 +158,8 @@ def summary(config: Config) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    boundaries = (*model.boundaries, None)
+    windows = {name: pool.max_model_len for name, pool in model.pools.items()}
+    boundaries = dict(zip(windows, model.boundaries, strict=False))
     return {
         "name": model.name,
         "aliases": list(model.aliases),
@@ -167,13 +168,13 @@ def _model(model: ModelConfig) -> dict[str, Any]:
         "pools": [
             {
                 "name": name,
-                "max_model_len": pool.max_model_len,
+                "max_model_len": windows[name.partition("/")[0]],
                 "max_num_seqs": pool.max_num_seqs,
                 "slots": pool.slots,
-                "boundary": boundary,
+                "boundary": boundaries.get(name),
                 "workers": [address.id for address in pool.addresses],
             }
-            for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True)
+            for name, pool in model.all_pools.items()
         ],
     }
 

@@ -192,9 +192,9 @@ def describe_fleet(
 ) -> dict[str, Any]:
     """Pools and workers of a model: windows, load, health and admission's counters."""
     pools = []
-    for index, (shape, pool) in enumerate(
-        zip(served.routing.pools, served.fleet.pools, strict=True)
-    ):
+    for index, pool in enumerate(served.fleet.pools):
+        route = served.fleet.route_of(index)
+        shape = served.routing.pools[route]
         sound = set(fleet.available(pool, now_s))
         workers = [
             {
@@ -213,13 +213,20 @@ def describe_fleet(
         pools.append(
             {
                 "name": pool.name,
+                "phase": None
+                if route not in served.fleet.phases
+                else "decode"
+                if index == route
+                else "prefill",
                 "max_model_len": shape.window_tokens,
                 "beyond_window_tokens": pool.beyond_window_tokens,
                 "b_short": shape.boundary_tokens,
                 "max_num_seqs": pool.slots_per_worker,
-                "inflight": pool.inflight,
-                "ready_slots": fleet.ready_slots(pool, now_s),
-                "admission": msgspec.structs.asdict(counted[index]) if counted else None,
+                "inflight": served.fleet.inflight(index),
+                "ready_slots": len(sound) * pool.slots_per_worker,
+                "admission": msgspec.structs.asdict(counted[index])
+                if index < len(counted)
+                else None,
                 "workers": workers,
             }
         )

@@ -259,11 +259,11 @@ _BY_MODEL: Final[_Gauges] = (
     ),
 )
 _BY_POOL: Final[_Gauges] = (
-    ("pool_inflight", "Sequences holding a lease.", lambda _m, _i, pool: pool.inflight),
+    ("pool_inflight", "Sequences holding a lease.", lambda m, i, _: m.fleet.inflight(i)),
     (
         "boundary_tokens",
         "Totals up to this belong to the pool.",
-        lambda m, i, _: m.routing.pools[i].boundary_tokens,
+        lambda m, i, _: m.routing.pools[m.fleet.route_of(i)].boundary_tokens,
     ),
     (
         "pool_beyond_window_tokens",

@@ -168,6 +168,8 @@ class PoolState:
         self.sound = self.alive
         """Derived: alive and not ejected, from `sound_from_s` until `sound_until_s`."""
         self.sound_from_s, self.sound_until_s = inf, -inf
+        self.prefill: PoolState | None = None
+        """The pool that computes its prompts, if it is in phases."""
         self.inflight = 0
         """Sequences with a lease in this pool, queued and running."""
         self.cursor = 0
@@ -240,13 +242,17 @@ def drain(pool: PoolState, worker: int, *, on: bool) -> None:
 
 
 def ready_slots(pool: PoolState, now_s: float) -> int:
-    """Concurrent sequences that the available workers can hold."""
-    return len(available(pool, now_s)) * pool.slots_per_worker
+    """Concurrent sequences that the available workers can hold, in all phases."""
+    slots = len(available(pool, now_s)) * pool.slots_per_worker
+    prefill = pool.prefill if slots else None
+    return slots if prefill is None else slots + ready_slots(prefill, now_s)
 
 
 def overloaded(pool: PoolState, spill_queue: int, now_s: float) -> bool:
     """In-flight, of all gateways, >= ready slots + spill_queue; for models without limits."""
     inflight = pool.inflight + pool.total_elsewhere
+    if pool.prefill is not None:
+        inflight += pool.prefill.total_elsewhere
     return inflight >= ready_slots(pool, now_s) + spill_queue
 
 

@@ -90,34 +90,6 @@ class Pool(PoolState):
                 yield worker
 
 
-class Prefix(NamedTuple):
-    """A prompt's prefixes, and the pools to look them up in.
-
-    Only pools that need it are looked up: an index is large and misses the processor's caches.
-    """
-
-    points: Points = ()
-    """Empty where no prefix index is kept."""
-    pools: Sequence[Pool] = ()
-    tokens_per_byte: float = 1.0
-    """The prompt's tokens divided by its length in bytes."""
-
-    def match(self, pool: int) -> Match:
-        """The pool's workers that hold a prefix of this prompt."""
-        index = self.pools[pool].prefixes
-        return () if index is None else index.match(self.points, self.tokens_per_byte)
-
-    def hits(self) -> list[int]:
-        """The longest expected hit of each pool's workers, in tokens; 0 where not followed."""
-        matches = [
-            self.match(place) if pool.follows_prefixes else ()
-            for place, pool in enumerate(self.pools)
-        ]
-        return [match[0][0] if match else 0 for match in matches]
-
-
-NO_PREFIX: Final = Prefix()
-
 TransferKind = Literal["vllm", "sglang"]
 """Whose protocol hands a prompt's KV from a prefill engine to a decode engine."""
 
@@ -137,6 +109,43 @@ class Phases:
     """Of SGLang's prefill engines; 0 with other kinds."""
 
 
+NO_PHASES: Final[Mapping[int, Phases]] = {}
+
+
+class Prefix(NamedTuple):
+    """A prompt's prefixes, and the pools to look them up in.
+
+    Only pools that need it are looked up: an index is large and misses the processor's caches.
+    """
+
+    points: Points = ()
+    """Empty where no prefix index is kept."""
+    pools: Sequence[Pool] = ()
+    tokens_per_byte: float = 1.0
+    """The prompt's tokens divided by its length in bytes."""
+    phases: Mapping[int, Phases] = NO_PHASES
+    """As of `ModelFleet.phases`."""
+
+    def match(self, pool: int) -> Match:
+        """The pool's workers that hold a prefix of this prompt."""
+        index = self.pools[pool].prefixes
+        return () if index is None else index.match(self.points, self.tokens_per_byte)
+
+    def hits(self) -> list[int]:
+        """The longest expected hit of each pool's workers, in tokens; 0 where not followed.
+
+        Of a pool in phases those count that compute its prompts.
+        """
+        places = list(range(len(self.pools) - len(self.phases)))
+        for place, phases in self.phases.items():
+            places[place] = phases.prefill
+        matches = [self.match(p) if self.pools[p].follows_prefixes else () for p in places]
+        return [match[0][0] if match else 0 for match in matches]
+
+
+NO_PREFIX: Final = Prefix()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFleet:
     """A model's pools and workers, and how they are called."""
@@ -149,13 +158,24 @@ class ModelFleet:
     max_attempts: int = 3
     reads_metrics: bool = False
     """Whether engines' own figures are read."""
-    phases: Mapping[int, Phases] = field(default_factory=dict)
+    phases: Mapping[int, Phases] = field(default_factory=lambda: NO_PHASES)
     """Of the routed pools in phases, by place; their own engines decode."""
 
     @property
     def routed(self) -> tuple[Pool, ...]:
         """The pools that routing and admission know, in routing's order."""
         return self.pools[: len(self.pools) - len(self.phases)]
+
+    def route_of(self, pool: int) -> int:
+        """Place of the routed pool that a pool is, or that it computes prompts for."""
+        return next((at for at, phases in self.phases.items() if phases.prefill == pool), pool)
+
+    def inflight(self, pool: int) -> int:
+        """Sequences with a lease that a pool's engines have, or that wait for them."""
+        state, phases = self.pools[pool], self.phases.get(pool)
+        if pool >= len(self.pools) - len(self.phases):
+            return state.total_active + sum(job.sequences for job in state.queued)
+        return state.inflight - (0 if phases is None else self.inflight(phases.prefill))
 
     def stored_at(self, response_id: str | None) -> tuple[int, int] | None:
         """(pool, worker) of a stored response; None if that is unknown or the pool is gone."""

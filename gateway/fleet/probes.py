@@ -290,7 +290,8 @@ class Prober:
     ) -> None:
         """Compare an engine's own window with the configured one, and note its LoRA adapters."""
         engine, address = pool.engine_of[worker], pool.addresses[worker].id
-        expected = served.routing.pools[served.fleet.pools.index(pool)].window_tokens
+        place = served.fleet.route_of(served.fleet.pools.index(pool))
+        expected = served.routing.pools[place].window_tokens
         windows = {model.window_tokens for model in models if model.window_tokens is not None}
         remark = ""
         if windows and expected not in windows:

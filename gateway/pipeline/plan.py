@@ -210,7 +210,9 @@ def look_up(asked: Asked, members: Members, tokens: int) -> Prefix:
     if not served.scheduling.indexed or not asked.incoming.endpoint.generates:
         return NO_PREFIX
     begins = points(asked, members)
-    return Prefix(begins, served.fleet.pools, tokens / begins[-1][0]) if begins else NO_PREFIX
+    if not begins:
+        return NO_PREFIX
+    return Prefix(begins, served.fleet.pools, tokens / begins[-1][0], served.fleet.phases)
 
 
 def plan(
@@ -328,7 +330,7 @@ async def admit(
         entitlement=principal.entitlement,
         pool=plan.pool,
         alternates=plan.alternates,
-        pools=served.fleet.pools,
+        pools=served.fleet.routed,
         estimate_tokens=cost_tokens,
         sequences=estimate.sequences,
         kv_bytes=cost_tokens * served.admission.kv_bytes_per_token,

@@ -51,7 +51,7 @@ class BoundaryController:
                 _log.warning(line, served.name)
             if control is None:
                 continue
-            pools = served.fleet.pools[:-1]
+            pools = served.fleet.routed[:-1]
             samples = [watch.sample(place, pool) for place, pool in enumerate(pools)]
             moved = control.step(self._clock(), samples)
             watch.shares = control.shares

@@ -20,7 +20,7 @@ from gateway.admission.entitlement_terms import GIB, BadTerms, ModelShape, terms
 from gateway.fleet.model_runtime import PRIORITY_FLAGS
 from gateway.records.entitlement import BACKFILL, Entitlement
 from gateway.settings.config import Config
-from gateway.settings.model import ModelConfig, PoolConfig
+from gateway.settings.model import EnginesConfig, ModelConfig
 from gateway.settings.names import (
     Problems,
     check_engines,
@@ -74,9 +74,7 @@ def check_relations(document: Document, config: Config | None) -> None:
     for index, model in models.items():
         at = ("models", index)
         is_list = isinstance(document.value((*at, "boundary", "b_short")), list)
-        of_pools = (
-            _below(("pools", name), _pool(document, pool)) for name, pool in model.pools.items()
-        )
+        of_pools = (_below(place, _pool(document, pool)) for place, pool in model.written)
         of_model = chain(
             _windows(model),
             _boundary(model, is_list=is_list),
@@ -310,11 +308,18 @@ def _boundary(model: ModelConfig, *, is_list: bool) -> Problems:
 
 def _engines(document: Document, model: ModelConfig) -> Problems:
     """Ranks can be balanced, and a prompt cut: policy bfio balances ranks behind one barrier."""
-    for (name, pool), policy in zip(model.pools.items(), model.policies(), strict=True):
+    for (place, pool), policy in zip(model.written, model.policies(), strict=True):
+        if policy == "bfio" and place[-1] == "prefill":
+            yield (
+                (*place, "scheduling", "policy"),
+                "policy bfio balances ranks that decode, and these engines compute prompts",
+                "choose quartz, or leave it out",
+            )
+            continue
         single = next((at for at, worker in enumerate(pool.workers) if worker.ranks == 1), None)
         if policy == "bfio" and single is not None:
             yield (
-                ("pools", name, "workers", single),
+                (*place, "workers", single),
                 "policy bfio balances data-parallel ranks, and this worker has none",
                 "give its `ranks` (2 or more), or choose policy quartz for independent replicas",
             )
@@ -346,13 +351,13 @@ def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Probl
     except ArtifactError as error:
         yield where, str(error), error.fix
         return
-    sections = [artifact.section(model.name, pool) for pool in model.pools]
+    sections = [artifact.section(model.name, pool) for pool in model.all_pools]
     if not any(sections):
         names = ", ".join(section.name for section in artifact.sections[:8])
         yield (
             where,
             f"{predictor} has no section for a pool of this model; it has {names}",
-            f"train on requests of {model.name} in {', '.join(model.pools)}",
+            f"train on requests of {model.name} in {', '.join(model.all_pools)}",
         )
     for section in filter(None, sections):
         try:
@@ -361,7 +366,7 @@ def _predictor(document: Document, model: ModelConfig, predictor: Path) -> Probl
             yield where, f"{section.name}: {error}", "train again with --alpha 0.95"
 
 
-def _pool(document: Document, pool: PoolConfig) -> Problems:
+def _pool(document: Document, pool: EnginesConfig) -> Problems:
     """A pool's certificates, and the bounds of its size."""
     for index, worker in enumerate(pool.workers):
         if worker.ca_file is None:
@@ -387,36 +392,45 @@ def _pool(document: Document, pool: PoolConfig) -> Problems:
 
 def _capacity_and_prices(model: ModelConfig) -> Problems:
     """What all pools of a model state, or none: a rate of tokens, a price by the hour."""
-    rated = [name for name, pool in model.pools.items() if pool.tokens_per_second is not None]
-    silent = [name for name in model.pools if name not in rated]
+    named = list(zip(model.all_pools, model.written, strict=True))
+    rated = [name for name, (_, pool) in named if pool.tokens_per_second is not None]
+    silent = [place for name, (place, _) in named if name not in rated]
     if rated and silent:
         yield (
-            ("pools", silent[0], KEY),
+            (*silent[0], KEY),
             f"no tokens_per_second here, but in pool `{rated[0]}`",
             "give it for every pool of a model, or for none",
         )
-    by_hour = [name for name, pool in model.pools.items() if pool.gpu_hour is not None]
-    unpriced = [name for name in model.pools if name not in by_hour]
+    by_hour = [(name, place) for name, (place, pool) in named if pool.gpu_hour is not None]
+    unpriced = [place for _, (place, pool) in named if pool.gpu_hour is None]
     if by_hour and model.price is not None:
         yield (
-            ("pools", by_hour[0], "gpu_hour"),
+            (*by_hour[0][1], "gpu_hour"),
             "the model has list prices as well, so a request would have two costs",
             "remove `price` at the model, or `gpu_hour` at its pools",
         )
     elif by_hour and unpriced:
         yield (
-            ("pools", unpriced[0]),
-            f"pool `{by_hour[0]}` has a price by the hour, and this one has none",
+            unpriced[0],
+            f"pool `{by_hour[0][0]}` has a price by the hour, and this one has none",
             "give `gpu_hour` at every pool of the model, or at none",
         )
-    for name, pool in model.pools.items():
+    for place, pool in model.written:
         if model.kv_bytes_per_token is None and pool.kv_cache_gib is not None:
-            yield ("pools", name, "kv_cache_gib"), *_NO_KV_BYTES
+            yield (*place, "kv_cache_gib"), *_NO_KV_BYTES
         if pool.gpu_hour is None and pool.gpus != 1:
             yield (
-                ("pools", name, "gpus"),
+                (*place, "gpus"),
                 "counts for `gpu_hour` only, which this pool has not",
                 "give `gpu_hour`, or remove `gpus`",
+            )
+    for name, routed in model.pools.items():
+        transfer = routed.transfer
+        if transfer and transfer.kind != "sglang" and "bootstrap_port" in transfer.model_fields_set:
+            yield (
+                ("pools", name, "transfer", "bootstrap_port"),
+                f"kind {transfer.kind} has none",
+                "remove it, or choose kind sglang",
             )
 
 

@@ -13,6 +13,7 @@ from pydantic import Secret, SecretStr, ValidationError
 
 from gateway.records.record import Record, without_credentials
 from gateway.settings.config import Config
+from gateway.settings.model import PoolConfig
 from gateway.settings.source import Document, KeyPath, dotted
 from gateway.settings.types import EnvValue, Section, stand_in
 
@@ -32,7 +33,7 @@ BY_HOUR: Final = ("gpu_hour", "gpus")
 _FIXED: Final = re.compile(
     rf"(?!server\.(?:{'|'.join(KEYS)})\b)(?:{'|'.join(FIXED)})(?:\..*)?"
     rf"|models\[[^\]]+\]\.compression\.(?:{'|'.join(OWN_PROCESSES)})"
-    rf"|models\[[^\]]+\]\.pools\[[^\]]+\]\.(?:{'|'.join(BY_HOUR)})"
+    rf"|models\[[^\]]+\]\.pools\[[^\]]+\]\.(?:(?:prefill|decode)\.)?(?:{'|'.join(BY_HOUR)})"
 )
 _HASH: Final = re.compile(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}")
 _NAMED: Final = frozenset({"models", "entitlements", "tenants", "keys", "admin_keys"})
@@ -74,7 +75,7 @@ def merged(before: Config, after: Config) -> Config:
         if (old := models_before.get(model.name)) is not None:
             compression = _taking(OWN_PROCESSES, old.compression, model.compression)
             pools = {
-                name: _taking(BY_HOUR, old.pools[name], pool) if name in old.pools else pool
+                name: _billed(old.pools[name], pool) if name in old.pools else pool
                 for name, pool in pools.items()
             }
         models.append(model.model_copy(update={"compression": compression, "pools": pools}))
@@ -92,6 +93,16 @@ def merged(before: Config, after: Config) -> Config:
         }
     )
     return config
+
+
+def _billed(before: PoolConfig, after: PoolConfig) -> PoolConfig:
+    """A pool with the prices by the hour that its engines had."""
+    phases = {}
+    if after.decode is not None:
+        phases["decode"] = _taking(BY_HOUR, before, after.decode)
+    if after.prefill is not None and before.prefill is not None:
+        phases["prefill"] = _taking(BY_HOUR, before.prefill, after.prefill)
+    return _taking(BY_HOUR, before, after).model_copy(update=phases)
 
 
 def _taking(names: Iterable[str], source: Section, section: _S) -> _S:

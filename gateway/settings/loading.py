@@ -20,6 +20,7 @@ from gateway.records.tenancy import RowKind
 from gateway.settings.checks import check_relations, unfit_limits
 from gateway.settings.compare import only_secrets, stand_in_for_references
 from gateway.settings.config import Config, digest_of
+from gateway.settings.model import EnginesConfig
 from gateway.settings.source import (
     KEY,
     MAX_BYTES,
@@ -68,6 +69,7 @@ _KEY: Final = (
     "a key that opens several models stands under `tenants`: {name, keys: [{name, sha256, "
     "models}]}; write one entitlement for each model"
 )
+_PHASED: Final = "a pool in phases has its engines under `prefill` and `decode`: write it there"
 # By class of section, what users of other gateways look for -> where the file says it.
 _WISHES: Final[dict[str, dict[str, str]]] = {
     "EntitlementConfig": {**_ANY, "models": _KEY, "keys": _KEY},
@@ -92,6 +94,7 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "model_group_alias": "write `aliases` at the model",
         "keys": "list keys under `tenants`: {name, keys: [{name, sha256}]}",
     },
+    "PoolConfig": dict.fromkeys(EnginesConfig.model_fields, _PHASED),
     "ModelConfig": {
         "model_name": "write `name`",
         "litellm_params": _LITELLM,
@@ -103,7 +106,6 @@ _WISHES: Final[dict[str, dict[str, str]]] = {
         "num_retries": "write `retry: {max_attempts}` at the top level",
     },
 }
-
 
 _DIGITS: Final = "write digits, without quotes"
 # By the finding's type, what was expected and how it is written.

@@ -3,14 +3,26 @@
 from collections.abc import Mapping
 from itertools import accumulate, starmap
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 
+from gateway.fleet.model_runtime import TransferKind
 from gateway.records.attempt import WorkerAddress
 from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.settings.server import EngineTlsConfig
+from gateway.settings.source import KeyPath
 from gateway.settings.tenants import Price, PriceConfig
 from gateway.settings.types import (
     Amount,
@@ -23,6 +35,7 @@ from gateway.settings.types import (
     Milliseconds,
     ModelName,
     Natural,
+    Port,
     Seconds,
     Section,
     Share,
@@ -108,7 +121,8 @@ class PoolSchedulingConfig(Section):
     """The choice of a worker within this pool, where it differs from the model's."""
 
     policy: PolicyName | None = None
-    """This pool's own policy; default: the model's."""
+    """These engines' own policy. Default: the model's; in phases quartz for prefill, and for decode
+    bfio if all its engines have ranks (and there is one replica), else least-loaded."""
 
 
 class AdmissionConfig(Section):
@@ -171,11 +185,9 @@ class ReplicasConfig(Section):
     """Seconds of less demand after which `sluice_pool_desired_replicas` falls."""
 
 
-class PoolConfig(Section):
-    """Engines with the same context window."""
+class EnginesConfig(Section):
+    """Engines that serve alike."""
 
-    max_model_len: Count
-    """The engines' --max-model-len: the window, in tokens."""
     max_num_seqs: Count
     """The engines' --max-num-seqs: slots per worker (per rank, if engines have ranks)."""
     workers: Annotated[
@@ -193,11 +205,11 @@ class PoolConfig(Section):
     kv_cache_gib: Gib | None = None
     """KV cache of one worker, in GiB; absent: as the engine reports, else no limit."""
     tls: EngineTlsConfig | None = None
-    """TLS towards this pool's https engines, and the certificate that the gateway shows them."""
+    """TLS towards these https engines, and the certificate that the gateway shows them."""
     replicas: ReplicasConfig = ReplicasConfig()
     """Bounds of `sluice_pool_desired_replicas`; each rank counts as one worker."""
     scheduling: PoolSchedulingConfig = PoolSchedulingConfig()
-    """The choice of worker in this pool."""
+    """The choice of worker among these engines."""
     gpu_hour: Price | None = None
     """Cost of one GPU for an hour, in the gateway's `currency`. A request then costs the share of
     its worker's slots that it holds while it runs; what nobody holds is reported as idle."""
@@ -210,7 +222,7 @@ class PoolConfig(Section):
     -objective. Default: only where an inferencepool:// names the engines."""
 
     @model_validator(mode="after")
-    def _with_tls(self) -> "PoolConfig":
+    def _with_tls(self) -> "EnginesConfig":
         for worker in self.workers:
             if self.tls is not None:
                 worker.note_tls(self.tls.address())
@@ -220,6 +232,11 @@ class PoolConfig(Section):
     def worker_hour(self) -> float | None:
         """What an hour of one worker costs; None where it has no price."""
         return None if self.gpu_hour is None else self.gpu_hour * self.gpus
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether other engines compute its prompts."""
+        return False
 
     @property
     def ranked(self) -> bool:
@@ -276,6 +293,68 @@ class PoolConfig(Section):
         return fewest, most
 
 
+class TransferConfig(Section):
+    """How the KV cache of a prompt comes from a prefill engine to a decode engine."""
+
+    kind: TransferKind
+    """Whose protocol: vllm (`kv_transfer_params`, as with NIXL) or sglang (bootstrap)."""
+    bytes_per_second: Amount | None = None
+    """Speed of a transfer before any was seen; absent: learned alone."""
+    skip_below_tokens: Natural = 0
+    """Uncached prompt tokens below which a decode engine computes the prompt itself; 0: never."""
+    bootstrap_port: Port = 8998
+    """SGLang prefill engines' --disaggregation-bootstrap-port."""
+
+
+class PhasedPoolConfig(Section):
+    """A pool in phases: some engines compute prompts, and others answer."""
+
+    max_model_len: Count
+    """All its engines' --max-model-len: the window, in tokens."""
+    prefill: EnginesConfig
+    """Engines that compute prompts: the pool `POOL/prefill` in metrics, logs and admin routes."""
+    decode: EnginesConfig
+    """Engines that answer; elsewhere in the gateway they are the pool itself."""
+    transfer: TransferConfig
+    """How prefill engines hand over a prompt's KV cache."""
+
+
+class PoolConfig(EnginesConfig):
+    """Engines with the same context window, in phases or not.
+
+    In phases, its own engines are those of `decode`.
+    """
+
+    max_model_len: Count
+    """The engines' --max-model-len: the window, in tokens."""
+    prefill: SkipJsonSchema[EnginesConfig | None] = None
+    decode: SkipJsonSchema[EnginesConfig | None] = None
+    transfer: SkipJsonSchema[TransferConfig | None] = None
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without decode's settings as its own: the file has them once."""
+        written: dict[str, Any] = dump(self)
+        left_out = () if self.decode is None else EnginesConfig.model_fields
+        return {name: value for name, value in written.items() if name not in left_out}
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether other engines compute its prompts."""
+        return self.prefill is not None
+
+
+def _pool(value: object, without_phases: ValidatorFunctionWrapHandler) -> PoolConfig:
+    """A pool as written, in phases if any part of them is there."""
+    phases = ("prefill", "decode", "transfer")
+    if not isinstance(value, Mapping) or value.keys().isdisjoint(phases):
+        pool: PoolConfig = without_phases(value)
+        return pool
+    written = PhasedPoolConfig.model_validate(value)
+    settings = {name: getattr(written, name) for name in PhasedPoolConfig.model_fields}
+    return PoolConfig.model_construct(**dict(written.decode), **settings)
+
+
 class ModelConfig(Section):
     """One model, served by one or more pools."""
 
@@ -311,7 +390,13 @@ class ModelConfig(Section):
     Engines obey it only with priority scheduling on: vLLM's --scheduling-policy priority,
     SGLang's --enable-priority-scheduling."""
     pools: Annotated[
-        Mapping[Label, PoolConfig],
+        Mapping[
+            Label,
+            Annotated[
+                PoolConfig,
+                WrapValidator(_pool, json_schema_input_type=PoolConfig | PhasedPoolConfig),
+            ],
+        ],
         Field(min_length=1, max_length=64),
         AfterValidator(lambda pools: dict(sorted(pools.items(), key=lambda p: p[1].max_model_len))),
     ]
@@ -334,6 +419,23 @@ class ModelConfig(Section):
     """List price of its tokens, in the gateway's `currency`; absent: its usage has no cost."""
 
     @property
+    def all_pools(self) -> dict[str, EnginesConfig]:
+        """Engines by pool: those of `pools`, then `POOL/prefill` of those in phases."""
+        written = self.pools.items()
+        prefill = {f"{name}/prefill": pool.prefill for name, pool in written if pool.prefill}
+        return {**self.pools, **prefill}
+
+    @property
+    def written(self) -> list[tuple[KeyPath, EnginesConfig]]:
+        """The values of `all_pools`, in that order, with their places in the model's section."""
+        parts = {
+            name: ("pools", name) if pool.prefill is None else ("pools", name, "decode")
+            for name, pool in self.pools.items()
+        }
+        places = [parts.get(name) or ("pools", *name.split("/")) for name in self.all_pools]
+        return list(zip(places, self.all_pools.values(), strict=True))
+
+    @property
     def boundaries(self) -> tuple[int, ...]:
         """One boundary per pool but the last, in tokens, with defaults applied."""
         windows = tuple(pool.max_model_len for pool in self.pools.values())[:-1]
@@ -347,16 +449,19 @@ class ModelConfig(Section):
         return tuple(max(1, b // 2) for b in self.boundaries) if given is None else given
 
     def policies(self, replicas: int = 1) -> tuple[PolicyName, ...]:
-        """Scheduling policy of each pool, with defaults applied.
+        """Scheduling policy of each of `all_pools`, with defaults applied.
 
         Ranks are balanced by one replica only, so with several, bfio is no pool's default.
         """
         names: list[PolicyName] = []
-        for pool in self.pools.values():
+        for name, pool in self.all_pools.items():
             balanced = replicas == 1 and all(worker.ranks > 1 for worker in pool.workers)
-            ranked: PolicyName = "bfio" if balanced else "least-loaded"
-            default = ranked if pool.ranked else "quartz"
-            names.append(pool.scheduling.policy or self.scheduling.policy or default)
+            default: PolicyName | None = self.scheduling.policy
+            if name not in self.pools:
+                default = "quartz"
+            elif pool.only_decodes or (default is None and pool.ranked):
+                default = "bfio" if balanced else "least-loaded"
+            names.append(pool.scheduling.policy or default or "quartz")
         return tuple(names)
 
     @property
@@ -364,7 +469,8 @@ class ModelConfig(Section):
         """Whether quartz serves any pool, or predicts in another policy's shadow."""
         if self.mode == "enforce" and "quartz" in self.policies():
             return True
-        return self.scheduling.shadow and not all(pool.ranked for pool in self.pools.values())
+        shadowed = (not pool.ranked and not pool.only_decodes for pool in self.all_pools.values())
+        return self.scheduling.shadow and any(shadowed)
 
     @property
     def observes_boundary(self) -> bool:
@@ -383,8 +489,8 @@ class ModelConfig(Section):
 
     @property
     def slots(self) -> int:
-        """Sequences that all its pools run at once."""
-        return sum(pool.slots for pool in self.pools.values())
+        """Sequences that all its engines run at once."""
+        return sum(pool.slots for pool in self.all_pools.values())
 
 
 class SplitAliasConfig(Section):

@@ -12,7 +12,6 @@ from pydantic import SecretStr
 
 from gateway.settings.config import Config
 from gateway.settings.source import KEY, Document, KeyPath, nearest
-from gateway.settings.worker import WorkerConfig
 
 Problems = Iterator[tuple[KeyPath, str, str]]
 """Problems: place, message and fix."""
@@ -150,8 +149,13 @@ def check_engines(document: Document, root: Mapping[str, object]) -> Problems:
     """Each engine belongs to one pool of one model; otherwise its slots would count twice."""
     first_places: dict[str, KeyPath] = {}
     names = dict(at(root, "models.*.name"))
-    worker: WorkerConfig
-    for path, worker in at(root, "models.*.pools.*.workers.*"):
+    workers = (
+        ((*index, *place, "workers", number), worker)
+        for index, model in at(root, "models.*")
+        for place, engines in model.written
+        for number, worker in enumerate(engines.workers)
+    )
+    for path, worker in workers:
         address = worker.address()
         engine = address.id
         if address.host in _THIS_HOST:  # whatever it is called

@@ -166,7 +166,7 @@ class MemoryLeases:
         if earlier is not None:
             return earlier
         served = self._models[ask.model]
-        pools: Sequence[PoolState] = ask.pools or served.fleet.pools
+        pools: Sequence[PoolState] = ask.pools or served.fleet.routed
         token_pool = self.token_pools.get(ask.model)
         if token_pool is None or (self.pending and ask.model in self.pending):
             lease = self._counted(ask, pools)

@@ -37,7 +37,7 @@ class Discovery:
         self._started = False
         self._api: KubernetesApi | None = None
         for model, served in zip(config.models, models, strict=True):
-            for name, pool in model.pools.items():
+            for name, pool in model.all_pools.items():
                 for worker in pool.workers:
                     self._add(served.name, name, worker)
 

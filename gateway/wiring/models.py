@@ -22,6 +22,7 @@ from gateway.fleet.model_runtime import (
     ModelFleet,
     ModelRuntime,
     ModelScheduling,
+    Phases,
     Pool,
 )
 from gateway.records.attempt import HealthRules, PhaseTimeouts
@@ -36,7 +37,7 @@ from gateway.scheduling.rank_group import RankGroup
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.schedulers import LOCAL, PREDICTING, SHADOWED, make_scheduler
 from gateway.settings import Config, ModelConfig
-from gateway.settings.model import PoolConfig, watch_of
+from gateway.settings.model import EnginesConfig, watch_of
 from gateway.settings.token_pools import slot_tokens_per_s
 from predictor.artifact import Artifact, load
 from predictor.online import PrefillPredictor
@@ -80,7 +81,7 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
     """
     parts = _Parts({} if before is None else before.parts)
     pools = tuple(
-        parts.of(partial(_pool, name, pool), "pool", name) for name, pool in model.pools.items()
+        parts.of(partial(_pool, name, pool), "pool", name) for name, pool in model.all_pools.items()
     )
     policies = _policies(config, model)
     predicted = any(_predicts(model, policy, pool) for policy, pool in policies)
@@ -106,6 +107,7 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
         ),
         fleet=ModelFleet(
             pools=pools,
+            phases=_phases(model),
             health=HealthRules(
                 eject_after=config.health.eject_after,
                 eject_s=config.health.eject_s,
@@ -162,6 +164,10 @@ def equipment(
     rules = model.scheduling
     entries = max(rules.prefix_entries, MIN_ENTRIES)
     equipped = []
+    prefill = {
+        served.fleet.pools[place].name: served.fleet.pools[phases.prefill]
+        for place, phases in served.fleet.phases.items()
+    }
     for pool, (policy, asked) in zip(served.fleet.pools, _policies(config, model), strict=True):
         predicts = _predicts(model, policy, asked)
         parts = _Parts(pool.parts)
@@ -186,6 +192,7 @@ def equipment(
             "gossip": gossip,
             "follows_prefixes": policy in LOCAL,
             "scheduler": scheduler,
+            "prefill": prefill.get(pool.name),
             "parts": parts.made,
         }
         equipped.append((pool, attributes))
@@ -199,17 +206,33 @@ def equip(equipped: Iterable[tuple[Pool, Mapping[str, object]]]) -> None:
             setattr(pool, name, part)
 
 
-def _policies(config: Config, model: ModelConfig) -> list[tuple[str, PoolConfig]]:
+def _phases(model: ModelConfig) -> dict[int, Phases]:
+    """Those of the pools in phases, by place."""
+    places = {name: place for place, name in enumerate(model.all_pools)}
+    return {
+        places[name]: Phases(
+            prefill=places[f"{name}/prefill"],
+            kind=pool.transfer.kind,
+            skip_below_tokens=pool.transfer.skip_below_tokens,
+            bytes_per_second=pool.transfer.bytes_per_second or 0.0,
+            bootstrap_port=pool.transfer.bootstrap_port if pool.transfer.kind == "sglang" else 0,
+        )
+        for name, pool in model.pools.items()
+        if pool.transfer is not None
+    }
+
+
+def _policies(config: Config, model: ModelConfig) -> list[tuple[str, EnginesConfig]]:
     """The policy of each pool: a plain relay's, where the model only observes."""
-    observed = ("least-loaded",) * len(model.pools)
+    observed = ("least-loaded",) * len(model.all_pools)
     policies = observed if model.mode == "observe" else model.policies(config.server.workers)
-    return list(zip(policies, model.pools.values(), strict=True))
+    return list(zip(policies, model.all_pools.values(), strict=True))
 
 
-def _predicts(model: ModelConfig, policy: str, pool: PoolConfig) -> bool:
-    """Whether a pool's scheduler predicts, or a shadow, which knows no ranks."""
-    shadowed = model.scheduling.shadow and policy in SHADOWED and not pool.ranked
-    return policy in PREDICTING or shadowed
+def _predicts(model: ModelConfig, policy: str, pool: EnginesConfig) -> bool:
+    """Whether a pool's scheduler predicts, or a shadow, which knows no ranks nor decodes alone."""
+    shadowed = model.scheduling.shadow and policy in SHADOWED
+    return policy in PREDICTING or (shadowed and not pool.ranked and not pool.only_decodes)
 
 
 def _watch(model: ModelConfig, parts: _Parts) -> BoundaryWatch | None:
@@ -220,7 +243,7 @@ def _watch(model: ModelConfig, parts: _Parts) -> BoundaryWatch | None:
     return parts.of(partial(watch_of, model), "watch", *lines)
 
 
-def _pool(name: str, pool: PoolConfig) -> Pool:
+def _pool(name: str, pool: EnginesConfig) -> Pool:
     made = Pool(
         name, pool.addresses, pool.max_num_seqs, pool.engines, may_be_empty=pool.may_be_empty
     )

@@ -96,7 +96,7 @@ class Reloading:
         self._followed: dict[tuple[str, str], Sequence[WorkerConfig]] = {
             (model.name, name): pool.workers
             for model in gateway.config.models
-            for name, pool in model.pools.items()
+            for name, pool in model.all_pools.items()
         }
         """Model and pool -> the workers and sources that are followed, also after a failure."""
         self._lock = asyncio.Lock()
@@ -330,7 +330,7 @@ class Reloading:
 
     async def _follow_workers(self, target: Config) -> None:
         gateway, followed = self._gateway, self._followed
-        now = {(model.name, name): p for model in target.models for name, p in model.pools.items()}
+        now = {(m.name, name): pool for m in target.models for name, pool in m.all_pools.items()}
         for gone in [place for place in followed if place not in now]:
             await gateway.discovery.change(*gone, followed[gone], ())
             del followed[gone]

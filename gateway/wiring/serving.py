@@ -257,7 +257,7 @@ def run(
     about the configuration.
     """
     give_back_large_blocks()
-    workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.pools.values())
+    workers = sum(pool.replica_bounds[1] for m in config.models for pool in m.all_pools.values())
     shortage = allow_open_files(_connections(config), workers)
     if warns:
         if not config.entitlements and config.state.controller is None:

@@ -373,7 +373,7 @@ class AdmissionRuntime:
         return embedded, None
 
     def _spec(self, served: ModelRuntime, model: ModelConfig) -> ModelSpec:
-        pools = served.fleet.pools
+        pools = served.fleet.routed
         return ModelSpec(
             base=base_terms(model),
             pools=pools,

@@ -10,7 +10,7 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.rotation import ADMIN, CONFIGURED, Rotation
 from gateway.records.attempt import FoundEngine, WorkerAddress
 from gateway.settings import Config
-from gateway.settings.model import PoolConfig
+from gateway.settings.model import EnginesConfig
 from gateway.settings.worker import WorkerConfig, is_source
 
 
@@ -24,14 +24,14 @@ class Workers:
 
     def add(self, asked: NewWorker) -> str:
         model = next((m for m in self.config.models if m.name == asked.model), None)
-        names = [] if model is None else list(model.pools)
+        names = [] if model is None else list(model.all_pools)
         if model is None or asked.pool not in names:
             raise NotFound(
                 f"No pool '{asked.pool}' of a model '{asked.model}'. GET /admin/pools lists them.",
                 reason="pool_not_found",
             )
         served = next(s for s in self._models if s.name == asked.model)
-        pool, state = model.pools[asked.pool], served.fleet.pools[names.index(asked.pool)]
+        pool, state = model.all_pools[asked.pool], served.fleet.pools[names.index(asked.pool)]
         candidate = FoundEngine(urls=(asked.url,), model=asked.served_model, ranks=asked.ranks)
         try:
             if is_source(asked.url):
@@ -78,7 +78,7 @@ class Workers:
         return hits
 
 
-def _like(pool: PoolConfig, address: WorkerAddress, sources: Collection[str]) -> WorkerConfig:
+def _like(pool: EnginesConfig, address: WorkerAddress, sources: Collection[str]) -> WorkerConfig:
     """The file's worker at this address, or whose source names it, with its key; else the first.
 
     That one is without its key: a secret of the file goes to addresses of the file.

@@ -191,7 +191,7 @@ class RedisModel:
             spilled=lease.spilled,
             held=decided.held,
         )
-        pools = ask.pools or self._models[self._name].fleet.pools
+        pools = ask.pools or self._models[self._name].fleet.routed
         pools[lease.pool].inflight += lease.sequences
         held = self.leases[lease.id] = RedisLease(lease, record, gives_way, pools)
         self.evictable += gives_way
