@@ -29,6 +29,8 @@ def settings_of(
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """Every setting of the schema by its path; `*` stands for an item, or a key of any name."""
     if "$ref" in node:
+        if node["$ref"].endswith("/EnginesConfig"):  # of a phase: as the pool's own
+            return
         yield from settings_of(SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], under)
     for choice in node.get("anyOf", []):
         yield from settings_of(choice, under)
