@@ -44,7 +44,8 @@ def rendered(*options: str) -> list[Manifest]:
     done = helm("template", "sluice", str(CHART), "--namespace=prod", *options)
     if done.returncode:
         raise ValueError(done.stderr)
-    found = [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    # By libyaml, which takes a tenth of the time.
+    found = [m for m in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if m]
     return sorted(found, key=lambda m: (m["kind"], m["metadata"]["name"]))
 
 

@@ -16,7 +16,7 @@ FILES = sorted((CHART / "files/crds").glob("*.yaml"))
 @functools.cache
 def definitions() -> dict[str, dict[str, Any]]:
     """By kind."""
-    loaded = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in FILES]
+    loaded = [yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader) for path in FILES]
     return {crd["spec"]["names"]["kind"]: crd for crd in loaded}
 
 

@@ -58,7 +58,7 @@ def main(wheel: Path, crds: list[Path]) -> None:
     kinds = {kind.rpartition(".")[2]: f"io.k8s.api.{kind}" for kind in KINDS}
     kinds["CustomResourceDefinition"] = DEFINITION
     for crd in crds:
-        spec = yaml.safe_load(crd.read_text(encoding="utf-8"))["spec"]
+        spec = yaml.load(crd.read_bytes(), Loader=yaml.CSafeLoader)["spec"]
         kind = spec["names"]["kind"]
         version = spec["versions"][0]
         own = closed(bare(version["schema"]["openAPIV3Schema"]))

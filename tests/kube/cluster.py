@@ -11,6 +11,8 @@ cluster holds.
 """
 
 import asyncio
+import copy
+import functools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -577,10 +579,15 @@ async def _line(send: Any, kind: str, obj: Object) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+@functools.cache
+def _crds() -> list[Object]:
+    files = sorted(CRD_FILES.glob("*.yaml"))
+    return [yaml.load(file.read_bytes(), Loader=yaml.CSafeLoader) for file in files]
+
+
 def shipped_crds() -> list[Object]:
     """The CustomResourceDefinitions that the chart brings."""
-    files = sorted(CRD_FILES.glob("*.yaml"))
-    return [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+    return copy.deepcopy(_crds())
 
 
 @asynccontextmanager

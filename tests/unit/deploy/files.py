@@ -28,7 +28,7 @@ def pins(lock: str) -> dict[str, str]:
 
 
 def load_yaml(path: str | Path) -> Any:
-    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return yaml.load((ROOT / path).read_bytes(), Loader=yaml.CSafeLoader)
 
 
 def services() -> dict[str, dict[str, Any]]:
