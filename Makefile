@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Demo and tests start processes by the hundred: each module is compiled once, not by each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-image image bench bench-peers guess real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
+.PHONY: help demo test coverage test-interpreted test-together test-alone test-compiled test-compiled-together test-compiled-alone test-image image bench bench-peers guess real-engine walk compiled lint check check-schema format schema chart update redis promtool helm clean
 
 help:
 	@echo "make demo    a gateway with mock engines and sample traffic on http://127.0.0.1:8080"
@@ -73,8 +73,9 @@ demo: $(VENV)/.runtime
 # the machine almost idle, three at a time, then the others one by one (5: none).
 # Where there is a C compiler, tests over sockets and stores run compiled, as the image does, those
 # of compiled modules both ways, the rest interpreted, while the image is built (at a higher
-# priority: its compiler has one process); then the image is tested. The longest file comes first
-# and short ones last, so that no worker is left with a long one.
+# priority: its compiler has one process). What is installed is tested beside those over sockets, for
+# it is one process that installs. The longest file comes first and short ones last, so that no
+# worker is left with a long one.
 OVER_SOCKETS := tests/integration/test_upgrade.py tests/e2e tests/integration tests/contract
 SUITES := $(OVER_SOCKETS) tests/unit
 PYTEST = $(BIN)/python -m pytest
@@ -86,7 +87,8 @@ test: $(VENV)/.dev redis promtool helm
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory -j 2 image test-together SUITES=tests/unit && \
 		$(MAKE) --no-print-directory test-alone SUITES=tests/unit && \
-		$(MAKE) --no-print-directory test-compiled test-image; \
+		$(MAKE) --no-print-directory -j 2 test-compiled-together test-image && \
+		$(MAKE) --no-print-directory test-compiled-alone; \
 	else echo "no C compiler (cc) or no Python.h: what is compiled is not tested" >&2; \
 		[ "$$CI" != true ] && $(MAKE) --no-print-directory test-interpreted; fi
 
@@ -112,8 +114,14 @@ TESTS_COMPILED := $(OVER_SOCKETS) \
 	tests/unit/test_compiled.py $(addprefix tests/unit/gateway/,$(UNIT_COMPILED))
 # What mypyc makes of a coroutine is cancelled in the old way, of which CPython 3.12 warns.
 IGNORE_THROW := -W "ignore:the (type, exc, tb) signature of throw:DeprecationWarning"
-test-compiled: compiled redis
+test-compiled:
+	@$(MAKE) --no-print-directory test-compiled-together
+	@$(MAKE) --no-print-directory test-compiled-alone
+
+test-compiled-together: compiled redis
 	cd .compiled && $(CURDIR)/$(TOGETHER) -n 6 $(IGNORE_THROW) $(TESTS_COMPILED) $(ARGS) || [ $$? = 5 ]
+
+test-compiled-alone: compiled redis
 	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) -n 3 --dist loadfile $(IGNORE_THROW),timed,$(TESTS_COMPILED))
 	cd .compiled && $(call run_marked,$(CURDIR)/$(PYTEST) $(IGNORE_THROW),alone,$(TESTS_COMPILED))
 
