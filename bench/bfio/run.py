@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.bfio import online, solver, table, theory
-from bench.common.report import Bar, Report, Row, at_least, bars, equals
+from bench.common.report import Bar, Report, Row, at_least, at_most, bars, equals
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling import rank_solver
@@ -43,6 +43,9 @@ PROFILE: Final = EngineProfile(
     max_num_seqs=SLOTS,
 )
 _REQUESTS: Final = 100_000
+TARGETED_ONE_IN: Final = 8
+TARGET_S: Final = 0.5
+"""To the first token. Three quarters of a second go by in the line on average."""
 _EXPECTED_OUTPUT: Final = 250
 """All that a scheduler is told of an answer's length."""
 
@@ -74,6 +77,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Sum over ranks of how far each is below the fullest, averaged over steps."""
     longest_wait_steps: float
     """In the gateway, of requests that arrived after the warm-up."""
+    kept: float
+    """Share of the requests with a target, of those, that kept it."""
+    others_wait_s: float
+    """Mean time to first token of the requests without a target."""
     most_waiting: int
     lost: int
     """Requests that were neither sent nor waiting at the end."""
@@ -90,9 +97,16 @@ def work(seed: int, mean_output: float = 250.0, count: int = _REQUESTS) -> RankW
     )
 
 
-def measure(make: MakeScheduler, seed: int, *, steps: int = 4000, warm_up: int = 1200) -> Measured:
-    """Saturate the group through this scheduler."""
-    run = _RankRun(make, work(seed))
+def measure(
+    make: MakeScheduler,
+    seed: int,
+    *,
+    steps: int = 4000,
+    warm_up: int = 1200,
+    tell_targets: bool = False,
+) -> Measured:
+    """Saturate the group through this scheduler; one in `TARGETED_ONE_IN` requests has a target."""
+    run = _RankRun(make, work(seed), tell_targets=tell_targets)
     for _ in range(warm_up):
         run.step()
     run.clear()
@@ -104,12 +118,13 @@ def measure(make: MakeScheduler, seed: int, *, steps: int = 4000, warm_up: int =
 class _RankRun:
     """Clients, scheduler and engine, step by step."""
 
-    def __init__(self, make: MakeScheduler, asked: RankWork) -> None:
+    def __init__(self, make: MakeScheduler, asked: RankWork, *, tell_targets: bool) -> None:
         names = tuple(f"engine#{rank}" for rank in range(RANKS))
         self._pool = PoolState("ranks", names, SLOTS, [range(RANKS)])
         self._scheduler = make(self._pool)
         self._engine = RankGroupEngine(PROFILE, RANKS)
         self._work = asked
+        self._tell_targets = tell_targets
         self._sent: dict[str, Job] = {}
         self._streamed: dict[str, int] = {}
         self._coming: list[Job] = []
@@ -124,6 +139,7 @@ class _RankRun:
         """Count from here."""
         self._since_s, self._steps = self._now_s, 0
         self._tokens, self._lead, self._waited_s, self._most = 0, 0.0, 0.0, 0
+        self._firsts_s: dict[bool, list[float]] = {False: [], True: []}
 
     def step(self) -> None:
         """One step of all ranks; whose answer ends asks again."""
@@ -136,6 +152,9 @@ class _RankRun:
         for _, emission in self._engine.finish():
             self._streamed[emission.id] = emission.index
             self._tokens += 1
+            if emission.index == 1:
+                first_s = self._now_s - self._sent[emission.id].arrived_s
+                self._firsts_s[_targeted(emission.id)].append(first_s)
             if emission.finished:
                 done.append(emission.id)
         loads = [engine.kv_tokens for engine in self._engine.engines]
@@ -158,6 +177,8 @@ class _RankRun:
             step_s=took_s / self._steps,
             imbalance_tokens=self._lead / self._steps,
             longest_wait_steps=self._waited_s * self._steps / took_s,
+            kept=float(np.mean([s <= TARGET_S for s in self._firsts_s[True]])),
+            others_wait_s=float(np.mean(self._firsts_s[False])),
             most_waiting=self._most,
             lost=CLIENTS - held,
         )
@@ -172,6 +193,7 @@ class _RankRun:
             output_tokens=_EXPECTED_OUTPUT,
             arrived_s=self._now_s,
             kv_tokens=prompt + _EXPECTED_OUTPUT,
+            slo_s=TARGET_S if self._tell_targets and _targeted(str(number)) else 0.0,
         )
         self._send(self._scheduler.submit(job, self._now_s))
 
@@ -200,6 +222,10 @@ class _RankRun:
         self._coming.clear()
 
 
+def _targeted(name: str) -> bool:
+    return int(name) % TARGETED_ONE_IN == 0
+
+
 _GAIN: Final = 6.0
 _ASKED: Final = ("least-KV, late", "round-robin")
 
@@ -215,7 +241,7 @@ def run(data: Path | None = None) -> Report:
 def ranks(bar: Bar) -> list[Row]:
     """Eight ranks of 32 slots, saturated, by the schedulers that the gateway runs."""
     found = {}
-    step = bar("through the gateway's scheduler", len(SCHEDULERS))
+    step = bar("through the gateway's scheduler", len(SCHEDULERS) + 1)
     for name, make in SCHEDULERS.items():
         found[name] = measure(make, seed=0)
         step()
@@ -229,4 +255,15 @@ def ranks(bar: Bar) -> list[Row]:
         rows.append(at_least(metric, gain, _GAIN) if asked else Row(metric, gain))
     wait = f"longest wait {ours.longest_wait_steps:.0f} steps"
     note = f"{ours.tokens_per_s:,.0f} tokens/s, {wait}, {ours.most_waiting} waiting at most"
-    return [*rows, equals(f"{at}: requests lost", ours.lost, 0, note)]
+    rows.append(equals(f"{at}: requests lost", ours.lost, 0, note))
+    told = measure(SCHEDULERS["bfio"], seed=0, tell_targets=True)
+    step()
+    targets = f"{at}, one target of {TARGET_S:g} s in {TARGETED_ONE_IN}"
+    note = f"untold {100 * ours.kept:.1f} %; others' mean first token {ours.others_wait_s:.2f} s"
+    note += f", then {told.others_wait_s:.2f} s"
+    share = told.imbalance_tokens / ours.imbalance_tokens
+    return [
+        *rows,
+        at_least(f"{targets}: kept, %", 100 * told.kept, 95.0, note),
+        at_most(f"{targets}: imbalance over that without targets", share, 1.1),
+    ]

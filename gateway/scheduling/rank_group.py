@@ -10,9 +10,12 @@ the ranks' KV loads.
   each free slot, and a few more. Fairness decides which jobs are candidates; load balance
   decides which candidate goes (`choose`).
 - Key: arrival in seconds, plus the seconds of the group's recent work that the client had
-  beyond an even share (u of QUARTZ, section 4.3, made relative: a lone client's order stays).
+  beyond an even share (u of QUARTZ, section 4.3, made relative: a lone client's order stays). A
+  target time to first token below `patience_s` counts as an arrival earlier by the difference, as
+  in QUARTZ: nobody is put behind requests that arrive more than `patience_s` later.
 - A candidate passed over for `maxage_steps` steps goes first, because the objective alone lets a
-  request that fills no gap wait without end.
+  request that fills no gap wait without end. After these goes one of whose target more than half
+  has passed, and not all: beyond that, haste keeps no promise and costs balance.
 - Ranks of one engine live and die together; waiting jobs belong to no rank, so none is lost.
 
 A rank's load (L_g) is the prompts of its requests plus the tokens streamed of their answers. Each
@@ -32,6 +35,7 @@ from gateway.fleet import fleet, members
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import RETAINED_CANDIDATES
 from gateway.scheduling.fairness import ServedShares
+from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.scheduler import NOTHING, PRIORITY_CLASS_NAMES, Job, Scheduler, hit_tokens
 
 _ALL: Final = "*"
@@ -152,6 +156,11 @@ def streamed(job: Job, now_s: float, step_s: float) -> int:
     return min(job.output_tokens, int((now_s - job.sent_s) / step_s)) * job.sequences
 
 
+def _nears(job: Job, now_s: float) -> bool:
+    """Whether more than half of its target has passed, and not all."""
+    return job.slo_s / 2 <= now_s - job.arrived_s < job.slo_s
+
+
 def choose(
     solve: Assign,
     ranks: Sequence[int],
@@ -240,6 +249,8 @@ class RankGroup(Scheduler):
         self._orders += 1
         job.policy = -1.0  # when it first became a candidate
         job.key = job.arrived_s
+        if job.slo_s > 0:
+            job.key -= max(0.0, DEFAULT.patience_s - job.slo_s)
         total = self.shares.kilotokens(_ALL, now_s)
         if total > 0:  # the work that its client had beyond an even share
             even = total / max(1, len(self.shares) - 1)
@@ -339,9 +350,13 @@ class RankGroup(Scheduler):
             for job in jobs:
                 if job.policy < 0:
                     job.policy = now_s
-            waits_s = [now_s - job.policy for job in jobs]  # since they were candidates
-            loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             maxage_s = rules.maxage_steps * self.steps.step_s
+            waits_s = [now_s - job.policy for job in jobs]  # since they were candidates
+            near = [at for at, job in enumerate(jobs) if _nears(job, now_s)]
+            if len(near) <= max(1, len(jobs) // 4):  # haste for most would be haste for none
+                for at in near:
+                    waits_s[at] = max(waits_s[at], maxage_s)
+            loads = [self.ranks[rank].tokens(now_s) for rank in ranks]
             compared = list(zip(ranks, loads, strict=True))[:RETAINED_CANDIDATES]
             for item, index in choose(self._solve, ranks, loads, caps, jobs, waits_s, maxage_s):
                 # A request of several sequences may have taken what was left.

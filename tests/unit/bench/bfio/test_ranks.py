@@ -28,12 +28,22 @@ def test_nobody_is_lost_and_the_line_is_as_long_as_the_clients_without_a_slot(
     assert found["round-robin"].most_waiting == 0
 
 
+def test_targets_are_kept_when_they_are_told_and_ranks_stay_balanced(
+    found: dict[str, Measured],
+) -> None:
+    told = measure(SCHEDULERS["bfio"], 0, steps=700, warm_up=200, tell_targets=True)
+    assert told.kept > 0.9 > 0.5 > found["bfio"].kept
+    assert told.imbalance_tokens < 1.3 * found["bfio"].imbalance_tokens
+
+
 def measured(tokens_per_s: float, *, wait: float = 0.0, lost: int = 0) -> Measured:
     return Measured(
         tokens_per_s=tokens_per_s,
         step_s=0.008,
         imbalance_tokens=2e4,
         longest_wait_steps=wait,
+        kept=0.0,
+        others_wait_s=1.0,
         most_waiting=9,
         lost=lost,
     )

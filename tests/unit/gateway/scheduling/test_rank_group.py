@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.fleet import fleet
 from gateway.fleet.fleet import PoolState
 from gateway.scheduling import rank_solver as solver
+from gateway.scheduling.quartz_score import DEFAULT
 from gateway.scheduling.rank_group import (
     FIRST_STEP_S,
     RankGroup,
@@ -128,6 +129,37 @@ def test_a_request_is_passed_over_for_maxage_steps_and_no_longer() -> None:
         # It was first to choose from after ten steps, and a slot came free every ten.
         assert now_s < 121 * step_s
     assert now_s >= 100 * step_s
+
+
+def test_a_request_whose_target_nears_goes_before_a_better_fit() -> None:
+    scheduler = group(pool(ranks=2, slots=1))
+    full, running = job(1000), job(500)
+    for one in (full, running):
+        scheduler.submit(one, 0.0)
+    fitting = [job(900, 0.0), job(900, 0.0)]
+    hurried, late = job(5000, 0.1, slo_s=2.0), job(5000, 0.0, slo_s=0.4)
+    for one in (hurried, late, *fitting):
+        scheduler.submit(one, 0.1)
+    assert scheduler.finished(running, 0.5) == [fitting[0]], "there is time, or none is left"
+    assert scheduler.finished(fitting[0], 1.2) == [hurried]
+    assert scheduler.finished(hurried, 1.3) == [fitting[1]]
+    assert late.state == "waiting"
+
+
+def test_only_arrivals_of_the_next_seconds_overtake_by_their_targets() -> None:
+    scheduler = group(pool(ranks=1, slots=1))
+    running, plain, now_s, latest_s = job(500), job(5000), 0.0, 0.0
+    scheduler.submit(running, 0.0)
+    scheduler.submit(plain, 0.0)
+    while plain.state == "waiting":
+        now_s += 0.1
+        for _ in range(2):  # twice as many as can be served
+            scheduler.submit(job(500, now_s, slo_s=0.5), now_s)
+        latest_s = max(latest_s, running.arrived_s)
+        (running,) = scheduler.finished(running, now_s)
+    ahead_s = DEFAULT.patience_s - 0.5
+    # Beyond that only others of the few candidates, as without targets.
+    assert ahead_s - 1.0 < latest_s < ahead_s + 1.0
 
 
 def test_a_stored_response_waits_for_its_rank_and_holds_nobody_up() -> None:
