@@ -22,7 +22,7 @@ from gateway.http.tls import Certificates
 from gateway.metrics import Counter, Histogram, Metrics
 from gateway.ports import AccountView, PoolView
 from gateway.records.record import Record
-from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES
+from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES, BarrierLoad
 
 ACCOUNTS_SHOWN = 500
 """Most entitlements per model with gauges of their own: the first ones, not the busiest."""
@@ -156,6 +156,14 @@ class MetricsPage:
                 )
             ],
         )
+        barriers = [
+            ((*names, engine), barrier)
+            for names, (_, _, pool) in pools
+            for engine, barrier in pool.scheduler.barriers.items()
+        ]
+        for name, text, read, kind in _BY_BARRIER:
+            read_rows = [(names, read(barrier)) for names, barrier in barriers]
+            yield Family(f"sluice_barrier_{name}", text, (*BY_POOL, "engine"), read_rows, kind)
         yield Family(
             "sluice_preemptions",
             "Sequences that engines lost their memory for, as they say.",
@@ -308,6 +316,16 @@ _BY_ACCOUNT: Final[_Gauges] = (
     ("entitlement_debt", "Service debt.", lambda account: account.debt),
     ("entitlement_burst", "Burst intensity.", lambda account: account.burst),
     ("entitlement_priority", "Weight under contention.", lambda account: account.weight),
+)
+_BY_BARRIER: Final[Sequence[tuple[str, str, Callable[[BarrierLoad], float], str]]] = (
+    ("busy_seconds", "Time in which an engine's ranks had load.", lambda b: b.busy_s, "counter"),
+    ("idle_seconds", "Of that, waiting for the fullest rank.", lambda b: b.idle_s, "counter"),
+    (
+        "imbalance_tokens",
+        "Sum over an engine's ranks of how far each is below the fullest.",
+        lambda b: b.imbalance_tokens,
+        "gauge",
+    ),
 )
 _BY_SOURCE: Final[_Gauges] = (
     ("discovery_up", "1 while a source of engines answers.", lambda of: int(not of.failing)),

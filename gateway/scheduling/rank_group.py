@@ -36,7 +36,14 @@ from gateway.fleet.fleet import PoolState
 from gateway.scheduling.baselines import RETAINED_CANDIDATES
 from gateway.scheduling.fairness import ServedShares
 from gateway.scheduling.quartz_score import DEFAULT
-from gateway.scheduling.scheduler import NOTHING, PRIORITY_CLASS_NAMES, Job, Scheduler, hit_tokens
+from gateway.scheduling.scheduler import (
+    NOTHING,
+    PRIORITY_CLASS_NAMES,
+    BarrierLoad,
+    Job,
+    Scheduler,
+    hit_tokens,
+)
 
 _ALL: Final = "*"
 """Fairness counter of all clients together; no entitlement has this name."""
@@ -225,6 +232,7 @@ class RankGroup(Scheduler):
         self._lines = {_ANY: _no_jobs()}
         """Waiting jobs by preferred rank and priority class, in order."""
         self._orders = 0
+        self._looked_s = -inf
 
     def joined(self, worker: int) -> None:
         if worker == len(self.ranks):
@@ -289,12 +297,29 @@ class RankGroup(Scheduler):
             for job in lost:
                 job.state = "nowhere"
             return lost
-        if self._observed is not None:
-            for index, rank in enumerate(self.ranks):
-                tokens = self._observed(index, now_s)
-                if tokens is not None:
-                    rank.observe(tokens, now_s)
+        loads = []
+        for index, rank in enumerate(self.ranks):
+            tokens = None if self._observed is None else self._observed(index, now_s)
+            if tokens is not None:
+                rank.observe(tokens, now_s)
+            loads.append(rank.tokens(now_s) if tokens is None else tokens)
+        self._look(set(known), loads, now_s)
         return self._fill(now_s)
+
+    def _look(self, known: set[int], loads: Sequence[float], now_s: float) -> None:
+        """Count the time since the last look at each engine's barrier."""
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        before, self.barriers = self.barriers, {}
+        for engine in self._pool.engines:
+            ours = [loads[rank] for rank in engine.ranks if rank in known]
+            if len(ours) > 1:
+                name = self._pool.workers[engine.ranks[0]].partition("#")[0]
+                most, total = max(ours), sum(ours)
+                barrier = self.barriers[name] = before.get(name) or BarrierLoad()
+                barrier.imbalance_tokens = len(ours) * most - total
+                if most > 0 and passed_s < inf:
+                    barrier.busy_s += passed_s
+                    barrier.idle_s += passed_s * barrier.imbalance_tokens / (len(ours) * most)
 
     # Filling the free slots
 

@@ -110,6 +110,17 @@ class Job:
     """Mean predicted time from sending to first token there."""
 
 
+@dataclass
+class BarrierLoad:
+    """How evenly the ranks of one engine were loaded while it had any load."""
+
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    """Of that, the mean rank's share in which it waits for the fullest: 1 - mean L / max L."""
+    imbalance_tokens: float = 0.0
+    """Sum over ranks of max L - L, at the last look."""
+
+
 NOTHING: Final[Sequence[Job]] = ()
 """No job to send."""
 
@@ -129,6 +140,8 @@ class Scheduler:
         """Gateway replicas that share the workers, >= 1: each gets an equal share of every gate."""
         self.waiting = [0] * len(PRIORITY_CLASS_NAMES)
         """Number of waiting jobs by priority class."""
+        self.barriers: dict[str, BarrierLoad] = {}
+        """By engine; only of schedulers that balance ranks."""
 
     @property
     def coverage(self) -> float | None:

@@ -91,6 +91,17 @@ async def test_who_finds_no_slot_in_time_is_told_so() -> None:
             late = await ask(client, fleet, 1)
             assert late.status_code == 429
             assert late.headers["x-sluice-reason"] == "queue_timeout"
+            engine = f'engine="{fleet.engines[0].id}"'
+            async with asyncio.timeout(20):
+                while True:
+                    busy = [
+                        value
+                        for name, value in fleet.metrics().items()
+                        if name.startswith("sluice_barrier_busy_seconds_total") and engine in name
+                    ]
+                    if any(busy):
+                        break
+                    await asyncio.sleep(0.1)
             for task in long:
                 task.cancel()
             await asyncio.gather(*long, return_exceptions=True)

@@ -162,6 +162,26 @@ def test_only_arrivals_of_the_next_seconds_overtake_by_their_targets() -> None:
     assert ahead_s - 1.0 < latest_s < ahead_s + 1.0
 
 
+def test_time_at_the_barrier_is_counted_by_engine_and_by_what_the_engine_says() -> None:
+    said: dict[int, float] = {}
+    scheduler = RankGroup(pool(engines=2), solver.assign, observed=lambda rank, _: said.get(rank))
+    scheduler.tick(0.0)
+    said |= {0: 1000.0, 1: 600.0, 2: 800.0, 3: 0.0}
+    scheduler.tick(1.0)
+    first, second = scheduler.barriers["e0"], scheduler.barriers["e1"]
+    assert (first.busy_s, first.imbalance_tokens) == (1.0, 400)
+    assert first.idle_s == pytest.approx(0.2)
+    assert (second.busy_s, second.idle_s, second.imbalance_tokens) == (1.0, 0.5, 800)
+    said |= dict.fromkeys(range(4), 0.0)
+    scheduler.tick(2.0)
+    assert (second.busy_s, second.idle_s) == (1.0, 0.5), "an idle engine waits for nobody"
+    own = group(pool())
+    own.submit(job(300), 0.0)
+    own.tick(0.0)
+    own.tick(1.0)
+    assert own.barriers["e0"].idle_s == 0.5, "its own figures, where none are said"
+
+
 def test_a_stored_response_waits_for_its_rank_and_holds_nobody_up() -> None:
     scheduler = group(pool(ranks=2, slots=1))
     left, right = job(10), job(10)
