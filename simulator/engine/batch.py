@@ -6,7 +6,10 @@ Rules, as in vLLM:
   goes to the head of the queue, and computes prompt and output again.
 - Then waiting sequences enter in order while slots, prefill tokens and blocks last; the first
   that does not fit blocks the rest. After a preemption none enters in that iteration.
-- A prompt never comes wholly from the prefix cache: its last token is computed.
+- A prompt never comes wholly from the prefix cache or another engine: its last token is computed.
+- What came from another engine is lost by a preemption, as all else.
+- A held sequence gives back its slot with its last token, and its blocks on `release`. Until then
+  it may be that waiting sequences fit nowhere and nothing runs.
 
 A plan holds until `lapse_v` or until the caller changes the batch, so the caller can jump over
 identical iterations. For a `fixed` scheduler neither blocks nor budgets change between
@@ -105,6 +108,9 @@ class BatchScheduler:
         self.preemptions_total = 0
         self.prefix_queries_total = 0
         self.prefix_hits_total = 0
+        self.remote_hits_total = 0
+        self.held: dict[str, tuple[int, list[int]]] = {}
+        """Blocks of ended sequences that wait for another engine: all, and the shareable ones."""
         self._scheduled = 0
         self._growth = DecodeGrowth(size)
         self._events = EventQueue()
@@ -143,10 +149,10 @@ class BatchScheduler:
         self._events.push(seq.limit - seq.index_offset, seq)
 
     def finish(self, seq: Sequence) -> None:
-        """Free a sequence that has emitted its last token."""
-        self._stop(seq)
+        """Free a sequence that has emitted its last token; a held one keeps its blocks."""
+        self._stop(seq, hold=seq.hold)
 
-    def _stop(self, seq: Sequence) -> None:
+    def _stop(self, seq: Sequence, *, hold: bool = False) -> None:
         del self.running[seq.run]
         if self.growing:
             tokens = self._scheduled + seq.token_offset if seq.decoding else seq.computed
@@ -155,7 +161,10 @@ class BatchScheduler:
         else:
             blocks = seq.final_blocks
             self.resident -= seq.final_tokens
-        self.pool.give(blocks, seq.held)
+        if hold:
+            self.held[seq.id] = (blocks, seq.held)
+        else:
+            self.pool.give(blocks, seq.held)
         if seq.decoding:
             self.decoding -= 1
             if self.growing:
@@ -181,7 +190,7 @@ class BatchScheduler:
             return event_v
         if len(self.waiting) > FEW_WAITING:
             return min(event_v, v + 1)
-        shortest = min(seq.target for _, _, seq in self.waiting)
+        shortest = min(seq.target - seq.remote for _, _, seq in self.waiting)
         return min(event_v, v - (-shortest // self.profile.chunk_tokens))
 
     def is_due(self, v: int) -> bool:
@@ -210,11 +219,13 @@ class BatchScheduler:
         if self.fixed:
             self._admit_fixed(v, now_s)
             self.lapse_v = NEVER
-            return True
+            return bool(self.running)
         preempted = self._make_room(v)
         self.extend(1)
-        if not preempted:
+        if not preempted or not self.running:
             self._admit(v, now_s)
+        if not self.running:
+            return False
         self.lapse_v = v + self._horizon(v, preempted=preempted)
         return True
 
@@ -242,7 +253,7 @@ class BatchScheduler:
             return sum(chunk for _, chunk in self.chunks)
         chunk = self.profile.chunk_tokens
         return sum(
-            min(chunk, seq.target - chunk * (v - seq.started_v))
+            min(chunk, seq.target - seq.remote - chunk * (v - seq.started_v))
             for seq in self.running.values()
             if not seq.decoding
         )
@@ -293,6 +304,7 @@ class BatchScheduler:
         self._stop(victim)
         victim.decoding = False
         victim.target = victim.prompt_tokens + victim.emitted
+        victim.remote = 0
         self.preemptions_total += 1
         self.enqueue(victim)
 
@@ -306,8 +318,9 @@ class BatchScheduler:
             hits = idle = 0
             if seq.hashes and pool.caching:
                 hits, idle = pool.prefix.match(seq.hashes, (seq.target - 1) // size)
-            chunk = min(seq.target - hits * size, each, left)
-            blocks = hits - (-chunk // size) if self.growing else seq.final_blocks
+            ready = max(hits * size, seq.remote)
+            chunk = min(seq.target - ready, each, left)
+            blocks = -(-(ready + chunk) // size) if self.growing else seq.final_blocks
             if blocks - hits + idle > pool.free:
                 return
             heappop(self.waiting)
@@ -315,10 +328,10 @@ class BatchScheduler:
             pool.take(blocks - hits)
             seq.filled = hits
             seq.held = list(seq.hashes[:hits])
-            seq.cached_tokens = seq.computed = hits * size
+            seq.cached_tokens = seq.computed = ready
             if pool.caching and seq.first_scheduled_s is None:
                 self.prefix_queries_total += seq.prompt_tokens
-                self.prefix_hits_total += seq.cached_tokens
+                self.prefix_hits_total += hits * size
             self._run(seq, v, now_s)
             self.prefilling[seq.run] = seq
             self._fill(seq, chunk)
@@ -336,13 +349,16 @@ class BatchScheduler:
             pool.used += seq.final_blocks
             self.resident += seq.final_tokens
             self._run(seq, v, now_s)
-            self._events.push(v - (-seq.target // chunk), seq)
+            self._events.push(v - ((seq.remote - seq.target) // chunk), seq)
 
     def _run(self, seq: Sequence, v: int, now_s: float) -> None:
         seq.run = next(self._runs)
         seq.started_v = v
         self.running[seq.run] = seq
         if seq.first_scheduled_s is None:
+            if seq.remote:
+                in_cache = len(seq.held) * self.profile.block_tokens
+                self.remote_hits_total += seq.prompt_tokens - in_cache
             seq.first_scheduled_s = now_s
             seq.queue_s = max(0.0, now_s - seq.arrival_s)
 

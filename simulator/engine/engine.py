@@ -36,6 +36,7 @@ class Engine:
         self._v = 0  # iterations ended
         self._clock = 0.0  # when the last one ended
         self._open = False
+        self._blocked = False  # nothing fits beside the blocks that ended sequences hold
         self._changed = True  # the batch must be planned anew at the next boundary
         self._open_end_s = 0.0
         self._time = Timeline()
@@ -80,11 +81,21 @@ class Engine:
         """Prompt tokens found in the prefix cache."""
         return self._sched.prefix_hits_total
 
+    @property
+    def remote_hits_total(self) -> int:
+        """Prompt tokens that came from other engines and were not in the prefix cache."""
+        return self._sched.remote_hits_total
+
+    @property
+    def held(self) -> int:
+        """Ended sequences whose blocks wait for another engine."""
+        return len(self._sched.held)
+
     # Requests
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Queue a request; raises ValueError if its id is in use or it can never be served."""
-        if request.id in self._live:
+        if request.id in self._live or request.id in self._sched.held:
             raise ValueError(f"request id {request.id!r} is in use")
         if not 1 <= request.prompt_tokens < self.profile.max_model_len:
             raise ValueError(
@@ -99,6 +110,7 @@ class Engine:
         # If the first in line does not fit, a new arrival behind it changes nothing.
         if not self._sched.waiting or self.profile.scheduling == "priority":
             self._changed = True
+            self._blocked = False
         self._sched.enqueue(seq)
         if not self._open and now_s > self._clock:
             self._clock = now_s
@@ -109,7 +121,16 @@ class Engine:
         if seq is None:
             return False
         self._sched.remove(seq)
-        self._changed = True
+        self._changed, self._blocked = True, False
+        return True
+
+    def release(self, request_id: str) -> bool:
+        """Free the blocks of an ended sequence that holds them; False if none does."""
+        found = self._sched.held.pop(request_id, None)
+        if found is None:
+            return False
+        self._sched.pool.give(*found)
+        self._changed, self._blocked = True, False
         return True
 
     # Real time: one iteration after the other
@@ -163,15 +184,17 @@ class Engine:
                     end_s = time.end_s(v)
             for emission in self._complete(v, end_s, every_token=every_token):
                 out.append((end_s, emission))  # noqa: PERF401 - mostly one or none
+        if self._blocked:
+            self._clock = until_s
         return out
 
     def next_event_s(self) -> float | None:
-        """Earliest time of the next first or last token; None when idle.
+        """Earliest time of the next first or last token; None when idle or blocked.
 
         Exact while the batch is known not to change, else a lower bound: run_until(next_event_s())
         always makes progress, but may find no event.
         """
-        if not self._live:
+        if not self._live or self._blocked:
             return None
         sched, v = self._sched, self._v
         if self._open:
@@ -194,7 +217,7 @@ class Engine:
     # One mechanism for both
 
     def _start(self, now_s: float) -> bool:
-        """Open the iteration after `_v`; False when idle."""
+        """Open the iteration after `_v`; False when idle or blocked."""
         sched = self._sched
         if not self._changed and self._v < sched.lapse_v:
             sched.extend(1)
@@ -202,6 +225,7 @@ class Engine:
             self._open, self._open_end_s = True, self._time.end_s(self._v + 1)
             return True
         if not sched.plan(self._v, now_s):
+            self._blocked = bool(self._live)
             return False
         profile = self.profile
         prefill = 0 if sched.fixed else sched.prefill_tokens(self._v)

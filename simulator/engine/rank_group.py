@@ -52,6 +52,10 @@ class RankGroupEngine:
         """Drop a request of a rank at once; False if it is unknown there."""
         return self.engines[rank].abort(request_id)
 
+    def release(self, rank: int, request_id: str) -> bool:
+        """Free the blocks that an ended request holds; False if none does."""
+        return self.engines[rank].release(request_id)
+
     def begin(self, now_s: float) -> Iteration | None:
         """Schedule one iteration of all ranks and return the slowest one's end; None when idle.
 
@@ -107,6 +111,8 @@ class RankGroupEngine:
                 for rank, emission in self.finish()
                 if every_token or emission.finished or emission.index == 1
             ]
+        if not self._open and self.waiting:  # blocked by what ended sequences hold
+            self._clock_s = until_s
         return out
 
     def next_event_s(self) -> float | None:

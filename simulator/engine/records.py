@@ -17,6 +17,10 @@ class EngineRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Hash of each full prompt block, chained: equal hashes mean equal prefixes."""
     priority: int = 0
     """Lower values are served sooner if the profile schedules by priority."""
+    remote: bool = False
+    """Whether the KV of its prompt has come from another engine and is not computed."""
+    hold: bool = False
+    """Whether its blocks stay in use after its end, for another engine, until `Engine.release`."""
 
 
 class Emission(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -29,7 +33,7 @@ class Emission(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: Literal["stop", "length"] | None
     """None while not finished; `length` when max_model_len cut the output."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at the last admission."""
+    """Prompt tokens not computed since the last admission: of the prefix cache, or remote."""
     queue_s: float = 0.0
     """From submission to the start of the first iteration that served the request."""
 

@@ -25,6 +25,7 @@ class Sequence:
         "first_scheduled_s",
         "hashes",
         "held",
+        "hold",
         "id",
         "index_offset",
         "limit",
@@ -33,6 +34,7 @@ class Sequence:
         "prompt_tokens",
         "queue_s",
         "rank",
+        "remote",
         "run",
         "started_v",
         "target",
@@ -55,6 +57,8 @@ class Sequence:
         self.final_tokens = min(final, profile.max_model_len)
         self.final_blocks = -(-self.final_tokens // profile.block_tokens)
         self.limit = self.final_tokens - prompt  # output tokens until it ends
+        self.hold = request.hold
+        self.remote = prompt - 1 if request.remote else 0  # the last one gives the first token
         self.run = NOT_RUNNING  # number of its admission, unique in the engine
         self.started_v = 0
         self.target = prompt  # tokens to prefill; more than the prompt after a preemption

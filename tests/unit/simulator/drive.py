@@ -30,7 +30,14 @@ def profile(**changes: object) -> EngineProfile:
 
 
 def request(
-    name: str, prompt: int, output: int, hashes: tuple[int, ...] = (), priority: int = 0
+    name: str,
+    prompt: int,
+    output: int,
+    hashes: tuple[int, ...] = (),
+    priority: int = 0,
+    *,
+    remote: bool = False,
+    hold: bool = False,
 ) -> EngineRequest:
     return EngineRequest(
         id=name,
@@ -38,6 +45,8 @@ def request(
         output_tokens=output,
         block_hashes=hashes,
         priority=priority,
+        remote=remote,
+        hold=hold,
     )
 
 
@@ -46,6 +55,7 @@ class Action:
     at_s: float
     submit: EngineRequest | None = None
     abort: str = ""
+    release: str = ""
 
 
 @st.composite
@@ -96,11 +106,17 @@ def workloads(draw: st.DrawFn, p: EngineProfile) -> list[Action]:
             shared * 1000 + b if b < common else (i + 9) * 1000 + b for b in range(prompt // 4)
         )
         output = draw(st.integers(1, 30))
-        actions.append(
-            Action(at_s, request(f"r{i}", prompt, output, hashes, draw(st.integers(0, 2))))
+        remote, hold = (draw(st.integers(0, 3)) == 0 for _ in range(2))
+        asked = request(
+            f"r{i}", prompt, output, hashes, draw(st.integers(0, 2)), remote=remote, hold=hold
         )
+        actions.append(Action(at_s, asked))
         if draw(st.integers(0, 4)) == 0:
             actions.append(Action(at_s + draw(st.integers(0, 160)) / 8 * p.w_s, abort=f"r{i}"))
+        if hold:
+            # The last one comes after all else.
+            actions += [Action(n * 1e4, release=f"r{i}") for n in range(1, 15)]
+            actions.append(Action(at_s + draw(st.integers(0, 320)) / 8 * p.w_s, release=f"r{i}"))
     return sorted(actions, key=lambda action: action.at_s)
 
 
@@ -113,6 +129,7 @@ def apply(engine: Engine, action: Action) -> None:
         engine.submit(action.submit, action.at_s)
     else:
         engine.abort(action.abort)
+        engine.release(action.release)
 
 
 class Stepper:
@@ -192,4 +209,5 @@ def naively(engine: NaiveEngine, actions: list[Action]) -> list[Token]:
             engine.submit(action.submit)
         else:
             engine.abort(action.abort)
+            engine.release(action.release)
     return out

@@ -17,6 +17,8 @@ class NaiveSequence:
     computed: int = 0
     emitted: int = 0
     prefilled: bool = False
+    remote: bool = False
+    hashed: int = 0  # leading blocks that were offered for sharing, or taken from there
     blocks: list[int | None] = field(default_factory=list)  # a hash, or None for anonymous
 
     @property
@@ -30,6 +32,7 @@ class NaiveEngine:
         self.caching = profile.prefix_cache_tokens != 0
         self.waiting: list[NaiveSequence] = []
         self.running: list[NaiveSequence] = []
+        self.held: list[NaiveSequence] = []
         self.idle: list[int] = []  # hashes of freed blocks, oldest first
         self.preemptions = 0
         self.submitted = 0
@@ -39,8 +42,12 @@ class NaiveEngine:
     # blocks
 
     @property
+    def users(self) -> list[NaiveSequence]:
+        return self.running + self.held
+
+    @property
     def used(self) -> int:
-        blocks = [b for s in self.running for b in s.blocks]
+        blocks = [b for s in self.users for b in s.blocks]
         return len({b for b in blocks if b is not None}) + blocks.count(None)
 
     def trim(self) -> None:
@@ -55,12 +62,13 @@ class NaiveEngine:
             return
         size = self.p.block_tokens
         hashes = s.request.block_hashes[: s.request.prompt_tokens // size]
-        in_use = {b for o in self.running for b in o.blocks}
+        in_use = {b for o in self.users for b in o.blocks}
         for i in range(min(len(hashes), upto // size)):
-            if i >= s.computed // size and s.blocks[i] is None and hashes[i] not in in_use:
+            if s.blocks[i] is None and i >= s.hashed and hashes[i] not in in_use:
                 s.blocks[i] = hashes[i]
                 if hashes[i] in self.idle:
                     self.idle.remove(hashes[i])
+        s.hashed = max(s.hashed, upto // size)
 
     def blocks_for(self, s: NaiveSequence, tokens: int) -> int:
         if self.p.load == "reserved":
@@ -68,8 +76,8 @@ class NaiveEngine:
         return -(-tokens // self.p.block_tokens) - len(s.blocks)
 
     def free(self, s: NaiveSequence, *, trim: bool = True) -> None:
-        self.running.remove(s)
-        in_use = {b for o in self.running for b in o.blocks}
+        (self.held if s in self.held else self.running).remove(s)
+        in_use = {b for o in self.users for b in o.blocks}
         for b in reversed(s.blocks):
             if b is not None and b not in in_use:
                 self.idle.append(b)
@@ -81,7 +89,8 @@ class NaiveEngine:
 
     def submit(self, request: EngineRequest) -> None:
         final = min(request.prompt_tokens + request.output_tokens, self.p.max_model_len)
-        self.waiting.append(NaiveSequence(request, self.submitted, final))
+        waiting = NaiveSequence(request, self.submitted, final, remote=request.remote)
+        self.waiting.append(waiting)
         self.submitted += 1
 
     def abort(self, request_id: str) -> None:
@@ -90,6 +99,10 @@ class NaiveEngine:
         for s in [s for s in self.running if s.request.id == request_id]:
             self.free(s)
             self.plan.pop(s, None)
+
+    def release(self, request_id: str) -> None:
+        for s in [s for s in self.held if s.request.id == request_id]:
+            self.free(s)
 
     def rank(self, s: NaiveSequence) -> tuple[int, int]:
         return (s.request.priority if self.p.scheduling == "priority" else 0, s.order)
@@ -131,7 +144,7 @@ class NaiveEngine:
                 refund = self.plan.pop(victim, 0)
                 budget += refund if packed or not victim.prefilled else 0
                 self.free(victim, trim=False)
-                victim.computed, victim.prefilled = 0, False
+                victim.computed, victim.prefilled, victim.remote = 0, False, False
                 self.waiting.append(victim)
                 self.preemptions += 1
                 preempted = True
@@ -141,8 +154,10 @@ class NaiveEngine:
         for s, n in self.plan.items():
             self.hash_blocks(s, s.computed + n)
         self.trim()
-        if not preempted:
+        if not preempted or not self.running:
             self.admit(budget)
+        if not self.running:
+            return None
         resident = sum(
             s.final if self.p.load == "reserved" else s.computed + self.plan.get(s, 0)
             for s in self.running
@@ -160,15 +175,16 @@ class NaiveEngine:
         self.waiting.sort(key=self.rank)
         while self.waiting and len(self.running) < self.p.max_num_seqs and budget > 0:
             s = self.waiting[0]
-            in_use = {b for o in self.running for b in o.blocks}
+            in_use = {b for o in self.users for b in o.blocks}
             hashes = s.request.block_hashes[: s.request.prompt_tokens // size]
             hits = 0
             while self.caching and hits < min(len(hashes), (s.known - 1) // size):
                 if hashes[hits] not in in_use and hashes[hits] not in self.idle:
                     break
                 hits += 1
-            s.computed = hits * size
+            s.computed = s.request.prompt_tokens - 1 if s.remote else hits * size
             s.blocks = list(hashes[:hits])
+            s.hashed = hits
             n = self.chunk(s, budget)
             need = self.blocks_for(s, s.computed + n)
             woken = len([h for h in hashes[:hits] if h in self.idle])
@@ -196,6 +212,9 @@ class NaiveEngine:
             s.emitted += 1
             finished = s.request.prompt_tokens + s.emitted == s.final
             out.append((s.request.id, s.emitted, finished))
-            if finished:
+            if finished and s.request.hold:
+                self.running.remove(s)
+                self.held.append(s)
+            elif finished:
                 self.free(s)
         return out

@@ -16,6 +16,8 @@ class AnyCalls(RuleBasedStateMachine):
         self.clock = 0.0
         self.open: Iteration | None = None
         self.live: dict[str, int] = {}  # tokens seen
+        self.holds: set[str] = set()
+        self.held: set[str] = set()
         self.submitted = 0
 
     @initialize(p=profiles())
@@ -23,14 +25,25 @@ class AnyCalls(RuleBasedStateMachine):
         self.p = p
         self.engine = Engine(p)
 
-    @rule(data=st.data(), output=st.integers(1, 30), shared=st.integers(0, 3))
-    def submit(self, data: st.DataObject, output: int, shared: int) -> None:
+    @rule(
+        data=st.data(),
+        output=st.integers(1, 30),
+        shared=st.integers(0, 3),
+        remote=st.booleans(),
+        hold=st.booleans(),
+    )
+    def submit(
+        self, data: st.DataObject, output: int, shared: int, remote: bool, hold: bool
+    ) -> None:
         prompt = data.draw(st.integers(1, self.p.max_model_len - 1))
         name = f"r{self.submitted}"
         self.submitted += 1
         hashes = tuple(shared * 100 + b for b in range(prompt // 4))
-        self.engine.submit(request(name, prompt, output, hashes, output % 3), self.clock)
+        asked = request(name, prompt, output, hashes, output % 3, remote=remote, hold=hold)
+        self.engine.submit(asked, self.clock)
         self.live[name] = 0
+        if hold:
+            self.holds.add(name)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -42,13 +55,24 @@ class AnyCalls(RuleBasedStateMachine):
         assert self.engine.kv_usage <= before
         del self.live[name]
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        assert not self.engine.abort(name)  # the client of an ended request can't free its blocks
+        assert self.engine.release(name)
+        assert not self.engine.release(name)
+        self.held.remove(name)
+
     @precondition(lambda self: self.open is None)
     @rule()
     def begin(self) -> None:
         self.open = self.engine.begin(self.clock)
-        assert (self.open is None) == (not self.live)
         if self.open is None:
+            # Only what ended sequences hold can leave an engine with nothing but waiting ones.
+            assert not self.live or (self.held and not self.engine.running)
             return
+        assert self.live
         budget = {
             "packed": self.p.max_num_batched_tokens - self.open.decode_sequences,
             "shared": self.p.chunk_tokens,
@@ -68,6 +92,8 @@ class AnyCalls(RuleBasedStateMachine):
             self.live[emission.id] += 1
             if emission.finished:
                 del self.live[emission.id]
+                if emission.id in self.holds:
+                    self.held.add(emission.id)
 
     @invariant()
     def blocks_are_conserved(self) -> None:
@@ -86,6 +112,10 @@ class AnyCalls(RuleBasedStateMachine):
                 tokens = seq.final_tokens
             resident += tokens
             anonymous += -(-tokens // self.p.block_tokens) - len(seq.held)
+        assert set(sched.held) == self.held
+        for blocks, hashes in sched.held.values():
+            held += hashes
+            anonymous += blocks - len(hashes)
         assert pool.used == anonymous + len(set(held))
         assert pool.prefix.used_blocks == len(set(held))
         assert 0 <= pool.used <= pool.total
@@ -105,6 +135,8 @@ class AnyCalls(RuleBasedStateMachine):
             return
         for name in self.live:
             self.engine.abort(name)
+        for name in self.held:
+            self.engine.release(name)
         assert (self.engine.running, self.engine.waiting) == (0, 0)
         assert (self.engine.kv_usage, self.engine.kv_tokens) == (0.0, 0)
 
