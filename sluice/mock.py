@@ -12,7 +12,7 @@ import uvicorn
 
 from simulator.engine.engine import PROFILES, EngineProfile
 from simulator.mock_server import FaultError, Faults, MockApp, MockConfig, parse_faults
-from simulator.mock_server.api.config import OverflowWording
+from simulator.mock_server.api.config import KvTransferKind, OverflowWording
 
 
 class _MockServer(uvicorn.Server):
@@ -143,6 +143,15 @@ def mock(
     overflow_wording: Annotated[
         OverflowWording, typer.Option(help="Context overflow as said by v1, v2, v3, v4 or sglang.")
     ] = "v3",
+    kv_transfer: Annotated[
+        KvTransferKind, typer.Option(help="How KV is exchanged with other engines.")
+    ] = "none",
+    kv_tokens_per_second: Annotated[
+        float, typer.Option(min=1, help="How fast KV is sent, prompt tokens.")
+    ] = 150_000.0,
+    kv_hold_seconds: Annotated[
+        float, typer.Option(min=0.001, help="How long KV is held, and partners are waited for.")
+    ] = 30.0,
 ) -> None:
     """Run the engine model in real time behind vLLM's HTTP surface."""
     try:
@@ -167,6 +176,9 @@ def mock(
         api_key=api_key,
         mean_output_tokens=mean_output_tokens,
         overflow_wording=overflow_wording,
+        kv_transfer=kv_transfer,
+        kv_tokens_per_s=kv_tokens_per_second,
+        kv_hold_s=kv_hold_seconds,
         faults=_faults(fail),
     )
     try:

@@ -40,7 +40,13 @@ def serving(server: socketserver.TCPServer) -> Iterator[str]:
 
 @contextlib.contextmanager
 def mock_engine(
-    *, max_model_len: int = 2048, max_num_seqs: int = 32, speed: float = 20, **fields: Any
+    *,
+    max_model_len: int = 2048,
+    max_num_seqs: int = 32,
+    speed: float = 20,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    **fields: Any,
 ) -> Iterator[str]:
     """The address of a mock engine; fields are its profile's or its server's."""
     engine = {k: fields.pop(k) for k in list(fields) if k in EngineProfile.__struct_fields__}
@@ -48,7 +54,7 @@ def mock_engine(
         name="test", max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine
     )
     config = MockConfig(**{"model": MOCK_MODEL, "profile": profile, "speed": speed, **fields})
-    server = make_server(config, host="127.0.0.1", port=0)
+    server = make_server(config, host=host, port=port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -56,7 +62,7 @@ def mock_engine(
         while not server.started:
             assert time.monotonic() < give_up, "the mock did not start"
             time.sleep(0.005)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://{host}:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)

@@ -21,6 +21,7 @@ from simulator.mock_server.api.requests import Body, field_int, parse_json
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.endpoints import Endpoints, Handler
 from simulator.mock_server.generation import MockExchange, run_stream, run_whole
+from simulator.mock_server.kv_transfer import KvTransfer, KvTransferError
 from simulator.mock_server.state import render_metrics, render_sglang
 from simulator.mock_server.transport import Receive, Scope, Send
 
@@ -75,6 +76,7 @@ class MockApp:
         self._handlers = self._endpoints.handlers
         self._faults = config.faults
         self._driver: Driver | None = None
+        self._kv: KvTransfer | None = None
         self._requests = 0
         self._in_flight = 0
         self._gets = {
@@ -85,6 +87,7 @@ class MockApp:
             "/load": self._load,
             "/metrics": self._metrics,
             "/mock/last": self._last,
+            "/mock/kv": self._kv_state,
             "/is_sleeping": self._is_sleeping,
         }
         self._posts = {
@@ -103,6 +106,13 @@ class MockApp:
             self._driver = Driver(self.config)
             self._driver.slow_down(self._faults.slow_factor)
         return self._driver
+
+    @property
+    def kv(self) -> KvTransfer:
+        """Its KV that others fetch, and theirs."""
+        if self._kv is None:
+            self._kv = KvTransfer(self.config, self.driver)
+        return self._kv
 
     def set_faults(self, faults: Faults) -> None:
         """Replace the faults from now on."""
@@ -123,7 +133,9 @@ class MockApp:
         handler = self._handlers.get(path)
         try:
             self._authenticate(path, scope)
-            if handler is not None and method == "POST":
+            if path.startswith("/mock/kv/"):
+                await self._serve_kv(path, receive, send)
+            elif handler is not None and method == "POST":
                 await self._generate(handler, active, scope, receive, send)
             else:
                 await self._side(path, method, active, scope, receive, send)
@@ -163,36 +175,79 @@ class MockApp:
                 raise error()
         headers = headers_of(scope["headers"])
         body = parse_json(data, headers.get("content-type", ""))
+        try:
+            await self._run(handler, body, headers, active, scope, receive, send)
+        except KvTransferError as error:
+            if body.get("stream") is not True:
+                raise
+            fields = error.body()
+            event = dumps({"error": fields.get("error", fields)})
+            await transport.start(send, 200, transport.SSE_HEADERS)
+            await transport.write(send, b"data: %b\n\ndata: [DONE]\n\n" % event, more=False)
+        except ApiError as error:
+            if error.status < 500:
+                self.kv.rejected(body)
+            overflows = isinstance(error, ContextOverflowError) and body.get("stream") is True
+            if not overflows or "empty-200" not in active:
+                raise
+            await transport.start(send, 200, transport.SSE_HEADERS)
+            await transport.write(send, b"", more=False)
+
+    async def _run(
+        self,
+        handler: Handler,
+        body: Body,
+        headers: dict[str, str],
+        active: Active,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Check a request, get its KV if it has any elsewhere, run it, and answer."""
         renamed = active.by_name.get("model-name")
         asked = self.catalog.check(body)
         model_name = renamed.text if renamed is not None else asked
         self._in_flight += 1
         if asked in self.catalog.loras:
             self.catalog.running[asked] += 1
+        leg = None
         try:
             job, dialect = handler(body, headers, model_name)
+            rank = _rank_of(self.driver, headers, body)
+            leg = await self.kv.begin(body, job, receive, active)
+            if leg is None:
+                return
             exchange = MockExchange(
                 driver=self.driver,
                 receive=receive,
                 send=send,
                 active=active,
-                rank=_rank_of(self.driver, headers, body),
+                rank=rank,
+                kv=self.kv,
+                leg=leg,
+                address=scope["server"],
             )
             if job.stream and isinstance(dialect, StreamDialect):
-                await run_stream(exchange, job, dialect)
+                await run_stream(exchange, leg.job, dialect)
             else:
-                await run_whole(exchange, job, dialect)
-        except ContextOverflowError:
-            if body.get("stream") is not True or "empty-200" not in active:
-                raise
-            await transport.start(send, 200, transport.SSE_HEADERS)
-            await transport.write(send, b"", more=False)
+                await run_whole(exchange, leg.job, dialect)
         finally:
+            if leg is not None:
+                self.kv.left(leg)
             self._in_flight -= 1
             if self.catalog.running[asked] > 1:
                 self.catalog.running[asked] -= 1
             else:
                 del self.catalog.running[asked]
+
+    async def _serve_kv(self, path: str, receive: Receive, send: Send) -> None:
+        """Answer a decode engine that fetches KV."""
+        data = await _read(receive)
+        if data is None:
+            return
+        served = await self.kv.serve(path, parse_json(data, "application/json"), receive)
+        if served is not None:
+            await transport.answer(send, *served)
 
     async def _side(
         self, path: str, method: str, active: Active, scope: Scope, receive: Receive, send: Send
@@ -250,6 +305,9 @@ class MockApp:
             return 200, render_sglang(self.driver), _PLAIN
         loras = self.catalog.lora_info(time.time()) if self.catalog.loras else None
         return 200, render_metrics(self.driver, loras), _PLAIN
+
+    def _kv_state(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
+        return 200, dumps(self.kv.state()), transport.JSON_TYPE
 
     def _last(self, scope: Scope, active: Active) -> tuple[int, bytes, tuple[bytes, bytes]]:
         query = parse_qs(scope["query_string"].decode("latin-1"))

@@ -6,12 +6,12 @@ Rules:
 - Model time is real time x speed; a change of speed re-anchors the two without a jump.
 - Ranks step together (`simulator.engine.rank_group`): an iteration's tokens are out when the
   slowest rank's iteration ends.
-- A ticket whose client left is aborted at once, in any phase.
+- A ticket whose client left is aborted at once, in any phase. KV held for another engine stays.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from simulator.engine.engine import Emission, Engine, EngineRequest
@@ -88,6 +88,8 @@ class Ticket:
         "due_s",
         "first_s",
         "gone",
+        "held",
+        "hold",
         "live",
         "queue_s",
         "rank",
@@ -97,11 +99,14 @@ class Ticket:
         "watcher",
     )
 
-    def __init__(self, rank: Rank, arrival_s: float, *, streams: bool) -> None:
+    def __init__(self, rank: Rank, arrival_s: float, *, streams: bool, hold: bool = False) -> None:
         self.rank = rank
         self.arrival_s = arrival_s
         self.streams = streams
         self.live: dict[str, int] = {}
+        self.hold = hold
+        self.held: dict[str, int] = {}
+        """Ended sequences that hold their KV, and their prompt tokens."""
         self.tokens: list[Token] = []
         self.waiter: asyncio.Future[None] | None = None
         self.gone = False
@@ -134,6 +139,18 @@ class Ticket:
         return not self.gone
 
 
+class KvCounts:
+    """Transfers of an engine that did not go as they should, and the seconds of those that did."""
+
+    def __init__(self) -> None:
+        self.expired = 0
+        """Held KV that nobody fetched in time."""
+        self.late = 0
+        """Fetches of KV that was held no more."""
+        self.failed = 0
+        """KV that did not come."""
+
+
 class Driver:
     """Runs the ranks' engines against the monotonic clock."""
 
@@ -143,6 +160,9 @@ class Driver:
         self.ranks = [Rank(index, engine) for index, engine in enumerate(self.group.engines)]
         self.lag = Lag()
         self.aborted_total = 0
+        self.kv = KvCounts()
+        self.on_held: Callable[[int, str, int], None] | None = None
+        """Hears of the rank, id and prompt tokens of a sequence that holds its KV."""
         self._loop = asyncio.get_running_loop()
         self.slow_factor = 1.0
         self._clock = Clock(now(), config.speed)
@@ -166,11 +186,18 @@ class Driver:
         return loads.index(min(loads))
 
     def submit(
-        self, sequences: Sequence[SequenceSpec], *, rank: int, streams: bool, priority: int = 0
+        self,
+        sequences: Sequence[SequenceSpec],
+        *,
+        rank: int,
+        streams: bool,
+        priority: int = 0,
+        remote: bool = False,
+        hold: bool = False,
     ) -> Ticket:
         """Queue a request's sequences as choices 0, 1, ... of its ticket."""
         now_s = now()
-        ticket = Ticket(self.ranks[rank], now_s, streams=streams)
+        ticket = Ticket(self.ranks[rank], now_s, streams=streams, hold=hold)
         model_s = self._clock.model_s(now_s)
         for choice, spec in enumerate(sequences):
             self._next_id += 1
@@ -183,16 +210,23 @@ class Driver:
                     output_tokens=spec.output_tokens,
                     block_hashes=spec.block_hashes,
                     priority=priority,
+                    remote=remote,
+                    hold=hold,
                 ),
                 model_s,
             )
             ticket.live[sequence_id] = choice
+            if hold:
+                ticket.held[sequence_id] = spec.prompt_tokens
             self._tickets[sequence_id] = ticket
+        self._run()
+        return ticket
+
+    def _run(self) -> None:
         if not self._stepping:
             self._stepping = True
             # At the end of this loop iteration, so that requests that came together start together.
             self._loop.call_soon(self._start)
-        return ticket
 
     def abort(self, ticket: Ticket) -> None:
         """Abort the running sequences of a ticket; harmless when it is complete."""
@@ -204,8 +238,15 @@ class Driver:
                 self.aborted_total += 1
                 ticket.rank.metrics.success["abort"] += 1
             self._tickets.pop(sequence_id, None)
+            ticket.held.pop(sequence_id, None)
         ticket.live.clear()
         ticket.wake()
+        self._run()  # others may fit now
+
+    def release(self, rank: int, sequence_id: str) -> None:
+        """Free what an ended sequence holds."""
+        self.group.release(rank, sequence_id)
+        self._run()
 
     def _start(self) -> None:
         self._step(self._clock.model_s(now()))
@@ -235,6 +276,8 @@ class Driver:
             del self._tickets[emission.id], ticket.live[emission.id]
             ticket.due_s = due_s
             ticket.done_tokens[choice] = emission.index
+            if ticket.hold and self.on_held is not None:
+                self.on_held(ticket.rank.index, emission.id, ticket.held[emission.id])
             self._last(ticket, choice, due_s)
         if ticket.streams:
             ticket.tokens.append((choice, emission, due_s))

@@ -7,10 +7,12 @@ import msgspec
 
 from simulator.mock_server import transport
 from simulator.mock_server.api import answers, problems
+from simulator.mock_server.api.completions import OpenAIStream
 from simulator.mock_server.api.dialects import FinishedSequence, ReportedUsage, StreamDialect
 from simulator.mock_server.api.faults import Active
 from simulator.mock_server.api.requests import CheckedRequest
 from simulator.mock_server.driver import Driver, Ticket, Token, now
+from simulator.mock_server.kv_transfer import KvLeg, KvTransfer
 from simulator.mock_server.transport import Receive, Send
 
 _HUGE = 1_000_000_000
@@ -26,6 +28,10 @@ class MockExchange(msgspec.Struct, frozen=True, kw_only=True):
     send: Send
     active: Active
     rank: int
+    kv: KvTransfer
+    leg: KvLeg
+    address: tuple[str, int]
+    """Of this engine."""
 
 
 def submit(exchange: MockExchange, job: CheckedRequest, *, streams: bool) -> Ticket:
@@ -34,7 +40,15 @@ def submit(exchange: MockExchange, job: CheckedRequest, *, streams: bool) -> Tic
     bound = driver.config.max_num_queued
     if bound is not None and driver.waiting >= bound:
         raise problems.busy()
-    ticket = driver.submit(job.choices, rank=exchange.rank, streams=streams, priority=job.priority)
+    leg = exchange.leg
+    ticket = driver.submit(
+        job.choices,
+        rank=exchange.rank,
+        streams=streams,
+        priority=job.priority,
+        remote=leg.remote,
+        hold=leg.hold,
+    )
     metrics = ticket.rank.metrics
     for choice in job.choices:
         metrics.prompt_tokens.observe(choice.prompt_tokens)
@@ -74,10 +88,23 @@ def _usage(
         return ReportedUsage(0, 0, 0)
     if "usage-huge" in active:
         return ReportedUsage(_HUGE, _HUGE, 0)
-    cached = sum(
+    cached = exchange.leg.cached_tokens
+    if cached is None:
+        cached = _cached(job, ticket)
+    return ReportedUsage(job.prompt_tokens, completion_tokens, cached)
+
+
+def _cached(job: CheckedRequest, ticket: Ticket) -> int:
+    return sum(
         ticket.cached_tokens.get(choice, 0) for choice in range(0, len(job.choices), job.per_prompt)
     )
-    return ReportedUsage(job.prompt_tokens, completion_tokens, cached)
+
+
+async def _hand_over(exchange: MockExchange, ticket: Ticket, dialect: object) -> None:
+    """What a prefill does once its KV is complete and before it answers."""
+    params = await exchange.kv.end(exchange.leg, ticket, exchange.active, exchange.address)
+    if isinstance(dialect, OpenAIStream):
+        dialect.kv_transfer_params = params
 
 
 def _parts(job: CheckedRequest) -> list[FinishedSequence]:
@@ -107,6 +134,8 @@ async def run_whole(exchange: MockExchange, job: CheckedRequest, dialect: Whole)
     slow = _own_slow_factor(exchange)
     if slow > 1:
         await asyncio.sleep((slow - 1) * (ticket.due_s - ticket.arrival_s))
+    if exchange.leg.hold:
+        await _hand_over(exchange, ticket, dialect)
     _count_success(ticket, job)
     completion = sum(ticket.done_tokens.values())
     body = dialect.whole(_parts(job), _usage(exchange, job, ticket, completion))
@@ -232,4 +261,8 @@ class _Stream:
 async def run_stream(exchange: MockExchange, job: CheckedRequest, dialect: StreamDialect) -> None:
     """A streaming answer."""
     ticket = submit(exchange, job, streams=True)
+    if exchange.leg.hold:
+        if not await ticket.finish():
+            return
+        await _hand_over(exchange, ticket, dialect)
     await _Stream(exchange, job, ticket, dialect).run()

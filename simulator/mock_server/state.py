@@ -39,6 +39,12 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[Engine], float]], ...] = (
         lambda e: e.prefix_hits_total,
     ),
     (
+        "vllm:external_prefix_cache_hits_total",
+        "counter",
+        "External prefix cache hits from KV connector cross-instance cache sharing, in tokens.",
+        lambda e: e.remote_hits_total,
+    ),
+    (
         "vllm:num_preemptions_total",
         "counter",
         "Cumulative number of preemptions.",
@@ -124,6 +130,12 @@ def _add_own(text: Exposition, driver: Driver, label: str) -> None:
         "Sequences dropped because the client left.",
         [(label, driver.aborted_total)],
     )
+    for name, text_, value in (
+        ("num_kv_expired_reqs", "KV that expired before it was fetched.", driver.kv.expired),
+        ("num_notifications_after_expiry", "Fetches of expired KV.", driver.kv.late),
+        ("num_failed_transfers", "Number of failed NIXL KV cache transfers.", driver.kv.failed),
+    ):
+        text.add(f"vllm:nixl_{name}_total", "counter", text_, [(f'engine="0",{label}', value)])
 
 
 _SGLANG_VALUES: Final[tuple[tuple[str, str, str, Callable[[Engine], float]], ...]] = (

@@ -18,8 +18,14 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "one two three " 
 
 
 def engine(fail: str = "", ranks: int = 1) -> AbstractContextManager[str]:
-    size = {"max_model_len": 8192, "max_num_seqs": 8, "speed": 500}
-    return mock_engine(model="m", dp_ranks=ranks, faults=parse_faults(fail), **size)
+    return mock_engine(
+        max_model_len=8192,
+        max_num_seqs=8,
+        speed=500,
+        model="m",
+        dp_ranks=ranks,
+        faults=parse_faults(fail),
+    )
 
 
 def served_at(url: str) -> ModelRuntime:

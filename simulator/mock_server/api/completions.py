@@ -15,7 +15,7 @@ def _inline(usage: ReportedUsage | None) -> bytes:
     return b"" if usage is None else b',"usage":' + dumps(usage.openai())
 
 
-class _OpenAIStream(StreamDialect):
+class OpenAIStream(StreamDialect):
     """Common parts of chat and completions: chunks of one object kind, closed by [DONE]."""
 
     _kind: str
@@ -28,6 +28,8 @@ class _OpenAIStream(StreamDialect):
         fields = {"id": request_id, "object": self._kind, "created": created, "model": model}
         chunk_fields = {**fields, "object": self._chunk_kind}
         self._fields = fields
+        self.kv_transfer_params: dict[str, Any] | None = None
+        """For the decode engine; only whole answers have them."""
         self._stream_usage = stream_usage
         self._open = b"data: " + dumps(chunk_fields)[:-1]
 
@@ -69,12 +71,12 @@ class _OpenAIStream(StreamDialect):
                 "system_fingerprint": None,
                 **counted,
                 "prompt_logprobs": None,
-                "kv_transfer_params": None,
+                "kv_transfer_params": self.kv_transfer_params,
             }
         )
 
 
-class Chat(_OpenAIStream):
+class Chat(OpenAIStream):
     """/v1/chat/completions: a role chunk first."""
 
     _kind = "chat.completion"
@@ -117,7 +119,7 @@ class Chat(_OpenAIStream):
         }
 
 
-class Completions(_OpenAIStream):
+class Completions(OpenAIStream):
     """/v1/completions."""
 
     _kind = _chunk_kind = "text_completion"

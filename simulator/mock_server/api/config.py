@@ -8,6 +8,7 @@ from simulator.engine.engine import EngineProfile
 from simulator.mock_server.api.faults import Faults
 
 OverflowWording = Literal["v1", "v2", "v3", "v4", "sglang"]
+KvTransferKind = Literal["none", "vllm", "sglang-prefill", "sglang-decode"]
 
 
 class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,12 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     mean_output_tokens: float = 200.0
     """Mean of the natural answer length (lognormal, drawn from the prompt's hash)."""
     overflow_wording: OverflowWording = "v3"
+    kv_transfer: KvTransferKind = "none"
+    """What it does with KV of other engines. vllm: what a request says. none: ignores it."""
+    kv_tokens_per_s: float = 150_000.0
+    """How fast KV is sent, tokens of the prompt per model second; > 0."""
+    kv_hold_s: float = 30.0
+    """Model seconds: how long KV is held for a decode engine, and how long pairs wait; > 0."""
     recorded_requests: int = 256
     """How many received requests /mock/last remembers."""
     recorded_bytes: int = 64 << 20

@@ -45,6 +45,9 @@ KINDS: Final[dict[str, _Kind]] = {
     "models-500": _Kind("answer 500 on /v1/models"),
     "no-metrics": _Kind("answer 404 on /metrics"),
     "sglang-metrics": _Kind("show metrics under SGLang's names"),
+    "kv-fail": _Kind("as a decode engine, do not get the KV"),
+    "kv-stall": _Kind("as a decode engine, wait for the KV until the client leaves"),
+    "kv-lost": _Kind("as a prefill engine, lose the KV before it is fetched"),
     "model-name": _Kind("echo another model name", "text"),
 }
 
