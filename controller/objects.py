@@ -24,6 +24,7 @@ _PATHS: Final = {
     "tenant": ("spec", "tenantId"),
     "service_class": ("spec", "qos", "serviceClass"),
     "slo_target_ms": ("spec", "qos", "sloTargetMs"),
+    "slo_tpot_ms": ("spec", "qos", "sloTpotMs"),
     "tokens_per_second": ("spec", "resources", "tokensPerSecond"),
     "kv_cache_gib": ("spec", "resources", "kvCacheGiB"),
     "concurrency": ("spec", "resources", "concurrency"),

@@ -135,6 +135,11 @@ class Metrics:
             "Streams of entitlements with a target time to first token, by whether it was kept.",
             ("entitlement", "met"),
         )
+        self.slo_tpot_requests = Counter(
+            "sluice_slo_tpot_requests",
+            "Streams of entitlements with a target time per token, by whether it was kept.",
+            ("entitlement", "met"),
+        )
         self.would = Counter(
             "sluice_would", "Decisions computed in observe mode, not applied.", ("what",)
         )

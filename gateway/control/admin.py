@@ -180,11 +180,12 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
 
 
 async def _add_attainment(control: Control, shown: Any) -> None:
-    """Add `slo` to those entitlements that state a target; null for the others."""
-    targets = {row["name"]: row["slo_target_ms"] for row in shown if row["slo_target_ms"]}
-    targets_met = await attainment(control.peers, control.metrics, targets)
-    for row in shown:
-        row["slo"] = targets_met.get(row["name"])
+    """Add `slo` and `slo_tpot` to those that state a target; null for the others."""
+    for topic, field in (("slo", "slo_target_ms"), ("slo_tpot", "slo_tpot_ms")):
+        targets = {row["name"]: row[field] for row in shown if row[field]}
+        targets_met = await attainment(control.peers, control.metrics, targets, topic)
+        for row in shown:
+            row[topic] = targets_met.get(row["name"])
 
 
 def describe_fleet(

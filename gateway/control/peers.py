@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.control.surface import Control
 from gateway.fleet.fleet import PoolState
+from gateway.metrics import Counter as CounterFamily
 from gateway.metrics import Metrics
 from gateway.payload.head import MAX_REQUEST_ID
 from gateway.records.entitlement import RESULTS
@@ -115,16 +116,18 @@ def _refused(metrics: Metrics, names: Collection[str]) -> Counts:
     return refusals
 
 
+def _kept(family: CounterFamily, names: Collection[str]) -> Counts:
+    return {name: {r: int(family.values.get((name, r), 0)) for r in RESULTS} for name in names}
+
+
 def _counted(metrics: Metrics, count: Count, asked: bytes) -> bytes:
     return _json(count(metrics, _names(asked)))
 
 
 COUNTED: Final[Mapping[str, Count]] = {
     "refused": _refused,
-    "slo": lambda metrics, names: {
-        name: {r: int(metrics.slo_requests.values.get((name, r), 0)) for r in RESULTS}
-        for name in names
-    },
+    "slo": lambda metrics, names: _kept(metrics.slo_requests, names),
+    "slo_tpot": lambda metrics, names: _kept(metrics.slo_tpot_requests, names),
 }
 """What a replica counts of entitlements since its start: refusals by reason, targets kept."""
 
@@ -142,10 +145,13 @@ async def counts(
 
 
 async def attainment(
-    peers: ReplicaCalls, metrics: Metrics, targets_ms: Mapping[str, float]
+    peers: ReplicaCalls, metrics: Metrics, targets_ms: Mapping[str, float], topic: str = "slo"
 ) -> dict[str, dict[str, object]]:
-    """By entitlement, how often all replicas kept its target time to first token."""
-    requests = await counts(peers, metrics, "slo", targets_ms)
+    """By entitlement, how often all replicas kept its target.
+
+    `topic`: `slo` to the first token, `slo_tpot` per output token.
+    """
+    requests = await counts(peers, metrics, topic, targets_ms)
     return {
         name: {
             "target_ms": target_ms,

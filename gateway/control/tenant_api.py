@@ -91,6 +91,8 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
     terms = {name: control.registry.find(name) for name in names}
     targets = {name: t.slo_ms for name, t in terms.items() if t and t.slo_ms}
     targets_met = await attainment(control.peers, control.metrics, targets)
+    paces = {name: t.slo_tpot_ms for name, t in terms.items() if t and t.slo_tpot_ms}
+    paces_met = await attainment(control.peers, control.metrics, paces, "slo_tpot")
     of_model: dict[str, list[str]] = {}
     for principal in opened:
         model = principal.model
@@ -118,6 +120,8 @@ async def _described(control: Control, opened: Sequence[Principal]) -> list[dict
             row["terms"] = {field: v for field, v in fields.items() if field not in of_key}
             if name in targets_met:
                 row["slo"] = targets_met[name]
+            if name in paces_met:
+                row["slo_tpot"] = paces_met[name]
             if (account := accounts.get(name)) is not None:
                 row["state"] = principal.verdict or account.state
                 row["usage"] = {

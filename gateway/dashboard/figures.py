@@ -41,7 +41,14 @@ WINDOW_S: Final = 60.0
 TOPIC: Final = "totals"
 OVER_S: Final = 10.0
 """Rates are means over this time, or since figures were last read."""
-SERIES: Final = ("requests", "admission", "tokens", "compressions", "slo_requests")
+SERIES: Final = (
+    "requests",
+    "admission",
+    "tokens",
+    "compressions",
+    "slo_requests",
+    "slo_tpot_requests",
+)
 """Counters of `Metrics` that are added up."""
 Totals = Mapping[str, Mapping[tuple[str, ...], float]]
 """Counts since the start, by counter, and by the labels of it."""
@@ -278,13 +285,18 @@ def by_entitlement(
     for (name, decision, reason), count in totals["admission"].items():
         if decision == "denied":
             refused[name][reason] = int(count)
+    return refused, kept(totals, "slo_requests")
+
+
+def kept(totals: Totals, series: str) -> dict[str, float]:
+    """The share of each entitlement's judged requests that kept its target."""
     met: Counter[str] = Counter()
     judged: Counter[str] = Counter()
-    for (name, result), count in totals["slo_requests"].items():
+    for (name, result), count in totals[series].items():
         if result != "refused":
             judged[name] += int(count)
             met[name] += int(count) if result == "true" else 0
-    return refused, {name: met[name] / count for name, count in judged.items()}
+    return {name: met[name] / count for name, count in judged.items()}
 
 
 class Rates:

@@ -148,6 +148,7 @@ class CountedEntitlement(NamedTuple):
     """None on a model without limits."""
     refused: Mapping[str, int]
     attainment: float | None
+    pace_attainment: float | None = None
 
     @property
     def names(self) -> str:
@@ -184,6 +185,7 @@ def entitlements_page(entitlements: Sequence[CountedEntitlement], view: View) ->
             "kv_limit": kv_limit(entitlement.terms),
             "refused_by": entitlement.refused,
             "attainment": entitlement.attainment,
+            "tpot_attainment": entitlement.pace_attainment,
         }
         for entitlement in page["rows"]
     ]
@@ -348,6 +350,7 @@ class Snapshots:
     async def _entitlements(self, totals: figures.Totals) -> list[CountedEntitlement]:
         """The oldest entitlements with their counters; one more than MAX_ROWS if there are more."""
         refused, met = figures.by_entitlement(totals)
+        paced = figures.kept(totals, "slo_tpot_requests")
         counted: list[CountedEntitlement] = []
         for served in tuple(self._from.models):
             terms = list(
@@ -368,6 +371,7 @@ class Snapshots:
                     accounts.get(entitlement.name),
                     refused.get(entitlement.name, {}),
                     met.get(entitlement.name),
+                    paced.get(entitlement.name),
                 )
                 for entitlement in terms
             ]

@@ -50,7 +50,7 @@ from gateway.records.decision import (
     TimingSection,
     UsageSection,
 )
-from gateway.records.entitlement import key_name, slo_result
+from gateway.records.entitlement import key_name, slo_result, tpot_result
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease
 from gateway.records.request import Measure
@@ -199,6 +199,8 @@ class Settler:
             met = slo_result(record, principal.slo_ms, admitted=lease is not None)
             if met is not None:
                 self._metrics.slo_requests.add(principal.entitlement, met)
+        if principal is not None and (met := tpot_result(record, principal.slo_tpot_ms)):
+            self._metrics.slo_tpot_requests.add(principal.entitlement, met)
         self._records(record)
         progress.timer.end("record")
 

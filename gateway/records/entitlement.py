@@ -96,6 +96,8 @@ class Entitlement(Record, frozen=True, kw_only=True):
     service_class: ServiceClass = "elastic"
     slo_ms: int = 0
     """Target TTFT, in ms; 0 for the average."""
+    slo_tpot_ms: float = 0.0
+    """Target TPOT, in ms; 0 for none."""
     baseline: tuple[int, ...] = ()
     """Sequences in flight, by pool; missing pools have none."""
     limit: int = 0
@@ -270,3 +272,17 @@ def slo_result(record: DecisionRecord, target_ms: int, *, admitted: bool) -> Slo
         left = outcome == "disconnected" and waited_s * 1000 > target_ms
         return "false" if left else None
     return "true" if late_s * 1000 <= target_ms else "false"
+
+
+def tpot_result(record: DecisionRecord, target_ms: float) -> SloResult | None:
+    """Whether a stream kept its target time per output token; None if it counts as nothing.
+
+    `target_ms` 0: no target. Counted are streams of two tokens and more, by their mean, whoever
+    ended them, and missed are those that failed. Of refusals the first token's target tells.
+    """
+    if not target_ms or not record.stream:
+        return None
+    if record.outcome in _FAILED:
+        return "false"
+    pace_s = record.timing.tpot_s
+    return None if pace_s is None else "true" if pace_s * 1000 <= target_ms else "false"

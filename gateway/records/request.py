@@ -72,6 +72,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """Baseline token rate, used as the fairness weight; 0 if none is stated."""
     slo_ms: int = 0
     """Target time to first token; 0 for none."""
+    slo_tpot_ms: float = 0.0
+    """Target time per output token; 0 for none."""
     limits: tuple[Limit, ...] = ()
     """Of its key, its entitlement and its tenant, over all models."""
 

@@ -227,6 +227,9 @@ class EntitlementConfig(Section):
     """dedicated and guaranteed reserve their baseline; the other classes share the rest."""
     slo_target_ms: Milliseconds | None = None
     """Time to first token that the tenant expects, in milliseconds."""
+    slo_tpot_ms: Milliseconds | None = None
+    """Time per further token of a stream that the tenant expects, in milliseconds: measured, not
+    scheduled by."""
     tokens_per_second: Amount | None = None
     """Baseline of input and output tokens per second. Absent: what other entitlements leave."""
     max_tokens_per_second: Amount | None = None

@@ -397,6 +397,7 @@ class Tenancy(DirectorySync):
                 trusted_usage=terms.trusted_usage,
                 tokens_per_s=terms.tokens_per_s,
                 slo_ms=terms.slo_ms,
+                slo_tpot_ms=terms.slo_tpot_ms,
             )
             self.keyring.put(principal, [bytes.fromhex(d) for d in entry.digests])
         if before is not None and before.terms != terms:

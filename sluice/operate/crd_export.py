@@ -177,6 +177,8 @@ def _entitlement(
     qos: dict[str, Any] = {"serviceClass": terms["service_class"]}
     if terms["slo_target_ms"]:
         qos["sloTargetMs"] = ceil(terms["slo_target_ms"])
+    if terms.get("slo_tpot_ms"):
+        qos["sloTpotMs"] = max(1, ceil(terms["slo_tpot_ms"]))
     spec: dict[str, Any] = {
         "tenantId": terms["tenant"],
         "poolRef": {"name": token_pool},

@@ -26,6 +26,7 @@ Tenant = Annotated[str | None, _option("--tenant", "Whose it is.")]
 Class = Annotated[
     str | None, _option("--class", "dedicated, guaranteed, elastic, spot or preemptible.")
 ]
+Pace = Annotated[float | None, _option("--slo-tpot-ms", "Time per token that it expects.")]
 Slo = Annotated[float | None, _option("--slo-target-ms", "Time to first token that it expects.")]
 Rate = Annotated[float | None, _option("--tokens-per-second", "Input and output tokens.")]
 RateLimit = Annotated[float | None, _option("--max-tokens-per-second", "The same with borrowing.")]
@@ -76,6 +77,7 @@ def create(
     model: Annotated[str, typer.Option(help="The model's name.", show_default=False)],
     service_class: Class = None,
     slo_target_ms: Slo = None,
+    slo_tpot_ms: Pace = None,
     tokens_per_second: Rate = None,
     max_tokens_per_second: RateLimit = None,
     kv_cache_gib: Kv = None,
@@ -89,6 +91,7 @@ def create(
     fields = _fields_of(
         service_class=service_class,
         slo_target_ms=slo_target_ms,
+        slo_tpot_ms=slo_tpot_ms,
         tokens_per_second=tokens_per_second,
         max_tokens_per_second=max_tokens_per_second,
         kv_cache_gib=kv_cache_gib,
@@ -116,6 +119,7 @@ def change(
     of: Tenant = None,
     service_class: Class = None,
     slo_target_ms: Slo = None,
+    slo_tpot_ms: Pace = None,
     tokens_per_second: Rate = None,
     max_tokens_per_second: RateLimit = None,
     kv_cache_gib: Kv = None,
@@ -133,6 +137,7 @@ def change(
         tenant=of,
         service_class=service_class,
         slo_target_ms=slo_target_ms,
+        slo_tpot_ms=slo_tpot_ms,
         tokens_per_second=tokens_per_second,
         max_tokens_per_second=max_tokens_per_second,
         kv_cache_gib=kv_cache_gib,

@@ -239,8 +239,8 @@ def test_no_lease_is_left_by_a_storm_of_leaving_clients() -> None:
 
 
 def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
-    patient = entitlement("patient", slo_target_ms=30_000, max_concurrency=2)
-    hasty = entitlement("hasty", slo_target_ms=1)
+    patient = entitlement("patient", slo_target_ms=30_000, slo_tpot_ms=20_000, max_concurrency=2)
+    hasty = entitlement("hasty", slo_target_ms=1, slo_tpot_ms=1)
     with (
         fleet_of(patient, hasty, mock=("--speed", "4")) as fleet,
         ThreadPoolExecutor(2) as threads,
@@ -267,3 +267,7 @@ def test_kept_targets_are_told_to_the_tenant_and_the_admin() -> None:
         assert me["slo"] == found["hasty"]
         assert (me["slo"]["missed"], me["slo"]["attainment"]) == (1, 0.0)
         assert fleet.metrics()['sluice_slo_requests_total{entitlement="hasty",met="false"}'] == 1
+        paces = {each["name"]: each["slo_tpot"] for each in shown}
+        assert (paces["patient"]["met"], paces["patient"]["target_ms"]) == (3, 20_000)
+        assert me["slo_tpot"] == paces["hasty"]
+        assert (me["slo_tpot"]["missed"], me["slo_tpot"]["attainment"]) == (1, 0.0)

@@ -80,6 +80,7 @@ const TERMS = {
   Debt: "What an entitlement was refused of its baseline; it raises the priority of elastic work, and falls as it is served.",
   Priority: "The weight by which admission decides who gets the next slot; the higher goes first.",
   "SLO met": "Share of its streams whose first token came within `slo_target_ms`.",
+  "Pace met": "Share of its streams whose mean time per token was within `slo_tpot_ms`.",
   "Bucket used": "Share of its token bucket that is spent; at 100 % requests wait for the rate.",
   "Baseline / limit": "Sequences set aside for it, and the most it may have in flight.",
   Refused: "Requests refused since the start, by reason.",

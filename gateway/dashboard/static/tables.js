@@ -57,6 +57,8 @@ const share = (part, label) => (part == null ? NONE : { text: percent(part), nod
 const reasons = (row) => Object.entries(row.refused_by).sort((a, b) => b[1] - a[1]).map(([why, times], _, all) => (all.length > 1 ? `${why} ${count(times)}` : why)).join(", ");
 const met = (row) => (!row.slo_ms ? NONE : { text: `${percent(row.attainment)} in ${count(row.slo_ms)} ms`, kind: row.attainment == null ? undefined : row.attainment >= 0.99 ? "good" : row.attainment >= 0.95 ? "warn" : "bad" });
 
+const paced = (row) => (!row.slo_tpot_ms ? NONE : { text: `${percent(row.tpot_attainment)} in ${decimal(row.slo_tpot_ms)} ms`, kind: row.tpot_attainment == null ? undefined : row.tpot_attainment >= 0.99 ? "good" : row.tpot_attainment >= 0.95 ? "warn" : "bad" });
+
 const named = (parts, all) => parts.join(", ") + (all > parts.length ? ` and ${count(all - parts.length)} more` : "");
 const keyNames = (r) => named(r.keys.map((k) => (k.state === "live" ? k.name : `${k.name} (${k.state})`)), r.key_count) || NONE;
 const rights = (r) => named(r.entitlements.map((e) => (e.limit ? `${e.name} ${count(e.inflight)}/${count(e.limit)}` : `${e.name} ${count(e.inflight)}`)), r.entitlement_count) || NONE;
@@ -87,6 +89,7 @@ const ENTITLEMENTS = [
   ["Debt", "number", (r) => decimal(r.account?.debt)],
   ["Priority", "number", (r) => decimal(r.account?.weight)],
   ["SLO met", "number", met],
+  ["Pace met", "number", paced],
 ];
 const WORKERS = [
   ["Worker", "name", (r) => ({ text: r.id, title: r.id })],

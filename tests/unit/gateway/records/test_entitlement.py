@@ -16,6 +16,7 @@ from gateway.records.entitlement import (
     ServiceClass,
     slo_result,
     split_baseline,
+    tpot_result,
     weight,
 )
 from tests.builders import decision
@@ -203,3 +204,23 @@ def test_a_refusal_is_apart_before_admission_and_a_failure_after_it(
 def test_who_leaves_before_the_first_token_is_judged_by_its_wait() -> None:
     assert judged("disconnected", 499, duration_s=0.6) == "false"
     assert judged("disconnected", 499, duration_s=0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tpot_s", "met"),
+    [
+        ("ok", 0.05, "true"),
+        ("ok", 0.051, "false"),
+        ("disconnected", 0.04, "true"),
+        ("upstream_error", 0.01, "false"),
+        ("ok", None, None),
+        ("refused", None, None),
+    ],
+)
+def test_a_streams_pace_is_compared_with_its_target(
+    outcome: str, tpot_s: float | None, met: str | None
+) -> None:
+    streamed = decision(outcome=outcome, stream=True, tpot_s=tpot_s)
+    assert tpot_result(streamed, 50) == met
+    assert tpot_result(streamed, 0) is None
+    assert tpot_result(decision(outcome=outcome, stream=False, tpot_s=tpot_s), 50) is None
